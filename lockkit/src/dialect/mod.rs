@@ -1,0 +1,353 @@
+//! What lockkit asks of a database, one small trait per strategy. The files below hold the only SQL of the crate.
+//!
+//! Each operation is bind, run, map: one statement where the database can, no policy. The traits are implemented on
+//! sqlx's marker types ([`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`]) behind the feature of the same name,
+//! and are sealed: users name them in bounds, and implement [`LeaseStore`](crate::LeaseStore) for other stores.
+
+use std::{
+    error::Error as StdError,
+    future::Future,
+    time::{Duration, SystemTime},
+};
+
+use sqlx::{
+    Database, Pool, SqlStr,
+    error::DatabaseError,
+    migrate::{Migration, MigrationType, Migrator},
+};
+use sqlx_core::transaction::TransactionManager;
+
+use crate::{
+    error::{Error, Fault, chain},
+    fence::Fence,
+    ident::Ident,
+    key::Key,
+    policy::Wait,
+    store::{Acquired, Claim, Held, LeaseInfo, Scoped, Token},
+    version::Version,
+};
+
+#[cfg(feature = "mysql")]
+mod mysql;
+mod pool;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A database that lockkit speaks to: its faults, its transactions and its schema.
+#[diagnostic::on_unimplemented(
+    message = "lockkit does not know the database `{Self}`",
+    note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
+)]
+pub trait Dialect: Database + sealed::Sealed {
+    /// What a driver's error means. Decided by code; text is never matched.
+    fn fault(err: &sqlx::Error) -> Fault;
+
+    /// Begins a READ COMMITTED transaction, or takes the write lock where that is the only lock there is.
+    fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Commits, and fails when the database has already ended the transaction.
+    fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Applies lockkit's migrations.
+    fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
+}
+
+/// Leases in the table `lockkit_lease`.
+pub trait LeaseOps: Dialect {
+    /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
+    fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
+    -> impl Future<Output = sqlx::Result<Acquired>> + Send;
+
+    /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
+    fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
+
+    /// See [`LeaseStore::lease_renew`](crate::LeaseStore::lease_renew).
+    fn lease_renew(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
+        ttl: Duration,
+    ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
+
+    /// See [`LeaseStore::lease_release`](crate::LeaseStore::lease_release).
+    fn lease_release(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
+    ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
+
+    /// Inside a transaction: renews the lease and keeps its row locked until the transaction ends.
+    /// `false` when the token no longer holds it.
+    fn lease_pin(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
+        ttl: Duration,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Inside a transaction: gives the lease back as part of it. `false` when the token no longer holds it.
+    fn lease_give_up(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// See [`LeaseStore::lease_list`](crate::LeaseStore::lease_list).
+    fn lease_list(
+        conn: &mut Self::Connection,
+        prefix: &str,
+        limit: u32,
+    ) -> impl Future<Output = sqlx::Result<Vec<Held>>> + Send;
+
+    /// See [`LeaseStore::lease_sweep`](crate::LeaseStore::lease_sweep).
+    fn lease_sweep(
+        conn: &mut Self::Connection,
+        retention: Duration,
+        limit: u32,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+}
+
+/// Row locks.
+pub trait RowOps: Dialect {
+    /// Selects and locks the rows. Inside a transaction.
+    fn row_lock(
+        conn: &mut Self::Connection,
+        query: &RowQuery,
+        arguments: Self::Arguments,
+    ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
+
+    /// The plan of the same selection without its lock, if it reads the whole table and no index could serve it.
+    fn row_scan(
+        conn: &mut Self::Connection,
+        query: &RowQuery,
+        arguments: &Self::Arguments,
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+}
+
+/// Named locks for a transaction.
+pub trait NamedOps: Dialect {
+    /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
+    fn named_lock(
+        conn: &mut Self::Connection,
+        key: &Key,
+        wait: Wait,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+}
+
+/// Versions of rows.
+pub trait VersionOps: Dialect {
+    /// Reads the row and its version.
+    fn version_read(
+        conn: &mut Self::Connection,
+        query: &VersionQuery,
+        arguments: Self::Arguments,
+    ) -> impl Future<Output = sqlx::Result<Option<(Self::Row, Version)>>> + Send;
+
+    /// Moves the version from `expected` to its successor and returns that; `None` when the row has another version.
+    fn version_bump(
+        conn: &mut Self::Connection,
+        query: &VersionQuery,
+        arguments: Self::Arguments,
+        expected: &Version,
+    ) -> impl Future<Output = sqlx::Result<Option<Version>>> + Send;
+}
+
+/// How many rows a statement changed, on each database's query result.
+pub trait RowsAffected: sealed::Sealed {
+    /// The number of rows.
+    fn affected(&self) -> u64;
+}
+
+/// What a row lock selects. The values are bound in the order of the columns.
+#[derive(Debug, Clone)]
+pub struct RowQuery {
+    pub(crate) table: Ident,
+    pub(crate) by: Vec<By>,
+    pub(crate) order_by: Vec<Ident>,
+    pub(crate) limit: Option<u32>,
+    pub(crate) skip_locked: bool,
+    pub(crate) strength: Strength,
+    pub(crate) wait: Wait,
+    pub(crate) columns: Columns,
+}
+
+/// A column and how many values it may have.
+#[derive(Debug, Clone)]
+pub(crate) struct By {
+    pub(crate) column: Ident,
+    pub(crate) values: usize,
+}
+
+/// Which columns a row lock returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Columns {
+    /// All of them.
+    All,
+    /// None: the rows are only counted.
+    None,
+}
+
+/// How strong a row lock is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strength {
+    /// Stops writers.
+    Share,
+    /// Stops writers and other locks of this kind.
+    Update,
+    /// Stops also those who only refer to the row's key.
+    KeyChange,
+}
+
+/// What a versioned read or write addresses. The values are bound in the order of the columns.
+#[derive(Debug, Clone)]
+pub struct VersionQuery {
+    pub(crate) table: Ident,
+    pub(crate) by: Vec<By>,
+    pub(crate) version: Ident,
+}
+
+/// lockkit's migrations, kept in a history of their own beside the application's.
+fn migrator(sql: &'static str) -> Migrator {
+    let first = Migration::new(1, "lockkit".into(), MigrationType::Simple, SqlStr::from_static(sql), false);
+    let mut migrator = Migrator::with_migrations(vec![first]);
+    migrator.dangerous_set_table_name("_lockkit_migrations");
+    migrator
+}
+
+/// An error of the database, in lockkit's words.
+pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
+    let fault = DB::fault(&source);
+    Error::Database { doing, key: key.cloned(), fault, source }
+}
+
+/// As [`failed`], where a missing table or column can only be lockkit's own.
+pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
+    if DB::fault(&source) == Fault::NoTable {
+        return Error::NotMigrated {
+            hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
+                   `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`",
+            source,
+        };
+    }
+    failed::<DB>(doing, key, source)
+}
+
+/// How deep the connection is in transactions: zero outside of any.
+pub(crate) fn depth<DB: Database>(conn: &DB::Connection) -> usize {
+    DB::TransactionManager::get_transaction_depth(conn)
+}
+
+/// The fault of an error of any kind: the first that a driver reported, down its chain of sources.
+pub(crate) fn fault_in_chain(err: &(dyn StdError + 'static)) -> Option<Fault> {
+    chain(err).find_map(driver_fault)
+}
+
+fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
+    let err = match err.downcast_ref::<Box<dyn DatabaseError>>() {
+        Some(boxed) => boxed.as_error(),
+        None => err,
+    };
+    None.or_else(|| {
+        #[cfg(feature = "postgres")]
+        return err.downcast_ref().map(postgres::fault_of);
+        #[cfg(not(feature = "postgres"))]
+        None
+    })
+    .or_else(|| {
+        #[cfg(feature = "mysql")]
+        return err.downcast_ref().map(mysql::fault_of);
+        #[cfg(not(feature = "mysql"))]
+        None
+    })
+    .or_else(|| {
+        #[cfg(feature = "sqlite")]
+        return err.downcast_ref().map(sqlite::fault_of);
+        #[cfg(not(feature = "sqlite"))]
+        None
+    })
+}
+
+/// The faults that every driver reports alike.
+fn connection_fault(err: &sqlx::Error) -> Fault {
+    match err {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => Fault::Unavailable,
+        _ => Fault::Other,
+    }
+}
+
+/// The WHERE clause that compares each column with its bound values, starting at placeholder number `first`.
+fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usize) -> String) -> String {
+    let mut next = first;
+    let terms: Vec<_> = by
+        .iter()
+        .map(|By { column, values }| {
+            let marks: Vec<_> = (next..next + values).map(placeholder).collect();
+            next += values;
+            match &*marks {
+                [one] => format!("{quote}{column}{quote} = {one}"),
+                many => format!("{quote}{column}{quote} IN ({})", many.join(", ")),
+            }
+        })
+        .collect();
+    terms.join(" AND ")
+}
+
+/// The ORDER BY and LIMIT clauses of a row lock.
+fn order_and_limit(query: &RowQuery, quote: char) -> String {
+    let columns: Vec<_> = query.order_by.iter().map(|it| format!("{quote}{it}{quote}")).collect();
+    let limit = query.limit.map(|it| format!(" LIMIT {it}")).unwrap_or_default();
+    format!("ORDER BY {}{limit}", columns.join(", "))
+}
+
+/// A lease as read from its row, whose columns are the same on every database.
+fn held(
+    name: &str,
+    token: &[u8],
+    holder: String,
+    fence_number: i64,
+    acquired_us: i64,
+    left_us: i64,
+    renewals: i64,
+) -> sqlx::Result<Held> {
+    let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
+    let info = LeaseInfo {
+        key: Key::from(name),
+        holder,
+        fence: fence(fence_number),
+        acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
+        expires_in: duration(left_us),
+        renewals: u64::try_from(renewals).unwrap_or(0),
+    };
+    Ok(Held { token: Token::from_bytes(token), info })
+}
+
+/// The version that the database printed as `text`.
+fn version(is_number: bool, text: String) -> sqlx::Result<Version> {
+    if is_number {
+        return text.parse().map(Version::Number).map_err(|err| sqlx::Error::Decode(Box::new(err)));
+    }
+    Ok(Version::Timestamp(text))
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn fence(number: i64) -> Fence {
+    Fence::from(u64::try_from(number).unwrap_or(0))
+}

@@ -1,0 +1,314 @@
+//! What can go wrong, in words and variants that a caller can act on.
+
+use std::{error::Error as StdError, fmt, time::Duration};
+
+use crate::{fence::Fence, key::Key, version::Version};
+
+/// What lockkit's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Any error, boxed.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// Why a lock could not be taken, kept or committed.
+///
+/// Most callers need the predicates only: [`is_contended`](Self::is_contended), [`is_lost`](Self::is_lost),
+/// [`is_conflict`](Self::is_conflict), [`is_transient`](Self::is_transient).
+///
+/// There is no `From<sqlx::Error>`: a database error always says what lockkit was doing, and for which lock.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Somebody else holds the lock, and the wait is over. Nothing was taken.
+    #[error("lock `{key}` is held by somebody else (waited {waited:?}){}", by(holder.as_ref()))]
+    #[non_exhaustive]
+    Contended {
+        /// The lock, or the table whose row is locked.
+        key: Key,
+        /// How long this caller waited.
+        waited: Duration,
+        /// Who holds it, where that is known: leases only.
+        holder: Option<HolderInfo>,
+    },
+
+    /// The lease is no longer held: stop, and do not write what it protected.
+    #[error("lease `{key}` with fence {fence} was lost: {reason}")]
+    #[non_exhaustive]
+    Lost {
+        /// The lease.
+        key: Key,
+        /// Its fencing token.
+        fence: Fence,
+        /// How it was lost.
+        reason: LossReason,
+    },
+
+    /// An optimistic write matched no row: somebody else moved its version, or the row is gone.
+    #[error("the row{} changed since it was read (expected version {}, found {})", of(table.as_ref()), text(expected.as_ref()), text(found.as_ref()))]
+    #[non_exhaustive]
+    Conflict {
+        /// The table, where lockkit wrote the statement.
+        table: Option<Key>,
+        /// The version that the write expected, where lockkit wrote the statement.
+        expected: Option<Version>,
+        /// The version that the row has now; `None` when the row is gone or was not looked at.
+        found: Option<Version>,
+        /// Marks a conflict for whoever walks an error chain.
+        #[source]
+        source: Raced,
+    },
+
+    /// Every attempt failed for a passing reason, and the attempts or the time ran out.
+    #[error("gave up after {attempts} attempts in {elapsed:?}")]
+    #[non_exhaustive]
+    RetriesExhausted {
+        /// How many attempts were started.
+        attempts: u32,
+        /// From the first attempt to giving up.
+        elapsed: Duration,
+        /// How the last attempt failed.
+        source: BoxError,
+    },
+
+    /// No row matches, so no row was locked.
+    #[error("no row of `{table}` matches, so nothing was locked")]
+    #[non_exhaustive]
+    NoSuchRow {
+        /// The table.
+        table: Key,
+    },
+
+    /// The row lock would read the whole table, and on some databases lock it. Nothing was locked.
+    #[error(
+        "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by, \
+         or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
+    )]
+    #[non_exhaustive]
+    FullScan {
+        /// The table.
+        table: Key,
+        /// The plan, in the database's words.
+        plan: String,
+    },
+
+    /// The text cannot name a lock.
+    #[error("`{key}` cannot be a key: {reason}")]
+    #[non_exhaustive]
+    InvalidKey {
+        /// The text, escaped and shortened.
+        key: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// The text cannot name a table or column.
+    #[error("`{name}` cannot be the name of a table or column: {reason}")]
+    #[non_exhaustive]
+    InvalidIdentifier {
+        /// The text, escaped and shortened.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// An option has a value that cannot work.
+    #[error("`{option}` {reason}")]
+    #[non_exhaustive]
+    InvalidOption {
+        /// The option.
+        option: &'static str,
+        /// What is wrong with it, and what to write instead.
+        reason: String,
+    },
+
+    /// lockkit's tables are missing or too old in this database.
+    #[error("lockkit's tables are missing or out of date: {hint}")]
+    #[non_exhaustive]
+    NotMigrated {
+        /// What to run.
+        hint: &'static str,
+        /// What the database said.
+        source: sqlx::Error,
+    },
+
+    /// The migrations could not be applied.
+    #[error("lockkit's migrations could not be applied")]
+    #[non_exhaustive]
+    Migration {
+        /// What went wrong.
+        #[from]
+        source: sqlx::migrate::MigrateError,
+    },
+
+    /// The database ended the transaction before its commit, so the commit was refused.
+    ///
+    /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim.
+    /// On MySQL and MariaDB statements after that point ran outside a transaction.
+    #[error(
+        "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
+    )]
+    #[non_exhaustive]
+    TransactionEnded {
+        /// What the database said to the commit.
+        source: sqlx::Error,
+    },
+
+    /// The connection broke while the commit was on its way: it may or may not have happened.
+    ///
+    /// Never repeat the work blindly; look at the data first.
+    #[error("the connection broke during the commit, which may or may not have happened")]
+    #[non_exhaustive]
+    OutcomeUnknown {
+        /// How the connection broke.
+        source: sqlx::Error,
+    },
+
+    /// The database failed.
+    #[error("database error while {doing}{}", of(key.as_ref()))]
+    #[non_exhaustive]
+    Database {
+        /// What lockkit was doing.
+        doing: &'static str,
+        /// For which lock or table.
+        key: Option<Key>,
+        /// What kind of failure it is.
+        fault: Fault,
+        /// What the driver said.
+        source: sqlx::Error,
+    },
+}
+
+impl Error {
+    /// Somebody else holds the lock.
+    ///
+    /// ```
+    /// # async fn f(leases: &lockkit::Leases<impl lockkit::LeaseStore>) -> lockkit::Result<()> {
+    /// match leases.lease("nightly").acquire().await {
+    ///     Ok(lease) => { /* work */ }
+    ///     Err(err) if err.is_contended() => { /* another process does it */ }
+    ///     Err(err) => return Err(err),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn is_contended(&self) -> bool {
+        matches!(self, Self::Contended { .. })
+    }
+
+    /// The lease is gone, or may no longer be trusted.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+
+    /// An optimistic write lost its race. A fresh attempt that reads again may succeed.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict { .. })
+    }
+
+    /// The database undid the work for a passing reason (deadlock victim, serialization failure, stale snapshot);
+    /// the same work, run again from its beginning, may succeed.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Database { fault, .. } if fault.is_transient())
+    }
+}
+
+/// What kind of failure a database reported: one classifier per database maps its codes to these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A lock is held by another transaction, and the wait was refused or ran out.
+    Contended,
+    /// Picked as the victim of a deadlock.
+    Deadlock,
+    /// A serialization failure, or a snapshot too old to write from.
+    Serialization,
+    /// A unique key exists already.
+    Duplicate,
+    /// A table or column does not exist.
+    NoTable,
+    /// There is no transaction any more, or only a failed one.
+    NoTransaction,
+    /// The database, user or replica may not write.
+    ReadOnly,
+    /// The connection broke, the server is going away, or the pool gave no connection in time.
+    Unavailable,
+    /// Anything else.
+    Other,
+}
+
+impl Fault {
+    /// The database undid the work for a passing reason.
+    pub fn is_transient(self) -> bool {
+        matches!(self, Self::Deadlock | Self::Serialization)
+    }
+}
+
+/// How a lease was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// It was not renewed in time: this process slept, or was too busy.
+    Expired,
+    /// Somebody freed or took it before it expired.
+    Stolen,
+    /// The database could not be reached to renew it.
+    Unreachable,
+    /// This process gave it back.
+    Released,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "it was not renewed before it expired",
+            Self::Stolen => "it was taken from this holder before it expired",
+            Self::Unreachable => "the database could not be reached to renew it",
+            Self::Released => "it had been released",
+        })
+    }
+}
+
+/// Who holds a lease, as shown to people. Never compared to decide who owns what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderInfo {
+    /// The process: host, process id and a random part, unless the service named itself.
+    pub holder: String,
+    /// Its fencing token.
+    pub fence: Fence,
+    /// How long the lease lives without a renewal.
+    pub expires_in: Duration,
+}
+
+impl HolderInfo {
+    pub(crate) fn new(holder: String, fence: Fence, expires_in: Duration) -> Self {
+        Self { holder, fence, expires_in }
+    }
+}
+
+/// The innermost source of every [`Error::Conflict`], so that a conflict is recognised however it is wrapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("somebody else changed the row first")]
+#[non_exhaustive]
+pub struct Raced;
+
+/// The error and its sources, outermost first.
+pub(crate) fn chain<'a>(err: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    let mut next = Some(err);
+    std::iter::from_fn(move || {
+        let err = next?;
+        next = err.source();
+        Some(err)
+    })
+}
+
+fn by(holder: Option<&HolderInfo>) -> String {
+    holder.map_or_else(String::new, |it| format!(": {}, for another {:?} unless renewed", it.holder, it.expires_in))
+}
+
+fn of(key: Option<&Key>) -> String {
+    key.map_or_else(String::new, |it| format!(" `{it}`"))
+}
+
+fn text(version: Option<&Version>) -> String {
+    version.map_or_else(|| "unknown".to_owned(), Version::to_string)
+}

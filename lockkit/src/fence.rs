@@ -1,0 +1,50 @@
+//! The fencing token of a lease.
+
+use std::fmt;
+
+/// The fencing token: strictly greater for every new holder of the same key, for the life of the database.
+///
+/// A fence is `greatest(previous + 1, the database's clock in microseconds)`. It rises across release, expiry,
+/// theft, sweeping, restarts and failover. Hand it to whatever the lease protects, and let that refuse a fence
+/// smaller than the greatest it has seen
+/// (M. Kleppmann, "How to do distributed locking", 2016, names the technique).
+///
+/// ```
+/// use lockkit::Fence;
+///
+/// let (older, newer) = (Fence::from(7), Fence::from(8));
+/// assert!(older < newer);
+/// assert_eq!(newer.as_i64(), 8); // to bind in a statement
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(u64);
+
+impl Fence {
+    /// The number. Always below 2^62.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The number as databases store it; no fence is too large for it.
+    pub fn as_i64(self) -> i64 {
+        i64::try_from(self.0).unwrap_or(i64::MAX)
+    }
+}
+
+impl From<u64> for Fence {
+    fn from(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+impl From<Fence> for u64 {
+    fn from(fence: Fence) -> Self {
+        fence.0
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,154 @@
+//! The name of a lock, checked once. Knows nothing of databases.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use crate::error::{Error, Result};
+
+/// The longest key, in bytes of UTF-8.
+pub const MAX_KEY_BYTES: usize = 255;
+
+/// The name of a lock: printable UTF-8, 1 to 255 bytes, compared byte by byte.
+///
+/// Anything that is text converts into a `Key`, so every function of lockkit that wants a key takes
+/// `impl Into<Key>`. The conversion itself never fails; a text that cannot be a key is refused with
+/// [`Error::InvalidKey`] by the first operation that uses it, before anything is sent to the database.
+/// [`Key::new`] refuses it at once.
+///
+/// Keys are stored whole, never shortened or hashed in the lease table, and differ when any byte differs:
+/// `"ABC"`, `"abc"` and `"abc "` are three keys on every database.
+///
+/// ```
+/// use lockkit::Key;
+///
+/// assert_eq!(Key::new("order:42")?, "order:42");
+/// assert!(Key::new("").is_err());
+/// assert!(Key::new("two\nlines").is_err());
+/// # Ok::<(), lockkit::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    text: Arc<str>,
+    fault: Option<&'static str>,
+}
+
+impl Key {
+    /// A checked key.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] says what is wrong with `text`.
+    pub fn new(text: impl AsRef<str>) -> Result<Self> {
+        let key = Self::from(text.as_ref());
+        key.check()?;
+        Ok(key)
+    }
+
+    /// The text of the key.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Fails when the text that this was made from cannot be a key.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.fault {
+            None => Ok(()),
+            Some(reason) => Err(Error::InvalidKey { key: self.text.escape_debug().take(300).collect(), reason }),
+        }
+    }
+}
+
+fn fault_of(text: &str) -> Option<&'static str> {
+    if text.is_empty() {
+        Some("it is empty; give the lock a name")
+    } else if text.len() > MAX_KEY_BYTES {
+        Some("it is longer than 255 bytes; use a shorter name, or a hash of the long part")
+    } else if text.chars().any(char::is_control) {
+        Some("it contains a control character (such as NUL or a line break)")
+    } else {
+        None
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self { fault: fault_of(text), text: text.into() }
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<&String> for Key {
+    fn from(text: &String) -> Self {
+        text.as_str().into()
+    }
+}
+
+impl From<&Self> for Key {
+    fn from(key: &Self) -> Self {
+        key.clone()
+    }
+}
+
+impl Deref for Key {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl AsRef<str> for Key {
+    fn as_ref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.text, f)
+    }
+}
+
+impl PartialEq<str> for Key {
+    fn eq(&self, other: &str) -> bool {
+        &*self.text == other
+    }
+}
+
+impl PartialEq<&str> for Key {
+    fn eq(&self, other: &&str) -> bool {
+        &*self.text == *other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_1_to_255_printable_bytes() {
+        for good in ["a", "order:42", "заказ:42", "ключ 🔑", "'; DROP TABLE t; --", "%_\\"] {
+            assert!(Key::new(good).is_ok(), "{good:?}");
+        }
+        assert!(Key::new("x".repeat(255)).is_ok());
+        for bad in ["", "a\0b", "a\nb", "\u{7f}", "\u{85}", &"x".repeat(256), &"é".repeat(128)] {
+            assert!(matches!(Key::new(bad), Err(Error::InvalidKey { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn keys_that_differ_in_any_byte_are_different() {
+        assert_ne!(Key::from("abc"), Key::from("abc "));
+        assert_ne!(Key::from("abc"), Key::from("ABC"));
+        assert_ne!(Key::from("e\u{301}"), Key::from("é"));
+    }
+}

@@ -1,0 +1,78 @@
+//! Row locks, named locks, leases with fencing tokens and optimistic versions, in the database that your service
+//! already has: PostgreSQL, MySQL/MariaDB or SQLite, through [sqlx].
+//!
+//! # Which kind should you use?
+//!
+//! | | holds | for how long | use it when | use another when |
+//! |---|---|---|---|---|
+//! | [`RowLock`] | your own rows, `FOR UPDATE` | one transaction | read, check and write rows that exist | the work calls other services; the row may not exist |
+//! | [`NamedLock`] | a name | one transaction | there is no row to lock yet ("one order per user") | the work outlives a transaction |
+//! | [`Leases`] | a row in `lockkit_lease` with owner, expiry and fencing token | its ttl, renewed in the background | the work spans transactions, processes or services; cron-like jobs | the work is one short transaction |
+//! | [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
+//!
+#![cfg_attr(
+    feature = "macros",
+    doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock).\n"
+)]
+//! # What to rely on
+//!
+//! - **A stale holder cannot commit.** [`Lease::commit`] makes a transaction conditional on still holding the lease,
+//!   in the same atomic act. Whoever was stopped, slow or cut off finds its work rolled back.
+//! - **Fencing tokens** ([`Fence`]) rise for ever, for resources outside the database.
+//! - **Commit before release**, by construction.
+//! - **Cancellation leaves nothing behind**: dropping any future of this crate at any await point leaves no lock past its
+//!   bound, no open transaction and no spoilt connection.
+//! - **Waiting for a lease holds no connection**, and one process asks the database with one voice per key.
+//! - **A row lock that would scan the table is refused** before it is taken.
+//!
+//! What no lock can promise: that a process outside the database stops acting the instant its lease ends. Give such
+//! resources the fence and let them refuse older ones.
+//!
+//! # Features
+//!
+//! `postgres`, `mysql` (also MariaDB), `sqlite`: none is on by default, and no TLS is chosen for you; switch that on in
+//! sqlx. `macros` (default): the attribute.
+#![deny(missing_docs)]
+// Parts of the shared code serve some databases only.
+#![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
+
+mod dialect;
+mod error;
+mod fence;
+mod guard;
+mod ident;
+mod keeper;
+mod key;
+mod migrate;
+mod policy;
+mod retry;
+mod section;
+mod store;
+mod strategy;
+mod trust;
+mod version;
+mod wait;
+
+#[doc(hidden)]
+#[path = "private.rs"]
+pub mod __private;
+
+pub use dialect::{Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, VersionOps};
+pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
+pub use fence::Fence;
+pub use key::{Key, MAX_KEY_BYTES};
+pub use migrate::migrate;
+pub use policy::{Backoff, MAX_DURATION, Policy, Wait};
+pub use retry::is_retryable;
+pub use section::{AnyTx, Tx, begin};
+pub use store::{Acquired, Claim, Held, LeaseInfo, LeaseStore, Scoped, Token};
+pub use strategy::{
+    lease::{Lease, LeaseRequest, Leases, LeasesBuilder, Released},
+    named::NamedLock,
+    row::{PlanCheck, RowLock},
+    version::{OrConflict, Versioned, VersionedRow},
+};
+pub use version::Version;
+
+#[cfg(feature = "macros")]
+pub use lockkit_macros::with_lock;

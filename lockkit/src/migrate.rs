@@ -1,0 +1,45 @@
+//! Applies lockkit's migrations at run time.
+
+use std::time::Duration;
+
+use sqlx::Pool;
+
+use crate::{
+    dialect::{Dialect, fault_in_chain},
+    error::{Error, Fault, Result},
+    policy::{Backoff, Policy},
+};
+
+/// Creates lockkit's tables, or brings them up to date.
+///
+/// Does nothing when they are up to date. Any number of processes may call it at once. The history is kept in
+/// `_lockkit_migrations`, so it does not mix with the application's own migrations, and is the same that
+/// `sqlx migrate run --source migrations/<database> --config migrations/sqlx.toml` keeps: both ways can be mixed.
+///
+/// On PostgreSQL, MySQL and MariaDB it opens one connection of its own with the pool's options.
+///
+/// # Errors
+/// [`Error::Migration`](crate::Error::Migration), for instance when the user may not create tables.
+///
+/// # Cancel safety
+/// The statements can be repeated; run it again.
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// lockkit::migrate(&pool).await?;
+/// # Ok(()) }
+/// ```
+pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
+    // Processes that migrate at once can collide while they write the same history: MariaDB does not know the endless
+    // GET_LOCK by which sqlx would serialise them, and SQLite has no such lock. The loser finds the work done.
+    let policy = Policy::new()
+        .attempts(50)
+        .backoff(Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(200) });
+    let collided = |err: &Error| {
+        let fault = fault_in_chain(err);
+        matches!(fault, Some(Fault::Duplicate | Fault::Contended | Fault::Deadlock | Fault::Serialization))
+    };
+    policy.retry_if(collided, |_| async { DB::migrate(pool).await.map_err(Error::from) }).await
+}

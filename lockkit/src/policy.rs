@@ -1,0 +1,236 @@
+//! How long to wait, when to try again and when to give up. Pure: no clock, no I/O, no database.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// The longest duration that any option takes: 365 days.
+pub const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
+
+/// Refuses durations that cannot be meant: zero, or more than a year.
+pub(crate) fn check_duration(option: &'static str, value: Duration) -> Result<()> {
+    if value.is_zero() {
+        return Err(Error::InvalidOption { option, reason: "is zero; give it a duration".to_owned() });
+    }
+    check_wait(option, value)
+}
+
+/// Refuses durations of more than a year; zero means "do not wait".
+pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
+    if value > MAX_DURATION {
+        return Err(Error::InvalidOption {
+            option,
+            reason: format!("is {value:?}, more than a year; give it a shorter duration"),
+        });
+    }
+    Ok(())
+}
+
+/// How long a row lock or a named lock waits for its holder. The database enforces it.
+///
+/// ```
+/// use lockkit::{NamedLock, Wait};
+/// use std::time::Duration;
+///
+/// let bounded = NamedLock::new("order:42").wait(Wait::AtMost(Duration::from_secs(2)));
+/// let short = NamedLock::new("order:42").wait(Duration::from_millis(200)); // the same, shorter to write
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Wait {
+    /// Do not wait: fail with [`Error::Contended`] at once.
+    Never,
+    /// Wait at most this long, then fail with [`Error::Contended`]. At least one millisecond.
+    AtMost(Duration),
+    /// Wait as long as the server lets a statement wait: for ever on PostgreSQL unless `lock_timeout` is set,
+    /// `innodb_lock_wait_timeout` (50 s) on MySQL and MariaDB, the connection's busy timeout on SQLite.
+    #[default]
+    Forever,
+}
+
+impl Wait {
+    /// The bound in milliseconds, at least 1; `None` where there is none.
+    pub(crate) fn millis(self) -> Option<u64> {
+        match self {
+            Self::Never => Some(0),
+            Self::AtMost(bound) => Some(u64::try_from(bound.as_millis()).unwrap_or(u64::MAX).max(1)),
+            Self::Forever => None,
+        }
+    }
+
+    pub(crate) fn check(self) -> Result<()> {
+        match self {
+            Self::AtMost(bound) => check_wait("wait", bound),
+            Self::Never | Self::Forever => Ok(()),
+        }
+    }
+
+    /// This wait, cut to what is left until a deadline.
+    pub(crate) fn cut(self, left: Option<Duration>) -> Self {
+        match (self, left) {
+            (Self::Never, _) | (_, None) => self,
+            (Self::AtMost(bound), Some(left)) => Self::AtMost(bound.min(left)),
+            (Self::Forever, Some(left)) => Self::AtMost(left),
+        }
+    }
+}
+
+impl From<Duration> for Wait {
+    fn from(bound: Duration) -> Self {
+        if bound.is_zero() { Self::Never } else { Self::AtMost(bound) }
+    }
+}
+
+/// How often and how long to try again: attempts and a deadline, whichever is reached first.
+///
+/// A policy without either stops after [`Policy::DEFAULT_ATTEMPTS`] attempts: nothing in lockkit retries for ever.
+/// A policy with a deadline alone makes as many attempts as fit before it.
+///
+/// ```
+/// use lockkit::Policy;
+/// use std::time::Duration;
+///
+/// # async fn f(pool: sqlx::SqlitePool) -> Result<(), Box<dyn std::error::Error>> {
+/// let policy = Policy::new().attempts(3).deadline(Duration::from_millis(100));
+/// let left: i64 = policy
+///     .retry(async |_attempt| {
+///         // read, decide, write with the version that was read
+///         Ok::<_, lockkit::Error>(7)
+///     })
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Policy {
+    /// The greatest number of attempts, the first one included.
+    pub attempts: Option<u32>,
+    /// The time for everything together: waiting for a connection, lock waits, the body and the pauses.
+    pub deadline: Option<Duration>,
+    /// The pauses between attempts.
+    pub backoff: Backoff,
+}
+
+impl Policy {
+    /// How many attempts a policy makes that sets neither attempts nor a deadline.
+    pub const DEFAULT_ATTEMPTS: u32 = 5;
+
+    /// A policy with [`Policy::DEFAULT_ATTEMPTS`] attempts, no deadline and the default [`Backoff`].
+    pub const fn new() -> Self {
+        Self { attempts: None, deadline: None, backoff: Backoff::new() }
+    }
+
+    /// At most this many attempts, the first one included.
+    #[must_use]
+    pub const fn attempts(mut self, attempts: u32) -> Self {
+        self.attempts = Some(attempts);
+        self
+    }
+
+    /// At most this much time for everything together.
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// The pauses between attempts.
+    #[must_use]
+    pub const fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// The number of attempts after which this policy ends, whatever the time.
+    pub(crate) fn most_attempts(&self) -> u32 {
+        match (self.attempts, self.deadline) {
+            (Some(attempts), _) => attempts,
+            (None, Some(_)) => u32::MAX,
+            (None, None) => Self::DEFAULT_ATTEMPTS,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.attempts == Some(0) {
+            return Err(Error::InvalidOption {
+                option: "attempts",
+                reason: "is zero; at least one attempt is needed to do anything".to_owned(),
+            });
+        }
+        if let Some(deadline) = self.deadline {
+            check_duration("deadline", deadline)?;
+        }
+        Ok(())
+    }
+}
+
+/// Pauses that grow, with full jitter: each is drawn evenly from zero to `base`, then to twice that, up to `cap`.
+///
+/// Full jitter spreads out callers that failed together better than a fixed or partly random pause
+/// (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backoff {
+    /// The longest first pause. Defaults to 5 ms.
+    pub base: Duration,
+    /// The longest pause of all. Defaults to 250 ms.
+    pub cap: Duration,
+}
+
+impl Backoff {
+    /// 5 ms, doubling up to 250 ms.
+    pub const fn new() -> Self {
+        Self { base: Duration::from_millis(5), cap: Duration::from_millis(250) }
+    }
+
+    /// The longest pauses, in order, without jitter: `base`, twice that, and so on up to `cap`.
+    pub(crate) fn ceilings(self) -> impl Iterator<Item = Duration> + Send {
+        std::iter::successors(Some(self.base.min(self.cap)), move |it| Some(it.saturating_mul(2).min(self.cap)))
+    }
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Evenly from zero to `ceiling`.
+pub(crate) fn full_jitter(ceiling: Duration) -> Duration {
+    ceiling.mul_f64(fastrand::f64())
+}
+
+/// Evenly from half of `ceiling` to all of it.
+pub(crate) fn half_jitter(ceiling: Duration) -> Duration {
+    ceiling.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_always_ends() {
+        assert_eq!(Policy::new().most_attempts(), Policy::DEFAULT_ATTEMPTS);
+        assert_eq!(Policy::new().attempts(3).most_attempts(), 3);
+        assert_eq!(Policy::new().deadline(Duration::from_secs(1)).most_attempts(), u32::MAX);
+        assert!(Policy::new().attempts(0).check().is_err());
+        assert!(Policy::new().deadline(Duration::ZERO).check().is_err());
+        assert!(Policy::new().deadline(Duration::MAX).check().is_err());
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_cap_and_stay_there() {
+        let backoff = Backoff { base: Duration::from_millis(10), cap: Duration::from_millis(35) };
+        let millis: Vec<_> = backoff.ceilings().take(4).map(|it| it.as_millis()).collect();
+        assert_eq!(millis, [10, 20, 35, 35]);
+        let huge = Backoff { base: Duration::MAX, cap: Duration::MAX };
+        assert_eq!(huge.ceilings().nth(3), Some(Duration::MAX));
+    }
+
+    #[test]
+    fn a_wait_is_cut_to_the_deadline() {
+        let second = Duration::from_secs(1);
+        assert_eq!(Wait::Forever.cut(Some(second)), Wait::AtMost(second));
+        assert_eq!(Wait::AtMost(second * 2).cut(Some(second)), Wait::AtMost(second));
+        assert_eq!(Wait::Never.cut(Some(second)), Wait::Never);
+        assert_eq!(Wait::from(Duration::ZERO), Wait::Never);
+    }
+}

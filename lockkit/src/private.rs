@@ -1,0 +1,260 @@
+//! What `#[with_lock]` expands to. Nothing here is an algorithm: each function is one step that can be written by hand
+//! with the public API. Not covered by semantic versioning.
+
+use std::{
+    error::Error as StdError,
+    fmt::{self, Write},
+    future::Future,
+    time::Duration,
+};
+
+use sqlx::Pool;
+pub use std;
+pub use tokio::time::Instant;
+
+use crate::{
+    dialect::{Dialect, LeaseOps, NamedOps, RowOps},
+    error::Result,
+    retry::is_retryable,
+    section::begin_within,
+    store::LeaseStore,
+};
+pub use crate::{
+    error::Error,
+    key::Key,
+    policy::{Policy, Wait},
+    retry::Retry,
+    section::{Tx, until},
+    strategy::{
+        lease::{Lease, LeaseRequest, Leases},
+        named::NamedLock,
+        row::RowLock,
+    },
+};
+
+/// What a function under `#[with_lock]` returns.
+#[diagnostic::on_unimplemented(
+    message = "a function under `#[with_lock]` must return `Result<_, E>` with `E: From<lockkit::Error>`, not `{Self}`",
+    label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
+    note = "return a `Result`, and write `impl From<lockkit::Error> for YourError`"
+)]
+pub trait Outcome {
+    /// The result of a function whose lock could not be taken.
+    fn lock_failed(err: Error) -> Self;
+}
+
+impl<T, E: From<Error>> Outcome for Result<T, E> {
+    fn lock_failed(err: Error) -> Self {
+        Err(err.into())
+    }
+}
+
+/// An error that the default test can judge.
+#[diagnostic::on_unimplemented(
+    message = "`#[with_lock]` cannot tell which errors of type `{Self}` are worth another attempt",
+    label = "this error type is not a `std::error::Error`",
+    note = "implement `std::error::Error` for it, or name a test of your own: `retry_if = path`"
+)]
+pub trait Judged {
+    /// Whether a fresh attempt may succeed.
+    fn is_retryable(&self) -> bool;
+}
+
+impl<E: StdError + 'static> Judged for E {
+    fn is_retryable(&self) -> bool {
+        is_retryable(self)
+    }
+}
+
+/// The default test for another attempt.
+pub fn judge<E: Judged>(err: &E) -> bool {
+    err.is_retryable()
+}
+
+/// The policy of an attribute.
+pub fn policy(attempts: Option<u32>, deadline: Option<Duration>) -> Policy {
+    Policy { attempts, deadline, ..Policy::new() }
+}
+
+/// A lease request.
+pub fn lease<S: LeaseStore>(leases: &Leases<S>, key: Key) -> LeaseRequest<S> {
+    leases.lease(key)
+}
+
+/// The lease for the body.
+pub fn borrowed<S: LeaseStore>(lease: &Lease<S>) -> Lease<S> {
+    lease.borrowed()
+}
+
+/// Runs the body under the lease and releases that.
+pub async fn under_lease<S: LeaseStore, T, E: From<Error>>(
+    lease: Lease<S>,
+    body: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    lease.end_with(body).await
+}
+
+/// Runs the body until the lease is lost.
+pub async fn guarded<S: LeaseStore, T, E: From<Error>>(
+    lease: &Lease<S>,
+    body: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    lease.guarded(body).await
+}
+
+/// A transaction in the database that keeps the leases.
+pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>> {
+    begin_within(leases.pool(), Wait::Forever, None).await
+}
+
+/// Commits under the lease, or rolls back and releases it.
+pub async fn end_lease_tx<DB: LeaseOps, T, E: From<Error>>(
+    lease: Lease<Pool<DB>>,
+    tx: Tx<DB>,
+    result: Result<T, E>,
+) -> Result<T, E> {
+    match result {
+        Ok(value) => {
+            lease.commit(tx).await?;
+            Ok(value)
+        }
+        Err(err) => {
+            roll_back(tx).await;
+            lease.end_with(async { Err(err) }).await
+        }
+    }
+}
+
+/// A transaction without a lock.
+pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> Result<Tx<DB>> {
+    begin_within(pool, Wait::Forever, deadline).await
+}
+
+/// A transaction that holds row locks.
+pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
+    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
+    match lock.until(deadline).lock(&mut *tx).await {
+        Ok(_) => Ok(tx),
+        Err(err) => {
+            roll_back(tx).await;
+            Err(err)
+        }
+    }
+}
+
+/// A transaction that holds a named lock.
+pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
+    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
+    match lock.until(deadline).lock::<DB, _>(&mut *tx).await {
+        Ok(()) => Ok(tx),
+        Err(err) => {
+            roll_back(tx).await;
+            Err(err)
+        }
+    }
+}
+
+/// Commits on `Ok`, rolls back on `Err`.
+pub async fn end_tx<DB: Dialect, T, E: From<Error>>(tx: Tx<DB>, result: Result<T, E>) -> Result<T, E> {
+    match result {
+        Ok(value) => {
+            tx.commit().await?;
+            Ok(value)
+        }
+        Err(err) => {
+            roll_back(tx).await;
+            Err(err)
+        }
+    }
+}
+
+/// Ends an attempt whose transaction may not have begun.
+pub async fn end_attempt<DB: Dialect, T, E: From<Error>>(tx: Option<Tx<DB>>, result: Result<T, E>) -> Result<T, E> {
+    match tx {
+        Some(tx) => end_tx(tx, result).await,
+        None => result,
+    }
+}
+
+/// What the caller gets is why the body failed; a rollback that fails is done by the database.
+async fn roll_back<DB: Dialect>(tx: Tx<DB>) {
+    if let Err(err) = tx.rollback().await {
+        tracing::debug!(error = &err as &dyn StdError, "cannot roll back; the database will");
+    }
+}
+
+/// Builds a key from the literal and captured parts of a template.
+///
+/// `%`, control characters and the punctuation of the template are percent-encoded in what is captured, so that two
+/// different sets of captured values never make one key.
+#[derive(Debug)]
+pub struct KeyText {
+    text: String,
+    reserved: &'static str,
+}
+
+impl KeyText {
+    /// An empty key whose template contains this punctuation.
+    pub fn new(reserved: &'static str) -> Self {
+        Self { text: String::new(), reserved }
+    }
+
+    /// Adds a part of the template itself.
+    #[must_use]
+    pub fn literal(mut self, text: &'static str) -> Self {
+        self.text.push_str(text);
+        self
+    }
+
+    /// Adds a captured value.
+    #[must_use]
+    pub fn capture(mut self, value: fmt::Arguments<'_>) -> Self {
+        let mut escaped = Escaped { text: &mut self.text, reserved: self.reserved };
+        // A Display that reports an error has written what it could; `format!` would panic.
+        let _ = escaped.write_fmt(value);
+        self
+    }
+
+    /// The key.
+    pub fn finish(self) -> Key {
+        self.text.into()
+    }
+}
+
+struct Escaped<'a> {
+    text: &'a mut String,
+    reserved: &'static str,
+}
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for char in text.chars() {
+            if char == '%' || char.is_control() || self.reserved.contains(char) {
+                for byte in char.encode_utf8(&mut [0; 4]).bytes() {
+                    write!(self.text, "%{byte:02X}")?;
+                }
+            } else {
+                self.text.push(char);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two(first: &str, second: &str) -> Key {
+        KeyText::new(".").capture(format_args!("{first}")).literal(".").capture(format_args!("{second}")).finish()
+    }
+
+    #[test]
+    fn different_captures_never_make_one_key() {
+        assert_eq!(two("a", "b"), "a.b");
+        assert_ne!(two("a.b", "c"), two("a", "b.c"));
+        assert_ne!(two("a%2Eb", "c"), two("a.b", "c"));
+        assert_eq!(two("a.b", "c"), "a%2Eb.c");
+        assert_eq!(two("a\n", "ключ"), "a%0A.ключ");
+    }
+}

@@ -1,0 +1,282 @@
+//! The one retry loop, and the default test for what is worth another attempt.
+
+use std::{error::Error as StdError, future::Future, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    dialect::fault_in_chain,
+    error::{BoxError, Error, Fault, Raced, Result, chain},
+    policy::{Backoff, Policy, full_jitter},
+    section::until,
+};
+
+/// Whether a fresh attempt may succeed where this error came up: somewhere down its chain of sources is a conflict of
+/// versions, a deadlock, a serialization failure or a stale snapshot.
+///
+/// This is the default test of [`Policy::retry`] and `#[with_lock]`. It sees through any wrapping that keeps
+/// [`source`](StdError::source), transparent ones too, and through `sqlx::Error` that never passed through lockkit.
+///
+/// ```
+/// use lockkit::OrConflict;
+///
+/// #[derive(Debug, thiserror::Error)]
+/// enum OrderError {
+///     #[error(transparent)]
+///     Lock(#[from] lockkit::Error),
+///     #[error("sold out")]
+///     SoldOut,
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (id INTEGER, version INTEGER)").execute(&pool).await?;
+/// let stale = sqlx::query("UPDATE t SET version = 2 WHERE id = 1 AND version = 1").execute(&pool).await?;
+/// let conflict = OrderError::from(stale.or_conflict().unwrap_err());
+/// assert!(lockkit::is_retryable(&conflict));
+/// assert!(!lockkit::is_retryable(&OrderError::SoldOut));
+/// # Ok(()) }
+/// ```
+pub fn is_retryable(err: &(dyn StdError + 'static)) -> bool {
+    chain(err).any(<dyn StdError>::is::<Raced>) || fault_in_chain(err).is_some_and(Fault::is_transient)
+}
+
+impl Policy {
+    /// Runs `attempt` until it succeeds, fails for good, or this policy ends. It gets the number of the attempt,
+    /// counted from 1.
+    ///
+    /// A failure is for good unless [`is_retryable`] says otherwise. The deadline bounds everything: an attempt that
+    /// is still running then is dropped, a pause is not slept past it, and an attempt that could not finish before it
+    /// (going by the fastest so far) is not started.
+    ///
+    /// # Errors
+    /// The attempt's own error when it is for good; [`Error::RetriesExhausted`] with the last one as its source when
+    /// attempts or time ran out; [`Error::InvalidOption`] for zero attempts or a zero deadline.
+    ///
+    /// # Cancel safety
+    /// As cancel safe as `attempt` is.
+    ///
+    /// # Example
+    /// ```
+    /// use lockkit::{OrConflict, Policy};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # sqlx::query("CREATE TABLE t (id INTEGER, n INTEGER, version INTEGER)").execute(&pool).await?;
+    /// # sqlx::query("INSERT INTO t VALUES (1, 10, 1)").execute(&pool).await?;
+    /// #[derive(Debug, thiserror::Error)]
+    /// enum TakeError {
+    ///     #[error(transparent)]
+    ///     Lock(#[from] lockkit::Error),
+    ///     #[error(transparent)]
+    ///     Database(#[from] sqlx::Error),
+    /// }
+    ///
+    /// Policy::new()
+    ///     .attempts(3)
+    ///     .deadline(Duration::from_millis(500))
+    ///     .retry(|_attempt| async {
+    ///         let (n, version): (i64, i64) =
+    ///             sqlx::query_as("SELECT n, version FROM t WHERE id = 1").fetch_one(&pool).await?;
+    ///         sqlx::query("UPDATE t SET n = ?, version = version + 1 WHERE id = 1 AND version = ?")
+    ///             .bind(n - 1)
+    ///             .bind(version)
+    ///             .execute(&pool)
+    ///             .await?
+    ///             .or_conflict()?;
+    ///         Ok::<_, TakeError>(())
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn retry<T, E, Fut>(self, attempt: impl FnMut(u32) -> Fut) -> Result<T, E>
+    where
+        Fut: Future<Output = Result<T, E>>,
+        E: StdError + From<Error> + Send + Sync + 'static,
+    {
+        self.retry_if(|err: &E| is_retryable(err), attempt).await
+    }
+
+    /// As [`retry`](Self::retry), with a test of your own for what is worth another attempt.
+    ///
+    /// The error may be of any type that boxes, such as `anyhow::Error`.
+    ///
+    /// # Errors
+    /// As [`retry`](Self::retry).
+    pub async fn retry_if<T, E, Fut>(
+        self,
+        worth_another: impl Fn(&E) -> bool,
+        mut attempt: impl FnMut(u32) -> Fut,
+    ) -> Result<T, E>
+    where
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error> + Into<BoxError>,
+    {
+        let mut retry = Retry::new(self)?;
+        loop {
+            let number = retry.start();
+            let outcome = until(retry.deadline(), attempt(number)).await;
+            if let Some(result) = retry.step(outcome, &worth_another).await {
+                return result;
+            }
+        }
+    }
+}
+
+/// Where a retry stands. [`Policy::retry`] and the macro's loops all turn on this.
+#[derive(Debug)]
+pub struct Retry {
+    policy: Policy,
+    started: Instant,
+    attempts: u32,
+    attempt_started: Instant,
+    fastest: Duration,
+    ceiling: Duration,
+}
+
+impl Retry {
+    /// Checks the policy; its clock starts now.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub fn new(policy: Policy) -> Result<Self> {
+        policy.check()?;
+        let now = Instant::now();
+        Ok(Self {
+            policy,
+            started: now,
+            attempts: 0,
+            attempt_started: now,
+            fastest: Duration::MAX,
+            ceiling: policy.backoff.base,
+        })
+    }
+
+    /// The instant at which everything ends.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.policy.deadline.map(|it| self.started + it)
+    }
+
+    /// Counts another attempt and returns its number.
+    pub fn start(&mut self) -> u32 {
+        self.attempts += 1;
+        self.attempt_started = Instant::now();
+        self.attempts
+    }
+
+    /// What becomes of an attempt (`None`: cut off by the deadline): the final result, or `None` after the pause
+    /// before the next one.
+    pub async fn step<T, E>(
+        &mut self,
+        outcome: Option<Result<T, E>>,
+        worth_another: impl Fn(&E) -> bool,
+    ) -> Option<Result<T, E>>
+    where
+        E: From<Error> + Into<BoxError>,
+    {
+        let err = match outcome {
+            None => return Some(Err(self.exhausted(CutOff.into()).into())),
+            Some(Err(err)) if worth_another(&err) => err,
+            Some(result) => return Some(result),
+        };
+        let now = Instant::now();
+        self.fastest = self.fastest.min(now - self.attempt_started);
+        let Backoff { cap, .. } = self.policy.backoff;
+        let pause = full_jitter(self.ceiling.min(cap));
+        self.ceiling = self.ceiling.saturating_mul(2);
+        let too_late = self.deadline().is_some_and(|it| now + pause + self.fastest >= it);
+        if self.attempts >= self.policy.most_attempts() || too_late {
+            return Some(Err(self.exhausted(err.into()).into()));
+        }
+        tracing::debug!(attempt = self.attempts, ?pause, "attempt failed for a passing reason; trying again");
+        drop(err);
+        sleep(pause).await;
+        None
+    }
+
+    fn exhausted(&self, source: BoxError) -> Error {
+        Error::RetriesExhausted { attempts: self.attempts, elapsed: self.started.elapsed(), source }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the deadline passed while the attempt was running")]
+struct CutOff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Result;
+
+    fn conflict() -> Error {
+        Error::Conflict { table: None, expected: None, found: None, source: Raced }
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error(transparent)]
+    struct Wrapped(#[from] Error);
+
+    #[test]
+    fn a_conflict_is_seen_through_transparent_and_plain_wrappers() {
+        assert!(is_retryable(&conflict()));
+        assert!(is_retryable(&Wrapped(conflict())));
+        let exhausted = Error::RetriesExhausted { attempts: 1, elapsed: Duration::ZERO, source: Box::new(CutOff) };
+        assert!(!is_retryable(&Wrapped(exhausted)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_end_a_retry() {
+        let mut ran = 0;
+        let result: Result<()> = Policy::new()
+            .attempts(3)
+            .retry(|number| {
+                ran += 1;
+                assert_eq!(number, ran);
+                async { Err(conflict()) }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 3, .. })));
+        assert_eq!(ran, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_cuts_off_a_running_attempt() {
+        let started = Instant::now();
+        let policy = Policy::new().deadline(Duration::from_secs(2));
+        let result: Result<()> = policy.retry(|_| std::future::pending()).await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
+        assert_eq!(started.elapsed(), Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_cannot_finish_in_time_is_not_started() {
+        let (started, mut ran) = (Instant::now(), 0);
+        let policy = Policy::new().deadline(Duration::from_millis(2500));
+        let result: Result<()> = policy
+            .retry(|_| {
+                ran += 1;
+                async {
+                    sleep(Duration::from_secs(1)).await;
+                    Err(conflict())
+                }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 2, .. })));
+        assert_eq!(ran, 2);
+        assert!(started.elapsed() < Duration::from_millis(2500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_a_passing_reason_ends_it_at_once() {
+        let mut ran = 0;
+        let result: Result<()> = Policy::new()
+            .retry(|_| {
+                ran += 1;
+                async { Err(Error::NoSuchRow { table: "t".into() }) }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::NoSuchRow { .. })));
+        assert_eq!(ran, 1);
+    }
+}

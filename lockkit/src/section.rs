@@ -1,0 +1,248 @@
+//! A transaction that ends well: cancel-safe to begin, rolled back unless committed, never committed by mistake.
+
+use std::{
+    fmt,
+    future::Future,
+    ops::{Deref, DerefMut},
+    time::Duration,
+};
+
+use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
+use sqlx_core::transaction::TransactionManager;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout, timeout_at},
+};
+
+use crate::{
+    dialect::{Dialect, depth, failed},
+    error::{Error, Fault, Result},
+    guard::{Guard, Hold},
+    policy::Wait,
+};
+
+/// How long the rollback of a dropped transaction may take before its connection is closed instead.
+const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
+
+/// Begins a transaction: READ COMMITTED on PostgreSQL, MySQL and MariaDB, with the write lock (`BEGIN IMMEDIATE`) on
+/// SQLite.
+///
+/// READ COMMITTED makes every statement after a lock see what was committed before the lock was granted. Under
+/// REPEATABLE READ a read before the lock fixes what all later reads see, and updates are lost without an error.
+///
+/// On SQLite this waits for other writers as long as the connection's busy timeout (5 s unless set otherwise).
+///
+/// # Errors
+/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Database`] otherwise.
+///
+/// # Cancel safety
+/// Dropping this future at any point leaves no open transaction behind: a connection that may have begun one is
+/// closed. (`Pool::begin` of sqlx 0.9 may return it to the pool instead, inside the transaction:
+/// <https://github.com/launchbadge/sqlx/issues/4385>.)
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (id INTEGER)").execute(&pool).await?;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// sqlx::query("INSERT INTO t VALUES (1)").execute(&mut *tx).await?;
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+pub async fn begin<DB: Dialect>(pool: &Pool<DB>) -> Result<Tx<DB>> {
+    begin_within(pool, Wait::Forever, None).await
+}
+
+/// As [`begin`], with a bound for the lock that beginning takes on SQLite, and a deadline for everything.
+pub(crate) async fn begin_within<DB: Dialect>(
+    pool: &Pool<DB>,
+    wait: Wait,
+    deadline: Option<Instant>,
+) -> Result<Tx<DB>> {
+    let started = Instant::now();
+    let doing = "beginning a transaction";
+    let conn = pool.acquire().await.map_err(|err| failed::<DB>(doing, None, err))?;
+    let mut opening = Guard::new(Opening(conn));
+    let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+    let begun = DB::begin(&mut opening.get_mut().0, wait.cut(left)).await;
+    match begun {
+        Ok(()) => Ok(Tx(Guard::new(Open(opening.defuse().0)))),
+        Err(err) if DB::fault(&err) == Fault::Contended => {
+            // Nothing was begun, so the connection is as good as before.
+            drop(opening.defuse());
+            Err(Error::Contended {
+                key: "the write lock of the database".into(),
+                waited: started.elapsed(),
+                holder: None,
+            })
+        }
+        Err(err) => Err(failed::<DB>(doing, None, err)),
+    }
+}
+
+/// An open transaction that owns its connection.
+///
+/// Use it as `&mut *tx` wherever sqlx takes a connection. Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
+///
+/// Dropping it rolls it back in the background, within a second; a connection that cannot (because it is still
+/// waiting for a lock, say) is closed. Outside a Tokio runtime it is closed at once.
+pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
+
+impl<DB: Dialect> Tx<DB> {
+    /// Commits.
+    ///
+    /// # Errors
+    /// [`Error::TransactionEnded`] when the database had ended the transaction before (a deadlock victim, or after any
+    /// failed statement on PostgreSQL): nothing is committed then. [`Error::OutcomeUnknown`] when the connection broke.
+    ///
+    /// # Cancel safety
+    /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
+    pub async fn commit(mut self) -> Result<()> {
+        let conn = &mut self.0.get_mut().0;
+        if depth::<DB>(conn) > 1 {
+            let reason = "was called with a nested transaction still open; end that one first".to_owned();
+            return Err(Error::InvalidOption { option: "commit", reason });
+        }
+        match DB::commit(conn).await {
+            Ok(()) => {
+                drop(self.0.defuse());
+                Ok(())
+            }
+            Err(source) => Err(commit_failed::<DB>(source)),
+        }
+    }
+
+    /// Rolls back.
+    ///
+    /// # Errors
+    /// [`Error::Database`] when the connection broke; the database rolls back by itself then.
+    ///
+    /// # Cancel safety
+    /// The transaction is rolled back even if this future is dropped.
+    pub async fn rollback(mut self) -> Result<()> {
+        let conn = &mut self.0.get_mut().0;
+        roll_back::<DB>(conn).await.map_err(|err| failed::<DB>("rolling back", None, err))?;
+        drop(self.0.defuse());
+        Ok(())
+    }
+}
+
+fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        Fault::Unavailable => Error::OutcomeUnknown { source },
+        Fault::NoTransaction => Error::TransactionEnded { source },
+        // Some engines find a conflict only here. Nothing was committed.
+        fault => Error::Database { doing: "committing", key: None, fault, source },
+    }
+}
+
+async fn roll_back<DB: Database>(conn: &mut DB::Connection) -> sqlx::Result<()> {
+    while depth::<DB>(conn) > 0 {
+        DB::TransactionManager::rollback(conn).await?;
+    }
+    Ok(())
+}
+
+impl<DB: Dialect> Deref for Tx<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        &self.0.0
+    }
+}
+
+impl<DB: Dialect> DerefMut for Tx<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        &mut self.0.get_mut().0
+    }
+}
+
+impl<DB: Dialect> fmt::Debug for Tx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tx").field("database", &DB::NAME).finish_non_exhaustive()
+    }
+}
+
+/// A transaction that [`Lease::commit`](crate::Lease::commit) can end: a [`Tx`] or a `sqlx::Transaction`.
+pub trait AnyTx<DB: Database>: Send {
+    /// The connection inside the transaction.
+    fn connection(&mut self) -> &mut DB::Connection;
+
+    /// Commits; only called after a statement of the transaction has just succeeded.
+    fn commit(self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Rolls back.
+    fn rollback(self) -> impl Future<Output = Result<()>> + Send;
+}
+
+impl<DB: Dialect> AnyTx<DB> for Tx<DB> {
+    fn connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+
+    async fn commit(self) -> Result<()> {
+        Self::commit(self).await
+    }
+
+    async fn rollback(self) -> Result<()> {
+        Self::rollback(self).await
+    }
+}
+
+impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
+    fn connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+
+    async fn commit(self) -> Result<()> {
+        Self::commit(self).await.map_err(commit_failed::<DB>)
+    }
+
+    async fn rollback(self) -> Result<()> {
+        Self::rollback(self).await.map_err(|err| failed::<DB>("rolling back", None, err))
+    }
+}
+
+/// A connection on which a transaction may be beginning.
+struct Opening<DB: Database>(PoolConnection<DB>);
+
+impl<DB: Database> Hold for Opening<DB> {
+    fn abandon(self) {
+        close(self.0);
+    }
+}
+
+/// A connection inside a transaction.
+struct Open<DB: Database>(PoolConnection<DB>);
+
+impl<DB: Database> Hold for Open<DB> {
+    fn abandon(self) {
+        let mut conn = self.0;
+        let Ok(runtime) = Handle::try_current() else {
+            return close(conn);
+        };
+        runtime.spawn(async move {
+            // A statement may still be on its way, or waiting for a lock, when its future was dropped.
+            if !matches!(timeout(ROLLBACK_LIMIT, roll_back::<DB>(&mut conn)).await, Ok(Ok(()))) {
+                tracing::debug!(
+                    "closing the connection of a dropped transaction that could not be rolled back in time"
+                );
+                close(conn);
+            }
+        });
+    }
+}
+
+/// Closes a connection now, without waiting for what it is doing and without a runtime.
+fn close<DB: Database>(conn: PoolConnection<DB>) {
+    drop(conn.detach());
+}
+
+/// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.
+pub async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => timeout_at(deadline, work).await.ok(),
+        None => Some(work.await),
+    }
+}

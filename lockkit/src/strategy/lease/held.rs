@@ -1,0 +1,305 @@
+//! A lease that was granted: what its holder can ask of it, and how it ends.
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use sqlx::Pool;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
+
+use super::{BUSY_PAUSE, Inner, check_ttl};
+use crate::{
+    dialect::{LeaseOps, depth, failed_on_own_table},
+    error::{Error, LossReason, Result},
+    fence::Fence,
+    guard::{Guard, Hold},
+    keeper::Kept,
+    key::Key,
+    section::AnyTx,
+    store::{LeaseStore, Scoped, Token},
+};
+
+/// What became of a lease that was given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// It was held until now, and is free.
+    Held,
+    /// It had been lost before: whatever was done since then was done without it. Nothing was changed.
+    AlreadyLost,
+}
+
+/// A lease that this process holds, renewed in the background until it is given back.
+///
+/// Dropping it releases it in the background, best effort; the ttl is the backstop. Prefer
+/// [`release`](Self::release), which says whether the lease was held to the end, or [`commit`](Self::commit), which
+/// makes a transaction depend on it.
+#[must_use = "the lease is released as soon as it is dropped"]
+pub struct Lease<S: LeaseStore> {
+    kept: Arc<Kept>,
+    inner: Arc<Inner<S>>,
+    /// Absent in the lease that a body run under it gets.
+    owned: Option<Guard<Owned<S>>>,
+}
+
+impl<S: LeaseStore> Lease<S> {
+    pub(super) fn granted(inner: Arc<Inner<S>>, kept: Kept) -> Self {
+        let kept = Arc::new(kept);
+        inner.keeper.keep(&kept);
+        let owned = Some(Guard::new(Owned { kept: kept.clone(), inner: inner.clone() }));
+        Self { kept, inner, owned }
+    }
+
+    /// The same lease for a body that runs under it.
+    pub(crate) fn borrowed(&self) -> Self {
+        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
+    }
+
+    /// The lease's key.
+    pub fn key(&self) -> &Key {
+        &self.kept.key
+    }
+
+    /// The fencing token: greater than that of every holder of this key before.
+    pub fn fence(&self) -> Fence {
+        self.kept.fence
+    }
+
+    /// The instant after which this process must stop believing that it holds the lease, unless a renewal moves it:
+    /// the start of the last successful request plus the ttl, less 1 % (at least 10 ms). Monotonic.
+    ///
+    /// The clock behind it counts while the process is stopped, but on Linux not while the whole machine sleeps:
+    /// after that only the fence, [`verify`](Self::verify) and [`commit`](Self::commit) protect.
+    pub fn trusted_until(&self) -> std::time::Instant {
+        self.kept.trust.until().into_std()
+    }
+
+    /// Whether this process may still believe that it holds the lease. Local, no I/O.
+    ///
+    /// True now says nothing of a moment later; what must not happen without the lease belongs in a transaction that
+    /// ends with [`commit`](Self::commit).
+    pub fn is_trusted(&self) -> bool {
+        self.kept.trust.lost().is_none()
+    }
+
+    /// Resolves when the lease is lost, never otherwise. Works without reaching the store.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn lost(&self) -> LossReason {
+        self.kept.trust.wait_until_lost().await
+    }
+
+    /// Makes the lease live for `ttl` from now on, and renews it with that ttl from here.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when it is not held any more; [`Error::InvalidOption`]; [`Error::Database`] when the store
+    /// cannot be asked: the lease goes on until its trust runs out.
+    ///
+    /// # Cancel safety
+    /// The lease is extended or not; it stays held either way.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        check_ttl(ttl)?;
+        while self.is_trusted() {
+            let sent = Instant::now();
+            match self.inner.store().lease_renew(&self.kept.key, self.kept.token, ttl).await? {
+                Scoped::Done => {
+                    self.kept.set_ttl(ttl);
+                    self.kept.trust.renewed(sent, ttl);
+                    self.inner.keeper.renewed(&self.kept);
+                    break;
+                }
+                Scoped::Gone => self.kept.trust.lose(LossReason::Stolen),
+                // A transaction of our own pins it.
+                Scoped::Busy => sleep(BUSY_PAUSE).await,
+            }
+        }
+        self.check_trusted()
+    }
+
+    /// Gives the lease back, and says whether it was held until now.
+    ///
+    /// The key stays known, so that the next holder's fence is greater.
+    ///
+    /// # Errors
+    /// [`Error::Database`] when the store cannot be asked. The lease is not renewed any more, and its ttl frees it.
+    ///
+    /// # Cancel safety
+    /// The release goes on in the background if this future is dropped.
+    pub async fn release(mut self) -> Result<Released> {
+        let released = give_back(&self.inner, &self.kept).await?;
+        self.owned.take().map(Guard::defuse);
+        Ok(released)
+    }
+
+    /// Runs `body` under this lease, drops it when the lease is lost, and releases the lease.
+    pub(crate) async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let result = self.guarded(body).await;
+        if self.kept.trust.lost().is_none() {
+            // What the body did counts whether or not the store hears of the release.
+            if let Err(err) = self.release().await {
+                tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
+            }
+        }
+        result
+    }
+
+    /// Runs `body`, and drops it when the lease is lost.
+    pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        tokio::select! {
+            // Loss first: a process that was stopped for longer than the ttl must not go on with its body.
+            biased;
+            reason = self.kept.trust.wait_until_lost() => Err(self.lost_error(reason).into()),
+            result = body => match self.kept.trust.lost() {
+                None | Some(LossReason::Released) => result,
+                Some(reason) => Err(self.lost_error(reason).into()),
+            },
+        }
+    }
+
+    fn check_trusted(&self) -> Result<()> {
+        match self.kept.trust.lost() {
+            None => Ok(()),
+            Some(reason) => Err(self.lost_error(reason)),
+        }
+    }
+
+    fn lost_error(&self, reason: LossReason) -> Error {
+        Error::Lost { key: self.kept.key.clone(), fence: self.kept.fence, reason }
+    }
+
+    /// Frees a claim whose answer was not heard.
+    pub(super) fn give_back_in_background(inner: Arc<Inner<S>>, key: Key, token: Token) {
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                while let Ok(Scoped::Busy) = inner.store().lease_release(&key, token).await {
+                    sleep(BUSY_PAUSE).await;
+                }
+                inner.lines.freed(&key);
+            });
+        }
+    }
+}
+
+impl<DB: LeaseOps> Lease<Pool<DB>> {
+    /// Inside a transaction: makes sure that this lease is current, renews it, and keeps everybody else from taking it
+    /// until the transaction ends, even if the lease expires meanwhile.
+    ///
+    /// Call it before reading what the lease protects. A transaction whose first statement is `verify` has real
+    /// exclusion for data in the same database.
+    ///
+    /// While the transaction is open the lease cannot be renewed otherwise, so keep it shorter than the ttl.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] unless the lease is current; [`Error::InvalidOption`] outside a transaction;
+    /// [`Error::NotMigrated`], [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// The row may or may not be locked in the transaction; roll that back.
+    pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
+        self.check_trusted()?;
+        if depth::<DB>(conn) == 0 {
+            let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
+            return Err(Error::InvalidOption { option: "verify", reason });
+        }
+        let pinned = DB::lease_pin(conn, &self.kept.key, self.kept.token, self.kept.ttl())
+            .await
+            .map_err(|err| failed_on_own_table::<DB>("verifying lease", Some(&self.kept.key), err))?;
+        if !pinned {
+            self.kept.trust.lose(LossReason::Stolen);
+        }
+        self.check_trusted()
+    }
+
+    /// Commits the transaction if, and only if, the lease is still held at that moment, and gives the lease back: one
+    /// atomic act. Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
+    ///
+    /// This is what keeps a stale holder (stopped, slow, partitioned away) from writing after somebody else took over.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the lease is not held any more; the transaction is rolled back. Otherwise those of
+    /// [`Tx::commit`](crate::Tx::commit); the lease is released in the background then.
+    ///
+    /// # Cancel safety
+    /// Dropping this future leaves it unknown whether the commit happened, as with any commit. The lease is given back
+    /// in either case.
+    pub async fn commit<T: AnyTx<DB>>(mut self, mut tx: T) -> Result<()> {
+        if self.check_trusted().is_ok() {
+            let Kept { key, token, .. } = &*self.kept;
+            let given_up = DB::lease_give_up(tx.connection(), key, *token)
+                .await
+                .map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))?;
+            if given_up {
+                tx.commit().await?;
+                self.inner.ended(&self.kept);
+                self.owned.take().map(Guard::defuse);
+                return Ok(());
+            }
+            self.kept.trust.lose(LossReason::Stolen);
+        }
+        tx.rollback().await?;
+        self.check_trusted()
+    }
+}
+
+/// Gives the lease back, waiting for a transaction that pins it.
+async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
+    inner.keeper.forget(kept.token);
+    loop {
+        match inner.store().lease_release(&kept.key, kept.token).await? {
+            Scoped::Done => {
+                inner.ended(kept);
+                return Ok(Released::Held);
+            }
+            Scoped::Gone => {
+                kept.trust.lose(LossReason::Stolen);
+                return Ok(Released::AlreadyLost);
+            }
+            Scoped::Busy => sleep(BUSY_PAUSE).await,
+        }
+    }
+}
+
+impl<S: LeaseStore> Inner<S> {
+    /// The lease was given back in good order.
+    fn ended(&self, kept: &Kept) {
+        self.keeper.forget(kept.token);
+        kept.trust.lose(LossReason::Released);
+        self.lines.freed(&kept.key);
+    }
+}
+
+/// The duty to give a lease back.
+struct Owned<S: LeaseStore> {
+    kept: Arc<Kept>,
+    inner: Arc<Inner<S>>,
+}
+
+impl<S: LeaseStore> Hold for Owned<S> {
+    fn abandon(self) {
+        let Self { kept, inner } = self;
+        inner.keeper.forget(kept.token);
+        // Given back by the body that ran under it, or lost: nothing is left to release.
+        if kept.trust.lost() == Some(LossReason::Released) {
+            return;
+        }
+        // Without a runtime the ttl frees it.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                if let Err(err) = give_back(&inner, &kept).await {
+                    tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
+                }
+            });
+        }
+    }
+}
+
+impl<S: LeaseStore> fmt::Debug for Lease<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("key", &self.kept.key)
+            .field("fence", &self.kept.fence)
+            .field("lost", &self.kept.trust.lost())
+            .finish_non_exhaustive()
+    }
+}

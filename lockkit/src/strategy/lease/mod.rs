@@ -1,0 +1,313 @@
+//! Leases: locks with an expiry, a fencing token and an owner check, for work that outlives a transaction.
+//!
+//! One lease of one process goes through these states:
+//!
+//! ```text
+//!            granted                 renewed in time
+//!   asking ───────────▶ held, trusted ◀────────────┐
+//!     │ │                │   │  └──────────────────┘
+//!     │ └── contended    │   └── not renewed, stolen, or the store says gone ──▶ lost   (for ever)
+//!     └──── dropped      └────── release, commit, drop ───────────────────────▶ released (for ever)
+//! ```
+//!
+//! A dropped question is answered all the same, by a task of its own, and what it was granted is given back.
+
+mod held;
+mod request;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use sqlx::Pool;
+use tokio::time::{Instant, sleep};
+
+pub use self::{
+    held::{Lease, Released},
+    request::LeaseRequest,
+};
+use crate::{
+    dialect::Dialect,
+    error::{Error, HolderInfo, Result},
+    keeper::{Keeper, Sweep},
+    key::Key,
+    migrate::migrate,
+    policy::{check_duration, check_wait},
+    store::{Held, LeaseInfo, LeaseStore, Scoped},
+    wait::Lines,
+};
+
+/// The most leases that [`Leases::list`] returns.
+const LIST_LIMIT: u32 = 10_000;
+
+/// How long a key is remembered that nobody holds. A clock that steps back by less cannot lower a fence.
+const RETENTION: Duration = Duration::from_hours(7 * 24);
+
+/// The pause before asking again for a row that a transaction has locked.
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
+/// Gives out leases that live in one store: the table `lockkit_lease` of a database, or a store of your own.
+///
+/// Make one per service and clone it freely; clones share their waiting lines and the task that renews.
+/// Use it when the work outlives a transaction, calls other services, or must run in one of many processes.
+/// For one short transaction [`RowLock`](crate::RowLock) or [`NamedLock`](crate::NamedLock) is simpler and faster.
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// let leases = lockkit::Leases::new(pool.clone());
+/// leases.migrate().await?;
+///
+/// let lease = leases.lease("nightly:invoices").acquire().await?;
+/// // … long work, as long as lease.is_trusted() …
+///
+/// // A write that happens only if the lease is still held at the moment of the commit:
+/// let mut tx = lockkit::begin(&pool).await?;
+/// # sqlx::query("CREATE TABLE invoices (id INTEGER)").execute(&mut *tx).await?;
+/// sqlx::query("INSERT INTO invoices VALUES (1)").execute(&mut *tx).await?;
+/// lease.commit(tx).await?;
+/// # Ok(()) }
+/// ```
+pub struct Leases<S: LeaseStore>(Arc<Inner<S>>);
+
+struct Inner<S: LeaseStore> {
+    keeper: Keeper<S>,
+    lines: Lines,
+    ttl: Duration,
+    wait: Duration,
+    renew_every: Option<Duration>,
+    holder: Arc<str>,
+}
+
+impl<S: LeaseStore> Inner<S> {
+    fn store(&self) -> &S {
+        self.keeper.store()
+    }
+}
+
+impl<S: LeaseStore> Leases<S> {
+    /// Leases with the defaults of [`LeasesBuilder`].
+    pub fn new(store: S) -> Self {
+        Self::builder(store).assemble()
+    }
+
+    /// Leases with settings of your own.
+    pub fn builder(store: S) -> LeasesBuilder<S> {
+        LeasesBuilder {
+            store,
+            ttl: Duration::from_secs(30),
+            wait: Duration::from_secs(10),
+            renew_every: None,
+            sweep: Some(Sweep { every: Duration::from_mins(10), retention: RETENTION }),
+            holder: None,
+        }
+    }
+
+    /// A request for the lease of this key: set what differs from the defaults, then
+    /// [`acquire`](LeaseRequest::acquire), [`try_acquire`](LeaseRequest::try_acquire) or [`run`](LeaseRequest::run).
+    pub fn lease(&self, key: impl Into<Key>) -> LeaseRequest<S> {
+        LeaseRequest::new(self.0.clone(), key.into())
+    }
+
+    /// Who holds the lease now; `None` when it is free or expired. Reads only.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`], [`Error::NotMigrated`], [`Error::Database`].
+    pub async fn show(&self, key: impl Into<Key>) -> Result<Option<LeaseInfo>> {
+        Ok(self.look(&key.into()).await?.map(|it| it.info))
+    }
+
+    async fn look(&self, key: &Key) -> Result<Option<Held>> {
+        key.check()?;
+        self.0.store().lease_look(key).await
+    }
+
+    /// The leases held now whose key starts with `prefix`, in the order of their keys, 10,000 at most. Reads only.
+    ///
+    /// # Errors
+    /// [`Error::NotMigrated`], [`Error::Database`].
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
+        let held = self.0.store().lease_list(prefix, LIST_LIMIT).await?;
+        Ok(held.into_iter().map(|it| it.info).collect())
+    }
+
+    /// Takes the lease from whoever holds it and leaves it free, for operators. Returns what was taken; `None` when
+    /// there was nothing to take.
+    ///
+    /// The old holder is told at its next renewal, and its commits are refused from now on. The next holder gets a
+    /// greater fence.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] when a transaction that pins the lease does not end within the default wait;
+    /// [`Error::InvalidKey`], [`Error::NotMigrated`], [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// The lease is freed or not; repeat it if in doubt.
+    pub async fn steal(&self, key: impl Into<Key>) -> Result<Option<LeaseInfo>> {
+        let key = key.into();
+        let started = Instant::now();
+        let Some(Held { token, info }) = self.look(&key).await? else {
+            return Ok(None);
+        };
+        while started.elapsed() <= self.0.wait {
+            match self.0.store().lease_release(&key, token).await? {
+                Scoped::Done => {
+                    tracing::warn!(key = %key, holder = %info.holder, fence = %info.fence, "lease stolen");
+                    self.0.lines.freed(&key);
+                    return Ok(Some(info));
+                }
+                Scoped::Gone => return Ok(None),
+                Scoped::Busy => sleep(BUSY_PAUSE).await,
+            }
+        }
+        let holder = HolderInfo::new(info.holder, info.fence, info.expires_in);
+        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(holder) })
+    }
+}
+
+impl<DB: Dialect> Leases<Pool<DB>>
+where
+    Pool<DB>: LeaseStore,
+{
+    /// Creates lockkit's tables, or brings them up to date. See [`migrate`](crate::migrate()).
+    ///
+    /// # Errors
+    /// [`Error::Migration`].
+    pub async fn migrate(&self) -> Result<()> {
+        migrate(self.pool()).await
+    }
+
+    pub(crate) fn pool(&self) -> &Pool<DB> {
+        self.0.store()
+    }
+}
+
+impl<S: LeaseStore> Clone for Leases<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: LeaseStore> fmt::Debug for Leases<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<S: LeaseStore> fmt::Debug for Inner<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leases")
+            .field("holder", &self.holder)
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .field("keeper", &self.keeper)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Settings of [`Leases`].
+#[derive(Debug, Clone)]
+#[must_use = "settings do nothing until `build` is called"]
+pub struct LeasesBuilder<S> {
+    store: S,
+    ttl: Duration,
+    wait: Duration,
+    renew_every: Option<Duration>,
+    sweep: Option<Sweep>,
+    holder: Option<String>,
+}
+
+impl<S: LeaseStore> LeasesBuilder<S> {
+    /// How long a lease lives without a renewal. Defaults to 30 s; at least 50 ms.
+    ///
+    /// It bounds how long a lease stays taken after its process dies. Short ones survive fewer hiccups.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long [`acquire`](LeaseRequest::acquire) tries before it gives up. Defaults to 10 s; zero tries once.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// How often to renew a lease. Defaults to a third of its ttl, which leaves time for two more tries.
+    pub fn renew_every(mut self, every: Duration) -> Self {
+        self.renew_every = Some(every);
+        self
+    }
+
+    /// How often to delete keys that nobody has held for a week. Defaults to 10 minutes.
+    pub fn sweep_every(mut self, every: Duration) -> Self {
+        self.sweep = Some(Sweep { every, retention: RETENTION });
+        self
+    }
+
+    /// Never delete old keys. Nothing depends on it but the size of the table.
+    pub fn never_sweep(mut self) -> Self {
+        self.sweep = None;
+        self
+    }
+
+    /// What operators see as the holder. Defaults to host, process id and a random part; 255 bytes at most.
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] names the setting that cannot work.
+    pub fn build(self) -> Result<Leases<S>> {
+        check_ttl(self.ttl)?;
+        check_wait("wait", self.wait)?;
+        if let Some(every) = self.renew_every {
+            check_duration("renew_every", every)?;
+            if every >= self.ttl {
+                let reason = format!("is {every:?}, not shorter than the ttl of {:?}; use a third of it", self.ttl);
+                return Err(Error::InvalidOption { option: "renew_every", reason });
+            }
+        }
+        if let Some(sweep) = self.sweep {
+            check_duration("sweep_every", sweep.every)?;
+        }
+        if let Some(holder) = &self.holder {
+            Key::new(holder).map_err(|_| Error::InvalidOption {
+                option: "holder",
+                reason: "must be 1 to 255 bytes of printable text".to_owned(),
+            })?;
+        }
+        Ok(self.assemble())
+    }
+
+    fn assemble(self) -> Leases<S> {
+        let Self { store, ttl, wait, renew_every, sweep, holder } = self;
+        let holder = holder.unwrap_or_else(this_process).into();
+        Leases(Arc::new(Inner {
+            keeper: Keeper::new(store, sweep),
+            lines: Lines::default(),
+            ttl,
+            wait,
+            renew_every,
+            holder,
+        }))
+    }
+}
+
+/// A ttl must leave room for its margin and a few renewals.
+fn check_ttl(ttl: Duration) -> Result<()> {
+    check_duration("ttl", ttl)?;
+    if ttl < Duration::from_millis(50) {
+        let reason = format!("is {ttl:?}, too short to be renewed in time; use 50 ms or more");
+        return Err(Error::InvalidOption { option: "ttl", reason });
+    }
+    Ok(())
+}
+
+/// Host, process id and a random part: enough for people to find the process.
+fn this_process() -> String {
+    let host =
+        gethostname::gethostname().to_string_lossy().chars().filter(|it| !it.is_control()).take(50).collect::<String>();
+    format!("{host}/{}/{:06x}", std::process::id(), fastrand::u32(..1 << 24))
+}

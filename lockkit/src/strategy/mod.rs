@@ -1,0 +1,6 @@
+//! The ways to exclude others: one module each, generic over the database or store.
+
+pub(crate) mod lease;
+pub(crate) mod named;
+pub(crate) mod row;
+pub(crate) mod version;

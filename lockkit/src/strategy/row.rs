@@ -1,0 +1,381 @@
+//! Row locks: `SELECT … FOR UPDATE` on the caller's own rows, bounded by the server, refused when it would scan.
+
+use std::{
+    any::TypeId,
+    collections::HashSet,
+    fmt,
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+use sqlx::{Arguments, Connection, Database, Encode, FromRow, Type};
+use tokio::time::Instant;
+
+use crate::{
+    dialect::{By, Columns, RowOps, RowQuery, Strength, depth, failed},
+    error::{BoxError, Error, Fault, Result},
+    ident::Ident,
+    key::Key,
+    policy::Wait,
+};
+
+/// What to do with a row lock that would read the whole table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlanCheck {
+    /// Lock without looking.
+    Off,
+    /// Log a warning with the plan, and lock.
+    Warn,
+    /// Refuse with [`Error::FullScan`] before anything is locked.
+    #[default]
+    Deny,
+}
+
+/// Locks rows of a table of yours for the rest of a transaction.
+///
+/// Use it for read-check-write on rows that exist. When there is no row yet, use [`NamedLock`](crate::NamedLock); when
+/// the work calls other services, a [lease](crate::Leases); when conflicts are rare, [`VersionedRow`](crate::VersionedRow).
+///
+/// | database | lock | bounded wait |
+/// |---|---|---|
+/// | PostgreSQL | `FOR NO KEY UPDATE`: stops writers, not those who only refer to the row by a foreign key | `lock_timeout` for this statement alone |
+/// | MySQL | `FOR UPDATE` | `MAX_EXECUTION_TIME` for this statement alone |
+/// | MariaDB | `FOR UPDATE` | `max_statement_time` for this statement alone |
+/// | SQLite | the write lock of the whole database, as `BEGIN IMMEDIATE` takes it; there are no row locks | busy timeout |
+///
+/// One round trip on every server, with a bound or without.
+///
+/// **The plan check.** Without an index that serves the columns, InnoDB locks every row of the table and PostgreSQL reads
+/// all of it. Before the first lock of a kind, lockkit asks the database for the plan (one more round trip) and refuses
+/// with [`Error::FullScan`]; statements that passed are remembered by the process. SQLite refuses too, so that what is
+/// tested on it is true on a server.
+///
+/// **After an error** roll the transaction back. PostgreSQL lets nothing else happen in it, and on MySQL or MariaDB it may
+/// be gone (deadlock) or half done. [`Tx::commit`](crate::Tx::commit) refuses such a transaction where the database says so.
+///
+/// # Example
+/// ```
+/// use lockkit::{RowLock, Wait};
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t_items VALUES (7, 3)").execute(&pool).await?;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// let (stock,): (i64,) = sqlx::query_as("SELECT 0").fetch_one(&mut *tx).await?; // any other work
+/// let (_id, stock): (i64, i64) = RowLock::table("t_items")
+///     .by("item_id", 7_i64)
+///     .wait(Wait::AtMost(Duration::from_millis(500)))
+///     .fetch_one(&mut *tx)
+///     .await?;
+/// if stock > 0 {
+///     sqlx::query("UPDATE t_items SET stock = stock - 1 WHERE item_id = 7").execute(&mut *tx).await?;
+/// }
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a row lock does nothing until `lock` or `fetch_…` is awaited"]
+pub struct RowLock<DB: Database> {
+    table: Result<Ident>,
+    by: Vec<By>,
+    order_by: Vec<Ident>,
+    arguments: DB::Arguments,
+    limit: Option<u32>,
+    skip_locked: bool,
+    strength: Strength,
+    wait: Wait,
+    check: PlanCheck,
+}
+
+impl<DB: RowOps> RowLock<DB> {
+    /// Rows of this table. The name as the database stores it (letters, digits, `_`); its schema is the connection's.
+    pub fn table(name: &str) -> Self {
+        Self {
+            table: Ident::new(name),
+            by: Vec::new(),
+            order_by: Vec::new(),
+            arguments: DB::Arguments::default(),
+            limit: None,
+            skip_locked: false,
+            strength: Strength::Update,
+            wait: Wait::Forever,
+            check: PlanCheck::Deny,
+        }
+    }
+
+    /// Rows whose column has this value. Call it again for every column of a composite key.
+    pub fn by<'v, T>(self, column: &str, value: T) -> Self
+    where
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        self.by_values(column, [value])
+    }
+
+    /// Rows whose column has one of these values. They are locked in the order of the column, whatever the order of the
+    /// values, so that two transactions that want the same rows cannot deadlock.
+    ///
+    /// [`lock`](Self::lock) fails with [`Error::NoSuchRow`] when a value has no row.
+    pub fn by_any<'v, T>(self, column: &str, values: impl IntoIterator<Item = T>) -> Self
+    where
+        T: Encode<'v, DB> + Type<DB> + Ord,
+    {
+        let mut values: Vec<T> = values.into_iter().collect();
+        values.sort_unstable();
+        values.dedup();
+        self.by_values(column, values)
+    }
+
+    fn by_values<'v, T>(mut self, column: &str, values: impl IntoIterator<Item = T>) -> Self
+    where
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        let column = self.ident(column);
+        let before = self.arguments.len();
+        for value in values {
+            if let Err(err) = self.arguments.add(value) {
+                self.fail(|| cannot_bind(&err));
+            }
+        }
+        if self.arguments.len() == before {
+            self.fail(|| no_values("by_any"));
+        }
+        if let Some(column) = column {
+            self.by.push(By { column, values: self.arguments.len() - before });
+        }
+        self
+    }
+
+    /// Locks in the order of this column; call it again for more. Without it, in the order of the columns of `by`.
+    ///
+    /// Give it where `by` matches many rows and the lock waits: rows locked in different orders can deadlock.
+    pub fn order_by(mut self, column: &str) -> Self {
+        let column = self.ident(column);
+        self.order_by.extend(column);
+        self
+    }
+
+    /// Locks at most this many rows.
+    pub fn limit(mut self, rows: u32) -> Self {
+        self.limit = Some(rows);
+        self
+    }
+
+    /// Passes over rows that are locked by somebody else, as a queue of jobs does. On SQLite nothing is ever passed over.
+    pub fn skip_locked(mut self) -> Self {
+        self.skip_locked = true;
+        self
+    }
+
+    /// Lets others read and share, but not write. The default stops other writers and other locks of its kind.
+    pub fn share(mut self) -> Self {
+        self.strength = Strength::Share;
+        self
+    }
+
+    /// Takes the strongest lock: for deleting rows or changing their key. Differs from the default on PostgreSQL only.
+    pub fn for_key_change(mut self) -> Self {
+        self.strength = Strength::KeyChange;
+        self
+    }
+
+    /// How long to wait for rows that are locked. Defaults to [`Wait::Forever`].
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into();
+        self
+    }
+
+    /// What to do when the lock would scan the table. Defaults to [`PlanCheck::Deny`].
+    pub fn check_plan(mut self, check: PlanCheck) -> Self {
+        self.check = check;
+        self
+    }
+
+    /// This lock, with its wait cut to what is left until a deadline.
+    pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
+        self.wait = self.wait.cut(deadline.map(|it| it.saturating_duration_since(Instant::now())));
+        self
+    }
+
+    pub(crate) fn bound(&self) -> Wait {
+        self.wait
+    }
+
+    /// Locks the rows and returns how many they are.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRow`] when no row matches, or a value of [`by_any`](Self::by_any) has none;
+    /// [`Error::Contended`] after the wait; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
+    /// [`Error::InvalidOption`], also outside a transaction; [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// The rows may or may not be locked, until the transaction ends; roll it back.
+    pub async fn lock<C>(self, conn: &mut C) -> Result<u64>
+    where
+        DB: RowOps<Connection = C>,
+        C: Connection<Database = DB>,
+    {
+        // With a limit or a skip it is not an error that some of the rows are missing.
+        let all = self.limit.is_none() && !self.skip_locked;
+        let least = if all { self.by.iter().map(|it| it.values).product() } else { 1 };
+        let (table, rows) = self.select(conn, Columns::None).await?;
+        if rows.len() < least {
+            return Err(Error::NoSuchRow { table });
+        }
+        Ok(rows.len() as u64)
+    }
+
+    /// Locks one row and returns it.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock); [`Error::Database`] too when the row does not fit `T`.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    pub async fn fetch_one<T, C>(self, conn: &mut C) -> Result<T>
+    where
+        DB: RowOps<Connection = C>,
+        C: Connection<Database = DB>,
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let (table, rows) = self.limit(1).select(conn, Columns::All).await?;
+        let row = rows.first().ok_or_else(|| Error::NoSuchRow { table: table.clone() })?;
+        decode::<DB, T>(&table, row)
+    }
+
+    /// Locks one row, if there is one, and returns it.
+    ///
+    /// # Errors
+    /// As [`fetch_one`](Self::fetch_one), but `None` when no row matches.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    pub async fn fetch_optional<T, C>(self, conn: &mut C) -> Result<Option<T>>
+    where
+        DB: RowOps<Connection = C>,
+        C: Connection<Database = DB>,
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let (table, rows) = self.limit(1).select(conn, Columns::All).await?;
+        rows.first().map(|row| decode::<DB, T>(&table, row)).transpose()
+    }
+
+    /// Locks all rows that match and returns them; none is not an error.
+    ///
+    /// # Errors
+    /// As [`fetch_one`](Self::fetch_one), but an empty list when no row matches.
+    ///
+    /// # Cancel safety
+    /// As [`lock`](Self::lock).
+    pub async fn fetch_all<T, C>(self, conn: &mut C) -> Result<Vec<T>>
+    where
+        DB: RowOps<Connection = C>,
+        C: Connection<Database = DB>,
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let (table, rows) = self.select(conn, Columns::All).await?;
+        rows.iter().map(|row| decode::<DB, T>(&table, row)).collect()
+    }
+
+    async fn select(self, conn: &mut DB::Connection, columns: Columns) -> Result<(Key, Vec<DB::Row>)> {
+        let Self { table, by, mut order_by, arguments, limit, skip_locked, strength, wait, check } = self;
+        let table = table?;
+        if by.is_empty() {
+            return Err(no_values("by"));
+        }
+        wait.check()?;
+        if depth::<DB>(conn) == 0 {
+            let reason = "needs a transaction: outside of one the rows would be unlocked at once".to_owned();
+            return Err(Error::InvalidOption { option: "row lock", reason });
+        }
+        if order_by.is_empty() {
+            order_by.extend(by.iter().map(|it| it.column.clone()));
+        }
+        let key = Key::from(table.as_str());
+        let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
+        if check != PlanCheck::Off {
+            check_plan::<DB>(conn, &query, &arguments, &key, check).await?;
+        }
+        let started = Instant::now();
+        match DB::row_lock(conn, &query, arguments).await {
+            Ok(rows) => Ok((key, rows)),
+            Err(err) if DB::fault(&err) == Fault::Contended => {
+                Err(Error::Contended { key, waited: started.elapsed(), holder: None })
+            }
+            Err(err) => Err(failed::<DB>("locking rows of", Some(&key), err)),
+        }
+    }
+
+    /// A checked name, or the first failure kept for when the lock is asked for.
+    fn ident(&mut self, name: &str) -> Option<Ident> {
+        Ident::new(name).map_err(|err| self.fail(|| err)).ok()
+    }
+
+    fn fail(&mut self, err: impl FnOnce() -> Error) {
+        if self.table.is_ok() {
+            self.table = Err(err());
+        }
+    }
+}
+
+fn cannot_bind(err: &BoxError) -> Error {
+    Error::InvalidOption { option: "by", reason: format!("has a value that cannot be sent to the database: {err}") }
+}
+
+fn no_values(option: &'static str) -> Error {
+    let reason = "names no row; give at least one column and value to lock by".to_owned();
+    Error::InvalidOption { option, reason }
+}
+
+fn decode<DB: RowOps, T: for<'r> FromRow<'r, DB::Row>>(table: &Key, row: &DB::Row) -> Result<T> {
+    T::from_row(row).map_err(|err| failed::<DB>("reading the locked row of", Some(table), err))
+}
+
+/// The selections that this process has found to use an index: what is remembered is an answer of the planner for the
+/// text of a statement, never anything that a lock depends on.
+static SERVED_BY_INDEX: LazyLock<Mutex<HashSet<(TypeId, String)>>> = LazyLock::new(Mutex::default);
+
+/// Beyond this many kinds of selections, start to remember anew.
+const REMEMBERED: usize = 4096;
+
+async fn check_plan<DB: RowOps>(
+    conn: &mut DB::Connection,
+    query: &RowQuery,
+    arguments: &DB::Arguments,
+    table: &Key,
+    check: PlanCheck,
+) -> Result<()> {
+    let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str()).collect();
+    let kind = (TypeId::of::<DB>(), format!("{table} {}", columns.join(" ")));
+    let remembered = || SERVED_BY_INDEX.lock().unwrap_or_else(PoisonError::into_inner);
+    if remembered().contains(&kind) {
+        return Ok(());
+    }
+    let scan = DB::row_scan(conn, query, arguments)
+        .await
+        .map_err(|err| failed::<DB>("checking the plan of a lock on rows of", Some(table), err))?;
+    match scan {
+        Some(plan) if check == PlanCheck::Deny => Err(Error::FullScan { table: table.clone(), plan }),
+        Some(plan) => {
+            tracing::warn!(%table, plan, "a row lock scans the whole table");
+            Ok(())
+        }
+        None => {
+            let mut remembered = remembered();
+            if remembered.len() >= REMEMBERED {
+                remembered.clear();
+            }
+            remembered.insert(kind);
+            Ok(())
+        }
+    }
+}
+
+impl<DB: Database> fmt::Debug for RowLock<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RowLock")
+            .field("table", &self.table)
+            .field("by", &self.by)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,237 @@
+//! Optimistic versions: writes that succeed only if nobody else wrote since the read.
+
+use std::{fmt, ops::Deref};
+
+use sqlx::{Arguments, Connection, Database, Encode, FromRow, Type};
+
+use crate::{
+    dialect::{By, RowsAffected, VersionOps, VersionQuery, failed},
+    error::{Error, Raced, Result},
+    ident::Ident,
+    key::Key,
+    version::Version,
+};
+
+/// Turns "no row was changed" into [`Error::Conflict`], on every database's query result.
+///
+/// Use it after a write of your own that compares the version:
+///
+/// ```
+/// use lockkit::OrConflict;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t VALUES (1, 5, 3)").execute(&pool).await?;
+/// sqlx::query("UPDATE t SET stock = stock - 1, version = version + 1 WHERE id = ? AND version = ?")
+///     .bind(1)
+///     .bind(3)
+///     .execute(&pool)
+///     .await?
+///     .or_conflict()?;
+/// # Ok(()) }
+/// ```
+pub trait OrConflict: Sized {
+    /// The result itself, or [`Error::Conflict`] when the statement changed no row.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] without versions: only the statement knew them.
+    fn or_conflict(self) -> Result<Self>;
+}
+
+impl<R: RowsAffected> OrConflict for R {
+    fn or_conflict(self) -> Result<Self> {
+        if self.affected() == 0 {
+            return Err(Error::Conflict { table: None, expected: None, found: None, source: Raced });
+        }
+        Ok(self)
+    }
+}
+
+/// A row together with the version it had when it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Versioned<T> {
+    /// The row.
+    pub row: T,
+    /// Its version.
+    pub version: Version,
+}
+
+impl<T> Deref for Versioned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.row
+    }
+}
+
+/// Reads a row with its version, and later moves the version on if it is still the same.
+///
+/// The version column may be an integer, which counts up, or a timestamp, which moves to the database's now and always
+/// forward, at whatever precision the column has.
+///
+/// Use it where conflicts are rare and reads dominate; on a hot row [`RowLock`](crate::RowLock) wastes less work. It holds
+/// nothing between the read and the write. Retry conflicts with [`Policy::retry`](crate::Policy::retry) or
+/// `#[with_lock(version, …)]`, each attempt in a transaction of its own: inside one REPEATABLE READ transaction every read
+/// would find the old version again.
+///
+/// # Example
+/// ```
+/// use lockkit::{Versioned, VersionedRow};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await?;
+/// #[derive(sqlx::FromRow)]
+/// struct Item {
+///     stock: i64,
+/// }
+/// let item = || VersionedRow::table("t_items").by("item_id", 7).version("version");
+///
+/// let mut tx = lockkit::begin(&pool).await?;
+/// let found: Versioned<Item> = item().read(&mut *tx).await?;
+/// item().expect(found.version.clone()).bump(&mut *tx).await?; // Err(Conflict) if somebody else was faster
+/// sqlx::query("UPDATE t_items SET stock = ? WHERE item_id = 7").bind(found.stock - 1).execute(&mut *tx).await?;
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "a versioned row does nothing until `read` or `bump` is awaited"]
+pub struct VersionedRow<DB: Database> {
+    table: Result<Ident>,
+    by: Vec<By>,
+    arguments: DB::Arguments,
+    version: Option<Ident>,
+    expected: Option<Version>,
+}
+
+impl<DB: VersionOps> VersionedRow<DB> {
+    /// A row of this table. The name as the database stores it (letters, digits, `_`).
+    pub fn table(name: &str) -> Self {
+        Self {
+            table: Ident::new(name),
+            by: Vec::new(),
+            arguments: DB::Arguments::default(),
+            version: None,
+            expected: None,
+        }
+    }
+
+    /// The row whose column has this value. Call it again for every column of a composite key.
+    pub fn by<'v, T>(mut self, column: &str, value: T) -> Self
+    where
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        match (Ident::new(column), self.arguments.add(value)) {
+            (Ok(column), Ok(())) => self.by.push(By { column, values: 1 }),
+            (Err(err), _) => self.fail(err),
+            (_, Err(err)) => self.fail(Error::InvalidOption {
+                option: "by",
+                reason: format!("has a value that cannot be sent to the database: {err}"),
+            }),
+        }
+        self
+    }
+
+    /// The column that holds the version: an integer or a timestamp. Defaults to `version`.
+    pub fn version(mut self, column: &str) -> Self {
+        match Ident::new(column) {
+            Ok(column) => self.version = Some(column),
+            Err(err) => self.fail(err),
+        }
+        self
+    }
+
+    /// The version that [`bump`](Self::bump) expects: the one that was read.
+    pub fn expect(mut self, version: impl Into<Version>) -> Self {
+        self.expected = Some(version.into());
+        self
+    }
+
+    /// Reads the row and its version, without locking anything.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the row
+    /// does not fit `T` or its version is NULL.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: it only reads.
+    pub async fn read<T, C>(self, conn: &mut C) -> Result<Versioned<T>>
+    where
+        DB: VersionOps<Connection = C>,
+        C: Connection<Database = DB>,
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let (query, table, arguments, _) = self.query()?;
+        let doing = "reading the version of a row of";
+        let found =
+            DB::version_read(conn, &query, arguments).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        let Some((row, version)) = found else {
+            return Err(Error::NoSuchRow { table });
+        };
+        let row = T::from_row(&row).map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        Ok(Versioned { row, version })
+    }
+
+    /// Moves the version on if it is still the expected one, and returns the new one. Inside a transaction the row is
+    /// locked from then on, so write the other columns in the same transaction.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
+    /// [`Error::InvalidOption`] without [`expect`](Self::expect); [`Error::InvalidIdentifier`]; [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Outside a transaction the version may or may not have been moved.
+    pub async fn bump<C>(self, conn: &mut C) -> Result<Version>
+    where
+        DB: VersionOps<Connection = C>,
+        C: Connection<Database = DB>,
+        DB::Arguments: Clone,
+    {
+        let (query, table, arguments, expected) = self.query()?;
+        let Some(expected) = expected else {
+            let reason = "was not called; `bump` needs the version that was read".to_owned();
+            return Err(Error::InvalidOption { option: "expect", reason });
+        };
+        let doing = "moving the version of a row of";
+        let again = arguments.clone();
+        let bumped = DB::version_bump(conn, &query, arguments, &expected).await;
+        if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
+            return Ok(version);
+        }
+        let found =
+            DB::version_read(conn, &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        let found = found.map(|(_, version)| version);
+        Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
+    }
+
+    fn query(self) -> Result<(VersionQuery, Key, DB::Arguments, Option<Version>)> {
+        let Self { table, by, arguments, version, expected } = self;
+        let table = table?;
+        if by.is_empty() {
+            let reason = "names no row; give at least one column and value".to_owned();
+            return Err(Error::InvalidOption { option: "by", reason });
+        }
+        let version = version.map_or_else(|| Ident::new("version"), Ok)?;
+        let key = Key::from(table.as_str());
+        Ok((VersionQuery { table, by, version }, key, arguments, expected))
+    }
+
+    fn fail(&mut self, err: Error) {
+        if self.table.is_ok() {
+            self.table = Err(err);
+        }
+    }
+}
+
+impl<DB: Database> fmt::Debug for VersionedRow<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VersionedRow")
+            .field("table", &self.table)
+            .field("by", &self.by)
+            .field("version", &self.version)
+            .field("expected", &self.expected)
+            .finish_non_exhaustive()
+    }
+}

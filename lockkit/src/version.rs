@@ -1,0 +1,35 @@
+//! The version of a row, as an optimistic write compares it.
+
+use std::fmt;
+
+/// What the version column of a row holds: a number that counts up, or a timestamp that moves forward.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Version {
+    /// An integer column; a bump adds one.
+    Number(i64),
+    /// A timestamp column, in the database's own exact notation; a bump moves it to now, or just past the old
+    /// value where the clock has not moved on.
+    Timestamp(String),
+}
+
+impl From<i64> for Version {
+    fn from(number: i64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<i32> for Version {
+    fn from(number: i32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Timestamp(text) => f.write_str(text),
+        }
+    }
+}

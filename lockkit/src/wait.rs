@@ -1,0 +1,198 @@
+//! The one waiting loop: how callers of one process queue for a lease, and how the first of them asks the store.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Mutex as FairMutex, Notify},
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    error::Result,
+    key::Key,
+    policy::{Backoff, half_jitter},
+};
+
+/// The pauses between two questions to the store. The first are short, for locks that are held briefly.
+const PAUSES: Backoff = Backoff { base: Duration::from_millis(4), cap: Duration::from_millis(250) };
+
+/// How long the first question may take where the caller's own wait is shorter.
+const FIRST_ANSWER: Duration = Duration::from_millis(500);
+
+/// The answer to one question.
+pub(crate) enum Turn<T> {
+    /// The lease is taken.
+    Done(T),
+    /// Somebody else holds it; it is free after this time unless it is renewed or released.
+    Held { free_in: Option<Duration> },
+}
+
+/// The waiting lines of one process, one for each key that somebody waits for.
+///
+/// Only the first in a line asks the store; the others wait here, in order, without a connection. A release in the
+/// same process wakes the first at once.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(Mutex<HashMap<Key, Weak<Line>>>);
+
+#[derive(Debug, Default)]
+struct Line {
+    /// Tokio's mutex serves in the order of arrival.
+    first: FairMutex<()>,
+    freed: Notify,
+}
+
+impl Lines {
+    /// Asks until the lease is taken or `deadline` has passed: `Ok(None)` then. The first question may take
+    /// [`FIRST_ANSWER`] longer, so that a short wait still gets an answer.
+    ///
+    /// `ask(true)` takes the lease if it can; `ask(false)` may look first, since the lease was held a moment ago.
+    pub(crate) async fn wait<T, Fut>(
+        &self,
+        key: &Key,
+        deadline: Instant,
+        mut ask: impl FnMut(bool) -> Fut,
+    ) -> Result<Option<T>>
+    where
+        Fut: Future<Output = Result<Turn<T>>>,
+    {
+        let line = self.line(key);
+        let Ok(_first) = timeout_at(deadline, line.first.lock()).await else {
+            return Ok(None);
+        };
+        let mut pauses = PAUSES.ceilings();
+        let mut likely_free = true;
+        let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
+        loop {
+            // Made before the question, so that a release during it is not missed.
+            let freed = line.freed.notified();
+            let Ok(turn) = timeout_at(limit, ask(likely_free)).await else {
+                return Ok(None);
+            };
+            limit = deadline;
+            let free_in = match turn? {
+                Turn::Done(taken) => return Ok(Some(taken)),
+                Turn::Held { free_in } => free_in,
+            };
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
+            // Never sleep past the moment at which the holder's lease ends.
+            let pause = free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1)));
+            likely_free = tokio::select! {
+                () = freed => true,
+                () = sleep(pause.min(deadline.saturating_duration_since(Instant::now()))) => false,
+            };
+        }
+    }
+
+    /// Tells the first in the line that the lease was given back.
+    pub(crate) fn freed(&self, key: &Key) {
+        let line = self.lines().get(key).and_then(Weak::upgrade);
+        if let Some(line) = line {
+            line.freed.notify_one();
+        }
+    }
+
+    fn line(&self, key: &Key) -> Arc<Line> {
+        let mut lines = self.lines();
+        if let Some(line) = lines.get(key).and_then(Weak::upgrade) {
+            return line;
+        }
+        // Empty lines are cleared whenever the map would have to grow, so it stays in proportion to the waiters.
+        if lines.len() == lines.capacity() {
+            lines.retain(|_, it| it.strong_count() > 0);
+        }
+        let line = Arc::new(Line::default());
+        lines.insert(key.clone(), Arc::downgrade(&line));
+        line
+    }
+
+    fn lines(&self) -> MutexGuard<'_, HashMap<Key, Weak<Line>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[tokio::test(start_paused = true)]
+    async fn one_process_asks_with_one_voice_and_serves_in_order() {
+        let lines = Arc::new(Lines::default());
+        let (asked, served) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut waiters = Vec::new();
+        for number in 0..10 {
+            let (lines, asked, served) = (lines.clone(), asked.clone(), served.clone());
+            waiters.push(tokio::spawn(async move {
+                let ask = |_| async {
+                    // Held for the first 20 questions.
+                    if asked.fetch_add(1, Ordering::Relaxed) < 20 {
+                        return Ok(Turn::Held { free_in: None });
+                    }
+                    Ok(Turn::Done(()))
+                };
+                lines.wait(&Key::from("k"), deadline, ask).await.unwrap().unwrap();
+                served.lock().unwrap().push(number);
+            }));
+            tokio::task::yield_now().await;
+        }
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        assert_eq!(*served.lock().unwrap(), (0..10).collect::<Vec<_>>());
+        assert_eq!(asked.load(Ordering::Relaxed), 30, "20 while it was held, then one for each waiter");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_never_sleeps_past_the_holders_expiry() {
+        let (lines, started) = (Lines::default(), Instant::now());
+        let expiry = started + Duration::from_millis(700);
+        let ask = |_| async {
+            let left = expiry.saturating_duration_since(Instant::now());
+            Ok(if left.is_zero() { Turn::Done(()) } else { Turn::Held { free_in: Some(left) } })
+        };
+        lines.wait(&Key::from("k"), started + Duration::from_secs(60), ask).await.unwrap().unwrap();
+        assert!(started.elapsed() <= Duration::from_millis(702), "{:?}", started.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_in_the_same_process_ends_the_pause() {
+        let (lines, started) = (Arc::new(Lines::default()), Instant::now());
+        let free = Arc::new(AtomicU32::new(0));
+        let ask = |likely_free| {
+            let free = free.clone();
+            async move {
+                let is_free = likely_free && free.load(Ordering::Relaxed) == 1;
+                Ok(if is_free { Turn::Done(()) } else { Turn::Held { free_in: None } })
+            }
+        };
+        let key = Key::from("k");
+        let release = async {
+            sleep(Duration::from_secs(5)).await;
+            free.store(1, Ordering::Relaxed);
+            lines.freed(&key);
+        };
+        let (taken, ()) = tokio::join!(lines.wait(&key, started + Duration::from_secs(60), ask), release);
+        assert!(taken.unwrap().is_some());
+        assert_eq!(started.elapsed(), Duration::from_secs(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_ends_at_the_deadline_and_asks_at_least_once() {
+        let (lines, started) = (Lines::default(), Instant::now());
+        let held = |_| async { Ok(Turn::<()>::Held { free_in: None }) };
+        let key = Key::from("k");
+        assert!(lines.wait(&key, started + Duration::from_secs(2), held).await.unwrap().is_none());
+        assert_eq!(started.elapsed(), Duration::from_secs(2));
+        let free = |_| async { Ok(Turn::Done(1)) };
+        assert_eq!(lines.wait(&key, Instant::now(), free).await.unwrap(), Some(1));
+    }
+}
