@@ -1,7 +1,17 @@
-//! The `#[with_lock]` attribute of lockkit.
+//! The `#[with_lock]` attribute of lockkit. Use it through `lockkit::with_lock`.
 
-/// Placeholder while the attribute is written.
+mod args;
+mod duration;
+mod expand;
+mod function;
+mod rewritten;
+mod template;
+mod validate;
+
+use proc_macro::TokenStream;
+
+/// PLACEHOLDER
 #[proc_macro_attribute]
-pub fn with_lock(_args: proc_macro::TokenStream, item: proc_macro::TokenStream) -> proc_macro::TokenStream {
-    item
+pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
+    expand::with_lock(args.into(), item.into()).into()
 }

@@ -8,13 +8,12 @@ use std::{
     time::Duration,
 };
 
-use sqlx::Pool;
-pub use std;
+use sqlx::{Database, Pool};
 pub use tokio::time::Instant;
 
 use crate::{
     dialect::{Dialect, LeaseOps, NamedOps, RowOps},
-    error::Result,
+    error::{BoxError, Result},
     retry::is_retryable,
     section::begin_within,
     store::LeaseStore,
@@ -38,37 +37,52 @@ pub use crate::{
     label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
     note = "return a `Result`, and write `impl From<lockkit::Error> for YourError`"
 )]
-pub trait Outcome {
+pub trait Outcome: Sized {
+    /// What it returns when all is well.
+    type Value;
+    /// What it returns otherwise.
+    type Error: From<Error>;
+
     /// The result of a function whose lock could not be taken.
-    fn lock_failed(err: Error) -> Self;
+    fn lock_failed(err: Error) -> Self {
+        Self::from_result(Err(err.into()))
+    }
+
+    /// The result as a `Result`.
+    fn into_result(self) -> Result<Self::Value, Self::Error>;
+
+    /// The way back.
+    fn from_result(result: Result<Self::Value, Self::Error>) -> Self;
 }
 
 impl<T, E: From<Error>> Outcome for Result<T, E> {
-    fn lock_failed(err: Error) -> Self {
-        Err(err.into())
+    type Value = T;
+    type Error = E;
+
+    fn into_result(self) -> Self {
+        self
+    }
+
+    fn from_result(result: Self) -> Self {
+        result
     }
 }
 
 /// An error that the default test can judge.
 #[diagnostic::on_unimplemented(
     message = "`#[with_lock]` cannot tell which errors of type `{Self}` are worth another attempt",
-    label = "this error type is not a `std::error::Error`",
+    label = "this error type is not a `std::error::Error + Send + Sync + 'static`",
     note = "implement `std::error::Error` for it, or name a test of your own: `retry_if = path`"
 )]
-pub trait Judged {
+pub trait Judged: Into<BoxError> {
     /// Whether a fresh attempt may succeed.
     fn is_retryable(&self) -> bool;
 }
 
-impl<E: StdError + 'static> Judged for E {
+impl<E: StdError + Send + Sync + 'static> Judged for E {
     fn is_retryable(&self) -> bool {
         is_retryable(self)
     }
-}
-
-/// The default test for another attempt.
-pub fn judge<E: Judged>(err: &E) -> bool {
-    err.is_retryable()
 }
 
 /// The policy of an attribute.
@@ -76,9 +90,48 @@ pub fn policy(attempts: Option<u32>, deadline: Option<Duration>) -> Policy {
     Policy { attempts, deadline, ..Policy::new() }
 }
 
+/// What becomes of an attempt: the result, or `None` for another one.
+pub async fn step<R: Outcome<Error: Judged>>(retry: &mut Retry, ended: Option<R>) -> Option<R> {
+    step_if(retry, ended, Judged::is_retryable).await
+}
+
+/// As [`step`], with the caller's test.
+pub async fn step_if<R: Outcome<Error: Into<BoxError>>>(
+    retry: &mut Retry,
+    ended: Option<R>,
+    worth_another: impl Fn(&R::Error) -> bool,
+) -> Option<R> {
+    retry.step(ended.map(R::into_result), worth_another).await.map(R::from_result)
+}
+
+/// A handle of one's own, so that the body may have what it was reached by.
+pub fn leases<S: LeaseStore>(leases: &Leases<S>) -> Leases<S> {
+    leases.clone()
+}
+
+/// As [`leases`], for a pool.
+pub fn pool<DB: Database>(pool: &Pool<DB>) -> Pool<DB> {
+    pool.clone()
+}
+
+/// A key.
+pub fn key(key: impl Into<Key>) -> Key {
+    key.into()
+}
+
+/// A wait.
+pub fn wait(wait: impl Into<Wait>) -> Wait {
+    wait.into()
+}
+
 /// A lease request.
 pub fn lease<S: LeaseStore>(leases: &Leases<S>, key: Key) -> LeaseRequest<S> {
     leases.lease(key)
+}
+
+/// A row lock in the database of the pool.
+pub fn row_lock<DB: RowOps>(_pool: &Pool<DB>, table: &'static str) -> RowLock<DB> {
+    RowLock::table(table)
 }
 
 /// The lease for the body.
@@ -87,42 +140,29 @@ pub fn borrowed<S: LeaseStore>(lease: &Lease<S>) -> Lease<S> {
 }
 
 /// Runs the body under the lease and releases that.
-pub async fn under_lease<S: LeaseStore, T, E: From<Error>>(
-    lease: Lease<S>,
-    body: impl Future<Output = Result<T, E>>,
-) -> Result<T, E> {
-    lease.end_with(body).await
+pub async fn under_lease<S: LeaseStore, R: Outcome>(lease: Lease<S>, body: impl Future<Output = R>) -> R {
+    R::from_result(lease.end_with(async { body.await.into_result() }).await)
 }
 
 /// Runs the body until the lease is lost.
-pub async fn guarded<S: LeaseStore, T, E: From<Error>>(
-    lease: &Lease<S>,
-    body: impl Future<Output = Result<T, E>>,
-) -> Result<T, E> {
-    lease.guarded(body).await
+pub async fn guarded<S: LeaseStore, R: Outcome>(lease: &Lease<S>, body: impl Future<Output = R>) -> R {
+    R::from_result(lease.guarded(async { body.await.into_result() }).await)
 }
 
 /// A transaction in the database that keeps the leases.
 pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>> {
-    begin_within(leases.pool(), Wait::Forever, None).await
+    begin_within(leases.store(), Wait::Forever, None).await
 }
 
 /// Commits under the lease, or rolls back and releases it.
-pub async fn end_lease_tx<DB: LeaseOps, T, E: From<Error>>(
-    lease: Lease<Pool<DB>>,
-    tx: Tx<DB>,
-    result: Result<T, E>,
-) -> Result<T, E> {
-    match result {
-        Ok(value) => {
-            lease.commit(tx).await?;
-            Ok(value)
-        }
+pub async fn end_lease_tx<DB: LeaseOps, R: Outcome>(lease: Lease<Pool<DB>>, tx: Tx<DB>, result: R) -> R {
+    R::from_result(match result.into_result() {
+        Ok(value) => lease.commit(tx).await.map(|()| value).map_err(R::Error::from),
         Err(err) => {
             roll_back(tx).await;
             lease.end_with(async { Err(err) }).await
         }
-    }
+    })
 }
 
 /// A transaction without a lock.
@@ -155,25 +195,14 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
 }
 
 /// Commits on `Ok`, rolls back on `Err`.
-pub async fn end_tx<DB: Dialect, T, E: From<Error>>(tx: Tx<DB>, result: Result<T, E>) -> Result<T, E> {
-    match result {
-        Ok(value) => {
-            tx.commit().await?;
-            Ok(value)
-        }
+pub async fn end_tx<DB: Dialect, R: Outcome>(tx: Tx<DB>, result: R) -> R {
+    R::from_result(match result.into_result() {
+        Ok(value) => tx.commit().await.map(|()| value).map_err(R::Error::from),
         Err(err) => {
             roll_back(tx).await;
             Err(err)
         }
-    }
-}
-
-/// Ends an attempt whose transaction may not have begun.
-pub async fn end_attempt<DB: Dialect, T, E: From<Error>>(tx: Option<Tx<DB>>, result: Result<T, E>) -> Result<T, E> {
-    match tx {
-        Some(tx) => end_tx(tx, result).await,
-        None => result,
-    }
+    })
 }
 
 /// What the caller gets is why the body failed; a rollback that fails is done by the database.

@@ -44,7 +44,7 @@ mod sealed {
     message = "lockkit does not know the database `{Self}`",
     note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
 )]
-pub trait Dialect: Database + sealed::Sealed {
+pub trait Dialect: Database<Arguments: Clone + Sync> + sealed::Sealed {
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 

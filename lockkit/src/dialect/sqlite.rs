@@ -1,6 +1,7 @@
 //! SQLite 3.42 and later: the statements, and what its extended result codes mean.
 //!
 //! SQLite has one lock for all writers of a database file. Every lock that lives in a transaction is that lock here.
+//! Names are quoted by backticks: what stands in double quotes and is no column, SQLite takes for a string.
 
 use std::time::Duration;
 
@@ -289,7 +290,7 @@ impl RowOps for Sqlite {
         arguments: SqliteArguments,
     ) -> sqlx::Result<Vec<SqliteRow>> {
         let column = &query.by[0].column;
-        let no_op = format!("UPDATE \"{}\" SET \"{column}\" = \"{column}\" WHERE 0", query.table);
+        let no_op = format!("UPDATE `{}` SET `{column}` = `{column}` WHERE 0", query.table);
         take_write_lock(conn, query.wait, no_op).await?;
         sqlx::query_with(AssertSqlSafe(selection(query)), arguments).fetch_all(conn).await
     }
@@ -299,8 +300,12 @@ impl RowOps for Sqlite {
         query: &RowQuery,
         arguments: &SqliteArguments,
     ) -> sqlx::Result<Option<String>> {
+        // An EXPLAIN does not notice that another connection has made an index; a statement that runs does.
+        let table = &query.table;
+        sqlx::query(AssertSqlSafe(format!("SELECT 1 FROM `{table}` LIMIT 0"))).execute(&mut *conn).await?;
         let sql = format!("EXPLAIN QUERY PLAN {}", selection(query));
-        let rows = sqlx::query_with(AssertSqlSafe(sql), arguments.clone()).fetch_all(conn).await?;
+        let explain = sqlx::query_with(AssertSqlSafe(sql), arguments.clone()).persistent(false);
+        let rows = explain.fetch_all(conn).await?;
         let steps = rows.iter().map(|it| it.try_get("detail")).collect::<sqlx::Result<Vec<String>>>()?;
         Ok(steps.iter().any(|it| it.starts_with("SCAN")).then(|| steps.join("; ")))
     }
@@ -316,10 +321,10 @@ fn selection(query: &RowQuery) -> String {
         Columns::None => "1 AS locked",
     };
     format!(
-        "SELECT {columns} FROM \"{}\" AS r WHERE {} {}",
+        "SELECT {columns} FROM `{}` AS r WHERE {} {}",
         query.table,
-        matching(&query.by, 1, '"', placeholder),
-        order_and_limit(query, '"'),
+        matching(&query.by, 1, '`', placeholder),
+        order_and_limit(query, '`'),
     )
 }
 
@@ -342,9 +347,9 @@ impl VersionOps for Sqlite {
     ) -> sqlx::Result<Option<(SqliteRow, Version)>> {
         let VersionQuery { table, by, version } = query;
         let sql = format!(
-            "SELECT *, CAST(\"{version}\" AS TEXT) AS lockkit_version, typeof(\"{version}\") = 'integer' AS lockkit_number
-             FROM \"{table}\" WHERE {}",
-            matching(by, 1, '"', placeholder),
+            "SELECT *, CAST(`{version}` AS TEXT) AS lockkit_version, typeof(`{version}`) = 'integer' AS lockkit_number
+             FROM `{table}` WHERE {}",
+            matching(by, 1, '`', placeholder),
         );
         let Some(row) = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await? else {
             return Ok(None);
@@ -360,26 +365,26 @@ impl VersionOps for Sqlite {
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
-        let filter = matching(by, 1, '"', placeholder);
+        let filter = matching(by, 1, '`', placeholder);
         let (next, current) = match expected {
             Version::Number(number) => {
                 arguments.add(*number).map_err(sqlx::Error::Encode)?;
-                (format!("\"{version}\" + 1"), format!("\"{version}\" = ?"))
+                (format!("`{version}` + 1"), format!("`{version}` = ?"))
             }
             Version::Timestamp(text) => {
                 arguments.add(text.clone()).map_err(sqlx::Error::Encode)?;
                 (
                     format!(
                         "max(strftime('%Y-%m-%d %H:%M:%f', 'now'),
-                             strftime('%Y-%m-%d %H:%M:%f', \"{version}\", '+0.001 seconds'))"
+                             strftime('%Y-%m-%d %H:%M:%f', `{version}`, '+0.001 seconds'))"
                     ),
-                    format!("CAST(\"{version}\" AS TEXT) = ?"),
+                    format!("CAST(`{version}` AS TEXT) = ?"),
                 )
             }
         };
         let sql = format!(
-            "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current}
-             RETURNING CAST(\"{version}\" AS TEXT)"
+            "UPDATE `{table}` SET `{version}` = {next} WHERE {filter} AND {current}
+             RETURNING CAST(`{version}` AS TEXT)"
         );
         let text: Option<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await?;
         text.map(|it| super::version(matches!(expected, Version::Number(_)), it)).transpose()

@@ -187,7 +187,6 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         DB: VersionOps<Connection = C>,
         C: Connection<Database = DB>,
-        DB::Arguments: Clone,
     {
         let (query, table, arguments, expected) = self.query()?;
         let Some(expected) = expected else {

@@ -102,6 +102,11 @@ impl<S: LeaseStore> Leases<S> {
         }
     }
 
+    /// The store that the leases live in.
+    pub fn store(&self) -> &S {
+        self.0.store()
+    }
+
     /// A request for the lease of this key: set what differs from the defaults, then
     /// [`acquire`](LeaseRequest::acquire), [`try_acquire`](LeaseRequest::try_acquire) or [`run`](LeaseRequest::run).
     pub fn lease(&self, key: impl Into<Key>) -> LeaseRequest<S> {
@@ -173,11 +178,7 @@ where
     /// # Errors
     /// [`Error::Migration`].
     pub async fn migrate(&self) -> Result<()> {
-        migrate(self.pool()).await
-    }
-
-    pub(crate) fn pool(&self) -> &Pool<DB> {
-        self.0.store()
+        migrate(self.store()).await
     }
 }
 

@@ -1,0 +1,243 @@
+//! A lottery and flash sale: buyers draw items with limited stock, all at once, from many tasks in many processes.
+//!
+//! Each draw looks (is something left? does this buyer hold one already?) and then writes. Without a lock the shop gives
+//! out more than it has; under each kind of lock of lockkit it gives out exactly its stock, and nobody wins twice.
+//!
+//! ```text
+//! cargo run --release --example flash_sale                       # on a temporary SQLite file
+//! cargo run --release --example flash_sale -- --processes 8 --strategy naive --strategy row --plot sale.svg
+//! cargo run --release --example flash_sale -- --database postgres://user:password@localhost/shop
+//! cargo run --release --example flash_sale -- --csv examples/items.csv
+//! ```
+//!
+//! The database gets the tables `t_items` and `t_wins`, made anew for every run, and lockkit's own. The exit code is 1
+//! when a lock did not do its duty.
+
+mod draws;
+mod plot;
+mod sale;
+mod shop;
+mod verdict;
+mod worker;
+
+use std::{io::stdout, io::Write, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use sqlx::{Encode, MySql, Postgres, Sqlite, Type};
+
+use crate::{
+    draws::Plan,
+    sale::Strategy,
+    shop::{Item, Shop},
+    verdict::{HEADER, verdict},
+    worker::{read_job, run_processes, work},
+};
+
+/// Sells limited stock to many buyers at once, under each kind of lock and without any.
+#[derive(Debug, Parser)]
+#[command(name = "flash_sale")]
+struct Args {
+    /// Pieces of each item
+    #[arg(long, default_value_t = 20)]
+    stock: u32,
+
+    /// Different items; the last one is drawn most often
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    items: u32,
+
+    /// Different buyers, each of whom may win each item once
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    buyers: u32,
+
+    /// Draws in all, shared among the tasks
+    #[arg(long, default_value_t = 4000)]
+    draws: u32,
+
+    /// Tasks in each process, all drawing at the same time
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    tasks: u32,
+
+    /// Processes
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    processes: u32,
+
+    /// How to keep draws apart; may be repeated [default: all]
+    #[arg(long, value_enum)]
+    strategy: Vec<Choice>,
+
+    /// postgres://, mysql:// or sqlite:// [default: a temporary SQLite file]
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
+
+    /// Decides who draws what
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Items to sell, with the columns item_id, name, stock and weight
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["stock", "items"])]
+    csv: Option<PathBuf>,
+
+    /// Draw the results as a chart
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+
+    /// Be one of the processes
+    #[arg(long, hide = true)]
+    worker: bool,
+}
+
+/// A strategy, or all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    All,
+    Naive,
+    Row,
+    Named,
+    Lease,
+    Version,
+}
+
+impl Choice {
+    fn strategies(self) -> &'static [Strategy] {
+        match self {
+            Self::All => &Strategy::ALL,
+            Self::Naive => &[Strategy::Naive],
+            Self::Row => &[Strategy::Row],
+            Self::Named => &[Strategy::Named],
+            Self::Lease => &[Strategy::Lease],
+            Self::Version => &[Strategy::Version],
+        }
+    }
+}
+
+/// Calls a function that is generic over the database with the one that a URL names.
+macro_rules! on_database_of {
+    ($url:expr, $function:ident($($argument:expr),*)) => {
+        match $url.split(':').next() {
+            Some("sqlite") => $function::<Sqlite>($($argument),*).await,
+            Some("mysql" | "mariadb") => $function::<MySql>($($argument),*).await,
+            Some("postgres" | "postgresql") => $function::<Postgres>($($argument),*).await,
+            _ => bail!("the database must be a URL with postgres://, mysql:// or sqlite://"),
+        }
+    };
+}
+
+#[tokio::main]
+async fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    if args.worker {
+        let job = read_job()?;
+        let url = job.url.clone();
+        on_database_of!(url, work(job))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let folder = tempfile::tempdir()?;
+    let url = match &args.database {
+        Some(url) => url.clone(),
+        None => format!("sqlite://{}", folder.path().join("shop.db").display()),
+    };
+    on_database_of!(url, compare(&args, &url))
+}
+
+/// Runs every strategy in turn and prints what it did.
+async fn compare<DB: Shop>(args: &Args, url: &str) -> Result<ExitCode>
+where
+    i64: for<'v> Encode<'v, DB> + Type<DB>,
+{
+    let plan = plan(args)?;
+    let pool = DB::open(url, 4).await.with_context(|| format!("cannot connect to {}", DB::NAME))?;
+    lockkit::migrate(&pool).await?;
+    let server = DB::server(&pool).await?;
+
+    let Plan { items, buyers, draws, processes, tasks, seed } = &plan;
+    println!(
+        "{} items, {} pieces; {draws} draws by {buyers} buyers from {processes} processes with {tasks} tasks each; \
+         {server}, seed {seed}\n",
+        items.len(),
+        plan.stock(),
+    );
+    println!("{HEADER}");
+
+    let mut verdicts = Vec::new();
+    for strategy in strategies(&args.strategy) {
+        DB::fill(&pool, &plan.items).await?;
+        let bar = progress_bar(strategy, plan.draws);
+        let report = run_processes(url, strategy, &plan, {
+            let bar = bar.clone();
+            move |draws| bar.set_position(draws)
+        })
+        .await?;
+        bar.finish_and_clear();
+        let verdict = verdict(&pool, strategy, &plan, &report).await?;
+        println!("{}", verdict.line());
+        stdout().flush()?;
+        verdicts.push(verdict);
+    }
+    if let Some(path) = &args.plot {
+        plot::plot(path, &server, &verdicts)?;
+    }
+    Ok(sum_up(&verdicts))
+}
+
+/// Says what was wrong. A lock that failed is a failure of the run; the naive snippet is there to fail.
+fn sum_up(verdicts: &[verdict::Verdict]) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    println!();
+    for verdict in verdicts {
+        let name = verdict.strategy.name();
+        match (verdict.strategy, verdict.faults.is_empty()) {
+            (Strategy::Naive, true) => println!("naive: got away with it this time; give it more tasks or draws"),
+            (Strategy::Naive, false) => println!(
+                "naive: checks, then writes, without a lock: {} pieces given out that were not there, {} double wins",
+                verdict.oversold, verdict.double_wins,
+            ),
+            (_, true) => {}
+            (_, false) => {
+                code = ExitCode::FAILURE;
+                eprintln!("{name}: THE LOCK DID NOT HOLD");
+                for fault in &verdict.faults {
+                    eprintln!("{name}:   {fault}");
+                }
+            }
+        }
+    }
+    if code == ExitCode::SUCCESS && verdicts.iter().any(|it| it.strategy != Strategy::Naive) {
+        println!("every lock gave out exactly what was there, and no buyer won an item twice");
+    }
+    code
+}
+
+fn strategies(chosen: &[Choice]) -> Vec<Strategy> {
+    let chosen = if chosen.is_empty() { &[Choice::All] } else { chosen };
+    let chosen: Vec<Strategy> = chosen.iter().flat_map(|it| it.strategies()).copied().collect();
+    Strategy::ALL.into_iter().filter(|it| chosen.contains(it)).collect()
+}
+
+fn plan(args: &Args) -> Result<Plan> {
+    let items = match &args.csv {
+        Some(path) => csv::Reader::from_path(path)
+            .and_then(|mut it| it.deserialize().collect::<csv::Result<Vec<Item>>>())
+            .with_context(|| format!("cannot read the items in {}", path.display()))?,
+        None => (1..=args.items)
+            .map(|number| Item {
+                item_id: number.into(),
+                name: format!("item {number}"),
+                stock: args.stock,
+                weight: number,
+            })
+            .collect(),
+    };
+    ensure!(items.iter().any(|it| it.weight > 0), "there is nothing to draw: no item has a weight");
+    let Args { buyers, draws, tasks, processes, seed, .. } = *args;
+    Ok(Plan { items, buyers, draws, processes, tasks, seed })
+}
+
+/// On the standard error, and only if that is a terminal.
+fn progress_bar(strategy: Strategy, draws: u32) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:8} [{bar:40}] {pos}/{len} draws {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ");
+    ProgressBar::new(draws.into()).with_style(style).with_message(strategy.name())
+}

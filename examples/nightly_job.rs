@@ -1,0 +1,117 @@
+//! Many processes wake up for the nightly job; exactly one runs it.
+//!
+//! ```text
+//! cargo run --example nightly_job                  # five processes on a temporary SQLite file
+//! cargo run --example nightly_job -- 20            # twenty
+//! ```
+//!
+//! Whoever gets the lease runs the job; the others go back to sleep at once. A process that comes late, when the lease is
+//! free again, finds in the table that the job is done. The entry is written by the transaction that gives the lease
+//! back: a process that was stopped in the middle, and lost the lease to another, cannot say that the job is done.
+
+use std::{env, path::Path, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use lockkit::{Leases, with_lock};
+use sqlx::{
+    SqlitePool,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
+use tokio::{process::Command, time::sleep};
+
+struct Jobs {
+    db: SqlitePool,
+    leases: Leases<SqlitePool>,
+}
+
+#[derive(Debug)]
+enum Night {
+    /// This process ran the job.
+    Ran,
+    /// Another process is running it.
+    ElsewhereNow,
+    /// It was done before.
+    DoneBefore,
+}
+
+impl Jobs {
+    async fn open(file: &Path) -> Result<Self> {
+        let options =
+            SqliteConnectOptions::new().filename(file).create_if_missing(true).journal_mode(SqliteJournalMode::Wal);
+        let db = SqlitePool::connect_with(options).await?;
+        lockkit::migrate(&db).await?;
+        sqlx::query("CREATE TABLE IF NOT EXISTS t_nights (day TEXT PRIMARY KEY, process INTEGER, fence INTEGER)")
+            .execute(&db)
+            .await?;
+        Ok(Self { leases: Leases::new(db.clone()), db })
+    }
+
+    #[with_lock(
+        lease,
+        on = &self.leases,
+        key = "nightly:{day}",
+        ttl = "30s",
+        wait = "0s",
+        on_busy = Ok(Night::ElsewhereNow),
+        as = lease
+    )]
+    async fn run_nightly_job(&self, day: &str) -> Result<Night> {
+        let done: i64 =
+            sqlx::query_scalar("SELECT COUNT(*) FROM t_nights WHERE day = ?").bind(day).fetch_one(&self.db).await?;
+        if done > 0 {
+            return Ok(Night::DoneBefore);
+        }
+        // The long work. The lease is renewed meanwhile, and no transaction is open; if the lease is lost, this body is
+        // dropped at its next await.
+        sleep(Duration::from_millis(500)).await;
+
+        let mut tx = lockkit::begin(&self.db).await?;
+        sqlx::query("INSERT INTO t_nights VALUES (?, ?, ?)")
+            .bind(day)
+            .bind(std::process::id())
+            .bind(i64::try_from(lease.fence().get())?)
+            .execute(&mut *tx)
+            .await?;
+        lease.commit(tx).await?;
+        Ok(Night::Ran)
+    }
+}
+
+/// What each process does.
+async fn wake_up(file: &Path) -> Result<()> {
+    let jobs = Jobs::open(file).await?;
+    let night = jobs.run_nightly_job("2026-01-31").await?;
+    println!("process {:>7}: {night:?}", std::process::id());
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let mut args = env::args().skip(1);
+    let first = args.next();
+    if let (Some("--process"), Some(file)) = (first.as_deref(), args.next()) {
+        return wake_up(Path::new(&file)).await;
+    }
+    let processes: usize = first.map_or(Ok(5), |it| it.parse()).context("the argument is a number of processes")?;
+
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("jobs.db");
+    let jobs = Jobs::open(&file).await?;
+    let mut children = Vec::new();
+    for _ in 0..processes {
+        let child = Command::new(env::current_exe()?).arg("--process").arg(&file).stdin(Stdio::null()).spawn()?;
+        children.push(child);
+    }
+    for mut child in children {
+        ensure!(child.wait().await?.success(), "a process failed");
+    }
+    // One more, after everybody else.
+    wake_up(&file).await?;
+
+    let ran: Vec<(String, i64, i64)> = sqlx::query_as("SELECT day, process, fence FROM t_nights").fetch_all(&jobs.db).await?;
+    ensure!(ran.len() == 1, "the job must have run exactly once, but ran {} times", ran.len());
+    for (day, process, fence) in ran {
+        println!("the job of {day} was run by process {process}, with fence {fence}");
+    }
+    Ok(())
+}

@@ -1,0 +1,446 @@
+//! What the function becomes: calls to `lockkit::__private`, around the user's body.
+
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use quote::{quote, quote_spanned};
+use syn::{
+    Expr, FnArg, LitStr, PatIdent, ReturnType, Signature, Type,
+    ext::IdentExt,
+    parse_quote,
+    spanned::Spanned,
+    visit_mut::{VisitMut, visit_pat_ident_mut, visit_type_mut},
+};
+
+use crate::{
+    args::{Args, By, Errors},
+    function::Function,
+    rewritten::{Boxed, lend_to_instrumented, map, rename_self},
+    template::Piece,
+    validate::{Key, Lease, Lock, Named, Plan, Retry, Row, Section, Version},
+};
+
+/// The whole attribute. After an error of its own the function is still there, unchanged.
+pub(crate) fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
+    let mut errors = Errors::default();
+    match checked(args, &item, &mut errors) {
+        Some(expanded) if errors.is_empty() => expanded,
+        _ => {
+            let errors = errors.into_tokens();
+            quote!(#errors #item)
+        }
+    }
+}
+
+fn checked(args: TokenStream, item: &TokenStream, errors: &mut Errors) -> Option<TokenStream> {
+    let function = errors.note(syn::parse2::<Function>(item.clone()));
+    let boxed = match &function {
+        Some(function) => {
+            function.check(errors);
+            let boxed = if function.sig.asyncness.is_none() { Boxed::parse(&function.body) } else { None };
+            if function.sig.asyncness.is_none() && boxed.is_none() {
+                let message = "`#[with_lock]` waits for the lock, so it needs an `async fn`";
+                errors.push(syn::Error::new(function.sig.fn_token.span, message));
+            }
+            boxed
+        }
+        None => None,
+    };
+    let args = if boxed.as_ref().is_some_and(|it| it.self_renamed) { rename_self(args) } else { args };
+    let args = Args::parse(args, errors);
+    let plan = Plan::new(args, errors);
+    let Function { attrs, vis, sig, brace, inner_attrs, body } = &function?;
+    let plan = plan?;
+    let expanded = match boxed {
+        None => {
+            let returns = match &sig.output {
+                ReturnType::Type(_, returns) => Some((**returns).clone()),
+                ReturnType::Default => None,
+            };
+            Expander::new(&plan.krate, sig, returns, body.clone(), brace.span.join()).expand(&plan.lock)
+        }
+        Some(Boxed { pin, head, returns, body, .. }) => {
+            let expanded = Expander::new(&plan.krate, sig, returns, body, brace.span.join()).expand(&plan.lock);
+            quote!(#pin(async move { #head #expanded }))
+        }
+    };
+    let mut tokens = quote!(#(#attrs)* #vis #sig);
+    brace.surround(&mut tokens, |tokens| tokens.extend(quote!(#(#inner_attrs)* #expanded)));
+    Some(tokens)
+}
+
+/// Expands one function. Names of its own are at `mixed_site`: the body does not see them, nor they the body's.
+struct Expander {
+    /// `::lockkit::__private`
+    private: TokenStream,
+    /// The same, at the return type: for what fails to compile when that cannot carry an error of lockkit.
+    blamed: TokenStream,
+    blame: Span,
+    /// The arguments that a body may own.
+    owned: Vec<Ident>,
+    /// A `return` that is never reached, so that the type of the body is known from its first line.
+    pin_type: TokenStream,
+    body: TokenStream,
+    brace: Span,
+}
+
+impl Expander {
+    fn new(krate: &TokenStream, sig: &Signature, returns: Option<Type>, body: TokenStream, brace: Span) -> Self {
+        let mixed = Span::mixed_site();
+        let blame = returns.as_ref().map_or_else(|| sig.ident.span(), Spanned::span).resolved_at(mixed);
+        let private = quote_spanned!(mixed=> #krate::__private);
+        // Every token must be at the type, or rustc blames the whole attribute.
+        let is_dollar_crate = |it: TokenTree| matches!(it, TokenTree::Ident(it) if it == "$crate");
+        let blamed = if private.clone().into_iter().any(is_dollar_crate) {
+            private.clone()
+        } else {
+            map(private.clone(), &|mut token| {
+                token.set_span(blame);
+                token
+            })
+        };
+        let pin_type = returns.map_or_else(TokenStream::new, |mut returns| {
+            EraseOpaque.visit_type_mut(&mut returns);
+            quote_spanned! {mixed=>
+                #[allow(
+                    unreachable_code,
+                    clippy::diverging_sub_expression,
+                    clippy::empty_loop,
+                    clippy::let_unit_value,
+                    clippy::needless_return,
+                    clippy::type_complexity
+                )]
+                if false {
+                    let never: #returns = loop {};
+                    return never;
+                }
+            }
+        });
+        Self { private, blamed, blame, owned: owned_arguments(sig), pin_type, body, brace }
+    }
+
+    fn expand(&self, lock: &Lock) -> TokenStream {
+        match lock {
+            Lock::Lease(lease) => self.lease(lease),
+            Lock::Row(Row { table, by, section }) => self.row(table, by, section),
+            Lock::Named(Named { key, section }) => self.named(key, section),
+            Lock::Version(version) => self.version(version),
+        }
+    }
+
+    fn lease(&self, lease: &Lease) -> TokenStream {
+        let Lease { on, key, ttl, wait, on_busy, bind, tx } = lease;
+        let Self { private, blamed, .. } = self;
+        let mixed = Span::mixed_site();
+        let key = self.key(key);
+        let ttl = ttl.as_ref().map(|it| quote_spanned!(mixed=> .ttl(#it)));
+        let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#it)));
+        let failed = self.return_failure(on_busy.as_ref());
+        let bind = bind.as_ref().map(|it| quote_spanned!(mixed=> let #it = #private::borrowed(&lease);));
+        let acquire = quote_spanned! {mixed=>
+            let leases = #private::leases(#on);
+            let key = #key;
+            let request = #private::lease(&leases, key)#ttl #wait;
+            let lease = match request.acquire().await {
+                ::core::result::Result::Ok(lease) => lease,
+                #failed
+            };
+        };
+        let blame = self.blame;
+        let Some(tx) = tx else {
+            let body = self.owning_body();
+            let finish = quote_spanned!(blame=> #blamed::under_lease(lease, body).await);
+            return quote_spanned! {mixed=>
+                #acquire
+                #bind
+                let body = #body;
+                #finish
+            };
+        };
+        let body = self.lending_body(&[Some(tx), lease.bind.as_ref()]);
+        let finish = quote_spanned!(blame=> #blamed::end_lease_tx(lease, #tx, result).await);
+        let guarded = quote_spanned!(blame=> #blamed::guarded(&lease, body).await);
+        let failed = self.return_failure(None);
+        quote_spanned! {mixed=>
+            #acquire
+            #[allow(unused_mut, unused_variables)]
+            let mut #tx = match #private::lease_tx(&leases).await {
+                ::core::result::Result::Ok(tx) => tx,
+                #failed
+            };
+            #bind
+            let body = #body;
+            let result = #guarded;
+            #finish
+        }
+    }
+
+    fn row(&self, table: &LitStr, by: &[By], section: &Section) -> TokenStream {
+        let private = &self.private;
+        let mixed = Span::mixed_site();
+        let by = by.iter().map(|By { column, value }| {
+            let column = LitStr::new(&column.unraw().to_string(), column.span());
+            quote_spanned!(mixed=> .by(#column, ::core::clone::Clone::clone(&(#value))))
+        });
+        let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
+        let lock = quote_spanned!(mixed=> #private::row_lock(&pool, #table)#(#by)* #wait);
+        self.section(section, TokenStream::new(), &lock, &quote_spanned!(mixed=> row_tx))
+    }
+
+    fn named(&self, key: &Key, section: &Section) -> TokenStream {
+        let private = &self.private;
+        let mixed = Span::mixed_site();
+        let key = self.key(key);
+        let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
+        let lock = quote_spanned!(mixed=> #private::NamedLock::new(&key)#wait);
+        self.section(section, quote_spanned!(mixed=> let key = #key;), &lock, &quote_spanned!(mixed=> named_tx))
+    }
+
+    /// One transaction under a lock: once, or as often as the retry says.
+    fn section(&self, section: &Section, before: TokenStream, lock: &TokenStream, begin: &TokenStream) -> TokenStream {
+        let Section { on, wait, on_busy, tx, retry } = section;
+        let private = &self.private;
+        let mixed = Span::mixed_site();
+        let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> let wait = #private::wait(#it);));
+        let before = quote_spanned! {mixed=>
+            let pool = #private::pool(#on);
+            #before
+            #wait
+        };
+        if let Some(retry) = retry {
+            let begin = quote_spanned! {mixed=>
+                let lock = #lock;
+                let begun = #private::#begin(&pool, deadline, lock).await;
+            };
+            return self.retried(retry, before, Some((tx, begin)), on_busy.as_ref());
+        }
+        let failed = self.return_failure(on_busy.as_ref());
+        let body = self.lending_body(&[Some(tx)]);
+        let finish = self.end_tx(tx);
+        quote_spanned! {mixed=>
+            #before
+            let lock = #lock;
+            #[allow(unused_mut, unused_variables)]
+            let mut #tx = match #private::#begin(&pool, ::core::option::Option::None, lock).await {
+                ::core::result::Result::Ok(tx) => tx,
+                #failed
+            };
+            let result = #body.await;
+            #finish
+        }
+    }
+
+    fn version(&self, version: &Version) -> TokenStream {
+        let Version { tx, retry } = version;
+        let private = &self.private;
+        let mixed = Span::mixed_site();
+        match tx {
+            None => self.retried(retry, TokenStream::new(), None, None),
+            Some((on, tx)) => {
+                let before = quote_spanned!(mixed=> let pool = #private::pool(#on););
+                let begin = quote_spanned!(mixed=> let begun = #private::plain_tx(&pool, deadline).await;);
+                self.retried(retry, before, Some((tx, begin)), None)
+            }
+        }
+    }
+
+    /// The loop. The commit is outside of the deadline: a deadline that cut it off would leave its outcome unknown.
+    fn retried(
+        &self,
+        retry: &Retry,
+        before: TokenStream,
+        tx: Option<(&Ident, TokenStream)>,
+        on_busy: Option<&Expr>,
+    ) -> TokenStream {
+        let Retry { attempts, deadline, retry_if, bind } = retry;
+        let Self { private, blamed, blame, .. } = self;
+        let mixed = Span::mixed_site();
+        let failed = self.return_failure(None);
+        let option = |value: Option<TokenStream>| match value {
+            Some(value) => quote_spanned!(mixed=> ::core::option::Option::Some(#value)),
+            None => quote_spanned!(mixed=> ::core::option::Option::None),
+        };
+        let attempts = option(attempts.as_ref().map(|it| quote!(#it)));
+        let deadline = option(deadline.clone());
+        let bind = bind.as_ref().map(|it| quote_spanned!(mixed=> let #it: u32 = attempt;));
+        let body = self.rerun_body(bind);
+        let attempt = match tx {
+            None => quote_spanned! {mixed=>
+                let ended = #private::until(deadline, #body).await;
+            },
+            Some((tx, begin)) => {
+                let finish = self.end_tx(tx);
+                let busy = on_busy.map(|it| {
+                    quote_spanned! {mixed=>
+                        ::core::option::Option::Some(::core::result::Result::Err(err))
+                            if #private::Error::is_contended(&err) => return #it,
+                    }
+                });
+                let lock_failed = quote_spanned!(*blame=> #blamed::Outcome::lock_failed(err));
+                quote_spanned! {mixed=>
+                    let tried = #private::until(deadline, async {
+                        #begin
+                        match begun {
+                            #[allow(unused_mut, unused_variables)]
+                            ::core::result::Result::Ok(mut #tx) => {
+                                let result = #body.await;
+                                ::core::result::Result::Ok((#tx, result))
+                            }
+                            ::core::result::Result::Err(err) => ::core::result::Result::Err(err),
+                        }
+                    })
+                    .await;
+                    let ended = match tried {
+                        ::core::option::Option::Some(::core::result::Result::Ok((#tx, result))) => {
+                            ::core::option::Option::Some(#finish)
+                        }
+                        #busy
+                        ::core::option::Option::Some(::core::result::Result::Err(err)) => {
+                            ::core::option::Option::Some(#lock_failed)
+                        }
+                        ::core::option::Option::None => ::core::option::Option::None,
+                    };
+                }
+            }
+        };
+        let step = match retry_if {
+            None => quote_spanned!(*blame=> #blamed::step(&mut retry, ended).await),
+            Some(test) => quote_spanned!(*blame=> #blamed::step_if(&mut retry, ended, #test).await),
+        };
+        quote_spanned! {mixed=>
+            #before
+            let mut retry = match #private::Retry::new(#private::policy(#attempts, #deadline)) {
+                ::core::result::Result::Ok(retry) => retry,
+                #failed
+            };
+            loop {
+                #[allow(unused_variables)]
+                let attempt = retry.start();
+                let deadline = retry.deadline();
+                #attempt
+                if let ::core::option::Option::Some(result) = #step {
+                    break result;
+                }
+            }
+        }
+    }
+
+    fn end_tx(&self, tx: &Ident) -> TokenStream {
+        let Self { blamed, blame, .. } = self;
+        quote_spanned!(*blame=> #blamed::end_tx(#tx, result).await)
+    }
+
+    /// The arms of a `match` that leave the function.
+    fn return_failure(&self, on_busy: Option<&Expr>) -> TokenStream {
+        let Self { private, blamed, blame, .. } = self;
+        let mixed = Span::mixed_site();
+        let busy = on_busy.map(|it| {
+            quote_spanned! {mixed=>
+                ::core::result::Result::Err(err) if #private::Error::is_contended(&err) => return #it,
+            }
+        });
+        let failure = quote_spanned!(*blame=> #blamed::Outcome::lock_failed(err));
+        quote_spanned! {mixed=>
+            #busy
+            ::core::result::Result::Err(err) => return #failure,
+        }
+    }
+
+    fn key(&self, key: &Key) -> TokenStream {
+        let private = &self.private;
+        let mixed = Span::mixed_site();
+        let (template, span) = match key {
+            Key::Expr(key) => return quote_spanned!(mixed=> #private::key(#key)),
+            Key::Template(template, span) => (template, *span),
+        };
+        if let Some(constant) = template.constant() {
+            return quote_spanned!(mixed=> #private::key(#constant));
+        }
+        let reserved = template.reserved();
+        let pieces = template.pieces.iter().map(|it| match it {
+            Piece::Text(text) => quote_spanned!(mixed=> .literal(#text)),
+            Piece::Capture { name, format } => {
+                // At the literal, so that the name means what it means to `format!` there.
+                let colon = if format.is_empty() { "" } else { ":" };
+                let capture = LitStr::new(&format!("{{{name}{colon}{format}}}"), span);
+                quote_spanned!(span.resolved_at(mixed)=> .capture(::core::format_args!(#capture)))
+            }
+        });
+        quote_spanned!(mixed=> #private::KeyText::new(#reserved)#(#pieces)*.finish())
+    }
+
+    /// The body of a lock that is taken once: it owns the arguments.
+    fn owning_body(&self) -> TokenStream {
+        let Self { pin_type, body, .. } = self;
+        let body = self.braced(body.clone());
+        quote_spanned!(Span::mixed_site()=> async move { #pin_type #body })
+    }
+
+    /// The body of a transaction that runs once: it borrows the transaction and owns the arguments, so that these need
+    /// not be `Sync` for the future to be `Send`.
+    fn lending_body(&self, bound: &[Option<&Ident>]) -> TokenStream {
+        let Self { pin_type, body, owned, .. } = self;
+        let shadowed = |it: &&Ident| !bound.iter().flatten().any(|bound| bound == it);
+        let owned = owned.iter().filter(shadowed);
+        let body = self.braced(lend_to_instrumented(body.clone()));
+        quote_spanned! {Span::mixed_site()=>
+            async {
+                #pin_type
+                #(
+                    #[allow(clippy::redundant_locals)]
+                    let #owned = #owned;
+                )*
+                #body
+            }
+        }
+    }
+
+    /// The body of an attempt: it borrows, because there may be another.
+    fn rerun_body(&self, bind: Option<TokenStream>) -> TokenStream {
+        let Self { pin_type, body, .. } = self;
+        let body = self.braced(lend_to_instrumented(body.clone()));
+        quote_spanned!(Span::mixed_site()=> async { #pin_type #bind #body })
+    }
+
+    fn braced(&self, body: TokenStream) -> Group {
+        let mut body = Group::new(Delimiter::Brace, body);
+        body.set_span(self.brace);
+        body
+    }
+}
+
+/// The arguments to hand over to a body by name. `mut` ones are left out, lest their `mut` look unused.
+fn owned_arguments(sig: &Signature) -> Vec<Ident> {
+    struct Names(Vec<Ident>);
+    impl VisitMut for Names {
+        fn visit_pat_ident_mut(&mut self, pat: &mut PatIdent) {
+            // One in upper case is a constant.
+            let starts = |test: fn(char) -> bool| pat.ident.unraw().to_string().starts_with(test);
+            if pat.mutability.is_none() && starts(char::is_lowercase) {
+                self.0.push(pat.ident.clone());
+            }
+            visit_pat_ident_mut(self, pat);
+        }
+    }
+    let mut names = Names(Vec::new());
+    for argument in &sig.inputs {
+        // One with an attribute may be compiled out.
+        if let FnArg::Typed(argument) = argument
+            && argument.attrs.is_empty()
+        {
+            names.visit_pat_mut(&mut argument.pat.clone());
+        }
+    }
+    names.0
+}
+
+/// `impl Trait` cannot be written inside a body.
+struct EraseOpaque;
+
+impl VisitMut for EraseOpaque {
+    fn visit_type_mut(&mut self, of: &mut Type) {
+        if matches!(of, Type::ImplTrait(_)) {
+            *of = parse_quote!(_);
+        } else {
+            visit_type_mut(self, of);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The function under the attribute. Its body stays unparsed, so that rustc and editors see what the user wrote.
+
+use proc_macro2::TokenStream;
+use syn::{
+    Attribute, ReturnType, Signature, Token, Visibility, braced,
+    parse::{Parse, ParseStream},
+    spanned::Spanned,
+    token,
+};
+
+use crate::args::{Errors, error};
+
+/// A function with its body.
+pub(crate) struct Function {
+    pub(crate) attrs: Vec<Attribute>,
+    pub(crate) vis: Visibility,
+    pub(crate) sig: Signature,
+    pub(crate) brace: token::Brace,
+    pub(crate) inner_attrs: Vec<Attribute>,
+    pub(crate) body: TokenStream,
+}
+
+impl Parse for Function {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let attrs = input.call(Attribute::parse_outer)?;
+        let vis = input.parse()?;
+        let item = input.fork();
+        let Ok(sig) = input.parse::<Signature>() else {
+            return Err(item.error("`#[with_lock]` goes on an `async fn`"));
+        };
+        if input.peek(Token![;]) {
+            let message = "`#[with_lock]` needs a body to run: put it on the implementation of this function";
+            return Err(error(&sig.ident, message));
+        }
+        let body;
+        let brace = braced!(body in input);
+        Ok(Self { attrs, vis, sig, brace, inner_attrs: body.call(Attribute::parse_inner)?, body: body.parse()? })
+    }
+}
+
+impl Function {
+    /// Refuses the kinds of functions that cannot await a lock and return its error.
+    pub(crate) fn check(&self, errors: &mut Errors) {
+        let Signature { constness, safety, abi, ident, output, .. } = &self.sig;
+        if let Some(constness) = constness {
+            errors.push(syn::Error::new(constness.span, "a `const fn` cannot wait for a lock; remove `const`"));
+        }
+        if let syn::Safety::Unsafe(safety) = safety {
+            let message = "`#[with_lock]` does not go on an `unsafe fn`: put the unsafe part into a function of its own";
+            errors.push(syn::Error::new(safety.span, message));
+        }
+        if let Some(abi) = abi {
+            let message = "`#[with_lock]` does not go on an `extern fn`: call a Rust function from it";
+            errors.push(syn::Error::new(abi.span(), message));
+        }
+        if self.sig.asyncness.is_some() && matches!(output, ReturnType::Default) {
+            let message = "a function under `#[with_lock]` must return `Result<_, E>` with `E: From<lockkit::Error>`: \
+                           taking the lock can fail";
+            errors.push(error(ident, message));
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Locks between processes: many that draw at once, holders that are stopped for too long, and holders that are killed.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use lockkit::{Leases, NamedLock, Released, RowLock, Wait};
+use rustix::process::{Pid, Signal, kill_process};
+use support::draws::{Stock, Strategy, Tally};
+use support::{Backend, Server, TestDb, on_every_database, on_every_server};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::{sleep, timeout};
+
+/// The ttl of the worker's leases.
+const TTL: Duration = Duration::from_secs(1);
+/// Longer than anything takes that happens at all.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process of `test-worker`, killed when this is dropped.
+struct Worker {
+    child: Child,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    fn start<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_test-worker"))
+            .args([S::NAME, &*db.url])
+            .args(work)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("start a worker");
+        let input = child.stdin.take().expect("it is piped");
+        let output = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        Self { child, input, output }
+    }
+
+    /// The next line that it says.
+    async fn hear(&mut self) -> String {
+        let line = timeout(PATIENCE * 3, self.output.next_line()).await.expect("a line in time").expect("read a line");
+        line.expect("the worker goes on")
+    }
+
+    /// The fence of the lease that it says to hold.
+    async fn hear_fence(&mut self) -> u64 {
+        let line = self.hear().await;
+        line.strip_prefix("holding ").and_then(|it| it.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+    }
+
+    async fn go(&mut self) {
+        self.input.write_all(b"go\n").await.expect("write to the worker");
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw).expect("it runs");
+        kill_process(id, signal).expect("send a signal");
+    }
+
+    /// Kills it without any chance to clean up.
+    async fn kill(mut self) {
+        self.signal(Signal::KILL);
+        self.child.wait().await.expect("wait for its end");
+    }
+}
+
+/// Draws with 8 processes of 4 tasks each, and checks that everything adds up.
+macro_rules! draw_in_processes {
+    ($db:expr, $strategy:expr, $draws:expr) => {{
+        let (db, strategy, draws): (_, Strategy, u64) = (&$db, $strategy, $draws);
+        let before = 8 * 4 * draws / 2;
+        Stock::fill(db, before).await;
+        let work = ["draw", &strategy.to_string(), "4", &draws.to_string()];
+        let mut workers: Vec<_> = (0..8).map(|_| Worker::start(db, &work)).collect();
+        for worker in &mut workers {
+            assert_eq!(worker.hear().await, "ready");
+        }
+        let started = Instant::now();
+        for worker in &mut workers {
+            worker.go().await;
+        }
+        let mut tally = Tally::default();
+        for worker in &mut workers {
+            let line = worker.hear().await;
+            let numbers: Vec<u64> = line.split(' ').map(|it| it.parse().expect("a number")).collect();
+            let [won, sold_out, gave_up] = *numbers else { panic!("{line}") };
+            tally += Tally { won, sold_out, gave_up };
+        }
+        println!("8 processes, {strategy} on {}: {tally:?} in {:.1?}", S::NAME, started.elapsed());
+        let stock = Stock::look(db, before).await;
+        assert_eq!(tally.draws(), 8 * 4 * draws);
+        (tally, stock)
+    }};
+}
+
+on_every_database! {
+    async fn processes_with_row_locks_sell_exactly_what_there_is<S>(db: TestDb<S>) {
+        let (tally, stock) = draw_in_processes!(db, Strategy::Row, 25);
+        assert!(stock.adds_up(tally) && stock.left == 0, "{tally:?}, {stock:?}");
+        db.assert_nothing_left().await;
+    }
+
+    async fn processes_with_named_locks_sell_exactly_what_there_is<S>(db: TestDb<S>) {
+        let (tally, stock) = draw_in_processes!(db, Strategy::Named, 25);
+        assert!(stock.adds_up(tally) && stock.left == 0, "{tally:?}, {stock:?}");
+        db.assert_nothing_left().await;
+    }
+
+    async fn processes_with_leases_sell_exactly_what_there_is<S>(db: TestDb<S>) {
+        let (tally, stock) = draw_in_processes!(db, Strategy::Lease, 10);
+        assert!(stock.adds_up(tally) && stock.left == 0, "{tally:?}, {stock:?}");
+        db.assert_nothing_left().await;
+    }
+
+    async fn processes_with_versions_sell_exactly_what_there_is<S>(db: TestDb<S>) {
+        let (tally, stock) = draw_in_processes!(db, Strategy::Version, 25);
+        assert!(stock.adds_up(tally) && stock.left == 0, "{tally:?}, {stock:?}");
+        db.assert_nothing_left().await;
+    }
+
+    async fn processes_without_a_lock_lose_updates<S>(db: TestDb<S>) {
+        let (tally, stock) = draw_in_processes!(db, Strategy::Naive, 25);
+        assert!(!stock.adds_up(tally), "{tally:?}, {stock:?}");
+    }
+
+    async fn a_holder_that_was_stopped_past_its_ttl_cannot_commit<S>(db: TestDb<S>) {
+        Stock::fill(&db, 1).await;
+        let mut stale = Worker::start(&db, &["commit"]);
+        let fence = stale.hear_fence().await;
+        stale.signal(Signal::STOP);
+
+        // It is stopped until somebody else has the lease, however long that takes.
+        let leases = Leases::new(db.pool.clone());
+        let next = leases.lease("item:1").wait(PATIENCE).acquire().await.unwrap();
+        assert!(next.fence().get() > fence);
+
+        stale.signal(Signal::CONT);
+        stale.go().await;
+        assert_eq!(stale.hear().await, "lost");
+        assert_eq!(db.fetch_i64("SELECT wins FROM item").await, Some(0), "its write is absent");
+        assert_eq!(next.release().await.unwrap(), Released::Held);
+        db.assert_nothing_left().await;
+    }
+
+    async fn the_body_of_a_stopped_process_does_not_take_its_next_step<S>(db: TestDb<S>) {
+        Stock::fill(&db, 1).await;
+        let mut stale = Worker::start(&db, &["run"]);
+        let fence = stale.hear_fence().await;
+        stale.signal(Signal::STOP);
+
+        let leases = Leases::new(db.pool.clone());
+        let next = leases.lease("item:1").wait(PATIENCE).acquire().await.unwrap();
+        assert!(next.fence().get() > fence);
+
+        // What makes it go on is there before it wakes up.
+        stale.go().await;
+        stale.signal(Signal::CONT);
+        assert_eq!(stale.hear().await, "lost");
+        assert_eq!(db.fetch_i64("SELECT wins FROM item").await, Some(0));
+        assert_eq!(next.release().await.unwrap(), Released::Held);
+    }
+
+    async fn a_killed_holders_lease_is_free_after_its_ttl_and_not_before<S>(db: TestDb<S>) {
+        Stock::fill(&db, 1).await;
+        let mut holder = Worker::start(&db, &["hold", "lease"]);
+        let fence = holder.hear_fence().await;
+        holder.kill().await;
+
+        let leases = Leases::new(db.pool.clone());
+        let asked = Instant::now();
+        let left = leases.show("item:1").await.unwrap().expect("still held");
+        assert_eq!(left.fence.get(), fence);
+        let next = leases.lease("item:1").wait(PATIENCE).acquire().await.unwrap();
+        let waited = asked.elapsed();
+        assert!(next.fence().get() > fence);
+        assert!(left.expires_in <= TTL);
+        // SQLite's clock counts in milliseconds.
+        assert!(waited + Duration::from_millis(2) >= left.expires_in, "after {waited:?}, but it had {left:?}");
+        assert!(waited < left.expires_in + Duration::from_secs(10), "only after {waited:?}");
+
+        assert_eq!(db.fetch_i64("SELECT wins FROM item").await, Some(0), "its write is absent");
+        assert_eq!(next.release().await.unwrap(), Released::Held);
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_killed_holders_row_lock_is_free_at_once<S>(db: TestDb<S>) {
+        Stock::fill(&db, 1).await;
+        let mut holder = Worker::start(&db, &["hold", "row"]);
+        assert_eq!(holder.hear().await, "holding");
+        holder.kill().await;
+
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        RowLock::table("item").by("id", 1_i64).wait(Wait::AtMost(TTL * 5)).lock(&mut *tx).await.unwrap();
+        assert_eq!(S::fetch_i64(&mut tx, "SELECT wins FROM item").await.unwrap(), Some(0), "its write is absent");
+        tx.rollback().await.unwrap();
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_killed_holders_named_lock_is_free_at_once<S>(db: TestDb<S>) {
+        Stock::fill(&db, 1).await;
+        let mut holder = Worker::start(&db, &["hold", "named"]);
+        assert_eq!(holder.hear().await, "holding");
+        holder.kill().await;
+
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        NamedLock::new("item:1").wait(Wait::AtMost(TTL * 5)).lock(&mut *tx).await.unwrap();
+        assert_eq!(S::fetch_i64(&mut tx, "SELECT wins FROM item").await.unwrap(), Some(0), "its write is absent");
+        tx.rollback().await.unwrap();
+        db.assert_nothing_left().await;
+    }
+}
+
+on_every_server! {
+    async fn a_lease_pinned_by_a_stopped_process_is_not_taken_past_its_ttl<S>(db: TestDb<S>) {
+        Stock::fill(&db, 1).await;
+        let mut holder = Worker::start(&db, &["pin"]);
+        let fence = holder.hear_fence().await;
+        holder.signal(Signal::STOP);
+        sleep(TTL * 2).await;
+
+        let leases = Leases::new(db.pool.clone());
+        assert!(leases.lease("item:1").try_acquire().await.unwrap().is_none());
+
+        holder.signal(Signal::CONT);
+        holder.go().await;
+        // Its trust has run out, so it does not commit, although it could: too careful is allowed.
+        let said = holder.hear().await;
+        let written = db.fetch_i64("SELECT wins FROM item").await;
+        assert!(matches!((&*said, written), ("lost", Some(0)) | ("done", Some(99))), "{said}, {written:?}");
+        let next = leases.lease("item:1").wait(PATIENCE).acquire().await.unwrap();
+        assert!(next.fence().get() > fence);
+        assert_eq!(next.release().await.unwrap(), Released::Held);
+        db.assert_nothing_left().await;
+    }
+}

@@ -1,0 +1,89 @@
+//! How many round trips each operation costs, counted by a proxy on a warm connection.
+
+use std::time::Duration;
+
+use lockkit::{Leases, NamedLock, RowLock, Wait};
+use sqlx::pool::PoolOptions;
+use support::{Proxy, Server, TestDb, on_every_server};
+
+/// The round trips of one use of `$operation`, after `$warm` have warmed the statement caches.
+macro_rules! cost {
+    ($proxy:ident, $operation:expr) => {{
+        let before = $proxy.round_trips();
+        let out = $operation;
+        (out, $proxy.round_trips() - before)
+    }};
+}
+
+on_every_server! {
+    async fn each_operation_costs_what_the_table_in_the_design_notes_says<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, version BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 1)").await;
+        let proxy = Proxy::start(&db.url);
+        let options = || PoolOptions::<<S as Server>::DB>::new().max_connections(1).test_before_acquire(false);
+        let pool = options().connect(proxy.url()).await.unwrap();
+        let leases = Leases::builder(pool.clone()).ttl(Duration::from_secs(60)).build().unwrap();
+        let direct = Leases::new(db.pool.clone());
+        let row = |wait| RowLock::table("t").by("id", 1_i64).wait(wait);
+
+        // A connection that goes back to its pool is pinged there: sqlx's price, not lockkit's, and paid after the
+        // operation. Every count below waits for it, and takes it off. After a commit, sqlx's count of transactions is
+        // corrected there too: in the same message on PostgreSQL, in one before it on the others.
+        let after_commit = if S::NAME == "PostgreSQL" { 1 } else { 2 };
+        let idle = || tokio::time::sleep(Duration::from_millis(30));
+        let mut table = Vec::new();
+        for round in 0..2 {
+            let mut count = |operation: &'static str, cost: u64, most: u64| {
+                if round == 1 {
+                    assert!(cost <= most, "{operation} took {cost} round trips on {}, not {most}", S::NAME);
+                    table.push(format!("{operation}: {cost}"));
+                }
+            };
+
+            idle().await;
+            let (lease, cost) = cost!(proxy, { let it = leases.lease("k").try_acquire().await.unwrap().unwrap(); idle().await; it });
+            count("try_acquire, free", cost - 1, 1);
+            let (held, cost) = cost!(proxy, { let it = leases.lease("k").try_acquire().await.unwrap(); idle().await; it });
+            assert!(held.is_none());
+            count("try_acquire, held", cost - 1, 1);
+            let ((), cost) = cost!(proxy, { lease.extend(Duration::from_secs(60)).await.unwrap(); idle().await });
+            count("renew", cost - 1, 1);
+            let (_, cost) = cost!(proxy, { leases.show("k").await.unwrap(); idle().await });
+            count("show", cost - 1, 1);
+            let (_, cost) = cost!(proxy, { lease.release().await.unwrap(); idle().await });
+            count("release", cost - 1, 1);
+
+            let lease = leases.lease("k").acquire().await.unwrap();
+            idle().await;
+            let (mut tx, cost) = cost!(proxy, lockkit::begin(&pool).await.unwrap());
+            count("begin", cost, 1);
+            let (_, cost) = cost!(proxy, lease.verify(&mut tx).await.unwrap());
+            count("verify", cost, 1);
+            let (_, cost) = cost!(proxy, { lease.commit(tx).await.unwrap(); idle().await });
+            count("lease commit", cost - after_commit, 2);
+
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            let (_, cost) = cost!(proxy, row(Wait::Forever).lock(&mut *tx).await.unwrap());
+            count("row lock, no bound", cost, 1);
+            let (_, cost) = cost!(proxy, row(Wait::Never).lock(&mut *tx).await.unwrap());
+            count("row lock, not waiting", cost, 1);
+            let (_, cost) = cost!(proxy, row(Wait::AtMost(Duration::from_secs(1))).lock(&mut *tx).await.unwrap());
+            count("row lock, bounded", cost, 1);
+            for (operation, wait) in [
+                ("named lock, no bound", Wait::Forever),
+                ("named lock, not waiting", Wait::Never),
+                ("named lock, bounded", Wait::AtMost(Duration::from_secs(1))),
+            ] {
+                let (_, cost) = cost!(proxy, NamedLock::new("k").wait(wait).lock(&mut *tx).await.unwrap());
+                count(operation, cost, 1);
+            }
+            let new = format!("new {round}");
+            let (_, cost) = cost!(proxy, NamedLock::new(new).wait(Duration::from_secs(1)).lock(&mut *tx).await.unwrap());
+            count("named lock, bounded, new name", cost, 2);
+            let (_, cost) = cost!(proxy, { tx.commit().await.unwrap(); idle().await });
+            count("commit", cost - after_commit, 1);
+            assert_eq!(direct.show("k").await.unwrap(), None);
+        }
+        println!("{} round trips: {}", S::NAME, table.join(", "));
+    }
+}

@@ -1,0 +1,232 @@
+//! Row locks: what they lock, how long they wait, and what they refuse.
+
+use std::time::{Duration, Instant};
+
+use lockkit::{Error, PlanCheck, RowLock, Wait};
+use support::{Server, TestDb, on_every_database, on_every_server};
+use tokio::time::timeout;
+
+const MILLIS: fn(u64) -> Duration = Duration::from_millis;
+
+#[derive(Debug, PartialEq, sqlx::FromRow)]
+struct Item {
+    item_id: i64,
+    shop: String,
+    stock: i64,
+}
+
+fn item(item_id: i64, stock: i64) -> Item {
+    Item { item_id, shop: "s".to_owned(), stock }
+}
+
+async fn items<S: support::Backend>(db: &TestDb<S>) {
+    db.execute("CREATE TABLE t_items (item_id BIGINT PRIMARY KEY, shop VARCHAR(20) NOT NULL, stock BIGINT NOT NULL)")
+        .await;
+    db.execute("INSERT INTO t_items VALUES (1, 's', 10), (2, 's', 20), (3, 's', 30)").await;
+}
+
+on_every_database! {
+    async fn a_locked_row_comes_back_and_can_be_written<S>(db: TestDb<S>) {
+        items(&db).await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let found: Item = RowLock::table("t_items").by("item_id", 2_i64).fetch_one(&mut *tx).await.unwrap();
+        assert_eq!(found, item(2, 20));
+        S::execute(&mut tx, "UPDATE t_items SET stock = 19 WHERE item_id = 2").await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(db.fetch_i64("SELECT stock FROM t_items WHERE item_id = 2").await, Some(19));
+        db.assert_nothing_left().await;
+    }
+
+    async fn no_row_is_an_error_for_lock_and_none_for_fetch_optional<S>(db: TestDb<S>) {
+        items(&db).await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let missing = || RowLock::table("t_items").by("item_id", 99_i64);
+        assert!(matches!(missing().lock(&mut *tx).await, Err(Error::NoSuchRow { table, .. }) if table == "t_items"));
+        assert!(matches!(missing().fetch_one::<Item, _>(&mut *tx).await, Err(Error::NoSuchRow { .. })));
+        assert_eq!(missing().fetch_optional::<Item, _>(&mut *tx).await.unwrap(), None);
+        assert_eq!(missing().fetch_all::<Item, _>(&mut *tx).await.unwrap(), []);
+
+        let some = RowLock::table("t_items").by_any("item_id", [1_i64, 99]).lock(&mut *tx).await;
+        assert!(matches!(some, Err(Error::NoSuchRow { .. })), "{some:?}");
+        tx.rollback().await.unwrap();
+    }
+
+    async fn many_rows_are_locked_in_the_order_of_their_key<S>(db: TestDb<S>) {
+        items(&db).await;
+        let mut tx = db.pool.begin().await.unwrap();
+        assert_eq!(RowLock::table("t_items").by_any("item_id", [3_i64, 1, 2, 3]).lock(&mut *tx).await.unwrap(), 3);
+        let found: Vec<Item> =
+            RowLock::table("t_items").by_any("item_id", [3_i64, 1]).by("shop", "s").fetch_all(&mut *tx).await.unwrap();
+        assert_eq!(found, [item(1, 10), item(3, 30)]);
+        let found: Vec<Item> =
+            RowLock::table("t_items").by_any("item_id", [3_i64, 1, 2]).limit(2).fetch_all(&mut *tx).await.unwrap();
+        assert_eq!(found, [item(1, 10), item(2, 20)]);
+        tx.rollback().await.unwrap();
+    }
+
+    async fn composite_keys_and_text_keys_are_matched_whole<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE seats (hall VARCHAR(20), seat INT, taken INT, PRIMARY KEY (hall, seat))").await;
+        db.execute("INSERT INTO seats VALUES ('a', 1, 0), ('a', 2, 0), ('b', 1, 0)").await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let seat = RowLock::table("seats").by("hall", "a").by("seat", 2_i32).lock(&mut *tx).await.unwrap();
+        assert_eq!(seat, 1);
+        let name = String::from("b");
+        assert_eq!(RowLock::table("seats").by("hall", &name).by("seat", 1_i32).lock(&mut *tx).await.unwrap(), 1);
+        tx.commit().await.unwrap();
+    }
+
+    async fn opposite_orders_from_two_sides_do_not_deadlock<S>(db: TestDb<S>) {
+        items(&db).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..8 {
+            let pool = db.pool.clone();
+            tasks.spawn(async move {
+                for _ in 0..25 {
+                    let wanted = if task % 2 == 0 { [1_i64, 2, 3] } else { [3, 2, 1] };
+                    let mut tx = lockkit::begin(&pool).await.unwrap();
+                    RowLock::table("t_items").by_any("item_id", wanted).lock(&mut *tx).await.unwrap();
+                    S::execute(&mut tx, "UPDATE t_items SET stock = stock + 1").await.unwrap();
+                    tx.commit().await.unwrap();
+                }
+            });
+        }
+        tasks.join_all().await;
+        assert_eq!(db.fetch_i64("SELECT SUM(stock) FROM t_items").await, Some(60 + 3 * 8 * 25));
+    }
+
+    async fn a_lock_that_would_scan_is_refused_before_anything_is_locked<S>(db: TestDb<S>) {
+        // A process remembers which statements an index serves, so each server's table has a name of its own here.
+        let table = format!("t_scan_{}", S::NAME);
+        db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, shop VARCHAR(20))").to_lowercase()).await;
+        let table = table.to_lowercase();
+        db.execute(&format!("INSERT INTO {table} VALUES (1, 's'), (2, 's'), (3, 's')")).await;
+        let scan = || RowLock::table(&table).by("shop", "s");
+
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let refused = scan().lock(&mut *tx).await.unwrap_err();
+        assert!(matches!(&refused, Error::FullScan { table: of, plan, .. } if *of == *table && !plan.is_empty()));
+        // The transaction is as good as before.
+        assert_eq!(scan().check_plan(PlanCheck::Off).lock(&mut *tx).await.unwrap(), 3);
+        assert_eq!(scan().check_plan(PlanCheck::Warn).lock(&mut *tx).await.unwrap(), 3);
+        tx.commit().await.unwrap();
+
+        db.execute(&format!("CREATE INDEX by_shop ON {table} (shop)")).await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        assert_eq!(scan().lock(&mut *tx).await.unwrap(), 3, "an index serves, though the table is tiny");
+        tx.commit().await.unwrap();
+    }
+
+    async fn a_row_lock_outside_a_transaction_is_refused<S>(db: TestDb<S>) {
+        items(&db).await;
+        let mut conn = db.pool.acquire().await.unwrap();
+        let refused = RowLock::table("t_items").by("item_id", 1_i64).lock(&mut *conn).await;
+        assert!(matches!(refused, Err(Error::InvalidOption { .. })), "{refused:?}");
+    }
+
+    async fn a_busy_row_is_contended_for_those_who_do_not_wait<S>(db: TestDb<S>) {
+        items(&db).await;
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        RowLock::table("t_items").by("item_id", 1_i64).lock(&mut *holder).await.unwrap();
+
+        for wait in [Wait::Never, Wait::AtMost(MILLIS(250))] {
+            let started = Instant::now();
+            // On SQLite the lock is taken when the transaction first writes.
+            let mut tx = db.pool.begin().await.unwrap();
+            let refused = RowLock::table("t_items").by("item_id", 1_i64).wait(wait).lock(&mut *tx).await.unwrap_err();
+            assert!(refused.is_contended(), "{wait:?}: {refused:?}");
+            assert!(started.elapsed() < Duration::from_secs(4), "{wait:?} is bounded by the server");
+            if let Wait::AtMost(bound) = wait {
+                assert!(started.elapsed() >= bound);
+            }
+            tx.rollback().await.unwrap();
+        }
+        holder.commit().await.unwrap();
+        db.assert_nothing_left().await;
+    }
+}
+
+on_every_server! {
+    async fn a_bounded_wait_gets_the_row_when_it_is_freed_in_time<S>(db: TestDb<S>) {
+        items(&db).await;
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        RowLock::table("t_items").by("item_id", 1_i64).lock(&mut *holder).await.unwrap();
+        S::execute(&mut holder, "UPDATE t_items SET stock = 9 WHERE item_id = 1").await.unwrap();
+        let pool = db.pool.clone();
+        let waiter = tokio::spawn(async move {
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            let lock = RowLock::table("t_items").by("item_id", 1_i64).wait(Duration::from_secs(20));
+            let found: Item = lock.fetch_one(&mut *tx).await.unwrap();
+            tx.commit().await.unwrap();
+            found
+        });
+        tokio::time::sleep(MILLIS(100)).await;
+        holder.commit().await.unwrap();
+        assert_eq!(waiter.await.unwrap(), item(1, 9), "what the holder committed is seen");
+    }
+
+    async fn a_bound_holds_for_its_statement_alone<S>(db: TestDb<S>) {
+        items(&db).await;
+        let setting = match S::NAME {
+            "PostgreSQL" => "SELECT current_setting('lock_timeout')",
+            "MariaDB" => "SELECT CONCAT(@@max_statement_time, '/', @@innodb_lock_wait_timeout)",
+            _ => "SELECT CONCAT(@@max_execution_time, '/', @@innodb_lock_wait_timeout)",
+        };
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let before = S::fetch_text(&mut tx, setting).await.unwrap();
+        let bounded = || RowLock::table("t_items").wait(MILLIS(70));
+        bounded().by("item_id", 1_i64).lock(&mut *tx).await.unwrap();
+        bounded().by("item_id", 99_i64).fetch_optional::<Item, _>(&mut *tx).await.unwrap();
+        assert_eq!(S::fetch_text(&mut tx, setting).await.unwrap(), before);
+        tx.commit().await.unwrap();
+    }
+
+    async fn locked_rows_are_skipped_as_a_queue_wants<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t_jobs (id BIGINT PRIMARY KEY, state VARCHAR(10) NOT NULL)").await;
+        db.execute("CREATE INDEX t_jobs_state ON t_jobs (state, id)").await;
+        db.execute("INSERT INTO t_jobs VALUES (1, 'new'), (2, 'new'), (3, 'new')").await;
+        let next = || RowLock::table("t_jobs").by("state", "new").order_by("id").skip_locked().limit(1);
+
+        let mut first = lockkit::begin(&db.pool).await.unwrap();
+        let mut second = lockkit::begin(&db.pool).await.unwrap();
+        let a: (i64, String) = next().fetch_one(&mut *first).await.unwrap();
+        let b: (i64, String) = next().wait(MILLIS(500)).fetch_one(&mut *second).await.unwrap();
+        assert_eq!((a.0, b.0), (1, 2));
+        first.commit().await.unwrap();
+        second.commit().await.unwrap();
+    }
+
+    async fn sharers_share_and_keep_writers_out<S>(db: TestDb<S>) {
+        items(&db).await;
+        let lock = || RowLock::table("t_items").by("item_id", 1_i64).wait(Wait::Never);
+        let mut one = lockkit::begin(&db.pool).await.unwrap();
+        let mut two = lockkit::begin(&db.pool).await.unwrap();
+        lock().share().lock(&mut *one).await.unwrap();
+        lock().share().lock(&mut *two).await.unwrap();
+        let mut writer = lockkit::begin(&db.pool).await.unwrap();
+        assert!(lock().lock(&mut *writer).await.unwrap_err().is_contended());
+        for tx in [one, two, writer] {
+            tx.rollback().await.unwrap();
+        }
+        let mut writer = lockkit::begin(&db.pool).await.unwrap();
+        lock().for_key_change().lock(&mut *writer).await.unwrap();
+        writer.commit().await.unwrap();
+    }
+
+    async fn a_waiter_that_is_dropped_frees_its_place_in_the_pool<S>(db: TestDb<S>) {
+        items(&db).await;
+        let pool = db.pool_of(1).await;
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        RowLock::table("t_items").by("item_id", 1_i64).lock(&mut *holder).await.unwrap();
+
+        let waiting = async {
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            RowLock::table("t_items").by("item_id", 1_i64).lock(&mut *tx).await
+        };
+        timeout(MILLIS(200), waiting).await.expect_err("the row is locked");
+        // Its only connection waits for the lock on the server; the pool makes another.
+        let conn = timeout(Duration::from_secs(5), pool.acquire()).await.expect("in time").unwrap();
+        drop(conn);
+        holder.commit().await.unwrap();
+        db.assert_nothing_left().await;
+    }
+}

@@ -1,0 +1,44 @@
+//! Every public future can be spawned: it is `Send`, on every database.
+
+use std::time::Duration;
+
+use lockkit::{Error, Leases, NamedLock, Policy, RowLock, VersionedRow};
+use support::{TestDb, on_every_database};
+
+fn is_send<T: Send>(_: T) {}
+
+on_every_database! {
+    async fn every_public_future_is_send<S>(db: TestDb<S>) {
+        // Made, never polled; the leases and transactions that some of them need are real.
+        let leases = Leases::new(db.pool.clone());
+        is_send(lockkit::migrate(&db.pool));
+        is_send(leases.migrate());
+        is_send(leases.show("k"));
+        is_send(leases.list("k"));
+        is_send(leases.steal("k"));
+        is_send(leases.lease("k").acquire());
+        is_send(leases.lease("k").try_acquire());
+        is_send(leases.lease("k").run(|_| async { Ok::<_, Error>(()) }));
+
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        is_send(lease.lost());
+        is_send(lease.extend(Duration::from_secs(1)));
+        is_send(lease.verify(&mut tx));
+        is_send(RowLock::table("t").by("n", 1_i64).lock(&mut *tx));
+        is_send(RowLock::table("t").by("n", 1_i64).fetch_one::<(i64,), _>(&mut *tx));
+        is_send(RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,), _>(&mut *tx));
+        is_send(RowLock::table("t").by("n", 1_i64).fetch_all::<(i64,), _>(&mut *tx));
+        is_send(NamedLock::new("k").lock(&mut *tx));
+        is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,), _>(&mut *tx));
+        is_send(VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
+        is_send(lease.commit(tx));
+
+        is_send(lockkit::begin(&db.pool));
+        is_send(lockkit::begin(&db.pool).await.unwrap().commit());
+        is_send(lockkit::begin(&db.pool).await.unwrap().rollback());
+        is_send(leases.lease("l").acquire().await.unwrap().release());
+        is_send(Policy::new().retry(|_| async { Ok::<_, Error>(()) }));
+        is_send(Policy::new().retry_if(|_: &Error| true, |_| async { Ok::<_, Error>(()) }));
+    }
+}

@@ -1,0 +1,101 @@
+//! Optimistic versions: integers, timestamps of every precision, and conflicts.
+
+use lockkit::{Error, OrConflict, Policy, Version, Versioned, VersionedRow};
+use support::{Server, TestDb, on_every_database};
+
+#[derive(Debug, sqlx::FromRow)]
+struct Item {
+    stock: i64,
+}
+
+on_every_database! {
+    async fn a_version_moves_on_once_for_each_bump<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t_items (item_id BIGINT PRIMARY KEY, stock BIGINT, version INT)").await;
+        db.execute("INSERT INTO t_items VALUES (7, 5, 1), (8, 6, 1)").await;
+        let item = || VersionedRow::table("t_items").by("item_id", 7_i64).version("version");
+
+        let mut conn = db.pool.acquire().await.unwrap();
+        let found: Versioned<Item> = item().read(&mut *conn).await.unwrap();
+        assert_eq!((found.stock, &found.version), (5, &Version::Number(1)));
+
+        assert_eq!(item().expect(found.version.clone()).bump(&mut *conn).await.unwrap(), Version::Number(2));
+        let conflict = item().expect(found.version).bump(&mut *conn).await.unwrap_err();
+        let Error::Conflict { table: Some(table), expected, found, .. } = &conflict else { panic!("{conflict:?}") };
+        assert_eq!((table.as_str(), expected, found), ("t_items", &Some(Version::Number(1)), &Some(Version::Number(2))));
+        assert!(conflict.is_conflict());
+        assert_eq!(db.fetch_i64("SELECT version FROM t_items WHERE item_id = 8").await, Some(1));
+
+        db.execute("DELETE FROM t_items WHERE item_id = 7").await;
+        let gone = item().expect(2).bump(&mut *conn).await.unwrap_err();
+        assert!(matches!(gone, Error::Conflict { found: None, .. }), "{gone:?}");
+        assert!(matches!(item().read::<Item, _>(&mut *conn).await, Err(Error::NoSuchRow { .. })));
+        assert!(matches!(item().bump(&mut *conn).await, Err(Error::InvalidOption { option: "expect", .. })));
+    }
+
+    async fn timestamps_serve_as_versions_at_every_precision<S>(db: TestDb<S>) {
+        let kinds: &[&str] = match S::NAME {
+            "PostgreSQL" => &["timestamptz", "timestamptz(3)", "timestamptz(0)", "timestamp", "timestamp(0)"],
+            "SQLite" => &["TEXT", "TIMESTAMP"],
+            _ => &["DATETIME(6)", "DATETIME(3)", "DATETIME", "TIMESTAMP(6) NULL", "TIMESTAMP NULL"],
+        };
+        for (number, kind) in kinds.iter().enumerate() {
+            let table = format!("t_{number}");
+            db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, stock BIGINT, changed {kind})")).await;
+            db.execute(&format!("INSERT INTO {table} VALUES (1, 5, '2026-01-02 03:04:05')")).await;
+            let row = || VersionedRow::table(&table).by("id", 1_i64).version("changed");
+            let mut conn = db.pool.acquire().await.unwrap();
+            let first: Versioned<Item> = row().read(&mut *conn).await.unwrap();
+            assert!(matches!(first.version, Version::Timestamp(_)), "{kind}: {:?}", first.version);
+
+            // Faster than the clock of most precisions: every bump is a new version all the same.
+            let mut seen = vec![first.version.clone()];
+            for _ in 0..5 {
+                let next = row().expect(seen.last().unwrap().clone()).bump(&mut *conn).await;
+                let next = next.unwrap_or_else(|err| panic!("{kind}: {err}"));
+                let read: Versioned<Item> = row().read(&mut *conn).await.unwrap();
+                assert_eq!(read.version, next, "{kind}");
+                assert!(!seen.contains(&next), "{kind}: {next} again");
+                seen.push(next);
+            }
+            let conflict = row().expect(first.version).bump(&mut *conn).await.unwrap_err();
+            assert!(conflict.is_conflict(), "{kind}: {conflict:?}");
+        }
+    }
+
+    async fn a_write_of_ones_own_that_changes_no_row_is_a_conflict<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT, version BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 1)").await;
+        let write = "UPDATE t SET version = version + 1 WHERE id = 1 AND version = 1";
+        sqlx::query(write).execute(&db.pool).await.unwrap().or_conflict().unwrap();
+        let conflict = sqlx::query(write).execute(&db.pool).await.unwrap().or_conflict().unwrap_err();
+        assert!(conflict.is_conflict());
+        // Rows that match but do not change are matched all the same.
+        sqlx::query("UPDATE t SET version = 2 WHERE id = 1").execute(&db.pool).await.unwrap().or_conflict().unwrap();
+    }
+
+    async fn retries_end_a_race_without_a_lost_update<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, stock BIGINT, version BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 0, 0)").await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let pool = db.pool.clone();
+            tasks.spawn(async move {
+                for _ in 0..10 {
+                    let attempt = |_| async {
+                        let row = || VersionedRow::table("t").by("id", 1_i64);
+                        let mut tx = lockkit::begin(&pool).await?;
+                        let found: Versioned<Item> = row().read(&mut *tx).await?;
+                        row().expect(found.version.clone()).bump(&mut *tx).await?;
+                        let write = format!("UPDATE t SET stock = {} WHERE id = 1", found.stock + 1);
+                        S::execute(&mut tx, &write).await.unwrap();
+                        tx.commit().await
+                    };
+                    Policy::new().attempts(1000).retry(attempt).await.unwrap();
+                }
+            });
+        }
+        tasks.join_all().await;
+        assert_eq!(db.fetch_i64("SELECT stock FROM t").await, Some(80));
+        assert_eq!(db.fetch_i64("SELECT version FROM t").await, Some(80));
+    }
+}

@@ -1,0 +1,15 @@
+//! The tests of `#[with_lock]`: what it does at run time, on SQLite, and what it says at compile time.
+
+#![deny(warnings, clippy::pedantic)]
+
+mod forms;
+mod fixture;
+mod keys;
+mod lease;
+mod section;
+mod version;
+
+#[test]
+fn mistakes_are_errors_at_the_right_token() {
+    trybuild::TestCases::new().compile_fail("macros/ui/*.rs");
+}

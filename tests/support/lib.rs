@@ -1,0 +1,27 @@
+//! What the tests stand on: a fresh database for every test, on every kind of server, and questions to ask it.
+//!
+//! - [`TestDb`] is one test's database; [`on_every_database!`] writes a test for each kind of it from one body.
+//! - [`Server`] is a kind of database, and [`Backend`] one that `lockkit` has its locks in.
+//! - [`Proxy`] stands between a test and its server, counts round trips and breaks connections.
+//!
+//! The servers are throwaway ones, started by the first test that needs them; see `throwaway`. The environment
+//! variables `LOCKKIT_POSTGRES_URL`, `LOCKKIT_MARIADB_URL` and `LOCKKIT_MYSQL_URL` name servers to use instead.
+
+pub mod draws;
+mod mysql;
+mod on_every_database;
+mod plain_sql;
+mod postgres;
+mod proxy;
+mod server;
+mod sqlite;
+mod test_db;
+pub mod throwaway;
+
+pub use crate::mysql::{MariaDb, MySql};
+pub use crate::plain_sql::PlainSql;
+pub use crate::postgres::Postgres;
+pub use crate::proxy::Proxy;
+pub use crate::server::{Backend, Server};
+pub use crate::sqlite::Sqlite;
+pub use crate::test_db::TestDb;

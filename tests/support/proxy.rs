@@ -1,0 +1,149 @@
+//! A TCP proxy between a test and its server, which counts round trips and breaks connections. Knows no protocol.
+
+use std::io;
+use std::net;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use url::Url;
+
+/// A proxy in front of one server. Its connections end when it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    url: String,
+    state: Arc<State>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    server: String,
+    round_trips: AtomicU64,
+    stalled: watch::Sender<bool>,
+    drops_replies: AtomicBool,
+    reset: Notify,
+}
+
+impl Proxy {
+    /// Starts a proxy in front of the server in this URL, such as [`TestDb::url`](crate::TestDb::url).
+    ///
+    /// # Panics
+    /// If the URL is not that of a server, or outside a tokio runtime.
+    pub fn start(url: &str) -> Self {
+        let mut url = Url::parse(url).expect("a URL");
+        let host = url.host_str().expect("the URL of a server");
+        let default_port = if url.scheme().starts_with("postgres") { 5432 } else { 3306 };
+        let state = Arc::new(State {
+            server: format!("{host}:{}", url.port().unwrap_or(default_port)),
+            round_trips: AtomicU64::new(0),
+            stalled: watch::Sender::new(false),
+            drops_replies: AtomicBool::new(false),
+            reset: Notify::new(),
+        });
+        let listener = net::TcpListener::bind("127.0.0.1:0").expect("listen on a free port");
+        listener.set_nonblocking(true).expect("make the listener non-blocking");
+        let port = listener.local_addr().expect("the proxy's address").port();
+        let listener = TcpListener::from_std(listener).expect("listen within the runtime");
+        url.set_host(Some("127.0.0.1")).expect("a URL with a host");
+        url.set_port(Some(port)).expect("a URL with a port");
+
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
+        Self { url: url.into(), state, accepting }
+    }
+
+    /// The URL of the same database, by way of the proxy.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// How often a client has asked and waited for the answer: changes of direction from server to client and back.
+    pub fn round_trips(&self) -> u64 {
+        self.state.round_trips.load(Ordering::SeqCst)
+    }
+
+    /// Holds everything back, in both directions and on new connections as well, until told otherwise.
+    pub fn stall(&self, stalled: bool) {
+        self.state.stalled.send_replace(stalled);
+    }
+
+    /// Throws away what the server sends: it does what it is asked, and the client never hears of it.
+    pub fn drop_replies(&self, dropped: bool) {
+        self.state.drops_replies.store(dropped, Ordering::SeqCst);
+    }
+
+    /// Breaks all connections; new ones can be made.
+    pub fn reset(&self) {
+        self.state.reset.notify_waiters();
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    let mut connections = JoinSet::new(); // Aborts them when it is dropped.
+    while let Ok((client, _)) = listener.accept().await {
+        connections.spawn(connect(client, Arc::clone(&state)));
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
+    let reset = state.reset.notified();
+    let mut server = TcpStream::connect(&state.server).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
+    let server_spoke_last = AtomicBool::new(true);
+    let requests = pump(&mut from_client, &mut to_server, &state, || {
+        if server_spoke_last.swap(false, Ordering::SeqCst) {
+            state.round_trips.fetch_add(1, Ordering::SeqCst);
+        }
+        true
+    });
+    let replies = pump(&mut from_server, &mut to_client, &state, || {
+        server_spoke_last.store(true, Ordering::SeqCst);
+        !state.drops_replies.load(Ordering::SeqCst)
+    });
+    tokio::select! {
+        biased; // So that nothing gets through once `reset` has returned.
+        () = reset => {
+            client.set_zero_linger()?;
+            server.set_zero_linger()?;
+        }
+        result = async { tokio::try_join!(requests, replies) } => {
+            result?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies bytes until the end of the stream, asking before each burst whether to pass it on.
+async fn pump(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    state: &State,
+    passes: impl Fn() -> bool,
+) -> io::Result<()> {
+    let mut stalled = state.stalled.subscribe();
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        let length = from.read(&mut buffer).await?;
+        stalled.wait_for(|stalled| !stalled).await.expect("BUG: the state has the sender");
+        if length == 0 {
+            return to.shutdown().await;
+        }
+        if passes() {
+            to.write_all(&buffer[..length]).await?;
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Starts one server, says where it is, and stops and deletes it when no test process is left.
+
+use std::fs::{self, File, Permissions};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use std::{env, io, thread};
+
+use crate::throwaway::launch::{self, Launch};
+use crate::throwaway::rendezvous::{open, remove_if_there};
+
+/// How long the server waits for another test process. Between those of one run there is less than a second.
+const IDLE: Duration = Duration::from_secs(4);
+const START: Duration = Duration::from_mins(1);
+const POLL: Duration = Duration::from_millis(200);
+
+/// Runs the server until nobody uses it.
+///
+/// # Errors
+/// If the server cannot be started, or ends by itself.
+pub fn supervise(name: &str, state: &Path) -> io::Result<()> {
+    remove_leftover(state)?;
+    let folder = tempfile::Builder::new()
+        .prefix(&format!("lockkit-{name}-"))
+        .permissions(Permissions::from_mode(0o755)) // As root, PostgreSQL runs as another user.
+        .tempdir_in(folder_for_data())?;
+    fs::write(state.join("folder"), folder.path().as_os_str().as_encoded_bytes())?;
+
+    let port = launch::free_port()?;
+    let Launch { mut command, url, stop } = launch::prepare(name, folder.path(), port)?;
+    let mut server = RunningServer { child: command.spawn()?, stop };
+    wait_until_it_listens(&mut server.child, port)?;
+    // In one step, so that nobody reads half of it.
+    fs::write(state.join("url.new"), url)?;
+    fs::rename(state.join("url.new"), state.join("url"))?;
+
+    let users = wait_until_unused(&mut server.child, state)?;
+    remove_if_there(&state.join("url"))?;
+    drop(server);
+    folder.close()?;
+    remove_if_there(&state.join("folder"))?;
+    // A test process that comes now waits for `users` until all is gone, and then starts another supervisor.
+    drop(users);
+    Ok(())
+}
+
+/// In memory if there is room: with a slow disk `PostgreSQL` takes up to 0.2 s to make a database, and here 0.02 s.
+///
+/// Never in the build folder, which the user that `PostgreSQL` runs as may not be able to enter.
+fn folder_for_data() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    let df = Command::new("df").args(["-k", "--output=avail"]).arg(&memory).output();
+    let available =
+        df.ok().and_then(|df| String::from_utf8_lossy(&df.stdout).lines().nth(1)?.trim().parse::<u64>().ok());
+    if available >= Some(2_000_000) { memory } else { env::temp_dir() }
+}
+
+/// Deletes what a supervisor that was killed has left. Its server died with it.
+fn remove_leftover(state: &Path) -> io::Result<()> {
+    if let Ok(folder) = fs::read_to_string(state.join("folder")) {
+        match fs::remove_dir_all(folder) {
+            Err(err) if err.kind() != io::ErrorKind::NotFound => return Err(err),
+            _ => remove_if_there(&state.join("folder"))?,
+        }
+    }
+    Ok(())
+}
+
+fn wait_until_it_listens(server: &mut Child, port: u16) -> io::Result<()> {
+    let deadline = Instant::now() + START;
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        check_alive(server)?;
+        if Instant::now() > deadline {
+            return Err(io::Error::other(format!("it does not listen after {START:?}")));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Returns the lock that keeps new test processes waiting.
+fn wait_until_unused(server: &mut Child, state: &Path) -> io::Result<File> {
+    let mut last_used = Instant::now();
+    loop {
+        check_alive(server)?;
+        let users = open(&state.join("users"))?;
+        if users.try_lock().is_err() {
+            last_used = Instant::now();
+        } else if last_used.elapsed() > IDLE {
+            return Ok(users);
+        }
+        drop(users);
+        thread::sleep(POLL);
+    }
+}
+
+fn check_alive(server: &mut Child) -> io::Result<()> {
+    match server.try_wait()? {
+        Some(status) => Err(io::Error::other(format!("the server ended: {status}"))),
+        None => Ok(()),
+    }
+}
+
+/// A server that is stopped when this is dropped, whether it ran or failed to start.
+struct RunningServer {
+    child: Child,
+    stop: &'static str,
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        // The standard library only knows SIGKILL, after which PostgreSQL would leave a shared memory segment behind.
+        let kill = Command::new("sh").args(["-c", "kill -s $0 $1", self.stop, &self.child.id().to_string()]).status();
+        if kill.is_ok_and(|status| status.success()) {
+            let _ = self.child.wait();
+        }
+    }
+}

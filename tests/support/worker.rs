@@ -1,0 +1,162 @@
+//! `test-worker`: a process that holds locks and is stopped or killed by a test, or draws with other processes.
+//!
+//! It says what it has reached in lines on its standard output, and goes on when it is told `go` on its standard input.
+
+use std::env;
+use std::time::Duration;
+
+use lockkit::{Error, Lease, Leases, NamedLock, RowLock, Tx};
+use sqlx::pool::PoolOptions;
+use sqlx::{Database, Encode, Pool, Type};
+use support::draws::{Draws, Strategy, Tally};
+use support::{Backend, MariaDb, MySql, Postgres, Server, Sqlite};
+use tokio::io::{AsyncBufReadExt, BufReader, stdin};
+
+const TTL: Duration = Duration::from_secs(1);
+
+#[tokio::main]
+async fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let [server, url, work @ ..] = &*arguments else {
+        panic!("usage: test-worker SERVER URL WORK…; the tests start it themselves");
+    };
+    match *server {
+        Sqlite::NAME => run::<Sqlite>(url, work).await,
+        Postgres::NAME => run::<Postgres>(url, work).await,
+        MariaDb::NAME => run::<MariaDb>(url, work).await,
+        MySql::NAME => run::<MySql>(url, work).await,
+        _ => panic!("{server} is not a server"),
+    }
+}
+
+async fn run<S>(url: &str, work: &[&str])
+where
+    S: Backend,
+    i64: for<'v> Encode<'v, S::DB> + Type<S::DB>,
+    <S::DB as Database>::Arguments: Clone,
+{
+    let pool = PoolOptions::new().max_connections(4).connect(url).await.expect("connect");
+    let worker = Worker::<S> { leases: Leases::builder(pool.clone()).ttl(TTL).build().expect("valid settings"), pool };
+    match work {
+        ["draw", strategy, tasks, draws] => {
+            let number = |text: &str| text.parse().expect("a number");
+            worker.draw(strategy.parse().expect("a strategy"), number(tasks), number(draws)).await;
+        }
+        ["hold", "row"] => worker.hold_row().await,
+        ["hold", "named"] => worker.hold_name().await,
+        ["hold", "lease"] => worker.hold_lease().await,
+        ["commit"] => worker.commit().await,
+        ["pin"] => worker.pin().await,
+        ["run"] => worker.run().await,
+        _ => panic!("{work:?} is not a kind of work"),
+    }
+}
+
+struct Worker<S: Backend> {
+    pool: Pool<S::DB>,
+    leases: Leases<Pool<S::DB>>,
+}
+
+impl<S> Worker<S>
+where
+    S: Backend,
+    i64: for<'v> Encode<'v, S::DB> + Type<S::DB>,
+    <S::DB as Database>::Arguments: Clone,
+{
+    async fn draw(self, strategy: Strategy, tasks: u64, draws: u64) {
+        println!("ready");
+        told_to_go_on().await;
+        let Tally { won, sold_out, gave_up } = Draws::<S>::new(self.pool).draw_all(strategy, tasks, draws).await;
+        println!("{won} {sold_out} {gave_up}");
+    }
+
+    /// Locks the item's row, writes, and never ends its transaction.
+    async fn hold_row(self) {
+        let mut tx = lockkit::begin(&self.pool).await.expect("begin");
+        RowLock::table("item").by("id", 1_i64).lock(&mut *tx).await.expect("lock the row");
+        S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+        println!("holding");
+        std::future::pending().await
+    }
+
+    /// Locks a name, writes, and never ends its transaction.
+    async fn hold_name(self) {
+        let mut tx = lockkit::begin(&self.pool).await.expect("begin");
+        NamedLock::new("item:1").lock(&mut *tx).await.expect("lock the name");
+        S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+        println!("holding");
+        std::future::pending().await
+    }
+
+    /// Takes the lease, and writes in a transaction that never ends.
+    async fn hold_lease(self) {
+        let lease = self.lease().await;
+        let mut tx = lockkit::begin(&self.pool).await.expect("begin");
+        S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+        println!("holding {}", lease.fence());
+        std::future::pending().await
+    }
+
+    /// Takes the lease, writes, and commits under it when told so.
+    async fn commit(self) {
+        let lease = self.lease().await;
+        // The open transaction of a stopped process would lock the whole of a SQLite database.
+        let early = S::NAME != Sqlite::NAME;
+        let mut tx = if early { Some(self.write().await) } else { None };
+        println!("holding {}", lease.fence());
+        told_to_go_on().await;
+        if tx.is_none() {
+            tx = Some(self.write().await);
+        }
+        say(&lease.commit(tx.expect("written by now")).await);
+    }
+
+    /// Takes the lease, verifies it in a transaction, and commits when told so.
+    async fn pin(self) {
+        let lease = self.lease().await;
+        let mut tx = lockkit::begin(&self.pool).await.expect("begin");
+        lease.verify(&mut tx).await.expect("verify");
+        S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+        println!("holding {}", lease.fence());
+        told_to_go_on().await;
+        say(&lease.commit(tx).await);
+    }
+
+    /// Runs a body under the lease that takes its next step when told so.
+    async fn run(self) {
+        let request = self.leases.lease("item:1");
+        let ran = request.run(|lease| async move {
+            println!("holding {}", lease.fence());
+            told_to_go_on().await;
+            println!("took the next step");
+            let mut tx = self.write().await;
+            S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+            tx.commit().await
+        });
+        say(&ran.await);
+    }
+
+    async fn lease(&self) -> Lease<Pool<S::DB>> {
+        self.leases.lease("item:1").acquire().await.expect("acquire the lease")
+    }
+
+    async fn write(&self) -> Tx<S::DB> {
+        let mut tx = lockkit::begin(&self.pool).await.expect("begin");
+        S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+        tx
+    }
+}
+
+fn say(result: &Result<(), Error>) {
+    match result {
+        Ok(()) => println!("done"),
+        Err(Error::Lost { .. }) => println!("lost"),
+        Err(err) => println!("failed: {err} ({err:?})"),
+    }
+}
+
+async fn told_to_go_on() {
+    let line = BufReader::new(stdin()).lines().next_line().await.expect("read from the test");
+    assert_eq!(line.as_deref(), Some("go"), "the test is gone");
+}
