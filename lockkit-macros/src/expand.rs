@@ -385,7 +385,7 @@ impl Expander {
             async {
                 #pin_type
                 #(
-                    #[allow(clippy::redundant_locals)]
+                    #[allow(unused_variables, clippy::redundant_locals)]
                     let #owned = #owned;
                 )*
                 #body
@@ -402,7 +402,7 @@ impl Expander {
 
     fn braced(&self, body: TokenStream) -> Group {
         let mut body = Group::new(Delimiter::Brace, body);
-        body.set_span(self.brace);
+        body.set_span(self.brace.resolved_at(Span::mixed_site()));
         body
     }
 }

@@ -21,7 +21,6 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 pub enum Error {
     /// Somebody else holds the lock, and the wait is over. Nothing was taken.
     #[error("lock `{key}` is held by somebody else (waited {waited:?}){}", by(holder.as_ref()))]
-    #[non_exhaustive]
     Contended {
         /// The lock, or the table whose row is locked.
         key: Key,
@@ -33,7 +32,6 @@ pub enum Error {
 
     /// The lease is no longer held: stop, and do not write what it protected.
     #[error("lease `{key}` with fence {fence} was lost: {reason}")]
-    #[non_exhaustive]
     Lost {
         /// The lease.
         key: Key,
@@ -45,7 +43,6 @@ pub enum Error {
 
     /// An optimistic write matched no row: somebody else moved its version, or the row is gone.
     #[error("the row{} changed since it was read (expected version {}, found {})", of(table.as_ref()), text(expected.as_ref()), text(found.as_ref()))]
-    #[non_exhaustive]
     Conflict {
         /// The table, where lockkit wrote the statement.
         table: Option<Key>,
@@ -60,7 +57,6 @@ pub enum Error {
 
     /// Every attempt failed for a passing reason, and the attempts or the time ran out.
     #[error("gave up after {attempts} attempts in {elapsed:?}")]
-    #[non_exhaustive]
     RetriesExhausted {
         /// How many attempts were started.
         attempts: u32,
@@ -72,7 +68,6 @@ pub enum Error {
 
     /// No row matches, so no row was locked.
     #[error("no row of `{table}` matches, so nothing was locked")]
-    #[non_exhaustive]
     NoSuchRow {
         /// The table.
         table: Key,
@@ -83,7 +78,6 @@ pub enum Error {
         "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by, \
          or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
     )]
-    #[non_exhaustive]
     FullScan {
         /// The table.
         table: Key,
@@ -93,7 +87,6 @@ pub enum Error {
 
     /// The text cannot name a lock.
     #[error("`{key}` cannot be a key: {reason}")]
-    #[non_exhaustive]
     InvalidKey {
         /// The text, escaped and shortened.
         key: String,
@@ -103,7 +96,6 @@ pub enum Error {
 
     /// The text cannot name a table or column.
     #[error("`{name}` cannot be the name of a table or column: {reason}")]
-    #[non_exhaustive]
     InvalidIdentifier {
         /// The text, escaped and shortened.
         name: String,
@@ -113,7 +105,6 @@ pub enum Error {
 
     /// An option has a value that cannot work.
     #[error("`{option}` {reason}")]
-    #[non_exhaustive]
     InvalidOption {
         /// The option.
         option: &'static str,
@@ -123,7 +114,6 @@ pub enum Error {
 
     /// lockkit's tables are missing or too old in this database.
     #[error("lockkit's tables are missing or out of date: {hint}")]
-    #[non_exhaustive]
     NotMigrated {
         /// What to run.
         hint: &'static str,
@@ -133,7 +123,6 @@ pub enum Error {
 
     /// The migrations could not be applied.
     #[error("lockkit's migrations could not be applied")]
-    #[non_exhaustive]
     Migration {
         /// What went wrong.
         #[from]
@@ -147,7 +136,6 @@ pub enum Error {
     #[error(
         "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
     )]
-    #[non_exhaustive]
     TransactionEnded {
         /// What the database said to the commit.
         source: sqlx::Error,
@@ -157,7 +145,6 @@ pub enum Error {
     ///
     /// Never repeat the work blindly; look at the data first.
     #[error("the connection broke during the commit, which may or may not have happened")]
-    #[non_exhaustive]
     OutcomeUnknown {
         /// How the connection broke.
         source: sqlx::Error,
@@ -165,7 +152,6 @@ pub enum Error {
 
     /// The database failed.
     #[error("database error while {doing}{}", of(key.as_ref()))]
-    #[non_exhaustive]
     Database {
         /// What lockkit was doing.
         doing: &'static str,

@@ -57,7 +57,7 @@ mod wait;
 #[path = "private.rs"]
 pub mod __private;
 
-pub use dialect::{Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, VersionOps};
+pub use dialect::{AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, VersionOps};
 pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};

@@ -185,7 +185,7 @@ pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock
 /// A transaction that holds a named lock.
 pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
-    match lock.until(deadline).lock::<DB, _>(&mut *tx).await {
+    match lock.until(deadline).lock(&mut *tx).await {
         Ok(()) => Ok(tx),
         Err(err) => {
             roll_back(tx).await;

@@ -67,7 +67,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().0, wait.cut(left)).await;
     match begun {
-        Ok(()) => Ok(Tx(Guard::new(Open(opening.defuse().0)))),
+        Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().0, runtime: Handle::current() }))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
             // Nothing was begun, so the connection is as good as before.
             drop(opening.defuse());
@@ -86,7 +86,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
 /// Use it as `&mut *tx` wherever sqlx takes a connection. Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
 ///
 /// Dropping it rolls it back in the background, within a second; a connection that cannot (because it is still
-/// waiting for a lock, say) is closed. Outside a Tokio runtime it is closed at once.
+/// waiting for a lock, say) is closed.
 pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
 
 impl<DB: Dialect> Tx<DB> {
@@ -99,7 +99,7 @@ impl<DB: Dialect> Tx<DB> {
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
-        let conn = &mut self.0.get_mut().0;
+        let conn = &mut self.0.get_mut().conn;
         if depth::<DB>(conn) > 1 {
             let reason = "was called with a nested transaction still open; end that one first".to_owned();
             return Err(Error::InvalidOption { option: "commit", reason });
@@ -121,7 +121,7 @@ impl<DB: Dialect> Tx<DB> {
     /// # Cancel safety
     /// The transaction is rolled back even if this future is dropped.
     pub async fn rollback(mut self) -> Result<()> {
-        let conn = &mut self.0.get_mut().0;
+        let conn = &mut self.0.get_mut().conn;
         roll_back::<DB>(conn).await.map_err(|err| failed::<DB>("rolling back", None, err))?;
         drop(self.0.defuse());
         Ok(())
@@ -148,13 +148,13 @@ impl<DB: Dialect> Deref for Tx<DB> {
     type Target = DB::Connection;
 
     fn deref(&self) -> &DB::Connection {
-        &self.0.0
+        &self.0.conn
     }
 }
 
 impl<DB: Dialect> DerefMut for Tx<DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
-        &mut self.0.get_mut().0
+        &mut self.0.get_mut().conn
     }
 }
 
@@ -214,14 +214,16 @@ impl<DB: Database> Hold for Opening<DB> {
 }
 
 /// A connection inside a transaction.
-struct Open<DB: Database>(PoolConnection<DB>);
+struct Open<DB: Database> {
+    conn: PoolConnection<DB>,
+    /// The drop may happen on a thread outside of it.
+    runtime: Handle,
+}
 
 impl<DB: Database> Hold for Open<DB> {
     fn abandon(self) {
-        let mut conn = self.0;
-        let Ok(runtime) = Handle::try_current() else {
-            return close(conn);
-        };
+        let Self { mut conn, runtime } = self;
+        let _inside = runtime.enter();
         runtime.spawn(async move {
             // A statement may still be on its way, or waiting for a lock, when its future was dropped.
             if !matches!(timeout(ROLLBACK_LIMIT, roll_back::<DB>(&mut conn)).await, Ok(Ok(()))) {

@@ -275,7 +275,7 @@ on_every_database! {
 
         let fetch_row = async || {
             let mut tx = lockkit::begin(pool).await.unwrap();
-            (async move { row().fetch_one::<(i64, i64, i64), _>(&mut *tx).await }, ())
+            (async move { row().fetch_one::<(i64, i64, i64)>(&mut *tx).await }, ())
         };
         bench.drop_everywhere("RowLock::fetch_one", fetch_row, nothing).await;
 
@@ -295,7 +295,7 @@ on_every_database! {
             };
             (blocked, other)
         };
-        let give_back = async |other: lockkit::Tx<_>, _: bool| other.rollback().await.unwrap();
+        let give_back = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
         bench.drop_everywhere("RowLock::lock of a locked row", blocked_row, give_back).await;
 
         let blocked_name = async || {
@@ -317,13 +317,13 @@ on_every_database! {
 
         let read = async || {
             let mut conn = pool.acquire().await.unwrap();
-            (async move { item().read::<(i64, i64, i64), _>(&mut *conn).await }, ())
+            (async move { item().read::<(i64, i64, i64)>(&mut *conn).await }, ())
         };
         bench.drop_everywhere("VersionedRow::read", read, nothing).await;
 
         let bump = async || {
             let mut tx = lockkit::begin(pool).await.unwrap();
-            let version = item().read::<(), _>(&mut *tx).await.unwrap().version;
+            let version = item().read::<()>(&mut *tx).await.unwrap().version;
             (async move { item().expect(version).bump(&mut *tx).await }, ())
         };
         bench.drop_everywhere("VersionedRow::bump", bump, nothing).await;
@@ -331,7 +331,7 @@ on_every_database! {
         let retry = async || {
             let attempt = async |number| {
                 let mut tx = lockkit::begin(pool).await?;
-                let version = item().read::<(), _>(&mut *tx).await?.version;
+                let version = item().read::<()>(&mut *tx).await?.version;
                 // The first attempt makes a conflict of its own.
                 item().expect(version.clone()).bump(&mut *tx).await?;
                 if number == 1 {

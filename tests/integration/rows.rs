@@ -42,9 +42,9 @@ on_every_database! {
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let missing = || RowLock::table("t_items").by("item_id", 99_i64);
         assert!(matches!(missing().lock(&mut *tx).await, Err(Error::NoSuchRow { table, .. }) if table == "t_items"));
-        assert!(matches!(missing().fetch_one::<Item, _>(&mut *tx).await, Err(Error::NoSuchRow { .. })));
-        assert_eq!(missing().fetch_optional::<Item, _>(&mut *tx).await.unwrap(), None);
-        assert_eq!(missing().fetch_all::<Item, _>(&mut *tx).await.unwrap(), []);
+        assert!(matches!(missing().fetch_one::<Item>(&mut *tx).await, Err(Error::NoSuchRow { .. })));
+        assert_eq!(missing().fetch_optional::<Item>(&mut *tx).await.unwrap(), None);
+        assert_eq!(missing().fetch_all::<Item>(&mut *tx).await.unwrap(), []);
 
         let some = RowLock::table("t_items").by_any("item_id", [1_i64, 99]).lock(&mut *tx).await;
         assert!(matches!(some, Err(Error::NoSuchRow { .. })), "{some:?}");
@@ -175,7 +175,7 @@ on_every_server! {
         let before = S::fetch_text(&mut tx, setting).await.unwrap();
         let bounded = || RowLock::table("t_items").wait(MILLIS(70));
         bounded().by("item_id", 1_i64).lock(&mut *tx).await.unwrap();
-        bounded().by("item_id", 99_i64).fetch_optional::<Item, _>(&mut *tx).await.unwrap();
+        bounded().by("item_id", 99_i64).fetch_optional::<Item>(&mut *tx).await.unwrap();
         assert_eq!(S::fetch_text(&mut tx, setting).await.unwrap(), before);
         tx.commit().await.unwrap();
     }

@@ -26,11 +26,11 @@ on_every_database! {
         is_send(lease.extend(Duration::from_secs(1)));
         is_send(lease.verify(&mut tx));
         is_send(RowLock::table("t").by("n", 1_i64).lock(&mut *tx));
-        is_send(RowLock::table("t").by("n", 1_i64).fetch_one::<(i64,), _>(&mut *tx));
-        is_send(RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,), _>(&mut *tx));
-        is_send(RowLock::table("t").by("n", 1_i64).fetch_all::<(i64,), _>(&mut *tx));
+        is_send(RowLock::table("t").by("n", 1_i64).fetch_one::<(i64,)>(&mut *tx));
+        is_send(RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,)>(&mut *tx));
+        is_send(RowLock::table("t").by("n", 1_i64).fetch_all::<(i64,)>(&mut *tx));
         is_send(NamedLock::new("k").lock(&mut *tx));
-        is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,), _>(&mut *tx));
+        is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,)>(&mut *tx));
         is_send(VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
         is_send(lease.commit(tx));
 

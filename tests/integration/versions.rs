@@ -28,7 +28,7 @@ on_every_database! {
         db.execute("DELETE FROM t_items WHERE item_id = 7").await;
         let gone = item().expect(2).bump(&mut *conn).await.unwrap_err();
         assert!(matches!(gone, Error::Conflict { found: None, .. }), "{gone:?}");
-        assert!(matches!(item().read::<Item, _>(&mut *conn).await, Err(Error::NoSuchRow { .. })));
+        assert!(matches!(item().read::<Item>(&mut *conn).await, Err(Error::NoSuchRow { .. })));
         assert!(matches!(item().bump(&mut *conn).await, Err(Error::InvalidOption { option: "expect", .. })));
     }
 

@@ -1,6 +1,6 @@
 //! Every kind of function that the attribute goes on. That they compile without a warning is most of the test.
 
-use std::{fmt::Display, future::Future, pin::Pin, sync::Arc};
+use std::{fmt::Display, future::Future, sync::Arc};
 
 use lockkit::{Error, Leases, with_lock};
 use sqlx::SqlitePool;
@@ -140,8 +140,7 @@ async fn recursive(leases: &Pool, depth: u8) -> Result<u8, Error> {
     if depth == 0 {
         return Ok(0);
     }
-    let next: Pin<Box<dyn Future<Output = Result<u8, Error>> + Send + '_>> = Box::pin(recursive(leases, depth - 1));
-    Ok(next.await? + 1)
+    Ok(Box::pin(recursive(leases, depth - 1)).await? + 1)
 }
 
 macro_rules! locked {

@@ -39,12 +39,13 @@ async fn a_key(leases: &Pool, key: Key) -> Result<bool, Error> {
 
 #[tokio::test]
 async fn captures_read_as_in_format() {
-    let leases = Shop::new().await.leases;
-    assert_eq!(template(&leases, "ann", Some(1)).await.unwrap(), "order:ann.Some(1):{x}");
-    assert_eq!(formatted(&leases, 4, 42).await.unwrap(), "4:0042");
-    assert_eq!(raw(&leases, 5).await.unwrap(), "type 5");
-    assert_eq!(expression(&leases, (1, 2)).await.unwrap(), "1-2");
-    assert!(a_key(&leases, Key::from("k")).await.unwrap());
+    let shop = Shop::new().await;
+    let leases = &shop.leases;
+    assert_eq!(template(leases, "ann", Some(1)).await.unwrap(), "order:ann.Some(1):{x}");
+    assert_eq!(formatted(leases, 4, 42).await.unwrap(), "4:0042");
+    assert_eq!(raw(leases, 5).await.unwrap(), "type 5");
+    assert_eq!(expression(leases, (1, 2)).await.unwrap(), "1-2");
+    assert!(a_key(leases, Key::from("k")).await.unwrap());
 }
 
 #[with_lock(lease, on = leases, key = "a:{first}:{second}", as = lease)]
@@ -54,12 +55,13 @@ async fn two(leases: &Pool, first: &str, second: &str) -> Result<String, Error> 
 
 #[tokio::test]
 async fn different_arguments_never_make_one_key() {
-    let leases = Shop::new().await.leases;
+    let shop = Shop::new().await;
+    let leases = &shop.leases;
     let parts = ["", "x", ":", "x:", ":x", "%", "%3A", "3A", "%253A", "\n", "%0A", "a:x:", "ключ"];
     let mut keys = std::collections::HashSet::new();
     for first in parts {
         for second in parts {
-            assert!(keys.insert(two(&leases, first, second).await.unwrap()), "{first:?} {second:?}");
+            assert!(keys.insert(two(leases, first, second).await.unwrap()), "{first:?} {second:?}");
         }
     }
 }

@@ -44,7 +44,7 @@ mod sealed {
     message = "lockkit does not know the database `{Self}`",
     note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
 )]
-pub trait Dialect: Database<Arguments: Clone + Sync> + sealed::Sealed {
+pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 
@@ -56,6 +56,16 @@ pub trait Dialect: Database<Arguments: Clone + Sync> + sealed::Sealed {
 
     /// Applies lockkit's migrations.
     fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
+}
+
+/// A connection whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut *tx)` needs no type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a connection to a database that lockkit knows",
+    label = "pass the connection inside the transaction: `&mut *tx`"
+)]
+pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
+    /// The connection.
+    fn as_connection(&mut self) -> &mut DB::Connection;
 }
 
 /// Leases in the table `lockkit_lease`.

@@ -14,7 +14,7 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
-    Columns, Dialect, LeaseOps, NamedOps, RowOps, RowQuery, RowsAffected, Strength, VersionOps, VersionQuery,
+    AsConnection, Columns, Dialect, LeaseOps, NamedOps, RowOps, RowQuery, RowsAffected, Strength, VersionOps, VersionQuery,
     connection_fault, matching, micros, order_and_limit,
 };
 use crate::{
@@ -42,7 +42,7 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         1020 => Fault::Serialization,
         1062 => Fault::Duplicate,
         1146 | 1054 => Fault::NoTable,
-        // The savepoint that `begin` sets is gone.
+        // The savepoint that `commit` sets did not last.
         1305 => Fault::NoTransaction,
         1290 | 1792 | 1836 => Fault::ReadOnly,
         1053 | 1927 | 4031 | 1158..=1161 => Fault::Unavailable,
@@ -51,6 +51,13 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
 }
 
 impl super::sealed::Sealed for MySql {}
+impl super::sealed::Sealed for MySqlConnection {}
+
+impl AsConnection<MySql> for MySqlConnection {
+    fn as_connection(&mut self) -> &mut Self {
+        self
+    }
+}
 
 impl Dialect for MySql {
     fn fault(err: &sqlx::Error) -> Fault {
@@ -61,15 +68,14 @@ impl Dialect for MySql {
     }
 
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
-        // The savepoint is a mark that the commit checks.
-        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; SAVEPOINT lockkit";
+        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
     }
 
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         // A deadlock victim has lost its transaction and runs on in autocommit; a COMMIT would answer success.
-        // The savepoint of the beginning is gone then, so its release fails and the COMMIT is not run.
-        conn.execute("RELEASE SAVEPOINT lockkit; COMMIT").await?;
+        // A savepoint does not last in autocommit, so its release fails then, and the COMMIT is not run.
+        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit; COMMIT").await?;
         // Corrects sqlx's count of open transactions; the queued ROLLBACK finds none.
         MySqlTransactionManager::start_rollback(conn);
         Ok(())

@@ -11,7 +11,7 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
-    Columns, Dialect, LeaseOps, NamedOps, RowOps, RowQuery, RowsAffected, Strength, VersionOps, VersionQuery,
+    AsConnection, Columns, Dialect, LeaseOps, NamedOps, RowOps, RowQuery, RowsAffected, Strength, VersionOps, VersionQuery,
     connection_fault, duration, fence, matching, micros, order_and_limit,
 };
 use crate::{
@@ -48,6 +48,13 @@ pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
 }
 
 impl super::sealed::Sealed for Postgres {}
+impl super::sealed::Sealed for PgConnection {}
+
+impl AsConnection<Postgres> for PgConnection {
+    fn as_connection(&mut self) -> &mut Self {
+        self
+    }
+}
 
 impl Dialect for Postgres {
     fn fault(err: &sqlx::Error) -> Fault {

@@ -12,7 +12,7 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{
-    Columns, Dialect, LeaseOps, NamedOps, RowOps, RowQuery, RowsAffected, VersionOps, VersionQuery, connection_fault,
+    AsConnection, Columns, Dialect, LeaseOps, NamedOps, RowOps, RowQuery, RowsAffected, VersionOps, VersionQuery, connection_fault,
     fence, matching, micros, order_and_limit,
 };
 use crate::{
@@ -48,6 +48,13 @@ pub(super) fn fault_of(err: &SqliteError) -> Fault {
 }
 
 impl super::sealed::Sealed for Sqlite {}
+impl super::sealed::Sealed for SqliteConnection {}
+
+impl AsConnection<Sqlite> for SqliteConnection {
+    fn as_connection(&mut self) -> &mut Self {
+        self
+    }
+}
 
 impl Dialect for Sqlite {
     fn fault(err: &sqlx::Error) -> Fault {

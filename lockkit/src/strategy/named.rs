@@ -1,10 +1,9 @@
 //! Named locks for a transaction: for what has no row to lock yet.
 
-use sqlx::Connection;
 use tokio::time::Instant;
 
 use crate::{
-    dialect::{NamedOps, depth, failed_on_own_table},
+    dialect::{AsConnection, NamedOps, depth, failed_on_own_table},
     error::{Error, Fault, Result},
     key::Key,
     policy::Wait,
@@ -84,11 +83,8 @@ impl NamedLock {
     ///
     /// # Cancel safety
     /// The name may or may not be locked, until the transaction ends; roll it back.
-    pub async fn lock<DB, C>(self, conn: &mut C) -> Result<()>
-    where
-        DB: NamedOps<Connection = C>,
-        C: Connection<Database = DB>,
-    {
+    pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        let conn = conn.as_connection();
         self.key.check()?;
         self.wait.check()?;
         if depth::<DB>(conn) == 0 {

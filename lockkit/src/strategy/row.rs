@@ -7,11 +7,11 @@ use std::{
     sync::{LazyLock, Mutex, PoisonError},
 };
 
-use sqlx::{Arguments, Connection, Database, Encode, FromRow, Type};
+use sqlx::{Arguments, Database, Encode, FromRow, Type};
 use tokio::time::Instant;
 
 use crate::{
-    dialect::{By, Columns, RowOps, RowQuery, Strength, depth, failed},
+    dialect::{AsConnection, By, Columns, RowOps, RowQuery, Strength, depth, failed},
     error::{BoxError, Error, Fault, Result},
     ident::Ident,
     key::Key,
@@ -209,15 +209,11 @@ impl<DB: RowOps> RowLock<DB> {
     ///
     /// # Cancel safety
     /// The rows may or may not be locked, until the transaction ends; roll it back.
-    pub async fn lock<C>(self, conn: &mut C) -> Result<u64>
-    where
-        DB: RowOps<Connection = C>,
-        C: Connection<Database = DB>,
-    {
+    pub async fn lock(self, conn: &mut impl AsConnection<DB>) -> Result<u64> {
         // With a limit or a skip it is not an error that some of the rows are missing.
         let all = self.limit.is_none() && !self.skip_locked;
         let least = if all { self.by.iter().map(|it| it.values).product() } else { 1 };
-        let (table, rows) = self.select(conn, Columns::None).await?;
+        let (table, rows) = self.select(conn.as_connection(), Columns::None).await?;
         if rows.len() < least {
             return Err(Error::NoSuchRow { table });
         }
@@ -231,13 +227,11 @@ impl<DB: RowOps> RowLock<DB> {
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
-    pub async fn fetch_one<T, C>(self, conn: &mut C) -> Result<T>
+    pub async fn fetch_one<T>(self, conn: &mut impl AsConnection<DB>) -> Result<T>
     where
-        DB: RowOps<Connection = C>,
-        C: Connection<Database = DB>,
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let (table, rows) = self.limit(1).select(conn, Columns::All).await?;
+        let (table, rows) = self.limit(1).select(conn.as_connection(), Columns::All).await?;
         let row = rows.first().ok_or_else(|| Error::NoSuchRow { table: table.clone() })?;
         decode::<DB, T>(&table, row)
     }
@@ -249,13 +243,11 @@ impl<DB: RowOps> RowLock<DB> {
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
-    pub async fn fetch_optional<T, C>(self, conn: &mut C) -> Result<Option<T>>
+    pub async fn fetch_optional<T>(self, conn: &mut impl AsConnection<DB>) -> Result<Option<T>>
     where
-        DB: RowOps<Connection = C>,
-        C: Connection<Database = DB>,
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let (table, rows) = self.limit(1).select(conn, Columns::All).await?;
+        let (table, rows) = self.limit(1).select(conn.as_connection(), Columns::All).await?;
         rows.first().map(|row| decode::<DB, T>(&table, row)).transpose()
     }
 
@@ -266,13 +258,11 @@ impl<DB: RowOps> RowLock<DB> {
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
-    pub async fn fetch_all<T, C>(self, conn: &mut C) -> Result<Vec<T>>
+    pub async fn fetch_all<T>(self, conn: &mut impl AsConnection<DB>) -> Result<Vec<T>>
     where
-        DB: RowOps<Connection = C>,
-        C: Connection<Database = DB>,
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let (table, rows) = self.select(conn, Columns::All).await?;
+        let (table, rows) = self.select(conn.as_connection(), Columns::All).await?;
         rows.iter().map(|row| decode::<DB, T>(&table, row)).collect()
     }
 

@@ -2,10 +2,10 @@
 
 use std::{fmt, ops::Deref};
 
-use sqlx::{Arguments, Connection, Database, Encode, FromRow, Type};
+use sqlx::{Arguments, Database, Encode, FromRow, Type};
 
 use crate::{
-    dialect::{By, RowsAffected, VersionOps, VersionQuery, failed},
+    dialect::{AsConnection, By, RowsAffected, VersionOps, VersionQuery, failed},
     error::{Error, Raced, Result},
     ident::Ident,
     key::Key,
@@ -157,16 +157,14 @@ impl<DB: VersionOps> VersionedRow<DB> {
     ///
     /// # Cancel safety
     /// Cancel safe: it only reads.
-    pub async fn read<T, C>(self, conn: &mut C) -> Result<Versioned<T>>
+    pub async fn read<T>(self, conn: &mut impl AsConnection<DB>) -> Result<Versioned<T>>
     where
-        DB: VersionOps<Connection = C>,
-        C: Connection<Database = DB>,
         T: for<'r> FromRow<'r, DB::Row>,
     {
         let (query, table, arguments, _) = self.query()?;
         let doing = "reading the version of a row of";
         let found =
-            DB::version_read(conn, &query, arguments).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+            DB::version_read(conn.as_connection(), &query, arguments).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let Some((row, version)) = found else {
             return Err(Error::NoSuchRow { table });
         };
@@ -183,11 +181,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     ///
     /// # Cancel safety
     /// Outside a transaction the version may or may not have been moved.
-    pub async fn bump<C>(self, conn: &mut C) -> Result<Version>
-    where
-        DB: VersionOps<Connection = C>,
-        C: Connection<Database = DB>,
-    {
+    pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Version> {
         let (query, table, arguments, expected) = self.query()?;
         let Some(expected) = expected else {
             let reason = "was not called; `bump` needs the version that was read".to_owned();
@@ -195,12 +189,12 @@ impl<DB: VersionOps> VersionedRow<DB> {
         };
         let doing = "moving the version of a row of";
         let again = arguments.clone();
-        let bumped = DB::version_bump(conn, &query, arguments, &expected).await;
+        let bumped = DB::version_bump(conn.as_connection(), &query, arguments, &expected).await;
         if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
             return Ok(version);
         }
         let found =
-            DB::version_read(conn, &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+            DB::version_read(conn.as_connection(), &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let found = found.map(|(_, version)| version);
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }

@@ -46,7 +46,8 @@ impl<S: LeaseStore> Lease<S> {
     pub(super) fn granted(inner: Arc<Inner<S>>, kept: Kept) -> Self {
         let kept = Arc::new(kept);
         inner.keeper.keep(&kept);
-        let owned = Some(Guard::new(Owned { kept: kept.clone(), inner: inner.clone() }));
+        let owned = Owned { kept: kept.clone(), inner: inner.clone(), runtime: Handle::current() };
+        let owned = Some(Guard::new(owned));
         Self { kept, inner, owned }
     }
 
@@ -170,14 +171,12 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Frees a claim whose answer was not heard.
     pub(super) fn give_back_in_background(inner: Arc<Inner<S>>, key: Key, token: Token) {
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(async move {
-                while let Ok(Scoped::Busy) = inner.store().lease_release(&key, token).await {
-                    sleep(BUSY_PAUSE).await;
-                }
-                inner.lines.freed(&key);
-            });
-        }
+        tokio::spawn(async move {
+            while let Ok(Scoped::Busy) = inner.store().lease_release(&key, token).await {
+                sleep(BUSY_PAUSE).await;
+            }
+            inner.lines.freed(&key);
+        });
     }
 }
 
@@ -273,24 +272,25 @@ impl<S: LeaseStore> Inner<S> {
 struct Owned<S: LeaseStore> {
     kept: Arc<Kept>,
     inner: Arc<Inner<S>>,
+    /// The drop may happen on a thread outside of it.
+    runtime: Handle,
 }
 
 impl<S: LeaseStore> Hold for Owned<S> {
     fn abandon(self) {
-        let Self { kept, inner } = self;
+        let Self { kept, inner, runtime } = self;
         inner.keeper.forget(kept.token);
         // Given back by the body that ran under it, or lost: nothing is left to release.
         if kept.trust.lost() == Some(LossReason::Released) {
             return;
         }
-        // Without a runtime the ttl frees it.
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(async move {
-                if let Err(err) = give_back(&inner, &kept).await {
-                    tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
-                }
-            });
-        }
+        // Where the runtime has ended, the ttl frees it.
+        let _inside = runtime.enter();
+        runtime.spawn(async move {
+            if let Err(err) = give_back(&inner, &kept).await {
+                tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
+            }
+        });
     }
 }
 

@@ -1,0 +1,12 @@
+use lockkit::{Error, Leases, with_lock};
+use sqlx::SqlitePool;
+
+type Pool = Leases<SqlitePool>;
+
+#[with_lock(lease, on = leases, key = "k")]
+async fn f(leases: &Pool) -> Result<(), Error> {
+    let = leases;
+    Ok(())
+}
+
+fn main() {}
