@@ -108,7 +108,8 @@ async fn main() -> Result<()> {
     // One more, after everybody else.
     wake_up(&file).await?;
 
-    let ran: Vec<(String, i64, i64)> = sqlx::query_as("SELECT day, process, fence FROM t_nights").fetch_all(&jobs.db).await?;
+    let ran: Vec<(String, i64, i64)> =
+        sqlx::query_as("SELECT day, process, fence FROM t_nights").fetch_all(&jobs.db).await?;
     ensure!(ran.len() == 1, "the job must have run exactly once, but ran {} times", ran.len());
     for (day, process, fence) in ran {
         println!("the job of {day} was run by process {process}, with fence {fence}");

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 const ACCOUNTS: i64 = 4;
 const OPENING_BALANCE: i64 = 1_000;
 const TASKS: u64 = 16;
-const TRANSFERS: u32 = 50;
+const TRANSFERS: u32 = 25;
 
 #[derive(Debug, thiserror::Error)]
 enum TransferError {
@@ -38,11 +38,7 @@ where
     i64: for<'v> Encode<'v, DB> + Type<DB>,
 {
     let mut tx = lockkit::begin(pool).await?;
-    RowLock::table("t_accounts")
-        .by_any("account_id", [from, to])
-        .wait(Duration::from_secs(10))
-        .lock(&mut *tx)
-        .await?;
+    RowLock::table("t_accounts").by_any("account_id", [from, to]).wait(Duration::from_secs(10)).lock(&mut *tx).await?;
     // Both rows are ours now: what is read here is true until the commit.
     let balance = DB::balance(&mut tx, from).await?;
     if balance < amount {
@@ -109,9 +105,11 @@ macro_rules! bank {
         impl Bank for $database {
             async fn open_accounts(pool: &Pool<Self>) -> sqlx::Result<()> {
                 sqlx::query("DROP TABLE IF EXISTS t_accounts").execute(pool).await?;
-                sqlx::query("CREATE TABLE t_accounts (account_id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT NULL)")
-                    .execute(pool)
-                    .await?;
+                sqlx::query(
+                    "CREATE TABLE t_accounts (account_id BIGINT NOT NULL PRIMARY KEY, balance BIGINT NOT NULL)",
+                )
+                .execute(pool)
+                .await?;
                 for account_id in 1..=ACCOUNTS {
                     sqlx::query(concat!("INSERT INTO t_accounts VALUES (", $a, ", ", $b, ")"))
                         .bind(account_id)

@@ -52,7 +52,7 @@ struct Order {
 }
 
 #[derive(Debug, Serialize, Deserialize, sqlx::FromRow)]
-struct Item {
+struct Product {
     item_id: i64,
     name: String,
     stock: i64,
@@ -75,8 +75,8 @@ async fn order(State(shop): State<Shop>, Path(user_id): Path<i64>) -> Result<(St
 
 /// `POST /items/{item_id}/take`: one piece, as long as there is one.
 #[with_lock(row, on = &shop.db, table = "t_catalogue", by(item_id = item_id), wait = "5s", tx = tx)]
-async fn take(State(shop): State<Shop>, Path(item_id): Path<i64>) -> Result<Json<Item>, ApiError> {
-    let mut item: Item = sqlx::query_as("SELECT item_id, name, stock FROM t_catalogue WHERE item_id = $1")
+async fn take(State(shop): State<Shop>, Path(item_id): Path<i64>) -> Result<Json<Product>, ApiError> {
+    let mut item: Product = sqlx::query_as("SELECT item_id, name, stock FROM t_catalogue WHERE item_id = $1")
         .bind(item_id)
         .fetch_one(&mut *tx)
         .await?;
@@ -93,8 +93,9 @@ async fn take(State(shop): State<Shop>, Path(item_id): Path<i64>) -> Result<Json
 }
 
 /// `GET /items`: reading needs no lock.
-async fn items(State(shop): State<Shop>) -> Result<Json<Vec<Item>>, ApiError> {
-    let items = sqlx::query_as("SELECT item_id, name, stock FROM t_catalogue ORDER BY item_id").fetch_all(&shop.db).await?;
+async fn items(State(shop): State<Shop>) -> Result<Json<Vec<Product>>, ApiError> {
+    let items =
+        sqlx::query_as("SELECT item_id, name, stock FROM t_catalogue ORDER BY item_id").fetch_all(&shop.db).await?;
     Ok(Json(items))
 }
 

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::shop::Item;
+use crate::shop::Offer;
 
 /// Everything that decides who draws what.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    pub(crate) items: Vec<Item>,
+    pub(crate) items: Vec<Offer>,
     pub(crate) buyers: u32,
     pub(crate) draws: u32,
     pub(crate) processes: u32,

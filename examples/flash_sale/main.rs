@@ -20,7 +20,7 @@ mod shop;
 mod verdict;
 mod worker;
 
-use std::{io::stdout, io::Write, path::PathBuf, process::ExitCode};
+use std::{io::Write, io::stdout, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
@@ -30,7 +30,7 @@ use sqlx::{Encode, MySql, Postgres, Sqlite, Type};
 use crate::{
     draws::Plan,
     sale::Strategy,
-    shop::{Item, Shop},
+    shop::{Offer, Shop},
     verdict::{HEADER, verdict},
     worker::{read_job, run_processes, work},
 };
@@ -75,7 +75,7 @@ struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// Items to sell, with the columns item_id, name, stock and weight
+    /// Items to sell, with the columns `item_id`, `name`, `stock` and `weight`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["stock", "items"])]
     csv: Option<PathBuf>,
 
@@ -218,10 +218,10 @@ fn strategies(chosen: &[Choice]) -> Vec<Strategy> {
 fn plan(args: &Args) -> Result<Plan> {
     let items = match &args.csv {
         Some(path) => csv::Reader::from_path(path)
-            .and_then(|mut it| it.deserialize().collect::<csv::Result<Vec<Item>>>())
+            .and_then(|mut it| it.deserialize().collect::<csv::Result<Vec<Offer>>>())
             .with_context(|| format!("cannot read the items in {}", path.display()))?,
         None => (1..=args.items)
-            .map(|number| Item {
+            .map(|number| Offer {
                 item_id: number.into(),
                 name: format!("item {number}"),
                 stock: args.stock,

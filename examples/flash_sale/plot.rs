@@ -117,9 +117,10 @@ fn bars(
         let bars = values.iter().enumerate().map(|(group, value)| {
             Rectangle::new([(left(group) + 0.01, 0.0), (left(group) + width - 0.01, *value)], color.filled())
         });
-        chart.draw_series(bars)?.label(*name).legend(|(x, y)| {
-            Rectangle::new([(x, y - 6), (x + 14, y + 6)], color.filled())
-        });
+        chart
+            .draw_series(bars)?
+            .label(*name)
+            .legend(|(x, y)| Rectangle::new([(x, y - 6), (x + 14, y + 6)], color.filled()));
         chart.draw_series(values.iter().enumerate().map(|(group, value)| {
             Text::new(label(group), (left(group) + width / 2.0, value + top * 0.01), style.clone())
         }))?;

@@ -12,7 +12,7 @@ use std::{future::Future, time::Duration};
 
 /// What is on sale. A greater weight is drawn more often.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Item {
+pub(crate) struct Offer {
     pub(crate) item_id: i64,
     pub(crate) name: String,
     pub(crate) stock: u32,
@@ -37,7 +37,9 @@ pub(crate) struct Win {
 ///
 /// Statements are written once and spelled for each database by the macro below; a service that knows its database
 /// writes them in place.
-pub(crate) trait Shop: LeaseOps + NamedOps + RowOps + Database<Arguments: Sync, QueryResult: RowsAffected> {
+pub(crate) trait Shop:
+    LeaseOps + NamedOps + RowOps + Database<Arguments: Sync, QueryResult: RowsAffected>
+{
     /// A pool of at most `connections`.
     fn open(url: &str, connections: u32) -> impl Future<Output = sqlx::Result<Pool<Self>>> + Send;
 
@@ -45,7 +47,7 @@ pub(crate) trait Shop: LeaseOps + NamedOps + RowOps + Database<Arguments: Sync, 
     fn server(pool: &Pool<Self>) -> impl Future<Output = sqlx::Result<String>> + Send;
 
     /// Makes both tables anew.
-    fn fill(pool: &Pool<Self>, items: &[Item]) -> impl Future<Output = sqlx::Result<()>> + Send;
+    fn fill(pool: &Pool<Self>, items: &[Offer]) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// What is left of an item.
     fn item(conn: &mut Self::Connection, item_id: i64) -> impl Future<Output = sqlx::Result<Found>> + Send;
@@ -99,7 +101,9 @@ macro_rules! shop {
                 Ok(format!("{name} {}", version.split([' ', '-']).next().unwrap_or_default()))
             }
 
-            async fn fill(pool: &Pool<Self>, items: &[Item]) -> sqlx::Result<()> {
+            async fn fill(pool: &Pool<Self>, items: &[Offer]) -> sqlx::Result<()> {
+                // On one connection: SQLite checks a new index against what the connection last saw of the schema.
+                let mut conn = pool.acquire().await?;
                 // No unique key on (item_id, buyer_id), on purpose: nothing but the lock keeps a buyer from winning an
                 // item twice. A real shop has both.
                 for statement in [
@@ -114,14 +118,14 @@ macro_rules! shop {
                     "CREATE TABLE t_wins (item_id BIGINT NOT NULL, buyer_id BIGINT NOT NULL)",
                     "CREATE INDEX i_wins ON t_wins (item_id, buyer_id)",
                 ] {
-                    sqlx::query(statement).execute(pool).await?;
+                    sqlx::query(statement).execute(&mut *conn).await?;
                 }
                 for item in items {
                     sqlx::query(concat!("INSERT INTO t_items VALUES (", $a, ", ", $b, ", ", $c, ", 1)"))
                         .bind(item.item_id)
                         .bind(&item.name)
                         .bind(i64::from(item.stock))
-                        .execute(pool)
+                        .execute(&mut *conn)
                         .await?;
                 }
                 Ok(())
@@ -156,8 +160,13 @@ macro_rules! shop {
                 version: i64,
             ) -> sqlx::Result<Self::QueryResult> {
                 sqlx::query(concat!(
-                    "UPDATE t_items SET stock = ", $a, ", version = version + 1
-                     WHERE item_id = ", $b, " AND version = ", $c
+                    "UPDATE t_items SET stock = ",
+                    $a,
+                    ", version = version + 1
+                     WHERE item_id = ",
+                    $b,
+                    " AND version = ",
+                    $c
                 ))
                 .bind(stock)
                 .bind(item_id)

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    future::Future,
     io::{Write, stdin, stdout},
     process::Stdio,
     sync::{
@@ -94,7 +93,8 @@ where
     i64: for<'v> Encode<'v, DB> + Type<DB>,
 {
     let Job { url, strategy, process, plan } = job;
-    let pool = DB::open(&url, (MOST_CONNECTIONS / plan.processes).clamp(1, plan.tasks)).await.context("cannot connect")?;
+    let pool =
+        DB::open(&url, (MOST_CONNECTIONS / plan.processes).clamp(1, plan.tasks)).await.context("cannot connect")?;
     let sale = Arc::new(Sale::new(pool));
     let (plan, done) = (Arc::new(plan), Arc::new(AtomicU64::new(0)));
     say(&Said::Ready)?;
@@ -163,7 +163,8 @@ pub(crate) async fn run_processes(
         }
     }
 
-    let progress = Arc::new(Progress { by_process: (0..plan.processes).map(|_| AtomicU64::new(0)).collect(), progress });
+    let progress =
+        Arc::new(Progress { by_process: (0..plan.processes).map(|_| AtomicU64::new(0)).collect(), progress });
     let mut finishing = JoinSet::new();
     for (process, mut worker) in workers.into_iter().enumerate() {
         worker.tell("go").await?;
@@ -224,10 +225,8 @@ impl Worker {
         self.input.write_all(format!("{line}\n").as_bytes()).await.context("a worker process has ended")
     }
 
-    fn hear(&mut self) -> impl Future<Output = Result<Said>> + Send {
-        async {
-            let line = self.output.next_line().await?.context("a worker process failed; see what it wrote above")?;
-            serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
-        }
+    async fn hear(&mut self) -> Result<Said> {
+        let line = self.output.next_line().await?.context("a worker process failed; see what it wrote above")?;
+        serde_json::from_str(&line).with_context(|| format!("a worker said {line:?}"))
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Args {
     pub(crate) bind: Option<Given<Ident>>,
     pub(crate) tx: Option<Given<Ident>>,
     pub(crate) krate: Option<Given<Path>>,
+    /// The arguments that were meant, but could not be understood: they are not missing as well.
+    pub(crate) broken: Vec<&'static str>,
 }
 
 /// Every argument, and an example of it.
@@ -91,8 +93,10 @@ impl Args {
         let parsed = (|input: ParseStream<'_>| {
             let mut first = true;
             while !input.is_empty() {
+                let name = input.fork().call(Ident::parse_any);
                 if let Err(err) = args.parse_one(input, first) {
                     errors.push(err);
+                    args.broken.extend(name.ok().and_then(|it| meant(&it.to_string())));
                     skip_argument(input)?;
                 }
                 first = false;
@@ -149,7 +153,11 @@ impl Args {
         }
         Err(match &self.strategy {
             Some(strategy) => error(&word, format!("one lock at a time: this is a `{strategy}` lock already")),
-            None => error(&word, format!("the kind of lock goes first: `#[with_lock({word}, …)]`")),
+            None => {
+                let err = error(&word, format!("the kind of lock goes first: `#[with_lock({word}, …)]`"));
+                self.strategy = Some(word);
+                err
+            }
         })
     }
 }
@@ -173,12 +181,16 @@ fn set<T>(slot: &mut Option<Given<T>>, name: Ident, value: T) -> syn::Result<()>
 }
 
 fn unknown(name: &Ident) -> syn::Error {
-    let known = KNOWN.map(|(known, _)| known);
-    let hint = match nearest(&name.to_string(), &known) {
+    let hint = match meant(&name.to_string()) {
         Some(known) => format!("did you mean `{known}`?"),
-        None => format!("there are {}", list(&known, "and")),
+        None => format!("there are {}", list(&KNOWN.map(|(known, _)| known), "and")),
     };
     error(name, format!("there is no argument `{name}`; {hint}"))
+}
+
+/// The argument of that name, or nearly that name.
+fn meant(name: &str) -> Option<&'static str> {
+    nearest(name, &KNOWN.map(|(known, _)| known))
 }
 
 /// Goes on with the next argument after one that makes no sense.
@@ -234,11 +246,10 @@ mod tests {
 
     #[test]
     fn a_slip_of_the_finger_is_understood() {
-        let known = KNOWN.map(|(known, _)| known);
-        for (slip, meant) in [("wiat", "wait"), ("atempts", "attempts"), ("onbusy", "on_busy"), ("tabel", "table")] {
-            assert_eq!(nearest(slip, &known), Some(meant));
+        for (slip, known) in [("wiat", "wait"), ("atempts", "attempts"), ("onbusy", "on_busy"), ("tabel", "table")] {
+            assert_eq!(meant(slip), Some(known));
         }
-        assert_eq!(nearest("timeout", &known), None);
+        assert_eq!(meant("timeout"), None);
         assert_eq!(nearest("x", &["on", "as"]), None);
     }
 }

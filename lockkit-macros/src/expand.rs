@@ -36,7 +36,7 @@ fn checked(args: TokenStream, item: &TokenStream, errors: &mut Errors) -> Option
         Some(function) => {
             function.check(errors);
             let boxed = if function.sig.asyncness.is_none() { Boxed::parse(&function.body) } else { None };
-            if function.sig.asyncness.is_none() && boxed.is_none() {
+            if function.sig.asyncness.is_none() && function.sig.constness.is_none() && boxed.is_none() {
                 let message = "`#[with_lock]` waits for the lock, so it needs an `async fn`";
                 errors.push(syn::Error::new(function.sig.fn_token.span, message));
             }
@@ -178,7 +178,8 @@ impl Expander {
         let mixed = Span::mixed_site();
         let by = by.iter().map(|By { column, value }| {
             let column = LitStr::new(&column.unraw().to_string(), column.span());
-            quote_spanned!(mixed=> .by(#column, ::core::clone::Clone::clone(&(#value))))
+            let value = quote_spanned!(value.span().resolved_at(mixed)=> ::core::clone::Clone::clone(&(#value)));
+            quote_spanned!(mixed=> .by(#column, #value))
         });
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
         let lock = quote_spanned!(mixed=> #private::row_lock(&pool, #table)#(#by)* #wait);

@@ -1,4 +1,5 @@
 //! The `#[with_lock]` attribute of lockkit. Use it through `lockkit::with_lock`.
+#![deny(missing_docs)]
 
 mod args;
 mod duration;
@@ -10,7 +11,159 @@ mod validate;
 
 use proc_macro::TokenStream;
 
-/// PLACEHOLDER
+/// Runs an `async fn` under a lock: takes it, runs the body, commits and gives it back, in this order.
+///
+/// The function returns `Result<_, E>` where `E: From<lockkit::Error>`; its signature stays as it is. The body never runs
+/// without the lock. Whatever ends the function (an error, a panic, a dropped future) rolls its transaction back and
+/// frees the lock.
+///
+/// The first argument says which kind of lock, the others follow in any order:
+///
+/// ```
+/// use std::sync::Arc;
+/// use lockkit::{Leases, with_lock};
+/// use sqlx::SqlitePool;
+///
+/// #[derive(Debug, thiserror::Error)]
+/// enum OrderError {
+///     #[error(transparent)]
+///     Lock(#[from] lockkit::Error),
+///     #[error(transparent)]
+///     Database(#[from] sqlx::Error),
+///     #[error("sold out")]
+///     SoldOut,
+/// }
+///
+/// struct Orders {
+///     db: SqlitePool,
+///     leases: Leases<SqlitePool>,
+/// }
+///
+/// impl Orders {
+///     /// Locks the row of the item while it is read and written.
+///     #[with_lock(row, on = &self.db, table = "t_items", by(item_id = item_id), wait = "500ms", tx = tx)]
+///     async fn sell(&self, item_id: i64) -> Result<i64, OrderError> {
+///         let stock: i64 = sqlx::query_scalar("SELECT stock FROM t_items WHERE item_id = ?")
+///             .bind(item_id)
+///             .fetch_one(&mut *tx)
+///             .await?;
+///         if stock == 0 {
+///             return Err(OrderError::SoldOut);
+///         }
+///         sqlx::query("UPDATE t_items SET stock = stock - 1 WHERE item_id = ?").bind(item_id).execute(&mut *tx).await?;
+///         Ok(stock - 1)
+///     }
+///
+///     /// Locks a name, because the order has no row yet: one order per user.
+///     #[with_lock(named, on = &self.db, key = "order:{user_id}", wait = "2s", tx = tx)]
+///     async fn order_once(&self, user_id: i64) -> Result<bool, OrderError> {
+///         let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM t_orders WHERE user_id = ?")
+///             .bind(user_id)
+///             .fetch_one(&mut *tx)
+///             .await?;
+///         if orders == 0 {
+///             sqlx::query("INSERT INTO t_orders VALUES (?)").bind(user_id).execute(&mut *tx).await?;
+///         }
+///         Ok(orders == 0)
+///     }
+///
+///     /// Holds a lease, because it takes long; another process that comes at the same time does nothing.
+///     #[with_lock(lease, on = &self.leases, key = "nightly", ttl = "30s", wait = "0s", as = lease, on_busy = Ok(None))]
+///     async fn nightly(&self) -> Result<Option<u64>, OrderError> {
+///         // … long work, which is stopped when the lease is lost …
+///         Ok(Some(lease.fence().get()))
+///     }
+///
+///     /// Locks nothing, and runs again when somebody else changed the row first.
+///     #[with_lock(version, attempts = 3, deadline = "100ms")]
+///     async fn restock(&self, item_id: i64, count: i64) -> Result<(), OrderError> {
+///         use lockkit::OrConflict;
+///         let (stock, version): (i64, i64) = sqlx::query_as("SELECT stock, version FROM t_items WHERE item_id = ?")
+///             .bind(item_id)
+///             .fetch_one(&self.db)
+///             .await?;
+///         sqlx::query("UPDATE t_items SET stock = ?, version = version + 1 WHERE item_id = ? AND version = ?")
+///             .bind(stock + count)
+///             .bind(item_id)
+///             .bind(version)
+///             .execute(&self.db)
+///             .await?
+///             .or_conflict()?;
+///         Ok(())
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # lockkit::migrate(&db).await?;
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)").execute(&db).await?;
+/// # sqlx::query("CREATE TABLE t_orders (user_id INTEGER)").execute(&db).await?;
+/// # sqlx::query("INSERT INTO t_items VALUES (7, 1, 1)").execute(&db).await?;
+/// let orders = Orders { leases: Leases::new(db.clone()), db };
+/// assert_eq!(orders.sell(7).await?, 0);
+/// assert!(matches!(orders.sell(7).await, Err(OrderError::SoldOut)));
+/// assert!(orders.order_once(42).await?);
+/// assert!(!orders.order_once(42).await?);
+/// assert!(orders.nightly().await?.is_some());
+/// orders.restock(7, 5).await?;
+/// assert_eq!(orders.sell(7).await?, 4);
+/// # Ok(()) }
+/// ```
+///
+/// # Arguments
+///
+/// | argument | `lease` | `row` | `named` | `version` | what it is |
+/// |---|---|---|---|---|---|
+/// | `on = expr` | required | required | required | with `tx` | where the lock lives: `&Leases<_>` for `lease`, otherwise the `&Pool<_>` to begin the transaction on |
+/// | `key = …` | required | – | required | – | the lock's name, see below |
+/// | `table = "…"` | – | required | – | – | the table whose rows are locked: letters, digits and `_` |
+/// | `by(column = expr, …)` | – | required | – | – | which rows: those whose columns have these values. They are cloned, so the body may still move them |
+/// | `tx = name` | optional | required | required | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` does |
+/// | `wait = duration` | optional | optional | optional | – | how long to wait for another holder. Defaults to that of the `Leases` (10 s unless set there), and to `Wait::Forever` for `row` and `named`, which also take a `Wait` |
+/// | `ttl = duration` | optional | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
+/// | `as = name` | the `Lease` | the attempt | the attempt | the attempt | a name for the body: of the lease, or of the number of the attempt (`u32`, from 1) |
+/// | `attempts = n` | – | optional | optional | optional | how often to run the body at most (`u32`). Defaults to once for `row` and `named`; for `version` to 5, or as often as the deadline allows |
+/// | `deadline = duration` | – | optional | optional | optional | how long everything but the commit may take: waiting, all attempts and the pauses between them. Defaults to no bound |
+/// | `retry_if = path` | – | optional | optional | optional | a `fn(&E) -> bool` that says which errors are worth another attempt. Defaults to `lockkit::is_retryable` |
+/// | `on_busy = expr` | optional | optional | optional | – | what to return when somebody else holds the lock and the wait is over. Defaults to `Err(Error::Contended)` |
+/// | `crate = path` | optional | optional | optional | optional | where lockkit is, if not at `::lockkit` |
+///
+/// **Durations** are text (`"30s"`, `"1.5s"`, `"500ms"`, `"100us"`, `"2m"`, `"1h"`), checked by the compiler, or an
+/// expression of type `Duration`.
+///
+/// **Keys** are a template that captures variables as `format!` does, `"order:{user_id}:{kind:?}"`, or an expression that
+/// is `Into<Key>`. In a template, its punctuation, `%` and control characters are percent-encoded in what is captured, so
+/// that two different sets of values never make one key; that is why neighbouring captures need a character between them
+/// that is neither letter, digit nor `%`. The key is made once, before the body and before any second attempt.
+///
+/// **Attempts.** With `attempts` or `deadline`, `row` and `named` run the whole transaction again after a deadlock, a
+/// serialization failure or a conflict; `version` does so always. When they run out, the error is
+/// `Error::RetriesExhausted`. A body that may run again borrows its arguments; clone what it would move. Without
+/// `retry_if`, `E` must be a `std::error::Error`; `anyhow::Error` is none:
+///
+/// ```
+/// # use lockkit::with_lock;
+/// #[with_lock(version, attempts = 3, retry_if = |err: &anyhow::Error| lockkit::is_retryable(err.as_ref()))]
+/// async fn rename(name: String) -> anyhow::Result<()> {
+/// #   drop(name.clone());
+///     // …
+///     Ok(())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() { rename(String::new()).await.unwrap() }
+/// ```
+///
+/// **A lease with `tx`** cannot be renewed while the transaction holds the lock that a renewal needs: on SQLite from its
+/// beginning, on other databases after `Lease::verify`. Keep the transaction shorter than the ttl.
+///
+/// # Where it goes
+/// On functions and methods, also in implementations of traits, under `#[async_trait]`, and together with
+/// `#[tracing::instrument]` in either order. Of two `#[with_lock]` on one function the lower one is taken first.
+///
+/// Not on functions without a body, nor on `const`, `unsafe` or `extern` ones.
+///
+/// # Cancel safety
+/// Dropping the function's future rolls its transaction back and frees the lock, both in the background. If that happens
+/// during the commit, it is unknown whether the commit happened.
 #[proc_macro_attribute]
 pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::with_lock(args.into(), item.into()).into()

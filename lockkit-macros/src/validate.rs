@@ -98,9 +98,10 @@ const HAS: [(&str, &[&str]); 8] = [
 impl Plan {
     /// `None` when something is wrong; `errors` says what.
     pub(crate) fn new(args: Args, errors: &mut Errors) -> Option<Self> {
-        let Args { strategy, on, key, table, by, ttl, wait, attempts, deadline, retry_if, on_busy, bind, tx, krate } = args;
+        let Args { strategy, on, key, table, by, ttl, wait, attempts, deadline, retry_if, on_busy, bind, tx, krate, broken } =
+            args;
         let strategy = errors.note(check_strategy(strategy))?;
-        let check = &mut Checker { strategy: strategy.clone(), errors };
+        let check = &mut Checker { strategy: strategy.clone(), broken, errors };
         check.belongs("key", key.as_ref());
         check.belongs("table", table.as_ref());
         check.belongs("by", by.as_ref());
@@ -173,6 +174,7 @@ fn check_strategy(strategy: Option<Ident>) -> syn::Result<Ident> {
 
 struct Checker<'a> {
     strategy: Ident,
+    broken: Vec<&'static str>,
     errors: &'a mut Errors,
 }
 
@@ -191,7 +193,8 @@ impl Checker<'_> {
     }
 
     fn required<T>(&mut self, given: Option<Given<T>>, example: &str, what: &str) -> Option<T> {
-        if given.is_none() {
+        let broken = self.broken.iter().any(|name| example.starts_with(name));
+        if given.is_none() && !broken {
             let message = format!("`{}` needs `{example}`: {what}", self.strategy);
             self.errors.push(error(&self.strategy, message));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::Pool;
+use sqlx::{Pool, migrate::MigrateError};
 
 use crate::{
     dialect::{Dialect, fault_in_chain},
@@ -38,6 +38,9 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
         .attempts(50)
         .backoff(Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(200) });
     let collided = |err: &Error| {
+        if matches!(err, Error::Migration { source: MigrateError::Dirty(_) }) {
+            return true;
+        }
         let fault = fault_in_chain(err);
         matches!(fault, Some(Fault::Duplicate | Fault::Contended | Fault::Deadlock | Fault::Serialization))
     };

@@ -1,14 +1,18 @@
 //! Locks between processes: many that draw at once, holders that are stopped for too long, and holders that are killed.
 
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkit::{Leases, NamedLock, Released, RowLock, Wait};
+use lockkit::{Error, Leases, NamedLock, Released, RowLock, Wait};
 use rustix::process::{Pid, Signal, kill_process};
 use support::draws::{Stock, Strategy, Tally};
-use support::{Backend, Server, TestDb, on_every_database, on_every_server};
+use support::{Backend, Server, Sqlite, TestDb, on_every_database, on_every_server};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 /// The ttl of the worker's leases.
@@ -234,4 +238,30 @@ on_every_server! {
         assert_eq!(next.release().await.unwrap(), Released::Held);
         db.assert_nothing_left().await;
     }
+}
+
+/// The same as with a stopped process, and always the same: the body is ready to go on before any timer is looked at.
+#[tokio::test]
+async fn a_body_that_is_woken_after_its_trust_ran_out_does_not_take_its_next_step() {
+    let db = TestDb::<Sqlite>::new().await;
+    let leases = Leases::new(db.pool.clone());
+    let stepped = Arc::new(AtomicBool::new(false));
+    let (started, has_started) = oneshot::channel();
+    let (go, told_to_go) = oneshot::channel();
+    let steps = Arc::clone(&stepped);
+    let body = leases.lease("k").ttl(TTL / 10).run(move |_| async move {
+        started.send(()).expect("the test waits");
+        told_to_go.await.expect("the test says go");
+        steps.store(true, Ordering::SeqCst);
+        Ok::<_, Error>(())
+    });
+    let running = tokio::spawn(body);
+    has_started.await.expect("it starts");
+
+    go.send(()).expect("the body waits");
+    thread::sleep(TTL / 2); // As if the process were stopped: nothing else runs on this runtime.
+
+    let ended = running.await.expect("it does not panic");
+    assert!(matches!(ended, Err(Error::Lost { .. })), "{ended:?}");
+    assert!(!stepped.load(Ordering::SeqCst), "the body went on without its lease");
 }

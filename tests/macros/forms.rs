@@ -150,14 +150,14 @@ macro_rules! locked {
 
         mod rows {
             #[lockkit::with_lock(row, on = &shop.db, table = $table, by(item_id = id), wait = $wait, tx = tx)]
-            pub(crate) async fn $name(shop: &super::Shop, id: i64) -> $returns {
+            pub(crate) async fn $name(shop: &super::Shop, id: i64) -> Result<u8, lockkit::Error> {
                 Ok(u8::from(super::sell(&mut tx).await.is_ok()))
             }
         }
     };
 }
 
-locked!(from_macro_rules, "t_items", "macro", "2s", Result<u8, lockkit::Error>, { Ok(1) });
+locked!(from_macro_rules, "t_items", "macro", "2s", Result<u8, Error>, { Ok(1) });
 
 mod renamed {
     pub(crate) use lockkit as locks;

@@ -11,5 +11,5 @@ mod version;
 
 #[test]
 fn mistakes_are_errors_at_the_right_token() {
-    trybuild::TestCases::new().compile_fail("macros/ui/*.rs");
+    trybuild::TestCases::new().compile_fail("../tests/macros/ui/*.rs");
 }

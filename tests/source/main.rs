@@ -1,1 +1,367 @@
-//! x
+//! Checks of the source text itself: that imports point down the layers, that SQL stays in its place, and so on.
+//!
+//! Each rule is a function from text to complaints, and is tested on text that breaks it.
+
+mod code;
+
+use std::fs;
+use std::path::Path;
+
+use crate::code::{Token, code};
+
+/// The modules of `lockkit`, lowest first. A module knows those of the lines above its own, and no others.
+const LAYERS: [&[&str]; 13] = [
+    &["fence", "version"],
+    &["error", "key"],
+    &["ident"],
+    &["policy"],
+    &["store"],
+    &["dialect"],
+    &["guard", "trust", "wait"],
+    &["section"],
+    &["retry"],
+    &["keeper", "migrate"],
+    &["strategy::lease", "strategy::named", "strategy::row", "strategy::version"],
+    &["strategy"],
+    &["private", "lib"],
+];
+
+/// Those on one line which know each other all the same: a bad key is an error, and errors name the key.
+const FRIENDS: [&str; 2] = ["error", "key"];
+
+// ---- the rules ---------------------------------------------------------------------------------------------------
+
+/// Imports that do not point down the layers. `file` is a path from `lockkit/src`.
+fn upward_imports(file: &str, source: &str) -> Vec<String> {
+    let path: Vec<_> = file.trim_end_matches(".rs").trim_end_matches("/mod").split('/').map(str::to_owned).collect();
+    let module = module_of(&path);
+    let Some(layer) = layer_of(&module) else {
+        return vec![format!("{file}: `{module}` is in no layer: add it to LAYERS")];
+    };
+    let tokens = code(source);
+    let mut complaints = Vec::new();
+    for (start, token) in tokens.iter().enumerate() {
+        let in_a_path = start > 0 && tokens[start - 1].text == ":";
+        let base = match token.text.as_str() {
+            "crate" if !in_a_path => &[],
+            "super" if !in_a_path => &path[..path.len() - 1],
+            _ => continue,
+        };
+        if !is_path_separator(&tokens, start + 1) {
+            continue;
+        }
+        let mut used = Vec::new();
+        paths(&tokens, &mut (start + 3), base.to_vec(), &mut used);
+        for path in used {
+            // What is no module is an item that `lib` exports.
+            let imported = module_of(&path);
+            let Some(below) = layer_of(&imported) else {
+                complaints.push(format!("{file}:{}: `{module}` uses `{}` from `lib`", token.line, path.join("::")));
+                continue;
+            };
+            let friends = FRIENDS.contains(&module.as_str()) && FRIENDS.contains(&imported.as_str());
+            if imported != module && below >= layer && !friends && module != "lib" {
+                complaints.push(format!("{file}:{}: `{module}` must not know `{imported}`", token.line));
+            }
+        }
+    }
+    complaints
+}
+
+/// SQL, drivers and what only they need.
+fn sql_and_drivers(file: &str, source: &str) -> Vec<String> {
+    const WORDS: [&str; 14] = [
+        "SELECT",
+        "INSERT",
+        "UPDATE",
+        "DELETE",
+        "CREATE",
+        "DROP",
+        "WHERE",
+        "BEGIN",
+        "COMMIT",
+        "ROLLBACK",
+        "SAVEPOINT",
+        "PRAGMA",
+        "EXPLAIN",
+        "lockkit_lease",
+    ];
+    const NAMES: [&str; 8] =
+        ["AssertSqlSafe", "SqlStr", "mysql", "postgres", "query_as", "query_scalar", "raw_sql", "sqlite"];
+
+    let tokens = code(source);
+    let is_driver = |name: &str| {
+        let pg = name.strip_prefix("Pg").is_some_and(|it| it.starts_with(char::is_uppercase));
+        pg || ["Postgres", "MySql", "Sqlite"].iter().any(|it| name.starts_with(it))
+    };
+    let is_query = |at: usize| at > 2 && tokens[at].text.starts_with("query") && tokens[at - 3].text == "sqlx";
+    let out_of_place = |at: usize, token: &Token| {
+        if token.is_text() {
+            let mut words = token.text.split(|it: char| !it.is_alphanumeric() && it != '_');
+            return words.any(|it| WORDS.contains(&it));
+        }
+        token.is_name() && (NAMES.contains(&token.text.as_str()) || is_driver(&token.text) || is_query(at))
+    };
+    let complaints = tokens.iter().enumerate().filter(|(at, token)| out_of_place(*at, token));
+    complaints.map(|(_, it)| format!("{file}:{}: only dialect/ may have `{}`", it.line, it.text)).collect()
+}
+
+/// Unsafe code, and `.unwrap()`, which says nothing of why it cannot fail.
+fn unsafe_and_unwrap(file: &str, source: &str) -> Vec<String> {
+    let tokens = code(source);
+    let bad = tokens.iter().enumerate().filter(|(at, token)| {
+        let method = *at > 0 && tokens[at - 1].text == ".";
+        token.text == "unsafe" || token.text == "unwrap" && method
+    });
+    bad.map(|(_, it)| format!("{file}:{}: no `{}`", it.line, it.text)).collect()
+}
+
+/// What is not finished, and paths and hosts of somebody's machine.
+fn leftovers(file: &str, text: &str) -> Vec<String> {
+    const UNFINISHED: [&str; 5] = ["TODO", "FIXME", "todo!", "unimplemented!", "dbg!"];
+    const REGISTRIES: [&str; 5] = ["registry+", "sparse+", "replace-with", "index.crates.io", "static.crates.io"];
+    const MACHINE: [&str; 6] = ["/home/", "/root/", "/tmp/", "/work/", "/Users/", "\\Users\\"];
+
+    let is_absolute = |line: &str, folder: &str| {
+        line.match_indices(folder)
+            .any(|(at, _)| !line[..at].ends_with(|it: char| it.is_alphanumeric() || "._-}~*".contains(it)))
+    };
+    let mut complaints = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let words = UNFINISHED.iter().chain(&REGISTRIES).filter(|it| line.contains(**it));
+        let found = words.chain(MACHINE.iter().filter(|it| is_absolute(line, it)));
+        complaints.extend(found.map(|it| format!("{file}:{}: `{it}`", number + 1)));
+    }
+    complaints
+}
+
+/// The headings of a dialect and the operations under them, in their order.
+fn operations(source: &str) -> Vec<String> {
+    let headings =
+        source.lines().filter(|it| it.starts_with("// ----")).map(|it| it.trim_matches(['/', '-', ' ']).to_owned());
+    let tokens = code(source);
+    let texts: Vec<_> = tokens.iter().map(|it| it.text.as_str()).collect();
+    let mut operations: Vec<_> = headings.collect();
+    let (mut operation_of, mut depth) = (None, 0);
+    for (at, text) in texts.iter().enumerate() {
+        match *text {
+            "impl" if depth == 0 => {
+                let header: Vec<_> = texts[at..].iter().copied().take_while(|it| *it != "{").collect();
+                operation_of = header.iter().position(|it| *it == "for").map(|it| header[it - 1]);
+            }
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            "fn" if depth == 1 => {
+                operations.push(format!("{}::{}", operation_of.unwrap_or("Self"), texts[at + 1]));
+            }
+            _ => {}
+        }
+    }
+    operations
+}
+
+// ---- what the rules stand on -------------------------------------------------------------------------------------
+
+/// `strategy/lease/held.rs` is of the module `strategy::lease`, `dialect/mysql/lease.rs` of `dialect`.
+fn module_of(path: &[String]) -> String {
+    let depth = if path.first().is_some_and(|it| it == "strategy") { 2 } else { 1 };
+    path[..depth.min(path.len())].join("::")
+}
+
+fn layer_of(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|it| it.contains(&module))
+}
+
+fn is_path_separator(tokens: &[Token], at: usize) -> bool {
+    let is_colon = |at: usize| tokens.get(at).is_some_and(|it| it.text == ":");
+    is_colon(at) && is_colon(at + 1)
+}
+
+/// The paths of an import from `at` on: `a::{b, c::d}` is `a::b` and `a::c::d`.
+fn paths(tokens: &[Token], at: &mut usize, mut path: Vec<String>, found: &mut Vec<Vec<String>>) {
+    loop {
+        match tokens.get(*at).map(|it| it.text.as_str()) {
+            Some("{") => {
+                *at += 1;
+                while tokens[*at].text != "}" {
+                    paths(tokens, at, path.clone(), found);
+                    while tokens[*at].text != "," && tokens[*at].text != "}" {
+                        *at += 1;
+                    }
+                    if tokens[*at].text == "," {
+                        *at += 1;
+                    }
+                }
+                *at += 1;
+                return;
+            }
+            Some("super") => drop(path.pop()),
+            Some(name) => path.push(name.to_owned()),
+            None => return,
+        }
+        *at += 1;
+        if !is_path_separator(tokens, *at) {
+            found.push(path);
+            return;
+        }
+        *at += 2;
+    }
+}
+
+/// The files below a folder of the repository whose names end so, with their paths from that folder.
+fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in a folder of the repository");
+    let root = root.join(folder);
+    let (mut found, mut folders) = (Vec::new(), vec![root.clone()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("read a folder") {
+            let entry = entry.expect("read a folder");
+            let (path, kind) = (entry.path(), entry.file_type().expect("the type of a file"));
+            let name = entry.file_name().into_string().expect("a name in UTF-8");
+            let is_hidden = name.starts_with('.') && ![".ci", ".github", ".gitignore"].contains(&name.as_str());
+            if kind.is_dir() && !is_hidden && name != "target" {
+                folders.push(path);
+            } else if kind.is_file() && !is_hidden && name.ends_with(ending) {
+                // What is no text has nothing to complain about.
+                let Ok(text) = fs::read_to_string(&path) else { continue };
+                let path = path.strip_prefix(&root).expect("a file in the folder").display().to_string();
+                found.push((path, text));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "no *{ending} in {folder}");
+    found.sort();
+    found
+}
+
+/// Applies a rule to files.
+fn check(files: &[(String, String)], rule: fn(&str, &str) -> Vec<String>) {
+    let complaints: Vec<_> = files.iter().flat_map(|(path, text)| rule(path, text)).collect();
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+// ---- the source ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn imports_point_down_the_layers() {
+    check(&files("lockkit/src", ".rs"), upward_imports);
+}
+
+#[test]
+fn every_layer_is_of_modules_that_exist() {
+    let files = files("lockkit/src", ".rs");
+    for module in LAYERS.iter().flat_map(|it| it.iter()) {
+        let path = module.replace("::", "/");
+        let exists = |ending: &str| files.iter().any(|(file, _)| *file == format!("{path}{ending}"));
+        assert!(exists(".rs") || exists("/mod.rs"), "{module}");
+    }
+}
+
+#[test]
+fn sql_and_driver_names_stay_in_dialect() {
+    let mut files = files("lockkit/src", ".rs");
+    files.retain(|(path, _)| !path.starts_with("dialect/"));
+    check(&files, sql_and_drivers);
+}
+
+#[test]
+fn nothing_is_unsafe_or_unwrapped() {
+    check(&files("lockkit/src", ".rs"), unsafe_and_unwrap);
+    check(&files("lockkit-macros/src", ".rs"), unsafe_and_unwrap);
+}
+
+#[test]
+fn every_dialect_has_the_same_operations_in_the_same_order() {
+    let of = |name: &str| {
+        let files = files(&format!("lockkit/src/dialect/{name}"), ".rs");
+        files.iter().map(|(file, source)| (file.clone(), operations(source))).collect::<Vec<_>>()
+    };
+    let postgres = of("postgres");
+    let has_acquire = |it: &(String, Vec<String>)| it.1.contains(&"LeaseOps::lease_acquire".to_owned());
+    assert!(postgres.iter().any(has_acquire), "{postgres:?}");
+    assert_eq!(of("mysql"), postgres);
+    assert_eq!(of("sqlite"), postgres);
+}
+
+#[test]
+fn nothing_is_unfinished_and_no_file_knows_somebodys_machine() {
+    let mut files = files("", "");
+    files.retain(|(path, _)| path != "Cargo.lock" && path != "tests/source/main.rs");
+    check(&files, leftovers);
+}
+
+// ---- the rules, broken ---------------------------------------------------------------------------------------------
+
+#[test]
+fn the_check_sees_a_planted_upward_import() {
+    let complaints = |file: &str, source: &str| upward_imports(file, source).len();
+
+    assert_eq!(complaints("key.rs", "use crate::dialect::Dialect;"), 1);
+    assert_eq!(complaints("policy.rs", "use crate::{error::{Error, Result}, strategy::row::RowLock};"), 1);
+    assert_eq!(complaints("wait.rs", "fn f() -> crate::section::Tx { crate::retry::f() }"), 2);
+    assert_eq!(complaints("store.rs", "use super::keeper;"), 1);
+    assert_eq!(complaints("section.rs", "use crate::Lease;"), 1);
+    assert_eq!(complaints("guard.rs", "use crate::trust::Trust;"), 1);
+    assert_eq!(complaints("strategy/row.rs", "use super::{named::NamedLock, row::RowLock};"), 1);
+    assert_eq!(complaints("strategy/lease/held.rs", "use super::super::version::Version;"), 1);
+    assert_eq!(complaints("helpers.rs", ""), 1);
+}
+
+#[test]
+fn the_check_lets_downward_imports_and_tests_pass() {
+    let none: [String; 0] = [];
+
+    assert_eq!(upward_imports("key.rs", "use crate::error::{Error, Result};"), none);
+    assert_eq!(upward_imports("strategy/row.rs", "use crate::{dialect::{By, RowOps}, policy::Wait as W};"), none);
+    assert_eq!(
+        upward_imports("strategy/lease/held.rs", "use super::{BUSY_PAUSE, request::X}; pub(crate) fn f() {}"),
+        none
+    );
+    assert_eq!(upward_imports("dialect/mysql.rs", "use super::Dialect; fn f() { super::held() }"), none);
+    assert_eq!(upward_imports("key.rs", "#[cfg(test)] mod tests { use crate::dialect::X; } // crate::dialect"), none);
+    assert_eq!(upward_imports("key.rs", "/// See [`begin`](crate::begin).\nstruct Key;"), none);
+}
+
+#[test]
+fn the_check_sees_planted_sql_and_drivers() {
+    let complaints = |source: &str| sql_and_drivers("retry.rs", source).len();
+
+    assert_eq!(complaints(r#"fn f() { g("SELECT 1"); g(r"DELETE FROM t"); g(b"x") }"#), 2);
+    assert_eq!(complaints(r#"const SQL: &str = concat!("UPDATE ", "t");"#), 1);
+    assert_eq!(complaints("use sqlx::{PgConnection, Sqlite, postgres::PgRow};"), 4);
+    assert_eq!(complaints("fn f() { sqlx::query(text) }"), 1);
+    assert_eq!(
+        complaints("// SELECT 1\n/// COMMIT\n#[cfg(feature = \"mysql\")] fn f(query: Query) { g(\"begin\") }"),
+        0
+    );
+}
+
+#[test]
+fn the_check_sees_planted_unwraps_and_unsafe_code() {
+    let complaints = |source: &str| unsafe_and_unwrap("key.rs", source).len();
+
+    assert_eq!(complaints("fn f() { g().unwrap() }"), 1);
+    assert_eq!(complaints("unsafe fn f() {}"), 1);
+    assert_eq!(
+        complaints("/// `unsafe`\n#[cfg(test)] mod tests { fn f() { g().unwrap() } } fn unwrap() { h(unwrap) }"),
+        0
+    );
+}
+
+#[test]
+fn the_check_sees_a_planted_operation_out_of_order() {
+    let both = "// ---- leases ---\nimpl LeaseOps for A { async fn get() { if x {} } fn set() {} } fn free() {}";
+    assert_eq!(operations(both), ["leases", "LeaseOps::get", "LeaseOps::set"]);
+    assert_ne!(operations("// ---- leases ---\nimpl LeaseOps for B { fn set() {} fn get() {} }"), operations(both));
+    assert_ne!(operations("impl LeaseOps for B { fn get() {} fn set() {} }"), operations(both));
+}
+
+#[test]
+fn the_check_sees_planted_leftovers() {
+    let complaints = |text: &str| leftovers("README.md", text).len();
+
+    assert_eq!(complaints("// TODO: later\nlet x = todo!();\ndbg!(x);"), 3);
+    assert_eq!(complaints("cd /home/ann/lockkit\nsource = \"/tmp/x\"\nC:\\Users\\ann"), 3);
+    assert_eq!(complaints("source = \"sparse+https://example.com\""), 1);
+    assert_eq!(complaints("target/tmp/x, ~/work/x, https://crates.io/crates/lockkit"), 0);
+}

@@ -28,9 +28,15 @@ impl<S: Backend> TestDb<S> {
 
     /// A fresh database, with a pool of at most this many connections.
     pub async fn with_connections(connections: u32) -> Self {
+        let db = Self::empty(connections).await;
+        lockkit::migrate(&db.pool).await.expect("make lockkit's tables");
+        db
+    }
+
+    /// A fresh database without `lockkit`'s tables, with a pool of at most this many connections.
+    pub async fn empty(connections: u32) -> Self {
         let url = S::create_database().await;
         let pool = pool::<S>(&url, connections).await;
-        lockkit::migrate(&pool).await.expect("make lockkit's tables");
         Self { pool, url, server: PhantomData }
     }
 

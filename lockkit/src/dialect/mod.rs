@@ -13,7 +13,7 @@ use std::{
 use sqlx::{
     Database, Pool, SqlStr,
     error::DatabaseError,
-    migrate::{Migration, MigrationType, Migrator},
+    migrate::{Migrate, Migration, MigrationType, Migrator},
 };
 use sqlx_core::transaction::TransactionManager;
 
@@ -226,8 +226,17 @@ pub struct VersionQuery {
 fn migrator(sql: &'static str) -> Migrator {
     let first = Migration::new(1, "lockkit".into(), MigrationType::Simple, SqlStr::from_static(sql), false);
     let mut migrator = Migrator::with_migrations(vec![first]);
-    migrator.dangerous_set_table_name("_lockkit_migrations");
+    migrator.dangerous_set_table_name(HISTORY);
     migrator
+}
+
+const HISTORY: &str = "_lockkit_migrations";
+
+/// Whether the history says that nothing is left to do: who may create no table can find that out too.
+async fn is_migrated<C: Migrate>(conn: &mut C, migrator: &Migrator) -> bool {
+    let Ok(None) = conn.dirty_version(HISTORY).await else { return false };
+    let Ok(applied) = conn.list_applied_migrations(HISTORY).await else { return false };
+    migrator.iter().all(|it| applied.iter().any(|done| (done.version, &done.checksum) == (it.version, &it.checksum)))
 }
 
 /// An error of the database, in lockkit's words.
@@ -343,7 +352,7 @@ fn held(
 }
 
 /// The version that the database printed as `text`.
-fn version(is_number: bool, text: String) -> sqlx::Result<Version> {
+fn parse_version(is_number: bool, text: String) -> sqlx::Result<Version> {
     if is_number {
         return text.parse().map(Version::Number).map_err(|err| sqlx::Error::Decode(Box::new(err)));
     }

@@ -163,8 +163,9 @@ impl<DB: VersionOps> VersionedRow<DB> {
     {
         let (query, table, arguments, _) = self.query()?;
         let doing = "reading the version of a row of";
-        let found =
-            DB::version_read(conn.as_connection(), &query, arguments).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        let found = DB::version_read(conn.as_connection(), &query, arguments)
+            .await
+            .map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let Some((row, version)) = found else {
             return Err(Error::NoSuchRow { table });
         };
@@ -193,8 +194,9 @@ impl<DB: VersionOps> VersionedRow<DB> {
         if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
             return Ok(version);
         }
-        let found =
-            DB::version_read(conn.as_connection(), &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        let found = DB::version_read(conn.as_connection(), &query, again)
+            .await
+            .map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let found = found.map(|(_, version)| version);
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }

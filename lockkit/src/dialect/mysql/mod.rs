@@ -1,0 +1,109 @@
+//! MySQL 8.0 and later, MariaDB 10.6 and later: the statements, and what their error numbers mean.
+//!
+//! Where the two servers differ, one statement serves both: MariaDB runs the text of `/*M! … */` and skips
+//! `/*!80000 … */`, MySQL the other way round
+//! (<https://mariadb.com/kb/en/comment-syntax/>, <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
+
+use sqlx::{
+    Executor, MySql, MySqlConnection, Pool, SqlStr,
+    migrate::MigrateError,
+    mysql::{MySqlDatabaseError, MySqlQueryResult, MySqlTransactionManager},
+    pool::PoolOptions,
+};
+use sqlx_core::transaction::TransactionManager;
+
+use super::{AsConnection, Dialect, RowsAffected, connection_fault};
+use crate::{error::Fault, policy::Wait};
+
+/// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
+macro_rules! now {
+    () => {
+        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    };
+}
+
+mod lease;
+mod lock;
+mod version;
+
+pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
+    // https://mariadb.com/kb/en/mariadb-error-code-reference/, https://dev.mysql.com/doc/mysql-errors/8.4/en/
+    match err.number() {
+        1205 | 3572 | 1969 | 3024 => Fault::Contended,
+        1213 => Fault::Deadlock,
+        1020 => Fault::Serialization,
+        1062 => Fault::Duplicate,
+        1146 | 1054 => Fault::NoTable,
+        // The savepoint that `commit` sets did not last.
+        1305 => Fault::NoTransaction,
+        1290 | 1792 | 1836 => Fault::ReadOnly,
+        1053 | 1927 | 4031 | 1158..=1161 => Fault::Unavailable,
+        _ => Fault::Other,
+    }
+}
+
+impl super::sealed::Sealed for MySql {}
+impl super::sealed::Sealed for MySqlConnection {}
+
+impl AsConnection<MySql> for MySqlConnection {
+    fn as_connection(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl Dialect for MySql {
+    fn fault(err: &sqlx::Error) -> Fault {
+        match err {
+            sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
+            other => connection_fault(other),
+        }
+    }
+
+    async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
+        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+        MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
+    }
+
+    async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        // A deadlock victim has lost its transaction and runs on in autocommit; a COMMIT would answer success.
+        // A savepoint does not last in autocommit, so its release fails then, and the COMMIT is not run.
+        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit; COMMIT").await?;
+        // Corrects sqlx's count of open transactions; the queued ROLLBACK finds none.
+        MySqlTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), MigrateError> {
+        let migrator = super::migrator(include_str!("../../../migrations/mysql/0001_lockkit.sql"));
+        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
+            return Ok(());
+        }
+        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
+        let own = PoolOptions::<Self>::new().max_connections(1).connect_with((*pool.connect_options()).clone()).await?;
+        // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is
+        // none, one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not
+        // needed.
+        let done = match migrator.run(&own).await {
+            Err(MigrateError::Dirty(_)) => {
+                sqlx::query("DELETE FROM _lockkit_migrations WHERE NOT success").execute(&own).await?;
+                migrator.run(&own).await
+            }
+            done => done,
+        };
+        own.close().await;
+        done
+    }
+}
+
+impl super::sealed::Sealed for MySqlQueryResult {}
+
+impl RowsAffected for MySqlQueryResult {
+    fn affected(&self) -> u64 {
+        self.rows_affected()
+    }
+}
+
+/// How the driver writes the bound value with this number, from 1.
+fn placeholder(_number: usize) -> String {
+    "?".to_owned()
+}

@@ -1,0 +1,74 @@
+//! Versions of rows on MySQL and MariaDB.
+
+use sqlx::{
+    Arguments, AssertSqlSafe, Column, MySql, MySqlConnection, Row, TypeInfo,
+    mysql::{MySqlArguments, MySqlRow},
+};
+
+use super::placeholder;
+use crate::{
+    dialect::{VersionOps, VersionQuery, matching, parse_version},
+    version::Version,
+};
+
+impl VersionOps for MySql {
+    async fn version_read(
+        conn: &mut MySqlConnection,
+        query: &VersionQuery,
+        arguments: MySqlArguments,
+    ) -> sqlx::Result<Option<(MySqlRow, Version)>> {
+        let VersionQuery { table, by, version } = query;
+        let sql = format!(
+            "SELECT r.*, CAST(r.`{version}` AS CHAR) AS lockkit_version FROM `{table}` AS r WHERE {}",
+            matching(by, 1, '`', placeholder),
+        );
+        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await? else {
+            return Ok(None);
+        };
+        let text: String = row.try_get("lockkit_version")?;
+        let is_number = row.try_column(version.as_str())?.type_info().name().contains("INT");
+        let version = parse_version(is_number, text)?;
+        Ok(Some((row, version)))
+    }
+
+    async fn version_bump(
+        conn: &mut MySqlConnection,
+        query: &VersionQuery,
+        mut arguments: MySqlArguments,
+        expected: &Version,
+    ) -> sqlx::Result<Option<Version>> {
+        let VersionQuery { table, by, version } = query;
+        let filter = matching(by, 1, '`', placeholder);
+        let again = arguments.clone();
+        let (next, current) = match expected {
+            Version::Number(number) => {
+                arguments.add(*number).map_err(sqlx::Error::Encode)?;
+                (format!("`{version}` + 1"), format!("`{version}` = ?"))
+            }
+            Version::Timestamp(text) => {
+                arguments.add(text.as_str()).map_err(sqlx::Error::Encode)?;
+                // The smallest step that the column's precision keeps.
+                (
+                    format!(
+                        "GREATEST(UTC_TIMESTAMP(6), `{version}` + INTERVAL CASE
+                             WHEN MICROSECOND(`{version}`) = 0 THEN 1000000
+                             WHEN MICROSECOND(`{version}`) % 1000 = 0 THEN 1000
+                             ELSE 1 END MICROSECOND)"
+                    ),
+                    format!("CAST(`{version}` AS CHAR) = ?"),
+                )
+            }
+        };
+        let sql = format!("UPDATE `{table}` SET `{version}` = {next} WHERE {filter} AND {current}");
+        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(&mut *conn).await?;
+        match expected {
+            _ if done.rows_affected() == 0 => Ok(None),
+            Version::Number(number) => Ok(number.checked_add(1).map(Version::Number)),
+            Version::Timestamp(_) => {
+                let sql = format!("SELECT CAST(`{version}` AS CHAR) FROM `{table}` WHERE {filter}");
+                let text = sqlx::query_scalar_with(AssertSqlSafe(sql), again).fetch_one(conn).await?;
+                Ok(Some(Version::Timestamp(text)))
+            }
+        }
+    }
+}

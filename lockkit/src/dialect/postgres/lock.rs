@@ -1,0 +1,147 @@
+//! Row locks and named locks on PostgreSQL.
+
+use sha2::{Digest, Sha256};
+use sqlx::{
+    Arguments, AssertSqlSafe, PgConnection, Postgres,
+    postgres::{PgArguments, PgRow},
+};
+
+use super::placeholder;
+use crate::{
+    dialect::{Columns, NamedOps, RowOps, RowQuery, Strength, matching, order_and_limit},
+    key::Key,
+    policy::Wait,
+};
+
+impl RowOps for Postgres {
+    async fn row_lock(
+        conn: &mut PgConnection,
+        query: &RowQuery,
+        mut arguments: PgArguments,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let strength = match query.strength {
+            Strength::Share => "FOR SHARE",
+            Strength::Update => "FOR NO KEY UPDATE",
+            Strength::KeyChange => "FOR UPDATE",
+        };
+        let skip = if query.skip_locked { "SKIP LOCKED" } else { "" };
+        let sql = match query.wait {
+            Wait::Forever => format!("{} {strength} OF r {skip}", selection(query, "")),
+            Wait::Never => {
+                let never = if query.skip_locked { skip } else { "NOWAIT" };
+                format!("{} {strength} OF r {never}", selection(query, ""))
+            }
+            Wait::AtMost(_) => {
+                // One message: set the bound, lock, put the old bound back. The last filter depends on no row, so it
+                // is evaluated once and first; it counts `locked`, which locks every row; and only then resets.
+                let bound = arguments.len() + 1;
+                let select = selection(query, "bound, ");
+                arguments.add(lock_timeout(query.wait)).map_err(sqlx::Error::Encode)?;
+                format!(
+                    "WITH was AS MATERIALIZED (
+                         SELECT current_setting('lock_timeout') AS v
+                     ), bound AS MATERIALIZED (
+                         SELECT set_config('lock_timeout', ${bound}, true) FROM was
+                     ), locked AS MATERIALIZED (
+                         {select} {strength} OF r {skip}
+                     ), restored AS MATERIALIZED (
+                         SELECT set_config('lock_timeout', was.v, true) AS v
+                         FROM was, (SELECT count(*) AS n FROM locked) AS c
+                         WHERE c.n >= 0
+                     )
+                     SELECT locked.* FROM locked WHERE (SELECT v FROM restored) IS NOT NULL"
+                )
+            }
+        };
+        sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await
+    }
+
+    async fn row_scan(
+        conn: &mut PgConnection,
+        query: &RowQuery,
+        arguments: &PgArguments,
+    ) -> sqlx::Result<Option<String>> {
+        let lines: Vec<String> = sqlx::query_scalar_with(
+            AssertSqlSafe(format!("EXPLAIN (COSTS OFF) {}", selection(query, ""))),
+            arguments.clone(),
+        )
+        .fetch_all(&mut *conn)
+        .await?;
+        if !lines.iter().any(|it| it.contains("Seq Scan on")) {
+            return Ok(None);
+        }
+        // The planner prefers a scan on a small table even where an index could serve: ask the catalogue.
+        let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str().to_owned()).collect();
+        let served: bool = sqlx::query_scalar(
+            "SELECT EXISTS (
+                 SELECT FROM pg_index AS i
+                 JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+                 WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = ANY ($2)
+             )",
+        )
+        .bind(format!("\"{}\"", query.table))
+        .bind(columns)
+        .fetch_one(conn)
+        .await?;
+        Ok((!served).then(|| lines.join("; ")))
+    }
+}
+
+/// The selection without its lock, from the table joined to what `before` names.
+fn selection(query: &RowQuery, before: &str) -> String {
+    let columns = match query.columns {
+        Columns::All => "r.*",
+        Columns::None => "1 AS locked",
+    };
+    format!(
+        "SELECT {columns} FROM {before}\"{}\" AS r WHERE {} {}",
+        query.table,
+        matching(&query.by, 1, '"', placeholder),
+        order_and_limit(query, '"'),
+    )
+}
+
+fn lock_timeout(wait: Wait) -> String {
+    format!("{}ms", wait.millis().unwrap_or(0))
+}
+
+impl NamedOps for Postgres {
+    async fn named_lock(conn: &mut PgConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
+        let number = advisory_number(key);
+        let granted = match wait {
+            Wait::Forever => {
+                sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
+                true
+            }
+            Wait::Never => {
+                sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(number).fetch_one(conn).await?
+            }
+            Wait::AtMost(_) => {
+                // The value that is put back depends on the lock, so it is put back after the wait.
+                sqlx::query(
+                    "WITH was AS MATERIALIZED (
+                         SELECT current_setting('lock_timeout') AS v
+                     ), bound AS MATERIALIZED (
+                         SELECT was.v, set_config('lock_timeout', $2, true) FROM was
+                     )
+                     SELECT set_config(
+                         'lock_timeout', CASE WHEN pg_advisory_xact_lock($1) IS NULL THEN v ELSE v END, true
+                     ) FROM bound",
+                )
+                .bind(number)
+                .bind(lock_timeout(wait))
+                .execute(conn)
+                .await?;
+                true
+            }
+        };
+        Ok(granted)
+    }
+}
+
+/// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.
+fn advisory_number(key: &Key) -> i64 {
+    let digest = Sha256::new().chain_update(b"lockkit:named:").chain_update(key.as_bytes()).finalize();
+    let (first, _) = digest.as_slice().split_at(8);
+    first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
+}

@@ -1,0 +1,94 @@
+//! PostgreSQL 12 and later: the statements, and what its SQLSTATEs mean.
+
+use sqlx::{
+    Executor, PgConnection, Pool, Postgres, SqlStr,
+    pool::PoolOptions,
+    postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager},
+};
+use sqlx_core::transaction::TransactionManager;
+
+use super::{AsConnection, Dialect, RowsAffected, connection_fault};
+use crate::{error::Fault, policy::Wait};
+
+/// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
+/// long past in a statement that waited.
+macro_rules! now {
+    () => {
+        "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    };
+}
+
+mod lease;
+mod lock;
+mod version;
+
+pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
+    // https://www.postgresql.org/docs/current/errcodes-appendix.html
+    match err.code() {
+        "55P03" => Fault::Contended,
+        "40P01" => Fault::Deadlock,
+        "40001" => Fault::Serialization,
+        "23505" => Fault::Duplicate,
+        "42P01" | "42703" | "3F000" => Fault::NoTable,
+        "25P01" | "25P02" => Fault::NoTransaction,
+        "25006" => Fault::ReadOnly,
+        "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "08006" | "08003" => Fault::Unavailable,
+        _ => Fault::Other,
+    }
+}
+
+impl super::sealed::Sealed for Postgres {}
+impl super::sealed::Sealed for PgConnection {}
+
+impl AsConnection<Postgres> for PgConnection {
+    fn as_connection(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl Dialect for Postgres {
+    fn fault(err: &sqlx::Error) -> Fault {
+        match err {
+            sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
+            other => connection_fault(other),
+        }
+    }
+
+    async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {
+        PgTransactionManager::begin(conn, Some(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))).await
+    }
+
+    async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // A COMMIT of a failed transaction answers success and rolls back. In one message with a SELECT before it,
+        // the SELECT fails instead and the COMMIT is not run. The chained transaction is empty; it gives the queued
+        // ROLLBACK that corrects sqlx's count of open transactions something to end.
+        conn.execute("SELECT 1; COMMIT AND CHAIN").await?;
+        PgTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
+        let migrator = super::migrator(include_str!("../../../migrations/postgres/0001_lockkit.sql"));
+        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
+            return Ok(());
+        }
+        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
+        let own = PoolOptions::<Self>::new().max_connections(1).connect_with((*pool.connect_options()).clone()).await?;
+        let done = migrator.run(&own).await;
+        own.close().await;
+        done
+    }
+}
+
+impl super::sealed::Sealed for PgQueryResult {}
+
+impl RowsAffected for PgQueryResult {
+    fn affected(&self) -> u64 {
+        self.rows_affected()
+    }
+}
+
+/// How the driver writes the bound value with this number, from 1.
+fn placeholder(number: usize) -> String {
+    format!("${number}")
+}

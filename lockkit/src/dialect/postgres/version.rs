@@ -1,0 +1,66 @@
+//! Versions of rows on PostgreSQL.
+
+use sqlx::{
+    Arguments, AssertSqlSafe, Column, PgConnection, Postgres, Row, TypeInfo,
+    postgres::{PgArguments, PgRow},
+};
+
+use super::placeholder;
+use crate::{
+    dialect::{VersionOps, VersionQuery, matching, parse_version},
+    version::Version,
+};
+
+impl VersionOps for Postgres {
+    async fn version_read(
+        conn: &mut PgConnection,
+        query: &VersionQuery,
+        arguments: PgArguments,
+    ) -> sqlx::Result<Option<(PgRow, Version)>> {
+        let VersionQuery { table, by, version } = query;
+        let sql = format!(
+            "SELECT *, \"{version}\"::text AS lockkit_version FROM \"{table}\" WHERE {}",
+            matching(by, 1, '"', placeholder),
+        );
+        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await? else {
+            return Ok(None);
+        };
+        let text: String = row.try_get("lockkit_version")?;
+        let is_number = row.try_column(version.as_str())?.type_info().name().starts_with("INT");
+        let version = parse_version(is_number, text)?;
+        Ok(Some((row, version)))
+    }
+
+    async fn version_bump(
+        conn: &mut PgConnection,
+        query: &VersionQuery,
+        mut arguments: PgArguments,
+        expected: &Version,
+    ) -> sqlx::Result<Option<Version>> {
+        let VersionQuery { table, by, version } = query;
+        let (last, filter) = (arguments.len() + 1, matching(by, 1, '"', placeholder));
+        let (next, current) = match expected {
+            Version::Number(_) => (format!("\"{version}\" + 1"), format!("\"{version}\" = ${last}")),
+            // The smallest step that the column's precision keeps; the text is exact where a float would not be.
+            Version::Timestamp(_) => (
+                format!(
+                    "greatest(clock_timestamp(), \"{version}\"::timestamptz + CASE
+                         WHEN (extract(microseconds FROM \"{version}\")::bigint) % 1000000 = 0 THEN interval '1 second'
+                         WHEN (extract(microseconds FROM \"{version}\")::bigint) % 1000 = 0 THEN interval '1 millisecond'
+                         ELSE interval '1 microsecond' END)"
+                ),
+                format!("\"{version}\"::text = ${last}"),
+            ),
+        };
+        match expected {
+            Version::Number(number) => arguments.add(*number),
+            Version::Timestamp(text) => arguments.add(text.clone()),
+        }
+        .map_err(sqlx::Error::Encode)?;
+        let sql = format!(
+            "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text"
+        );
+        let text: Option<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await?;
+        text.map(|it| parse_version(matches!(expected, Version::Number(_)), it)).transpose()
+    }
+}
