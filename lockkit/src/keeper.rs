@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    error::LossReason,
+    error::{LossReason, Result},
     fence::Fence,
     key::Key,
     policy::half_jitter,
@@ -222,6 +222,13 @@ async fn renew<S: LeaseStore>(shared: Arc<Shared<S>>, kept: Arc<Kept>) {
     }
     drop(entries);
     shared.changed.notify_one();
+}
+
+/// A lease that cannot be given back is freed by its ttl; nobody waits for the error.
+pub(crate) fn release_failed<T>(released: Result<T>) {
+    if let Err(err) = released {
+        tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
+    }
 }
 
 async fn sweep_all<S: LeaseStore>(store: S, retention: Duration) {

@@ -44,6 +44,7 @@ mod ident;
 mod keeper;
 mod key;
 mod migrate;
+mod plan;
 mod policy;
 mod retry;
 mod section;
@@ -62,6 +63,7 @@ pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};
 pub use migrate::migrate;
+pub use plan::PlanCheck;
 pub use policy::{Backoff, MAX_DURATION, Policy, Wait};
 pub use retry::is_retryable;
 pub use section::{AnyTx, Tx, begin};
@@ -69,7 +71,7 @@ pub use store::{Acquired, Claim, Held, LeaseInfo, LeaseStore, Scoped, Token};
 pub use strategy::{
     lease::{Lease, LeaseRequest, Leases, LeasesBuilder, Released},
     named::NamedLock,
-    row::{PlanCheck, RowLock},
+    row::RowLock,
     version::{OrConflict, Versioned, VersionedRow},
 };
 pub use version::Version;

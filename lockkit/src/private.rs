@@ -159,7 +159,7 @@ pub async fn end_lease_tx<DB: LeaseOps, R: Outcome>(lease: Lease<Pool<DB>>, tx: 
     R::from_result(match result.into_result() {
         Ok(value) => lease.commit(tx).await.map(|()| value).map_err(R::Error::from),
         Err(err) => {
-            roll_back(tx).await;
+            tx.undo().await;
             lease.end_with(async { Err(err) }).await
         }
     })
@@ -176,7 +176,7 @@ pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock
     match lock.until(deadline).lock(&mut *tx).await {
         Ok(_) => Ok(tx),
         Err(err) => {
-            roll_back(tx).await;
+            tx.undo().await;
             Err(err)
         }
     }
@@ -188,7 +188,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     match lock.until(deadline).lock(&mut *tx).await {
         Ok(()) => Ok(tx),
         Err(err) => {
-            roll_back(tx).await;
+            tx.undo().await;
             Err(err)
         }
     }
@@ -199,17 +199,10 @@ pub async fn end_tx<DB: Dialect, R: Outcome>(tx: Tx<DB>, result: R) -> R {
     R::from_result(match result.into_result() {
         Ok(value) => tx.commit().await.map(|()| value).map_err(R::Error::from),
         Err(err) => {
-            roll_back(tx).await;
+            tx.undo().await;
             Err(err)
         }
     })
-}
-
-/// What the caller gets is why the body failed; a rollback that fails is done by the database.
-async fn roll_back<DB: Dialect>(tx: Tx<DB>) {
-    if let Err(err) = tx.rollback().await {
-        tracing::debug!(error = &err as &dyn StdError, "cannot roll back; the database will");
-    }
 }
 
 /// Builds a key from the literal and captured parts of a template.

@@ -128,6 +128,16 @@ impl<DB: Dialect> Tx<DB> {
     }
 }
 
+impl<DB: Dialect> Tx<DB> {
+    /// Rolls back after something else has failed, which is what the caller wants to hear of. Where it cannot, the
+    /// database does.
+    pub(crate) async fn undo(self) {
+        if let Err(err) = self.rollback().await {
+            tracing::debug!(error = &err as &dyn std::error::Error, "cannot roll back; the database will");
+        }
+    }
+}
+
 fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::Unavailable => Error::OutcomeUnknown { source },

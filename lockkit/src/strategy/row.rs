@@ -1,11 +1,6 @@
 //! Row locks: `SELECT … FOR UPDATE` on the caller's own rows, bounded by the server, refused when it would scan.
 
-use std::{
-    any::TypeId,
-    collections::HashSet,
-    fmt,
-    sync::{LazyLock, Mutex, PoisonError},
-};
+use std::fmt;
 
 use sqlx::{Arguments, Database, Encode, FromRow, Type};
 use tokio::time::Instant;
@@ -15,20 +10,9 @@ use crate::{
     error::{BoxError, Error, Fault, Result},
     ident::Ident,
     key::Key,
+    plan::{PlanCheck, check_plan},
     policy::Wait,
 };
-
-/// What to do with a row lock that would read the whole table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PlanCheck {
-    /// Lock without looking.
-    Off,
-    /// Log a warning with the plan, and lock.
-    Warn,
-    /// Refuse with [`Error::FullScan`] before anything is locked.
-    #[default]
-    Deny,
-}
 
 /// Locks rows of a table of yours for the rest of a transaction.
 ///
@@ -282,9 +266,7 @@ impl<DB: RowOps> RowLock<DB> {
         }
         let key = Key::from(table.as_str());
         let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
-        if check != PlanCheck::Off {
-            check_plan::<DB>(conn, &query, &arguments, &key, check).await?;
-        }
+        check_plan::<DB>(conn, &query, &arguments, &key, check).await?;
         let started = Instant::now();
         match DB::row_lock(conn, &query, arguments).await {
             Ok(rows) => Ok((key, rows)),
@@ -318,46 +300,6 @@ fn no_values(option: &'static str) -> Error {
 
 fn decode<DB: RowOps, T: for<'r> FromRow<'r, DB::Row>>(table: &Key, row: &DB::Row) -> Result<T> {
     T::from_row(row).map_err(|err| failed::<DB>("reading the locked row of", Some(table), err))
-}
-
-/// The selections that this process has found to use an index: what is remembered is an answer of the planner for the
-/// text of a statement, never anything that a lock depends on.
-static SERVED_BY_INDEX: LazyLock<Mutex<HashSet<(TypeId, String)>>> = LazyLock::new(Mutex::default);
-
-/// Beyond this many kinds of selections, start to remember anew.
-const REMEMBERED: usize = 4096;
-
-async fn check_plan<DB: RowOps>(
-    conn: &mut DB::Connection,
-    query: &RowQuery,
-    arguments: &DB::Arguments,
-    table: &Key,
-    check: PlanCheck,
-) -> Result<()> {
-    let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str()).collect();
-    let kind = (TypeId::of::<DB>(), format!("{table} {}", columns.join(" ")));
-    let remembered = || SERVED_BY_INDEX.lock().unwrap_or_else(PoisonError::into_inner);
-    if remembered().contains(&kind) {
-        return Ok(());
-    }
-    let scan = DB::row_scan(conn, query, arguments)
-        .await
-        .map_err(|err| failed::<DB>("checking the plan of a lock on rows of", Some(table), err))?;
-    match scan {
-        Some(plan) if check == PlanCheck::Deny => Err(Error::FullScan { table: table.clone(), plan }),
-        Some(plan) => {
-            tracing::warn!(%table, plan, "a row lock scans the whole table");
-            Ok(())
-        }
-        None => {
-            let mut remembered = remembered();
-            if remembered.len() >= REMEMBERED {
-                remembered.clear();
-            }
-            remembered.insert(kind);
-            Ok(())
-        }
-    }
 }
 
 impl<DB: Database> fmt::Debug for RowLock<DB> {

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, LossReason, Result},
     fence::Fence,
     guard::{Guard, Hold},
-    keeper::Kept,
+    keeper::{Kept, release_failed},
     key::Key,
     section::AnyTx,
     store::{LeaseStore, Scoped, Token},
@@ -138,9 +138,7 @@ impl<S: LeaseStore> Lease<S> {
         let result = self.guarded(body).await;
         if self.kept.trust.lost().is_none() {
             // What the body did counts whether or not the store hears of the release.
-            if let Err(err) = self.release().await {
-                tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
-            }
+            release_failed(self.release().await);
         }
         result
     }
@@ -287,9 +285,7 @@ impl<S: LeaseStore> Hold for Owned<S> {
         // Where the runtime has ended, the ttl frees it.
         let _inside = runtime.enter();
         runtime.spawn(async move {
-            if let Err(err) = give_back(&inner, &kept).await {
-                tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
-            }
+            release_failed(give_back(&inner, &kept).await);
         });
     }
 }

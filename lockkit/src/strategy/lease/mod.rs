@@ -156,7 +156,6 @@ impl<S: LeaseStore> Leases<S> {
         while started.elapsed() <= self.0.wait {
             match self.0.store().lease_release(&key, token).await? {
                 Scoped::Done => {
-                    tracing::warn!(key = %key, holder = %info.holder, fence = %info.fence, "lease stolen");
                     self.0.lines.freed(&key);
                     return Ok(Some(info));
                 }
