@@ -151,14 +151,12 @@ impl Args {
             self.strategy = Some(word);
             return Ok(());
         }
-        Err(match &self.strategy {
-            Some(strategy) => error(&word, format!("one lock at a time: this is a `{strategy}` lock already")),
-            None => {
-                let err = error(&word, format!("the kind of lock goes first: `#[with_lock({word}, …)]`"));
-                self.strategy = Some(word);
-                err
-            }
-        })
+        if let Some(strategy) = &self.strategy {
+            return Err(error(&word, format!("one lock at a time: this is a `{strategy}` lock already")));
+        }
+        let err = error(&word, format!("the kind of lock goes first: `#[with_lock({word}, …)]`"));
+        self.strategy = Some(word);
+        Err(err)
     }
 }
 

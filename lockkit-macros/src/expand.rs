@@ -1,27 +1,22 @@
 //! What the function becomes: calls to `lockkit::__private`, around the user's body.
 
-use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
-use quote::{quote, quote_spanned};
-use syn::{
-    Expr, FnArg, LitStr, PatIdent, ReturnType, Signature, Type,
-    ext::IdentExt,
-    parse_quote,
-    spanned::Spanned,
-    visit_mut::{VisitMut, visit_pat_ident_mut, visit_type_mut},
-};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::{Expr, LitStr, ReturnType, Signature, Type, ext::IdentExt, spanned::Spanned};
 
 use crate::{
     args::{Args, By, Errors},
+    body::Body,
     function::Function,
-    rewritten::{Boxed, lend_to_instrumented, map, rename_self},
+    rewritten::{Boxed, map, rename_self},
     template::Piece,
     validate::{Key, Lease, Lock, Named, Plan, Retry, Row, Section, Version},
 };
 
 /// The whole attribute. After an error of its own the function is still there, unchanged.
-pub(crate) fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
+pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     let mut errors = Errors::default();
-    match checked(args, &item, &mut errors) {
+    match checked(args, item, &mut errors) {
         Some(expanded) if errors.is_empty() => expanded,
         _ => {
             let errors = errors.into_tokens();
@@ -68,18 +63,16 @@ fn checked(args: TokenStream, item: &TokenStream, errors: &mut Errors) -> Option
 }
 
 /// Expands one function. Names of its own are at `mixed_site`: the body does not see them, nor they the body's.
+///
+/// Bodies are pinned where they are and lent to lockkit: every function that took one by value would double the size of
+/// the future. They are pinned in a block of their own, so that they end before the lock does.
 struct Expander {
     /// `::lockkit::__private`
     private: TokenStream,
     /// The same, at the return type: for what fails to compile when that cannot carry an error of lockkit.
     blamed: TokenStream,
     blame: Span,
-    /// The arguments that a body may own.
-    owned: Vec<Ident>,
-    /// A `return` that is never reached, so that the type of the body is known from its first line.
-    pin_type: TokenStream,
-    body: TokenStream,
-    brace: Span,
+    body: Body,
 }
 
 impl Expander {
@@ -97,24 +90,8 @@ impl Expander {
                 token
             })
         };
-        let pin_type = returns.map_or_else(TokenStream::new, |mut returns| {
-            EraseOpaque.visit_type_mut(&mut returns);
-            quote_spanned! {mixed=>
-                #[allow(
-                    unreachable_code,
-                    clippy::diverging_sub_expression,
-                    clippy::empty_loop,
-                    clippy::let_unit_value,
-                    clippy::needless_return,
-                    clippy::type_complexity
-                )]
-                if false {
-                    let never: #returns = loop {};
-                    return never;
-                }
-            }
-        });
-        Self { private, blamed, blame, owned: owned_arguments(sig), pin_type, body, brace }
+        let body = Body::new(sig, returns, body, brace);
+        Self { private, blamed, blame, body }
     }
 
     fn expand(&self, lock: &Lock) -> TokenStream {
@@ -145,19 +122,22 @@ impl Expander {
             };
         };
         let blame = self.blame;
+        let guarded = quote_spanned!(blame=> #blamed::guarded(&lease, body).await);
         let Some(tx) = tx else {
-            let body = self.owning_body();
-            let finish = quote_spanned!(blame=> #blamed::under_lease(lease, body).await);
+            let body = self.body.owning();
+            let finish = quote_spanned!(blame=> #blamed::end_lease(lease, result).await);
             return quote_spanned! {mixed=>
                 #acquire
                 #bind
-                let body = #body;
+                let result = {
+                    let body = ::core::pin::pin!(#body);
+                    #guarded
+                };
                 #finish
             };
         };
-        let body = self.lending_body(&[Some(tx), lease.bind.as_ref()]);
+        let body = self.body.lending(&[Some(tx), lease.bind.as_ref()]);
         let finish = quote_spanned!(blame=> #blamed::end_lease_tx(lease, #tx, result).await);
-        let guarded = quote_spanned!(blame=> #blamed::guarded(&lease, body).await);
         let failed = self.return_failure(None);
         quote_spanned! {mixed=>
             #acquire
@@ -167,8 +147,10 @@ impl Expander {
                 #failed
             };
             #bind
-            let body = #body;
-            let result = #guarded;
+            let result = {
+                let body = ::core::pin::pin!(#body);
+                #guarded
+            };
             #finish
         }
     }
@@ -183,7 +165,7 @@ impl Expander {
         });
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
         let lock = quote_spanned!(mixed=> #private::row_lock(&pool, #table)#(#by)* #wait);
-        self.section(section, TokenStream::new(), &lock, &quote_spanned!(mixed=> row_tx))
+        self.section(section, &TokenStream::new(), &lock, &quote_spanned!(mixed=> row_tx))
     }
 
     fn named(&self, key: &Key, section: &Section) -> TokenStream {
@@ -192,11 +174,11 @@ impl Expander {
         let key = self.key(key);
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
         let lock = quote_spanned!(mixed=> #private::NamedLock::new(&key)#wait);
-        self.section(section, quote_spanned!(mixed=> let key = #key;), &lock, &quote_spanned!(mixed=> named_tx))
+        self.section(section, &quote_spanned!(mixed=> let key = #key;), &lock, &quote_spanned!(mixed=> named_tx))
     }
 
     /// One transaction under a lock: once, or as often as the retry says.
-    fn section(&self, section: &Section, before: TokenStream, lock: &TokenStream, begin: &TokenStream) -> TokenStream {
+    fn section(&self, section: &Section, before: &TokenStream, lock: &TokenStream, begin: &TokenStream) -> TokenStream {
         let Section { on, wait, on_busy, tx, retry } = section;
         let private = &self.private;
         let mixed = Span::mixed_site();
@@ -211,10 +193,10 @@ impl Expander {
                 let lock = #lock;
                 let begun = #private::#begin(&pool, deadline, lock).await;
             };
-            return self.retried(retry, before, Some((tx, begin)), on_busy.as_ref());
+            return self.retried(retry, &before, Some((tx, begin)), on_busy.as_ref());
         }
         let failed = self.return_failure(on_busy.as_ref());
-        let body = self.lending_body(&[Some(tx)]);
+        let body = self.body.lending(&[Some(tx)]);
         let finish = self.end_tx(tx);
         quote_spanned! {mixed=>
             #before
@@ -234,11 +216,11 @@ impl Expander {
         let private = &self.private;
         let mixed = Span::mixed_site();
         match tx {
-            None => self.retried(retry, TokenStream::new(), None, None),
+            None => self.retried(retry, &TokenStream::new(), None, None),
             Some((on, tx)) => {
                 let before = quote_spanned!(mixed=> let pool = #private::pool(#on););
                 let begin = quote_spanned!(mixed=> let begun = #private::plain_tx(&pool, deadline).await;);
-                self.retried(retry, before, Some((tx, begin)), None)
+                self.retried(retry, &before, Some((tx, begin)), None)
             }
         }
     }
@@ -247,25 +229,26 @@ impl Expander {
     fn retried(
         &self,
         retry: &Retry,
-        before: TokenStream,
+        before: &TokenStream,
         tx: Option<(&Ident, TokenStream)>,
         on_busy: Option<&Expr>,
     ) -> TokenStream {
-        let Retry { attempts, deadline, retry_if, bind } = retry;
+        let Retry { attempts, deadline, test, bind } = retry;
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
         let failed = self.return_failure(None);
-        let option = |value: Option<TokenStream>| match value {
-            Some(value) => quote_spanned!(mixed=> ::core::option::Option::Some(#value)),
-            None => quote_spanned!(mixed=> ::core::option::Option::None),
-        };
-        let attempts = option(attempts.as_ref().map(|it| quote!(#it)));
-        let deadline = option(deadline.clone());
+        let none = || quote_spanned!(mixed=> ::core::option::Option::None);
+        let some = |it: TokenStream| quote_spanned!(mixed=> ::core::option::Option::Some(#it));
+        let attempts = attempts.as_ref().map_or_else(none, |it| some(it.to_token_stream()));
+        let deadline = deadline.clone().map_or_else(none, some);
         let bind = bind.as_ref().map(|it| quote_spanned!(mixed=> let #it: u32 = attempt;));
-        let body = self.rerun_body(bind);
+        let body = self.body.rerun(bind.as_ref());
         let attempt = match tx {
             None => quote_spanned! {mixed=>
-                let ended = #private::until(deadline, #body).await;
+                let ended = {
+                    let body = ::core::pin::pin!(#body);
+                    #private::until(deadline, body).await
+                };
             },
             Some((tx, begin)) => {
                 let finish = self.end_tx(tx);
@@ -277,18 +260,20 @@ impl Expander {
                 });
                 let lock_failed = quote_spanned!(*blame=> #blamed::Outcome::lock_failed(err));
                 quote_spanned! {mixed=>
-                    let tried = #private::until(deadline, async {
-                        #begin
-                        match begun {
-                            #[allow(unused_mut, unused_variables)]
-                            ::core::result::Result::Ok(mut #tx) => {
-                                let result = #body.await;
-                                ::core::result::Result::Ok((#tx, result))
+                    let tried = {
+                        let body = ::core::pin::pin!(async {
+                            #begin
+                            match begun {
+                                #[allow(unused_mut, unused_variables)]
+                                ::core::result::Result::Ok(mut #tx) => {
+                                    let result = #body.await;
+                                    ::core::result::Result::Ok((#tx, result))
+                                }
+                                ::core::result::Result::Err(err) => ::core::result::Result::Err(err),
                             }
-                            ::core::result::Result::Err(err) => ::core::result::Result::Err(err),
-                        }
-                    })
-                    .await;
+                        });
+                        #private::until(deadline, body).await
+                    };
                     let ended = match tried {
                         ::core::option::Option::Some(::core::result::Result::Ok((#tx, result))) => {
                             ::core::option::Option::Some(#finish)
@@ -302,7 +287,7 @@ impl Expander {
                 }
             }
         };
-        let step = match retry_if {
+        let step = match test {
             None => quote_spanned!(*blame=> #blamed::step(&mut retry, ended).await),
             Some(test) => quote_spanned!(*blame=> #blamed::step_if(&mut retry, ended, #test).await),
         };
@@ -366,82 +351,5 @@ impl Expander {
             }
         });
         quote_spanned!(mixed=> #private::KeyText::new(#reserved)#(#pieces)*.finish())
-    }
-
-    /// The body of a lock that is taken once: it owns the arguments.
-    fn owning_body(&self) -> TokenStream {
-        let Self { pin_type, body, .. } = self;
-        let body = self.braced(body.clone());
-        quote_spanned!(Span::mixed_site()=> async move { #pin_type #body })
-    }
-
-    /// The body of a transaction that runs once: it borrows the transaction and owns the arguments, so that these need
-    /// not be `Sync` for the future to be `Send`.
-    fn lending_body(&self, bound: &[Option<&Ident>]) -> TokenStream {
-        let Self { pin_type, body, owned, .. } = self;
-        let shadowed = |it: &&Ident| !bound.iter().flatten().any(|bound| bound == it);
-        let owned = owned.iter().filter(shadowed);
-        let body = self.braced(lend_to_instrumented(body.clone()));
-        quote_spanned! {Span::mixed_site()=>
-            async {
-                #pin_type
-                #(
-                    #[allow(unused_variables, clippy::redundant_locals)]
-                    let #owned = #owned;
-                )*
-                #body
-            }
-        }
-    }
-
-    /// The body of an attempt: it borrows, because there may be another.
-    fn rerun_body(&self, bind: Option<TokenStream>) -> TokenStream {
-        let Self { pin_type, body, .. } = self;
-        let body = self.braced(lend_to_instrumented(body.clone()));
-        quote_spanned!(Span::mixed_site()=> async { #pin_type #bind #body })
-    }
-
-    fn braced(&self, body: TokenStream) -> Group {
-        let mut body = Group::new(Delimiter::Brace, body);
-        body.set_span(self.brace.resolved_at(Span::mixed_site()));
-        body
-    }
-}
-
-/// The arguments to hand over to a body by name. `mut` ones are left out, lest their `mut` look unused.
-fn owned_arguments(sig: &Signature) -> Vec<Ident> {
-    struct Names(Vec<Ident>);
-    impl VisitMut for Names {
-        fn visit_pat_ident_mut(&mut self, pat: &mut PatIdent) {
-            // One in upper case is a constant.
-            let starts = |test: fn(char) -> bool| pat.ident.unraw().to_string().starts_with(test);
-            if pat.mutability.is_none() && starts(char::is_lowercase) {
-                self.0.push(pat.ident.clone());
-            }
-            visit_pat_ident_mut(self, pat);
-        }
-    }
-    let mut names = Names(Vec::new());
-    for argument in &sig.inputs {
-        // One with an attribute may be compiled out.
-        if let FnArg::Typed(argument) = argument
-            && argument.attrs.is_empty()
-        {
-            names.visit_pat_mut(&mut argument.pat.clone());
-        }
-    }
-    names.0
-}
-
-/// `impl Trait` cannot be written inside a body.
-struct EraseOpaque;
-
-impl VisitMut for EraseOpaque {
-    fn visit_type_mut(&mut self, of: &mut Type) {
-        if matches!(of, Type::ImplTrait(_)) {
-            *of = parse_quote!(_);
-        } else {
-            visit_type_mut(self, of);
-        }
     }
 }

@@ -46,7 +46,8 @@ impl Function {
             errors.push(syn::Error::new(constness.span, "a `const fn` cannot wait for a lock; remove `const`"));
         }
         if let syn::Safety::Unsafe(safety) = safety {
-            let message = "`#[with_lock]` does not go on an `unsafe fn`: put the unsafe part into a function of its own";
+            let message =
+                "`#[with_lock]` does not go on an `unsafe fn`: put the unsafe part into a function of its own";
             errors.push(syn::Error::new(safety.span, message));
         }
         if let Some(abi) = abi {

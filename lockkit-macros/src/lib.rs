@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 mod args;
+mod body;
 mod duration;
 mod expand;
 mod function;
@@ -166,5 +167,5 @@ use proc_macro::TokenStream;
 /// during the commit, it is unknown whether the commit happened.
 #[proc_macro_attribute]
 pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::with_lock(args.into(), item.into()).into()
+    expand::with_lock(args.into(), &item.into()).into()
 }

@@ -35,8 +35,7 @@ impl Boxed {
         if let [head @ .., Stmt::Local(Local { pat: Pat::Type(ret), init: Some(init), .. }), Stmt::Expr(..)] = stmts
             && is_ident(&ret.pat, "__ret")
         {
-            let self_renamed =
-                head.iter().any(|it| matches!(it, Stmt::Local(local) if is_ident(&local.pat, "__self")));
+            let self_renamed = head.iter().any(|it| matches!(it, Stmt::Local(local) if is_ident(&local.pat, "__self")));
             return Some(Self {
                 pin,
                 head: quote!(#(#head)*),

@@ -152,14 +152,19 @@ mod tests {
         let text = |text: &str| Piece::Text(text.to_owned());
         assert_eq!(template.pieces, [text("a:"), capture("x", ""), text("-"), capture("y", ">5"), text("{é}")]);
         assert_eq!(template.reserved(), "-:{}");
-        assert_eq!(Template::parse("nightly").map(|it| it.constant().map(str::to_owned)), Ok(Some("nightly".to_owned())));
+        assert_eq!(
+            Template::parse("nightly").map(|it| it.constant().map(str::to_owned)),
+            Ok(Some("nightly".to_owned()))
+        );
         assert_eq!(Template::parse("{x}").map(|it| it.constant().is_none()), Ok(true));
     }
 
     #[test]
     fn what_is_not_a_template_is_refused() {
         let long = "x".repeat(256);
-        for bad in ["", "{", "}", "{}", "{0}", "{:?}", "{self.id}", "{l.0}", "{a b}", "{f()}", "{r#type}", "a\nb", &long] {
+        for bad in
+            ["", "{", "}", "{}", "{0}", "{:?}", "{self.id}", "{l.0}", "{a b}", "{f()}", "{r#type}", "a\nb", &long]
+        {
             assert!(Template::parse(bad).is_err(), "{bad:?}");
         }
     }

@@ -71,7 +71,8 @@ pub(crate) struct Retry {
     pub(crate) attempts: Option<Expr>,
     /// A `Duration`.
     pub(crate) deadline: Option<TokenStream>,
-    pub(crate) retry_if: Option<Expr>,
+    /// Which errors are worth another attempt.
+    pub(crate) test: Option<Expr>,
     /// The name of the attempt's number in the body.
     pub(crate) bind: Option<Ident>,
 }
@@ -98,8 +99,23 @@ const HAS: [(&str, &[&str]); 8] = [
 impl Plan {
     /// `None` when something is wrong; `errors` says what.
     pub(crate) fn new(args: Args, errors: &mut Errors) -> Option<Self> {
-        let Args { strategy, on, key, table, by, ttl, wait, attempts, deadline, retry_if, on_busy, bind, tx, krate, broken } =
-            args;
+        let Args {
+            strategy,
+            on,
+            key,
+            table,
+            by,
+            ttl,
+            wait,
+            attempts,
+            deadline,
+            retry_if,
+            on_busy,
+            bind,
+            tx,
+            krate,
+            broken,
+        } = args;
         let strategy = errors.note(check_strategy(strategy))?;
         let check = &mut Checker { strategy: strategy.clone(), broken, errors };
         check.belongs("key", key.as_ref());
@@ -133,7 +149,8 @@ impl Plan {
             }
             _ => {
                 let on = check.required(on, "on = &self.db", "the pool to begin the transaction on");
-                let tx = check.required(tx, "tx = tx", "the lock lives in a transaction, and this is its name in the body");
+                let tx =
+                    check.required(tx, "tx = tx", "the lock lives in a transaction, and this is its name in the body");
                 let retry = check.optional_retry(attempts, deadline, retry_if, bind);
                 if strategy == "named" {
                     let key = check.key(key);
@@ -184,10 +201,15 @@ impl Checker<'_> {
     }
 
     fn belongs<T>(&mut self, option: &str, given: Option<&Given<T>>) {
-        let (Some(given), Some((_, strategies))) = (given, HAS.iter().find(|(name, _)| *name == option)) else { return };
+        let (Some(given), Some((_, strategies))) = (given, HAS.iter().find(|(name, _)| *name == option)) else {
+            return;
+        };
         if !strategies.iter().any(|it| self.strategy == it) {
-            let message =
-                format!("`{option}` has no effect with `{}`; remove it, or use {}", self.strategy, list(strategies, "or"));
+            let message = format!(
+                "`{option}` has no effect with `{}`; remove it, or use {}",
+                self.strategy,
+                list(strategies, "or")
+            );
             self.errors.push(error(&given.name, message));
         }
     }
@@ -219,7 +241,10 @@ impl Checker<'_> {
             return None;
         };
         if let Some(fault) = fault_of_name(&literal.value()) {
-            self.fail(literal.span(), format!("`{}` cannot be the name of a table: {fault}", literal.value().escape_debug()));
+            self.fail(
+                literal.span(),
+                format!("`{}` cannot be the name of a table: {fault}", literal.value().escape_debug()),
+            );
             return None;
         }
         Some(literal.clone())
@@ -253,7 +278,11 @@ impl Checker<'_> {
         self.duration(given, |it| it.is_zero().then_some("leaves no time for even one attempt"))
     }
 
-    fn duration(&mut self, given: Given<Expr>, fault: impl Fn(Duration) -> Option<&'static str>) -> Option<TokenStream> {
+    fn duration(
+        &mut self,
+        given: Given<Expr>,
+        fault: impl Fn(Duration) -> Option<&'static str>,
+    ) -> Option<TokenStream> {
         let Given { name, value } = given;
         match literal(&value) {
             None => return Some(value.into_token_stream()),
@@ -272,7 +301,9 @@ impl Checker<'_> {
                 }
             }
             Some(literal) => {
-                let message = format!(r#"a duration has a unit: write `{name} = "30s"`, or give an expression of type `Duration`"#);
+                let message = format!(
+                    r#"a duration has a unit: write `{name} = "30s"`, or give an expression of type `Duration`"#
+                );
                 self.fail(literal.span(), message);
             }
         }
@@ -334,7 +365,7 @@ impl Checker<'_> {
         Retry {
             attempts: attempts.map(|it| it.value),
             deadline: deadline.and_then(|it| self.deadline(it)),
-            retry_if: retry_if.map(|it| it.value),
+            test: retry_if.map(|it| it.value),
             bind: bind.map(|it| it.value),
         }
     }

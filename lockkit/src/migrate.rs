@@ -8,6 +8,7 @@ use crate::{
     dialect::{Dialect, fault_in_chain},
     error::{Error, Fault, Result},
     policy::{Backoff, Policy},
+    section::finished,
 };
 
 /// Creates lockkit's tables, or brings them up to date.
@@ -22,7 +23,7 @@ use crate::{
 /// [`Error::Migration`](crate::Error::Migration), for instance when the user may not create tables.
 ///
 /// # Cancel safety
-/// The statements can be repeated; run it again.
+/// Once begun it goes on in a task of its own, whether or not this future is dropped; it can be run again at any time.
 ///
 /// # Example
 /// ```
@@ -44,5 +45,10 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
         let fault = fault_in_chain(err);
         matches!(fault, Some(Fault::Duplicate | Fault::Contended | Fault::Deadlock | Fault::Serialization))
     };
-    policy.retry_if(collided, |_| async { DB::migrate(pool).await.map_err(Error::from) }).await
+    let pool = pool.clone();
+    // In a task of its own: a run that is dropped half-way keeps the lock by which migrations wait for each other.
+    let running = tokio::spawn(async move {
+        policy.retry_if(collided, |_| async { DB::migrate(&pool).await.map_err(Error::from) }).await
+    });
+    finished(running).await
 }

@@ -139,14 +139,14 @@ pub fn borrowed<S: LeaseStore>(lease: &Lease<S>) -> Lease<S> {
     lease.borrowed()
 }
 
-/// Runs the body under the lease and releases that.
-pub async fn under_lease<S: LeaseStore, R: Outcome>(lease: Lease<S>, body: impl Future<Output = R>) -> R {
-    R::from_result(lease.end_with(async { body.await.into_result() }).await)
-}
-
 /// Runs the body until the lease is lost.
 pub async fn guarded<S: LeaseStore, R: Outcome>(lease: &Lease<S>, body: impl Future<Output = R>) -> R {
     R::from_result(lease.guarded(async { body.await.into_result() }).await)
+}
+
+/// Releases the lease.
+pub async fn end_lease<S: LeaseStore, R: Outcome>(lease: Lease<S>, result: R) -> R {
+    R::from_result(lease.end_with(async { result.into_result() }).await)
 }
 
 /// A transaction in the database that keeps the leases.

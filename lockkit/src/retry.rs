@@ -54,7 +54,8 @@ impl Policy {
     /// attempts or time ran out; [`Error::InvalidOption`] for zero attempts or a zero deadline.
     ///
     /// # Cancel safety
-    /// As cancel safe as `attempt` is.
+    /// As cancel safe as `attempt` is. That goes for the deadline too: an attempt that it drops in the middle of a COMMIT
+    /// may have committed. `#[with_lock(…, tx = tx)]` keeps the commit out of the deadline; by hand, leave room for it.
     ///
     /// # Example
     /// ```

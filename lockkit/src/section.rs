@@ -11,6 +11,7 @@ use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::{
     runtime::Handle,
+    task::JoinHandle,
     time::{Instant, timeout, timeout_at},
 };
 
@@ -249,6 +250,18 @@ impl<DB: Database> Hold for Open<DB> {
 /// Closes a connection now, without waiting for what it is doing and without a runtime.
 fn close<DB: Database>(conn: PoolConnection<DB>) {
     drop(conn.detach());
+}
+
+/// The result of a task that goes on even if the caller is dropped.
+pub(crate) async fn finished<T>(task: JoinHandle<T>) -> T {
+    match task.await {
+        Ok(result) => result,
+        Err(failed) => match failed.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down; so is the caller.
+            Err(_) => std::future::pending().await,
+        },
+    }
 }
 
 /// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.

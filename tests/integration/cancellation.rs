@@ -107,7 +107,6 @@ impl<S: Backend> Bench<S> {
                 let ended = drop_after_polls(polls, when, future).await;
                 let last = !matches!(ended, Ended::Dropped);
                 let at = format!("{name} on {}, dropped {when:?} after {polls} polls", S::NAME);
-                if std::env::var("LK_TRACE").is_ok() { eprintln!("{at}"); }
                 let completed = match ended {
                     Ended::Completed(Ok(granted)) => {
                         drop(granted);
@@ -210,7 +209,7 @@ on_every_database! {
                 yield_now().await;
                 tx.commit().await
             };
-            (request().run(body), ())
+            (Box::pin(request().run(body)), ())
         };
         bench.drop_everywhere("LeaseRequest::run", run, nothing).await;
 

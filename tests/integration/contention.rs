@@ -154,7 +154,7 @@ async fn hold<S: Backend>(db: &TestDb<S>, log: &Log, pool: &Pool<S::DB>, lease: 
 /// A process of its own, as far as leases go: a line of its own and a pool of its own.
 async fn process<S: Backend>(db: &TestDb<S>, connections: u32) -> (Leases<Pool<S::DB>>, Pool<S::DB>) {
     let pool = db.pool_of(connections).await;
-    let leases = Leases::builder(pool.clone()).ttl(Duration::from_millis(90)).wait(Duration::from_secs(60));
+    let leases = Leases::builder(pool.clone()).ttl(Duration::from_millis(90)).wait(Duration::from_mins(1));
     (leases.build().expect("valid settings"), pool)
 }
 

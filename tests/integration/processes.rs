@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 /// The ttl of the worker's leases.
 const TTL: Duration = Duration::from_secs(1);
 /// Longer than anything takes that happens at all.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A process of `test-worker`, killed when this is dropped.
 struct Worker {

@@ -37,10 +37,12 @@ impl Shop {
             .journal_mode(SqliteJournalMode::Wal);
         let db = SqlitePoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
         lockkit::migrate(&db).await.unwrap();
-        sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER NOT NULL, version INTEGER NOT NULL)")
-            .execute(&db)
-            .await
-            .unwrap();
+        sqlx::query(
+            "CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER NOT NULL, version INTEGER NOT NULL)",
+        )
+        .execute(&db)
+        .await
+        .unwrap();
         sqlx::query("INSERT INTO t_items VALUES (7, 10, 1)").execute(&db).await.unwrap();
         Self { leases: Leases::new(db.clone()), db, _dir: dir }
     }
@@ -73,7 +75,7 @@ pub(crate) async fn sell(tx: &mut Tx) -> Result<(), sqlx::Error> {
 /// Says that the body has come here, and stays there for ever.
 pub(crate) async fn hang(reached: oneshot::Sender<()>) {
     reached.send(()).unwrap();
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 pub(crate) fn assert_send<T: Send>(value: T) -> T {

@@ -35,7 +35,7 @@ async fn patterns(
     _: u8,
 ) -> Api<String> {
     list.push(1);
-    let _moved = (list, name);
+    drop((list, name));
     let _ = (id, leases);
     Ok(lease.key().as_str().to_owned())
 }
@@ -48,7 +48,7 @@ async fn patterns_in_a_transaction(State(shop): State<Arc<Shop>>, Path((id, mut 
 }
 
 #[with_lock(lease, on = leases, key = name)]
-async fn generic<'a, T: Display + Send, const N: usize>(
+async fn generic<'a, T, const N: usize>(
     leases: &'a Pool,
     name: &'a str,
     value: T,
@@ -56,7 +56,7 @@ async fn generic<'a, T: Display + Send, const N: usize>(
     rest: impl Iterator<Item = usize> + Send,
 ) -> Result<(&'a str, String, Vec<usize>), Error>
 where
-    T: Clone,
+    T: Display + Send,
 {
     list.push(N);
     list.extend(rest);
@@ -169,7 +169,6 @@ async fn with_a_renamed_crate(leases: &Pool) -> Result<u8, Error> {
 }
 
 #[with_lock(lease, on = leases, key = "lint")]
-#[allow(clippy::unused_async)]
 async fn inner_attributes(leases: &Pool) -> Result<u8, Error> {
     #![allow(unused_variables)]
     let unused = 1;

@@ -2,8 +2,8 @@
 
 #![deny(warnings, clippy::pedantic)]
 
-mod forms;
 mod fixture;
+mod forms;
 mod keys;
 mod lease;
 mod section;

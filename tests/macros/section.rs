@@ -105,7 +105,7 @@ async fn row_unless_busy(shop: &Shop) -> Result<bool, ShopError> {
     Ok(shop.stock().await == 10)
 }
 
-#[with_lock(named, on = &shop.db, key = "x", wait = "10ms", attempts = 3, on_busy = Ok(false), tx = _tx)]
+#[with_lock(named, on = &shop.db, key = "x", wait = "10ms", attempts = 3, on_busy = Ok(false), tx = tx)]
 async fn named_unless_busy(shop: &Shop) -> Result<bool, ShopError> {
     Ok(shop.stock().await == 10)
 }
@@ -217,6 +217,45 @@ async fn the_body_may_change_or_own_what_the_lock_was_named_by() {
     assert_eq!(assert_send(owner.by_mut()).await.unwrap(), 2);
     assert_eq!(assert_send(owner.by_value()).await.unwrap().ran, 2);
     assert_eq!(shop.stock().await, 8);
+}
+
+#[with_lock(row, on = &shop.db, table = "t_items", by(item_id = id), tx = tx)]
+async fn by_what_the_body_moves(shop: &Shop, id: Box<i64>) -> Result<Box<i64>, ShopError> {
+    sell(&mut tx).await?;
+    Ok(id)
+}
+
+#[tokio::test]
+async fn the_body_may_move_what_the_rows_were_found_by() {
+    let shop = Shop::new().await;
+    assert_eq!(*assert_send(by_what_the_body_moves(&shop, Box::new(7))).await.unwrap(), 7);
+}
+
+#[with_lock(row, on = &shop.db, table = "t_items", by(item_id = 7), attempts = 3, as = attempt, tx = tx)]
+async fn hang_in_the_second_attempt(
+    shop: &Shop,
+    reached: &std::sync::Mutex<Option<oneshot::Sender<()>>>,
+) -> Result<(), ShopError> {
+    sell(&mut tx).await?;
+    if attempt == 1 {
+        return Err(conflict().into());
+    }
+    let reached = reached.lock().unwrap().take().unwrap();
+    hang(reached).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_attempt_is_rolled_back_on_cancellation() {
+    let shop = Shop::new().await;
+    let (reached, here) = oneshot::channel();
+    let reached = std::sync::Mutex::new(Some(reached));
+    tokio::select! {
+        done = hang_in_the_second_attempt(&shop, &reached) => unreachable!("{done:?}"),
+        here = here => here.unwrap(),
+    }
+    sell_row(&shop, 7, Ok(())).await.unwrap();
+    assert_eq!(shop.stock().await, 9);
 }
 
 /// `Send`, but not `Sync`, as the body of a request is.

@@ -114,7 +114,7 @@ pub struct Draws<S: Backend> {
 type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Longer than any test: who gives up is not an error, but too many of them would make a test vacuous.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 impl<S> Draws<S>
 where

@@ -77,7 +77,7 @@ where
         RowLock::table("item").by("id", 1_i64).lock(&mut *tx).await.expect("lock the row");
         S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
         println!("holding");
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Locks a name, writes, and never ends its transaction.
@@ -86,7 +86,7 @@ where
         NamedLock::new("item:1").lock(&mut *tx).await.expect("lock the name");
         S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
         println!("holding");
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Takes the lease, and writes in a transaction that never ends.
@@ -95,7 +95,7 @@ where
         let mut tx = lockkit::begin(&self.pool).await.expect("begin");
         S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
         println!("holding {}", lease.fence());
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Takes the lease, writes, and commits under it when told so.

@@ -23,8 +23,7 @@ macro_rules! acquire {
         concat!(
             "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
              INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
-             SELECT c.name, c.token, c.holder, LAST_INSERT_ID(", now!(), "), ", now!(), ", ", now!(), " + c.ttl
-             FROM (SELECT ? AS name, ? AS token, ? AS holder, ? AS ttl) AS c ", $source, "
+             SELECT ?, ?, ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ", now!(), " + ? ", $source, "
              ON DUPLICATE KEY UPDATE
                  fence = CASE
                      WHEN lockkit_lease.token <=> VALUES(token) THEN LAST_INSERT_ID(lockkit_lease.fence)
@@ -51,12 +50,15 @@ macro_rules! acquire {
 }
 
 /// MariaDB refuses to wait by the setting at the front; MySQL, where INSERT has no such setting, by first locking the
-/// row with NOWAIT in the same statement.
-const ACQUIRE: &str = acquire!("/*!80000 LEFT JOIN lockkit_lease AS l ON l.name = c.name FOR UPDATE OF l NOWAIT */");
+/// row with NOWAIT in the same statement. The name is bound twice on both.
+const ACQUIRE: &str = acquire!(
+    "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
+     ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */"
+);
 
 /// Without that lock. Looking for a row that is not there yet locks the gap around it, so two first grants of
 /// neighbouring names can deadlock; the insert alone cannot.
-const ACQUIRE_NEW: &str = acquire!("");
+const ACQUIRE_NEW: &str = acquire!("FROM DUAL WHERE ? IS NOT NULL");
 
 async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> sqlx::Result<u64> {
     let done = sqlx::query(sql)
@@ -64,6 +66,7 @@ async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -
         .bind(claim.token.as_bytes().as_slice())
         .bind(claim.holder.as_bytes())
         .bind(micros(claim.ttl))
+        .bind(claim.key.as_bytes())
         .execute(conn)
         .await?;
     Ok(done.last_insert_id())

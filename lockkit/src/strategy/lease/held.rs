@@ -1,6 +1,13 @@
 //! A lease that was granted: what its holder can ask of it, and how it ends.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use sqlx::Pool;
 use tokio::{
@@ -145,14 +152,27 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Runs `body`, and drops it when the lease is lost.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        tokio::select! {
-            // Loss first: a process that was stopped for longer than the ttl must not go on with its body.
-            biased;
-            reason = self.kept.trust.wait_until_lost() => Err(self.lost_error(reason).into()),
-            result = body => match self.kept.trust.lost() {
-                None | Some(LossReason::Released) => result,
-                Some(reason) => Err(self.lost_error(reason).into()),
-            },
+        let mut body = pin!(body);
+        let mut lost = pin!(self.kept.trust.wait_until_lost());
+        poll_fn(|context| {
+            // The clock is asked before every step. A process that was stopped may hear of what its body waits for
+            // before it hears of the timer.
+            if let Err(err) = self.check_body() {
+                return Poll::Ready(Err(err.into()));
+            }
+            if let Poll::Ready(reason) = lost.as_mut().poll(context) {
+                return Poll::Ready(Err(self.lost_error(reason).into()));
+            }
+            body.as_mut().poll(context).map(|result| self.check_body().map_err(E::from).and(result))
+        })
+        .await
+    }
+
+    /// A body may go on while the lease is trusted, and after it has given the lease back itself.
+    fn check_body(&self) -> Result<()> {
+        match self.kept.trust.lost() {
+            None | Some(LossReason::Released) => Ok(()),
+            Some(reason) => Err(self.lost_error(reason)),
         }
     }
 

@@ -10,6 +10,7 @@ use crate::{
     keeper::Kept,
     key::Key,
     policy::check_wait,
+    section::finished,
     store::{Acquired, Claim, Held, LeaseStore, Token},
     trust::Trust,
     wait::Turn,
@@ -185,12 +186,5 @@ async fn ask<S: LeaseStore>(inner: Arc<Inner<S>>, claim: Claim) -> Result<Answer
         // An answer that took longer than the lease lives is no lease.
         Ok(if lease.is_trusted() { Answer::Granted(lease) } else { Answer::Held { free_in: None } })
     });
-    match asking.await {
-        Ok(answer) => answer,
-        Err(failed) => match failed.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down; so is the caller.
-            Err(_) => std::future::pending().await,
-        },
-    }
+    finished(asking).await
 }
