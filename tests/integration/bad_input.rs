@@ -66,7 +66,7 @@ on_every_database! {
         assert_eq!(option(RowLock::table("lockkit_lease").lock(&mut *tx).await.map(drop)), "by");
         tx.rollback().await.unwrap();
 
-        let never = async |_| Err::<(), _>(Error::from(lockkit::Key::new("").unwrap_err()));
+        let never = async |_| Err::<(), _>(lockkit::Key::new("").unwrap_err());
         assert_eq!(option(Policy::new().attempts(0).retry(never).await), "attempts");
         assert_eq!(option(Policy::new().deadline(Duration::ZERO).retry(never).await), "deadline");
         assert_eq!(option(Policy::new().deadline(Duration::MAX).retry(never).await), "deadline");

@@ -48,18 +48,18 @@ on_every_server! {
             count("try_acquire, held", cost - 1, 1);
             let ((), cost) = cost!(proxy, { lease.extend(Duration::from_secs(60)).await.unwrap(); idle().await });
             count("renew", cost - 1, 1);
-            let (_, cost) = cost!(proxy, { leases.show("k").await.unwrap(); idle().await });
+            let ((), cost) = cost!(proxy, { leases.show("k").await.unwrap(); idle().await });
             count("show", cost - 1, 1);
-            let (_, cost) = cost!(proxy, { lease.release().await.unwrap(); idle().await });
+            let ((), cost) = cost!(proxy, { lease.release().await.unwrap(); idle().await });
             count("release", cost - 1, 1);
 
             let lease = leases.lease("k").acquire().await.unwrap();
             idle().await;
             let (mut tx, cost) = cost!(proxy, lockkit::begin(&pool).await.unwrap());
             count("begin", cost, 1);
-            let (_, cost) = cost!(proxy, lease.verify(&mut tx).await.unwrap());
+            let ((), cost) = cost!(proxy, lease.verify(&mut tx).await.unwrap());
             count("verify", cost, 1);
-            let (_, cost) = cost!(proxy, { lease.commit(tx).await.unwrap(); idle().await });
+            let ((), cost) = cost!(proxy, { lease.commit(tx).await.unwrap(); idle().await });
             count("lease commit", cost - after_commit, 2);
 
             let mut tx = lockkit::begin(&pool).await.unwrap();
@@ -74,13 +74,13 @@ on_every_server! {
                 ("named lock, not waiting", Wait::Never),
                 ("named lock, bounded", Wait::AtMost(Duration::from_secs(1))),
             ] {
-                let (_, cost) = cost!(proxy, NamedLock::new("k").wait(wait).lock(&mut *tx).await.unwrap());
+                let ((), cost) = cost!(proxy, NamedLock::new("k").wait(wait).lock(&mut *tx).await.unwrap());
                 count(operation, cost, 1);
             }
             let new = format!("new {round}");
-            let (_, cost) = cost!(proxy, NamedLock::new(new).wait(Duration::from_secs(1)).lock(&mut *tx).await.unwrap());
+            let ((), cost) = cost!(proxy, NamedLock::new(new).wait(Duration::from_secs(1)).lock(&mut *tx).await.unwrap());
             count("named lock, bounded, new name", cost, 2);
-            let (_, cost) = cost!(proxy, { tx.commit().await.unwrap(); idle().await });
+            let ((), cost) = cost!(proxy, { tx.commit().await.unwrap(); idle().await });
             count("commit", cost - after_commit, 1);
             assert_eq!(direct.show("k").await.unwrap(), None);
         }

@@ -10,13 +10,14 @@ const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
 #[derive(Debug, PartialEq, sqlx::FromRow)]
 struct Item {
-    item_id: i64,
+    #[sqlx(rename = "item_id")]
+    id: i64,
     shop: String,
     stock: i64,
 }
 
-fn item(item_id: i64, stock: i64) -> Item {
-    Item { item_id, shop: "s".to_owned(), stock }
+fn item(id: i64, stock: i64) -> Item {
+    Item { id, shop: "s".to_owned(), stock }
 }
 
 async fn items<S: support::Backend>(db: &TestDb<S>) {

@@ -272,24 +272,19 @@ fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
         Some(boxed) => boxed.as_error(),
         None => err,
     };
-    None.or_else(|| {
-        #[cfg(feature = "postgres")]
-        return err.downcast_ref().map(postgres::fault_of);
-        #[cfg(not(feature = "postgres"))]
-        None
-    })
-    .or_else(|| {
-        #[cfg(feature = "mysql")]
-        return err.downcast_ref().map(mysql::fault_of);
-        #[cfg(not(feature = "mysql"))]
-        None
-    })
-    .or_else(|| {
-        #[cfg(feature = "sqlite")]
-        return err.downcast_ref().map(sqlite::fault_of);
-        #[cfg(not(feature = "sqlite"))]
-        None
-    })
+    #[cfg(feature = "postgres")]
+    if let Some(err) = err.downcast_ref() {
+        return Some(postgres::fault_of(err));
+    }
+    #[cfg(feature = "mysql")]
+    if let Some(err) = err.downcast_ref() {
+        return Some(mysql::fault_of(err));
+    }
+    #[cfg(feature = "sqlite")]
+    if let Some(err) = err.downcast_ref() {
+        return Some(sqlite::fault_of(err));
+    }
+    None
 }
 
 /// The faults that every driver reports alike.
