@@ -62,7 +62,8 @@ impl Kept {
 
     /// When to renew next: after a third of the ttl, up to half of that sooner so that leases spread out.
     fn pause(&self) -> Duration {
-        half_jitter(self.renew_every.unwrap_or_else(|| self.ttl() / 3))
+        let third = self.ttl() / 3;
+        half_jitter(self.renew_every.map_or(third, |it| it.min(third)))
     }
 }
 
@@ -88,7 +89,6 @@ struct Shared<S> {
 struct Entry {
     kept: Arc<Kept>,
     due: Instant,
-    renewing: bool,
 }
 
 impl<S: LeaseStore> Keeper<S> {
@@ -109,7 +109,7 @@ impl<S: LeaseStore> Keeper<S> {
 
     /// Renews the lease from now on. Needs a Tokio runtime.
     pub(crate) fn keep(&self, kept: &Arc<Kept>) {
-        let entry = Entry { kept: kept.clone(), due: Instant::now() + kept.pause(), renewing: false };
+        let entry = Entry { kept: kept.clone(), due: Instant::now() + kept.pause() };
         lock(&self.0.entries).insert(kept.token, entry);
         let mut task = lock(&self.0.task);
         // The task is gone where the runtime that it ran on is.
@@ -172,12 +172,13 @@ async fn run<S: LeaseStore>(shared: Weak<Shared<S>>, changed: Arc<Notify>) {
 /// Starts the renewals that are due; returns when the next one is.
 fn renew_due<S: LeaseStore>(shared: &Arc<Shared<S>>, now: Instant) -> Option<Instant> {
     let mut entries = lock(&shared.entries);
-    entries.retain(|_, it| it.renewing || it.kept.trust.lost().is_none());
-    for entry in entries.values_mut().filter(|it| !it.renewing && it.due <= now) {
-        entry.renewing = true;
+    entries.retain(|_, it| it.kept.trust.lost().is_none());
+    for entry in entries.values_mut().filter(|it| it.due <= now) {
+        // Should this renewal never be answered, another is sent beside it.
+        entry.due = now + entry.kept.pause();
         tokio::spawn(renew(shared.clone(), entry.kept.clone()));
     }
-    entries.values().filter(|it| !it.renewing).map(|it| it.due).min()
+    entries.values().map(|it| it.due).min()
 }
 
 /// Renews one lease. Zero rows mean lost; an error means unknown, and the trust that is left goes on.
@@ -192,10 +193,7 @@ async fn renew<S: LeaseStore>(shared: Arc<Shared<S>>, kept: Arc<Kept>) {
             }
             kept.trust.renewed(sent, ttl).then(|| kept.pause())
         }
-        Ok(Scoped::Gone) => {
-            kept.trust.lose(LossReason::Stolen);
-            None
-        }
+        Ok(Scoped::Gone) => None,
         Ok(Scoped::Busy) => Some(soon),
         Err(err) => {
             kept.trust.unreachable();
@@ -206,17 +204,17 @@ async fn renew<S: LeaseStore>(shared: Arc<Shared<S>>, kept: Arc<Kept>) {
         }
     };
     let mut entries = lock(&shared.entries);
-    match (pause, kept.trust.lost()) {
-        (Some(pause), None) => {
+    match pause {
+        Some(pause) if kept.trust.lost().is_none() => {
             if let Some(entry) = entries.get_mut(&kept.token) {
                 entry.due = Instant::now() + pause;
-                entry.renewing = false;
             }
         }
-        (_, reason) => {
-            // Not there any more when it was given back meanwhile.
+        // Not there any more when this process is giving it back.
+        _ => {
             if entries.remove(&kept.token).is_some() {
-                tracing::warn!(key = %kept.key, fence = %kept.fence, ?reason, "lease lost");
+                kept.trust.lose(LossReason::Stolen);
+                tracing::warn!(key = %kept.key, fence = %kept.fence, reason = ?kept.trust.lost(), "lease lost");
             }
         }
     }

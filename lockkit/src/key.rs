@@ -63,9 +63,16 @@ fn fault_of(text: &str) -> Option<&'static str> {
         Some("it is longer than 255 bytes; use a shorter name, or a hash of the long part")
     } else if text.chars().any(char::is_control) {
         Some("it contains a control character (such as NUL or a line break)")
+    } else if text.chars().any(is_invisible) {
+        Some("it contains a character that people cannot see, or that turns the direction of the text")
     } else {
         None
     }
+}
+
+/// Two keys that look the same to an operator would not be. Joiners stay, which emoji and some scripts need.
+fn is_invisible(char: char) -> bool {
+    matches!(char, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 impl From<&str> for Key {
@@ -140,7 +147,9 @@ mod tests {
             assert!(Key::new(good).is_ok(), "{good:?}");
         }
         assert!(Key::new("x".repeat(255)).is_ok());
-        for bad in ["", "a\0b", "a\nb", "\u{7f}", "\u{85}", &"x".repeat(256), &"é".repeat(128)] {
+        for bad in
+            ["", "a\0b", "a\nb", "\u{7f}", "\u{85}", "a\u{200b}b", "\u{202e}a", &"x".repeat(256), &"é".repeat(128)]
+        {
             assert!(matches!(Key::new(bad), Err(Error::InvalidKey { .. })), "{bad:?}");
         }
     }

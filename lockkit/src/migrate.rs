@@ -50,5 +50,5 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
     let running = tokio::spawn(async move {
         policy.retry_if(collided, |_| async { DB::migrate(&pool).await.map_err(Error::from) }).await
     });
-    finished(running).await
+    finished("migrating", running).await
 }

@@ -158,7 +158,8 @@ impl Policy {
         if let Some(deadline) = self.deadline {
             check_duration("deadline", deadline)?;
         }
-        Ok(())
+        check_wait("backoff", self.backoff.base)?;
+        check_wait("backoff", self.backoff.cap)
     }
 }
 

@@ -186,7 +186,8 @@ impl Retry {
         let Backoff { cap, .. } = self.policy.backoff;
         let pause = full_jitter(self.ceiling.min(cap));
         self.ceiling = self.ceiling.saturating_mul(2);
-        let too_late = self.deadline().is_some_and(|it| now + pause + self.fastest >= it);
+        let left = self.deadline().map(|it| it.saturating_duration_since(now));
+        let too_late = left.is_some_and(|it| pause.saturating_add(self.fastest) >= it);
         if self.attempts >= self.policy.most_attempts() || too_late {
             return Some(Err(self.exhausted(err.into()).into()));
         }

@@ -19,6 +19,7 @@ use crate::{
     dialect::{Dialect, depth, failed},
     error::{Error, Fault, Result},
     guard::{Guard, Hold},
+    key::Key,
     policy::Wait,
 };
 
@@ -64,11 +65,11 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let started = Instant::now();
     let doing = "beginning a transaction";
     let conn = pool.acquire().await.map_err(|err| failed::<DB>(doing, None, err))?;
-    let mut opening = Guard::new(Opening(conn));
+    let mut opening = Guard::new(Opening { conn, runtime: Handle::current() });
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
-    let begun = DB::begin(&mut opening.get_mut().0, wait.cut(left)).await;
+    let begun = DB::begin(&mut opening.get_mut().conn, wait.cut(left)).await;
     match begun {
-        Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().0, runtime: Handle::current() }))),
+        Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().conn, runtime: Handle::current() }))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
             // Nothing was begun, so the connection is as good as before.
             drop(opening.defuse());
@@ -101,10 +102,7 @@ impl<DB: Dialect> Tx<DB> {
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
         let conn = &mut self.0.get_mut().conn;
-        if depth::<DB>(conn) > 1 {
-            let reason = "was called with a nested transaction still open; end that one first".to_owned();
-            return Err(Error::InvalidOption { option: "commit", reason });
-        }
+        check_depth::<DB>(conn)?;
         match DB::commit(conn).await {
             Ok(()) => {
                 drop(self.0.defuse());
@@ -133,16 +131,27 @@ impl<DB: Dialect> Tx<DB> {
     /// Rolls back after something else has failed, which is what the caller wants to hear of. Where it cannot, the
     /// database does.
     pub(crate) async fn undo(self) {
-        if let Err(err) = self.rollback().await {
+        // What takes too long goes on in the background, as it does for a transaction that is dropped.
+        if let Ok(Err(err)) = timeout(ROLLBACK_LIMIT, self.rollback()).await {
             tracing::debug!(error = &err as &dyn std::error::Error, "cannot roll back; the database will");
         }
     }
 }
 
+/// Only the outermost transaction commits anything.
+fn check_depth<DB: Dialect>(conn: &DB::Connection) -> Result<()> {
+    if depth::<DB>(conn) == 1 {
+        return Ok(());
+    }
+    let reason = "needs the outermost transaction, with no nested one open: only that one commits anything".to_owned();
+    Err(Error::InvalidOption { option: "commit", reason })
+}
+
 fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::Unavailable => Error::OutcomeUnknown { source },
-        Fault::NoTransaction => Error::TransactionEnded { source },
+        // SQLite has no code of its own for a COMMIT without a transaction.
+        Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source },
         // Some engines find a conflict only here. Nothing was committed.
         fault => Error::Database { doing: "committing", key: None, fault, source },
     }
@@ -180,7 +189,10 @@ pub trait AnyTx<DB: Database>: Send {
     /// The connection inside the transaction.
     fn connection(&mut self) -> &mut DB::Connection;
 
-    /// Commits; only called after a statement of the transaction has just succeeded.
+    /// Fails when the database has already ended the transaction and the commit would not notice.
+    fn check_open(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Commits.
     fn commit(self) -> impl Future<Output = Result<()>> + Send;
 
     /// Rolls back.
@@ -190,6 +202,10 @@ pub trait AnyTx<DB: Database>: Send {
 impl<DB: Dialect> AnyTx<DB> for Tx<DB> {
     fn connection(&mut self) -> &mut DB::Connection {
         self
+    }
+
+    async fn check_open(&mut self) -> Result<()> {
+        check_depth::<DB>(self)
     }
 
     async fn commit(self) -> Result<()> {
@@ -206,6 +222,11 @@ impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
         self
     }
 
+    async fn check_open(&mut self) -> Result<()> {
+        check_depth::<DB>(self)?;
+        DB::check_open(self).await.map_err(commit_failed::<DB>)
+    }
+
     async fn commit(self) -> Result<()> {
         Self::commit(self).await.map_err(commit_failed::<DB>)
     }
@@ -216,11 +237,16 @@ impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
 }
 
 /// A connection on which a transaction may be beginning.
-struct Opening<DB: Database>(PoolConnection<DB>);
+struct Opening<DB: Database> {
+    conn: PoolConnection<DB>,
+    /// The drop may happen on a thread outside of it.
+    runtime: Handle,
+}
 
 impl<DB: Database> Hold for Opening<DB> {
     fn abandon(self) {
-        close(self.0);
+        let _inside = self.runtime.enter();
+        close(self.conn);
     }
 }
 
@@ -253,15 +279,21 @@ fn close<DB: Database>(conn: PoolConnection<DB>) {
 }
 
 /// The result of a task that goes on even if the caller is dropped.
-pub(crate) async fn finished<T>(task: JoinHandle<T>) -> T {
+pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>) -> Result<T> {
     match task.await {
         Ok(result) => result,
         Err(failed) => match failed.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down; so is the caller.
-            Err(_) => std::future::pending().await,
+            // The runtime has shut down.
+            Err(_) => Err(no_answer(doing, None)),
         },
     }
+}
+
+/// No answer came in time, or none will.
+pub(crate) fn no_answer(doing: &'static str, key: Option<&Key>) -> Error {
+    let source = sqlx::Error::PoolTimedOut;
+    Error::Database { doing, key: key.cloned(), fault: Fault::Unavailable, source }
 }
 
 /// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.

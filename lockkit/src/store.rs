@@ -25,7 +25,7 @@ use crate::{
 /// - a token that no longer holds the lease changes nothing;
 /// - no operation waits for another holder: what is locked at the moment is [`Acquired::Held`] or [`Scoped::Busy`].
 ///
-/// lockkit never cancels a future of this trait half-way.
+/// lockkit never cancels `lease_acquire` half-way; the others can be repeated.
 pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Takes the lease if it is free, expired, or held by this same claim.
     fn lease_acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired>> + Send;
@@ -33,7 +33,8 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Reads who holds the lease now, without writing; `None` when it is free or expired.
     fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<Held>>> + Send;
 
-    /// Makes an unexpired lease live for `ttl` from now.
+    /// Makes an unexpired lease live for at least `ttl` from now; never shortens it, whatever the order in which renewals
+    /// arrive.
     fn lease_renew(&self, key: &Key, token: Token, ttl: Duration) -> impl Future<Output = Result<Scoped>> + Send;
 
     /// Gives an unexpired lease back. The fence is kept for the next grant.

@@ -53,7 +53,8 @@ impl Trust {
         self.0.send_modify(|belief| {
             held = belief.settle().is_none();
             if held {
-                belief.until = sent + ttl.saturating_sub(margin(ttl));
+                // Answers may come in another order than they were asked for.
+                belief.until = belief.until.max(sent + ttl.saturating_sub(margin(ttl)));
                 belief.unreachable = false;
             }
         });

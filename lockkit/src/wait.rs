@@ -32,6 +32,17 @@ pub(crate) enum Turn<T> {
     Held { free_in: Option<Duration> },
 }
 
+/// How waiting ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Waited<T> {
+    /// The lease is taken.
+    Done(T),
+    /// Somebody else held it to the end.
+    Held,
+    /// The time was over before any question was answered, or this caller's turn came to ask one.
+    NoAnswer,
+}
+
 /// The waiting lines of one process, one for each key that somebody waits for.
 ///
 /// Only the first in a line asks the store; the others wait here, in order, without a connection. A release in the
@@ -47,8 +58,8 @@ struct Line {
 }
 
 impl Lines {
-    /// Asks until the lease is taken or `deadline` has passed: `Ok(None)` then. The first question may take
-    /// [`FIRST_ANSWER`] longer, so that a short wait still gets an answer.
+    /// Asks until the lease is taken or `deadline` has passed. The first question may take [`FIRST_ANSWER`] longer, so
+    /// that a short wait still gets an answer.
     ///
     /// `ask(true)` takes the lease if it can; `ask(false)` may look first, since the lease was held a moment ago.
     pub(crate) async fn wait<T, Fut>(
@@ -56,30 +67,32 @@ impl Lines {
         key: &Key,
         deadline: Instant,
         mut ask: impl FnMut(bool) -> Fut,
-    ) -> Result<Option<T>>
+    ) -> Result<Waited<T>>
     where
         Fut: Future<Output = Result<Turn<T>>>,
     {
         let line = self.line(key);
         let Ok(_first) = timeout_at(deadline, line.first.lock()).await else {
-            return Ok(None);
+            return Ok(Waited::NoAnswer);
         };
         let mut pauses = PAUSES.ceilings();
         let mut likely_free = true;
+        let mut without = Waited::NoAnswer;
         let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
         loop {
             // Made before the question, so that a release during it is not missed.
             let freed = line.freed.notified();
             let Ok(turn) = timeout_at(limit, ask(likely_free)).await else {
-                return Ok(None);
+                return Ok(without);
             };
             limit = deadline;
+            without = Waited::Held;
             let free_in = match turn? {
-                Turn::Done(taken) => return Ok(Some(taken)),
+                Turn::Done(taken) => return Ok(Waited::Done(taken)),
                 Turn::Held { free_in } => free_in,
             };
             if Instant::now() >= deadline {
-                return Ok(None);
+                return Ok(Waited::Held);
             }
             let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
             // Never sleep past the moment at which the holder's lease ends.
@@ -139,7 +152,7 @@ mod tests {
                     }
                     Ok(Turn::Done(()))
                 };
-                lines.wait(&Key::from("k"), deadline, ask).await.unwrap().unwrap();
+                assert_eq!(lines.wait(&Key::from("k"), deadline, ask).await.unwrap(), Waited::Done(()));
                 served.lock().unwrap().push(number);
             }));
             tokio::task::yield_now().await;
@@ -159,7 +172,10 @@ mod tests {
             let left = expiry.saturating_duration_since(Instant::now());
             Ok(if left.is_zero() { Turn::Done(()) } else { Turn::Held { free_in: Some(left) } })
         };
-        lines.wait(&Key::from("k"), started + Duration::from_secs(60), ask).await.unwrap().unwrap();
+        assert_eq!(
+            lines.wait(&Key::from("k"), started + Duration::from_secs(60), ask).await.unwrap(),
+            Waited::Done(())
+        );
         assert!(started.elapsed() <= Duration::from_millis(702), "{:?}", started.elapsed());
     }
 
@@ -181,7 +197,7 @@ mod tests {
             lines.freed(&key);
         };
         let (taken, ()) = tokio::join!(lines.wait(&key, started + Duration::from_secs(60), ask), release);
-        assert!(taken.unwrap().is_some());
+        assert_eq!(taken.unwrap(), Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_secs(5));
     }
 
@@ -190,9 +206,11 @@ mod tests {
         let (lines, started) = (Lines::default(), Instant::now());
         let held = |_| async { Ok(Turn::<()>::Held { free_in: None }) };
         let key = Key::from("k");
-        assert!(lines.wait(&key, started + Duration::from_secs(2), held).await.unwrap().is_none());
+        assert_eq!(lines.wait(&key, started + Duration::from_secs(2), held).await.unwrap(), Waited::Held);
         assert_eq!(started.elapsed(), Duration::from_secs(2));
         let free = |_| async { Ok(Turn::Done(1)) };
-        assert_eq!(lines.wait(&key, Instant::now(), free).await.unwrap(), Some(1));
+        assert_eq!(lines.wait(&key, Instant::now(), free).await.unwrap(), Waited::Done(1));
+        let silent = |_| std::future::pending::<Result<Turn<()>>>();
+        assert_eq!(lines.wait(&key, Instant::now(), silent).await.unwrap(), Waited::NoAnswer);
     }
 }

@@ -193,6 +193,42 @@ on_every_database! {
         assert_eq!(lease.lost().await, LossReason::Stolen);
     }
 
+    async fn an_extension_never_shortens_what_others_may_rely_on<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let until = lease.trusted_until();
+        lease.extend(MILLIS(300)).await.unwrap();
+        assert!(lease.trusted_until() >= until);
+        assert!(leases.show("k").await.unwrap().unwrap().expires_in > Duration::from_secs(20));
+    }
+
+    async fn a_short_ttl_is_renewed_in_time_whatever_the_builder_says<S>(db: TestDb<S>) {
+        let leases = Leases::builder(db.pool.clone()).renew_every(Duration::from_secs(9)).build().unwrap();
+        let lease = leases.lease("k").ttl(MILLIS(1000)).acquire().await.unwrap();
+        sleep(MILLIS(2500)).await;
+        assert_eq!(lease.release().await.unwrap(), Released::Held);
+    }
+
+    async fn no_answer_is_not_taken_for_somebody_else<S>(db: TestDb<S>) {
+        let pool = db.pool_of(1).await;
+        let leases = Leases::new(pool.clone());
+        let only = pool.acquire().await.unwrap();
+        let refused = leases.lease("k").wait(MILLIS(100)).acquire().await.unwrap_err();
+        assert!(matches!(refused, Error::Database { fault: lockkit::Fault::Unavailable, .. }), "{refused:?}");
+        drop(only);
+        leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+    }
+
+    async fn a_nested_transaction_cannot_be_committed_with_a_lease<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut outer = db.pool.begin().await.unwrap();
+        let inner = sqlx::Connection::begin(&mut *outer).await.unwrap();
+        let refused = lease.commit(inner).await;
+        assert!(matches!(refused, Err(Error::InvalidOption { option: "commit", .. })), "{refused:?}");
+        outer.rollback().await.unwrap();
+    }
+
     async fn run_releases_after_its_body<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
         let held = leases.clone();

@@ -89,6 +89,21 @@ on_every_server! {
         tasks.join_all().await;
     }
 
+    async fn a_new_name_that_somebody_else_has_just_made_is_not_waited_for_beyond_the_bound<S>(db: TestDb<S>) {
+        for round in 0..20 {
+            let lock = || NamedLock::new(format!("new:{round}")).wait(Wait::Never);
+            let (mut one, mut two) =
+                (lockkit::begin(&db.pool).await.unwrap(), lockkit::begin(&db.pool).await.unwrap());
+            let started = Instant::now();
+            let (first, second) = tokio::join!(lock().lock(&mut *one), lock().lock(&mut *two));
+            assert!(started.elapsed() < Duration::from_secs(5));
+            assert!(first.is_ok() != second.is_ok() || (first.is_err() && second.is_err()), "{first:?} {second:?}");
+            // Not rolled back by hand: one of them may still be waiting on the server.
+            drop((one, two));
+        }
+        db.assert_nothing_left().await;
+    }
+
     async fn what_the_last_holder_committed_is_seen_after_the_lock<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (n BIGINT)").await;
         db.execute("INSERT INTO t VALUES (1)").await;

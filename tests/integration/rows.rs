@@ -117,6 +117,20 @@ on_every_database! {
         tx.commit().await.unwrap();
     }
 
+    async fn a_value_that_no_index_can_look_up_does_not_hide_a_scan<S>(db: TestDb<S>) {
+        let table = format!("t_null_{}", S::NAME).to_lowercase();
+        db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, shop INT)")).await;
+        db.execute(&format!("INSERT INTO {table} VALUES (1, 1), (2, 2)")).await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let _ = RowLock::table(&table).by("shop", None::<i32>).lock(&mut *tx).await;
+        let ordered = RowLock::table(&table).by("shop", 1_i32).order_by("id").limit(1);
+        let refused = ordered.lock(&mut *tx).await;
+        assert!(matches!(refused, Err(Error::FullScan { .. })), "{refused:?}");
+        let refused = RowLock::table(&table).by("shop", 1_i32).lock(&mut *tx).await;
+        assert!(matches!(refused, Err(Error::FullScan { .. })), "{refused:?}");
+        tx.rollback().await.unwrap();
+    }
+
     async fn a_row_lock_outside_a_transaction_is_refused<S>(db: TestDb<S>) {
         items(&db).await;
         let mut conn = db.pool.acquire().await.unwrap();

@@ -1,6 +1,12 @@
 //! Transactions that end well, and those that the database ended.
 
+use std::time::Duration;
+
 use lockkit::{Error, Fault, RowLock, is_retryable};
+use sqlx::{
+    SqlitePool,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
 use support::{Server, TestDb, on_databases, on_every_database};
 
 on_every_database! {
@@ -83,8 +89,41 @@ on_databases! {
     }
 }
 
+#[tokio::test]
+async fn a_grant_whose_commit_fails_is_no_grant() {
+    // Outside WAL a reader can keep a writer from committing.
+    let folder = tempfile::tempdir().unwrap();
+    let options = SqliteConnectOptions::new()
+        .filename(folder.path().join("t.db"))
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Delete)
+        .busy_timeout(Duration::from_millis(100));
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    lockkit::migrate(&pool).await.unwrap();
+    let mut reader = pool.begin().await.unwrap();
+    sqlx::query("SELECT COUNT(*) FROM lockkit_lease").fetch_one(&mut *reader).await.unwrap();
+
+    let leases = lockkit::Leases::new(pool.clone());
+    assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    reader.rollback().await.unwrap();
+    assert_eq!(leases.show("k").await.unwrap(), None);
+    leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+}
+
 on_databases! {
     [mariadb, mysql]
+    async fn a_victim_in_a_session_without_autocommit_may_not_commit_either<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, n BIGINT)").await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, "SET autocommit = 0").await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (1, 1)").await.unwrap();
+        // What a deadlock does to its victim.
+        S::execute(&mut tx, "ROLLBACK").await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (2, 2)").await.unwrap();
+        let refused = tx.commit().await.unwrap_err();
+        assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+    }
+
     async fn an_implicit_commit_is_not_taken_for_a_transaction<S>(db: TestDb<S>) {
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut tx, "CREATE TABLE made (n INT)").await.unwrap();
@@ -113,6 +152,14 @@ on_databases! {
         };
         assert!(matches!(lost, Error::Database { fault: Fault::Deadlock, .. }), "{lost:?}");
         assert!(lost.is_transient() && is_retryable(&lost));
+
+        // A lease does not make up for it, in a transaction of sqlx either.
+        let leases = lockkit::Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut ended = db.pool.begin().await.unwrap();
+        S::execute(&mut ended, "ROLLBACK").await.unwrap();
+        let refused = lease.commit(ended).await.unwrap_err();
+        assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
 
         let mut victim = victim;
         // MySQL and MariaDB would run this outside of any transaction; PostgreSQL refuses it.

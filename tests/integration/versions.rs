@@ -34,22 +34,22 @@ on_every_database! {
 
     async fn timestamps_serve_as_versions_at_every_precision<S>(db: TestDb<S>) {
         let kinds: &[&str] = match S::NAME {
-            "PostgreSQL" => &["timestamptz", "timestamptz(3)", "timestamptz(0)", "timestamp", "timestamp(0)"],
+            "PostgreSQL" => &["timestamptz", "timestamptz(4)", "timestamptz(3)", "timestamptz(2)", "timestamptz(1)", "timestamptz(0)", "timestamp", "timestamp(0)"],
             "SQLite" => &["TEXT", "TIMESTAMP"],
-            _ => &["DATETIME(6)", "DATETIME(3)", "DATETIME", "TIMESTAMP(6) NULL", "TIMESTAMP NULL"],
+            _ => &["DATETIME(6)", "DATETIME(5)", "DATETIME(3)", "DATETIME(2)", "DATETIME(1)", "DATETIME", "TIMESTAMP(6) NULL", "TIMESTAMP NULL"],
         };
         for (number, kind) in kinds.iter().enumerate() {
             let table = format!("t_{number}");
             db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, stock BIGINT, changed {kind})")).await;
             db.execute(&format!("INSERT INTO {table} VALUES (1, 5, '2026-01-02 03:04:05')")).await;
             let row = || VersionedRow::table(&table).by("id", 1_i64).version("changed");
-            let mut conn = db.pool.acquire().await.unwrap();
+            let mut conn = lockkit::begin(&db.pool).await.unwrap();
             let first: Versioned<Item> = row().read(&mut *conn).await.unwrap();
             assert!(matches!(first.version, Version::Timestamp(_)), "{kind}: {:?}", first.version);
 
             // Faster than the clock of most precisions: every bump is a new version all the same.
             let mut seen = vec![first.version.clone()];
-            for _ in 0..5 {
+            for _ in 0..50 {
                 let next = row().expect(seen.last().unwrap().clone()).bump(&mut *conn).await;
                 let next = next.unwrap_or_else(|err| panic!("{kind}: {err}"));
                 let read: Versioned<Item> = row().read(&mut *conn).await.unwrap();
@@ -59,6 +59,7 @@ on_every_database! {
             }
             let conflict = row().expect(first.version).bump(&mut *conn).await.unwrap_err();
             assert!(conflict.is_conflict(), "{kind}: {conflict:?}");
+            conn.rollback().await.unwrap();
         }
     }
 

@@ -54,6 +54,9 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     /// Commits, and fails when the database has already ended the transaction.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Fails when the database has already ended the transaction that the connection is thought to be in.
+    fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Applies lockkit's migrations.
     fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
 }
@@ -344,6 +347,16 @@ fn held(
         renewals: u64::try_from(renewals).unwrap_or(0),
     };
     Ok(Held { token: Token::from_bytes(token), info })
+}
+
+/// The smallest step in microseconds that the precision of a timestamp keeps, going by its trailing zeros; `micros` is
+/// the expression of its microseconds.
+fn timestamp_step(micros: &str) -> String {
+    let zeros: Vec<_> = [1_000_000, 100_000, 10_000, 1000, 100, 10]
+        .iter()
+        .map(|step| format!("WHEN {micros} % {step} = 0 THEN {step}"))
+        .collect();
+    format!("CASE {} ELSE 1 END", zeros.join(" "))
 }
 
 /// The version that the database printed as `text`.

@@ -1,5 +1,7 @@
 //! Named locks for a transaction: for what has no row to lock yet.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::{
@@ -7,7 +9,11 @@ use crate::{
     error::{Error, Fault, Result},
     key::Key,
     policy::Wait,
+    section::until,
 };
+
+/// How much longer than the bound a server may take.
+const BACKSTOP: Duration = Duration::from_secs(1);
 
 /// Locks a name for the rest of a transaction.
 ///
@@ -20,7 +26,8 @@ use crate::{
 /// | MySQL, MariaDB | a row of `lockkit_named` with the whole name. It is kept, so the table grows with the number of different names |
 /// | SQLite | the write lock of the database: all names are one lock |
 ///
-/// One round trip; two for a bounded wait on MySQL or MariaDB when the name is new.
+/// One round trip; two for a bounded wait on MySQL or MariaDB when the name is new. When two transactions use a new name for
+/// the first time in the same instant, the loser on MySQL is refused up to a second late, and its connection is closed.
 ///
 /// Lock first, then read, in a transaction from [`begin`](crate::begin): it is READ COMMITTED, so that reads after the
 /// lock see what the last holder committed. In a REPEATABLE READ transaction that has read already they would not.
@@ -93,7 +100,12 @@ impl NamedLock {
         }
         let started = Instant::now();
         let contended = || Error::Contended { key: self.key.clone(), waited: started.elapsed(), holder: None };
-        match DB::named_lock(conn, &self.key, self.wait).await {
+        // The server keeps the bound; this is for the one statement that MySQL cannot bound.
+        let backstop = self.wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
+        let Some(answer) = until(backstop, DB::named_lock(conn, &self.key, self.wait)).await else {
+            return Err(contended());
+        };
+        match answer {
             Ok(true) => Ok(()),
             Ok(false) => Err(contended()),
             Err(err) if DB::fault(&err) == Fault::Contended => Err(contended()),

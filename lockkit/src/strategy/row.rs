@@ -26,7 +26,9 @@ use crate::{
 /// | MariaDB | `FOR UPDATE` | `max_statement_time` for this statement alone |
 /// | SQLite | the write lock of the whole database, as `BEGIN IMMEDIATE` takes it; there are no row locks | busy timeout |
 ///
-/// One round trip on every server, with a bound or without.
+/// One round trip on every server, with a bound or without. On PostgreSQL the bound is for each row that is waited for, on
+/// the others for all of them together. On SQLite `begin` is what waits for the write lock; a bounded lock in another
+/// transaction changes the connection's busy timeout for the moment, so let it finish.
 ///
 /// **The plan check.** Without an index that serves the columns, InnoDB locks every row of the table and PostgreSQL reads
 /// all of it. Before the first lock of a kind, lockkit asks the database for the plan (one more round trip) and refuses
@@ -98,7 +100,7 @@ impl<DB: RowOps> RowLock<DB> {
     /// Rows whose column has one of these values. They are locked in the order of the column, whatever the order of the
     /// values, so that two transactions that want the same rows cannot deadlock.
     ///
-    /// [`lock`](Self::lock) fails with [`Error::NoSuchRow`] when a value has no row.
+    /// [`lock`](Self::lock) fails with [`Error::NoSuchRow`] when a value of a unique column has no row (it counts rows).
     pub fn by_any<'v, T>(self, column: &str, values: impl IntoIterator<Item = T>) -> Self
     where
         T: Encode<'v, DB> + Type<DB> + Ord,
@@ -131,14 +133,16 @@ impl<DB: RowOps> RowLock<DB> {
 
     /// Locks in the order of this column; call it again for more. Without it, in the order of the columns of `by`.
     ///
-    /// Give it where `by` matches many rows and the lock waits: rows locked in different orders can deadlock.
+    /// Give it where `by` matches many rows and the lock waits: rows locked in different orders can deadlock. MySQL and
+    /// MariaDB lock rows as they read them, so there an index must deliver this order, after the columns of `by`.
     pub fn order_by(mut self, column: &str) -> Self {
         let column = self.ident(column);
         self.order_by.extend(column);
         self
     }
 
-    /// Locks at most this many rows.
+    /// Locks at most this many rows. On MySQL and MariaDB an index must deliver the order: where they have to sort, they
+    /// lock every row that matches before they pick.
     pub fn limit(mut self, rows: u32) -> Self {
         self.limit = Some(rows);
         self

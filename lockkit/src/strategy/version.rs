@@ -5,7 +5,7 @@ use std::{fmt, ops::Deref};
 use sqlx::{Arguments, Database, Encode, FromRow, Type};
 
 use crate::{
-    dialect::{AsConnection, By, RowsAffected, VersionOps, VersionQuery, failed},
+    dialect::{AsConnection, By, RowsAffected, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
     ident::Ident,
     key::Key,
@@ -178,7 +178,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
-    /// [`Error::InvalidOption`] without [`expect`](Self::expect); [`Error::InvalidIdentifier`]; [`Error::Database`].
+    /// [`Error::InvalidOption`] without [`expect`](Self::expect), and for a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`].
     ///
     /// # Cancel safety
     /// Outside a transaction the version may or may not have been moved.
@@ -188,15 +188,19 @@ impl<DB: VersionOps> VersionedRow<DB> {
             let reason = "was not called; `bump` needs the version that was read".to_owned();
             return Err(Error::InvalidOption { option: "expect", reason });
         };
+        let conn = conn.as_connection();
+        if matches!(expected, Version::Timestamp(_)) && depth::<DB>(conn) == 0 {
+            let reason = "of a timestamp needs a transaction: MySQL tells the new one in a second statement".to_owned();
+            return Err(Error::InvalidOption { option: "bump", reason });
+        }
         let doing = "moving the version of a row of";
         let again = arguments.clone();
-        let bumped = DB::version_bump(conn.as_connection(), &query, arguments, &expected).await;
+        let bumped = DB::version_bump(conn, &query, arguments, &expected).await;
         if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
             return Ok(version);
         }
-        let found = DB::version_read(conn.as_connection(), &query, again)
-            .await
-            .map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        let found =
+            DB::version_read(conn, &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let found = found.map(|(_, version)| version);
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }

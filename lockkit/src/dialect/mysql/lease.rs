@@ -111,9 +111,9 @@ impl LeaseOps for MySql {
                  FOR UPDATE SKIP LOCKED
              ) AS mine
              STRAIGHT_JOIN lockkit_lease AS l ON l.name = mine.name
-             SET l.expires_us = ",
+             SET l.expires_us = GREATEST(l.expires_us, ",
             now!(),
-            " + ?, l.renewals = l.renewals + 1"
+            " + ?), l.renewals = l.renewals + 1"
         ))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())

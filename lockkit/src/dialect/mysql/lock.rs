@@ -7,7 +7,8 @@ use sqlx::{
 
 use super::placeholder;
 use crate::{
-    dialect::{Columns, NamedOps, RowOps, RowQuery, Strength, matching, order_and_limit},
+    dialect::{Columns, Dialect, NamedOps, RowOps, RowQuery, Strength, matching, order_and_limit},
+    error::Fault,
     key::Key,
     policy::Wait,
 };
@@ -37,19 +38,45 @@ impl RowOps for MySql {
         query: &RowQuery,
         arguments: &MySqlArguments,
     ) -> sqlx::Result<Option<String>> {
-        // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
-        let sql = format!("EXPLAIN FORMAT=TRADITIONAL {}", selection(query, ""));
-        let rows = sqlx::query_with(AssertSqlSafe(sql), arguments.clone()).fetch_all(conn).await?;
-        for row in &rows {
-            let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
-            let (access, keys) = (text("type")?, text("possible_keys")?);
-            // The optimizer prefers a scan on a small table even where an index could serve.
-            if matches!(&*access, "ALL" | "index") && keys.is_empty() {
-                return Ok(Some(format!("type={access}, possible_keys=NULL, extra={}", text("Extra")?)));
-            }
+        let Some(scan) = scan(conn, query, arguments, "").await? else {
+            return Ok(None);
+        };
+        if scan.keys.is_empty() {
+            return Ok(Some(scan.plan));
         }
-        Ok(None)
+        // The optimizer prefers a scan on a small table even where an index could serve. Told to use one, it shows
+        // whether it can.
+        let keys: Vec<_> = scan.keys.split(',').map(|it| format!("`{}`", it.replace('`', "``"))).collect();
+        let forced = self::scan(conn, query, arguments, &format!("FORCE INDEX ({}) ", keys.join(", "))).await?;
+        Ok(forced.map(|it| it.plan))
     }
+}
+
+struct Scan {
+    /// The indexes that the optimizer considered, separated by commas.
+    keys: String,
+    plan: String,
+}
+
+/// How the server reads the whole table to find the rows, if it does.
+async fn scan(
+    conn: &mut MySqlConnection,
+    query: &RowQuery,
+    arguments: &MySqlArguments,
+    force: &str,
+) -> sqlx::Result<Option<Scan>> {
+    // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
+    let select = selection(query, "").replacen(" AS r ", &format!(" AS r {force}"), 1);
+    let explain = AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {select}"));
+    for row in sqlx::query_with(explain, arguments.clone()).persistent(false).fetch_all(conn).await? {
+        let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
+        let (access, keys) = (text("type")?, text("possible_keys")?);
+        if matches!(&*access, "ALL" | "index") {
+            let plan = format!("type={access}, possible_keys={keys}, extra={}", text("Extra")?);
+            return Ok(Some(Scan { keys, plan }));
+        }
+    }
+    Ok(None)
 }
 
 fn selection(query: &RowQuery, hint: &str) -> String {
@@ -80,21 +107,37 @@ fn bounded(wait: Wait) -> (String, String) {
     )
 }
 
+/// Locks the row whether or not it is there, and never waits where another session has it.
+///
+/// No look before it that would lock the gap, and an exclusive lock on the duplicate where a plain INSERT takes a shared
+/// one. Each server refuses to wait in its own way, as in the statement that acquires a lease.
+const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+    INSERT INTO lockkit_named (name)
+    SELECT ? /*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_named AS l ON l.name = */ /*M! FROM DUAL WHERE */
+    ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */
+    ON DUPLICATE KEY UPDATE name = VALUES(name)";
+
 impl NamedOps for MySql {
     async fn named_lock(conn: &mut MySqlConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
+        if wait == Wait::Forever {
+            let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
+            sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
+            return Ok(true);
+        }
         let (before, hint) = bounded(wait);
-        if wait != Wait::Forever {
-            let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
-            let sql = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? FOR UPDATE {waiting}");
-            let row = sqlx::query(AssertSqlSafe(sql)).bind(key.as_bytes()).fetch_optional(&mut *conn).await?;
-            if row.is_some() {
+        let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
+        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? FOR UPDATE {waiting}");
+        loop {
+            let look = sqlx::query(AssertSqlSafe(look.clone())).bind(key.as_bytes());
+            if look.fetch_optional(&mut *conn).await?.is_some() {
                 return Ok(true);
             }
+            let made = sqlx::query(NAMED_AT_ONCE).bind(key.as_bytes()).bind(key.as_bytes()).execute(&mut *conn).await;
+            match made {
+                // Somebody made the row meanwhile: there is one to wait for now.
+                Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
+                made => return made.map(|_| true),
+            }
         }
-        // One statement locks the row whether or not it is there: no look before it that would lock the gap, and an
-        // exclusive lock on the duplicate where a plain INSERT takes a shared one.
-        let sql = format!("{before}INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name");
-        sqlx::query(AssertSqlSafe(sql)).bind(key.as_bytes()).execute(conn).await?;
-        Ok(true)
     }
 }

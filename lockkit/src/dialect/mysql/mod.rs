@@ -8,7 +8,6 @@ use sqlx::{
     Executor, MySql, MySqlConnection, Pool, SqlStr,
     migrate::MigrateError,
     mysql::{MySqlDatabaseError, MySqlQueryResult, MySqlTransactionManager},
-    pool::PoolOptions,
 };
 use sqlx_core::transaction::TransactionManager;
 
@@ -34,7 +33,7 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         1020 => Fault::Serialization,
         1062 => Fault::Duplicate,
         1146 | 1054 => Fault::NoTable,
-        // The savepoint that `commit` sets did not last.
+        // The savepoint is gone: that of `begin`, or that of `check_open`, which does not last in autocommit.
         1305 => Fault::NoTransaction,
         1290 | 1792 | 1836 => Fault::ReadOnly,
         1053 | 1927 | 4031 | 1158..=1161 => Fault::Unavailable,
@@ -60,16 +59,22 @@ impl Dialect for MySql {
     }
 
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
-        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+        // The savepoint is a mark that the commit checks.
+        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; SAVEPOINT lockkit";
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
     }
 
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        // A deadlock victim has lost its transaction and runs on in autocommit; a COMMIT would answer success.
-        // A savepoint does not last in autocommit, so its release fails then, and the COMMIT is not run.
-        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit; COMMIT").await?;
+        // A deadlock victim has lost its transaction and runs on outside of it; a COMMIT would answer success.
+        // The savepoint of the beginning is gone then, so its release fails and the COMMIT is not run.
+        conn.execute("RELEASE SAVEPOINT lockkit; COMMIT").await?;
         // Corrects sqlx's count of open transactions; the queued ROLLBACK finds none.
         MySqlTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn check_open(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit").await?;
         Ok(())
     }
 
@@ -79,7 +84,8 @@ impl Dialect for MySql {
             return Ok(());
         }
         // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = PoolOptions::<Self>::new().max_connections(1).connect_with((*pool.connect_options()).clone()).await?;
+        let own = pool.options().clone().min_connections(0).max_connections(1);
+        let own = own.connect_with((*pool.connect_options()).clone()).await?;
         // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is
         // none, one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not
         // needed.

@@ -7,7 +7,7 @@ use sqlx::{
 
 use super::placeholder;
 use crate::{
-    dialect::{VersionOps, VersionQuery, matching, parse_version},
+    dialect::{VersionOps, VersionQuery, matching, parse_version, timestamp_step},
     version::Version,
 };
 
@@ -47,14 +47,9 @@ impl VersionOps for MySql {
             }
             Version::Timestamp(text) => {
                 arguments.add(text.as_str()).map_err(sqlx::Error::Encode)?;
-                // The smallest step that the column's precision keeps.
+                let step = timestamp_step(&format!("MICROSECOND(`{version}`)"));
                 (
-                    format!(
-                        "GREATEST(UTC_TIMESTAMP(6), `{version}` + INTERVAL CASE
-                             WHEN MICROSECOND(`{version}`) = 0 THEN 1000000
-                             WHEN MICROSECOND(`{version}`) % 1000 = 0 THEN 1000
-                             ELSE 1 END MICROSECOND)"
-                    ),
+                    format!("GREATEST(UTC_TIMESTAMP(6), `{version}` + INTERVAL {step} MICROSECOND)"),
                     format!("CAST(`{version}` AS CHAR) = ?"),
                 )
             }

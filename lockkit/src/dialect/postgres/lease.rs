@@ -107,9 +107,9 @@ impl LeaseOps for Postgres {
             "
                  FOR NO KEY UPDATE SKIP LOCKED
              ), renewed AS (
-                 UPDATE lockkit_lease AS l SET expires_us = ",
+                 UPDATE lockkit_lease AS l SET expires_us = greatest(l.expires_us, ",
             now!(),
-            " + $3, renewals = l.renewals + 1
+            " + $3), renewals = l.renewals + 1
                  FROM mine WHERE l.name = mine.name
                  RETURNING 1
              )

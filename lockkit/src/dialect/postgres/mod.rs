@@ -2,7 +2,6 @@
 
 use sqlx::{
     Executor, PgConnection, Pool, Postgres, SqlStr,
-    pool::PoolOptions,
     postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -67,13 +66,19 @@ impl Dialect for Postgres {
         Ok(())
     }
 
+    async fn check_open(conn: &mut PgConnection) -> sqlx::Result<()> {
+        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit").await?;
+        Ok(())
+    }
+
     async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
         let migrator = super::migrator(include_str!("../../../migrations/postgres/0001_lockkit.sql"));
         if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
             return Ok(());
         }
         // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = PoolOptions::<Self>::new().max_connections(1).connect_with((*pool.connect_options()).clone()).await?;
+        let own = pool.options().clone().min_connections(0).max_connections(1);
+        let own = own.connect_with((*pool.connect_options()).clone()).await?;
         let done = migrator.run(&own).await;
         own.close().await;
         done

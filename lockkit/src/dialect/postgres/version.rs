@@ -7,7 +7,7 @@ use sqlx::{
 
 use super::placeholder;
 use crate::{
-    dialect::{VersionOps, VersionQuery, matching, parse_version},
+    dialect::{VersionOps, VersionQuery, matching, parse_version, timestamp_step},
     version::Version,
 };
 
@@ -41,13 +41,11 @@ impl VersionOps for Postgres {
         let (last, filter) = (arguments.len() + 1, matching(by, 1, '"', placeholder));
         let (next, current) = match expected {
             Version::Number(_) => (format!("\"{version}\" + 1"), format!("\"{version}\" = ${last}")),
-            // The smallest step that the column's precision keeps; the text is exact where a float would not be.
+            // The text is exact where a float would not be.
             Version::Timestamp(_) => (
                 format!(
-                    "greatest(clock_timestamp(), \"{version}\"::timestamptz + CASE
-                         WHEN (extract(microseconds FROM \"{version}\")::bigint) % 1000000 = 0 THEN interval '1 second'
-                         WHEN (extract(microseconds FROM \"{version}\")::bigint) % 1000 = 0 THEN interval '1 millisecond'
-                         ELSE interval '1 microsecond' END)"
+                    "greatest(clock_timestamp(), \"{version}\"::timestamptz + interval '1 microsecond' * {})",
+                    timestamp_step(&format!("(extract(microseconds FROM \"{version}\")::bigint)")),
                 ),
                 format!("\"{version}\"::text = ${last}"),
             ),

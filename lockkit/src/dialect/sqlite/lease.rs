@@ -16,7 +16,7 @@ use crate::{
 
 impl LeaseOps for Sqlite {
     async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-        let number: Option<i64> = sqlx::query_scalar(concat!(
+        let numbers: Vec<i64> = sqlx::query_scalar(concat!(
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
              VALUES (?1, ?2, ?3, ",
             now!(),
@@ -45,10 +45,12 @@ impl LeaseOps for Sqlite {
         .bind(claim.token.as_bytes().as_slice())
         .bind(&*claim.holder)
         .bind(micros(claim.ttl))
-        .fetch_optional(&mut *conn)
+        // All of the rows: the statement commits when it ends, and a driver that stops at the first row does not hear
+        // of a commit that fails.
+        .fetch_all(&mut *conn)
         .await?;
-        if let Some(number) = number {
-            return Ok(Acquired::Granted(fence(number)));
+        if let Some(number) = numbers.first() {
+            return Ok(Acquired::Granted(fence(*number)));
         }
         let by = Self::lease_look(conn, &claim.key).await?.map(|Held { info, .. }| info);
         Ok(Acquired::Held {
@@ -76,9 +78,9 @@ impl LeaseOps for Sqlite {
     async fn lease_renew(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<Scoped> {
         let done = sqlx::query(concat!(
             "UPDATE lockkit_lease
-             SET expires_us = ",
+             SET expires_us = max(expires_us, ",
             now!(),
-            " + ?3, renewals = renewals + 1
+            " + ?3), renewals = renewals + 1
              WHERE name = ?1 AND token = ?2 AND expires_us > ",
             now!()
         ))

@@ -18,8 +18,7 @@ impl RowOps for Sqlite {
         query: &RowQuery,
         arguments: SqliteArguments,
     ) -> sqlx::Result<Vec<SqliteRow>> {
-        let column = &query.by[0].column;
-        let no_op = format!("UPDATE `{}` SET `{column}` = `{column}` WHERE 0", query.table);
+        let no_op = format!("DELETE FROM `{}` WHERE 0", query.table);
         take_write_lock(conn, query.wait, no_op).await?;
         sqlx::query_with(AssertSqlSafe(selection(query)), arguments).fetch_all(conn).await
     }
@@ -55,7 +54,7 @@ fn selection(query: &RowQuery) -> String {
 
 impl NamedOps for Sqlite {
     async fn named_lock(conn: &mut SqliteConnection, _key: &Key, wait: Wait) -> sqlx::Result<bool> {
-        take_write_lock(conn, wait, "UPDATE lockkit_lease SET name = name WHERE 0".to_owned()).await?;
+        take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
         Ok(true)
     }
 }

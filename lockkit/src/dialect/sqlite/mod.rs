@@ -68,6 +68,11 @@ impl Dialect for Sqlite {
         SqliteTransactionManager::commit(conn).await
     }
 
+    async fn check_open(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // A COMMIT without a transaction fails.
+        Ok(())
+    }
+
     async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
         let migrator = super::migrator(include_str!("../../../migrations/sqlite/0001_lockkit.sql"));
         if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {

@@ -58,7 +58,8 @@ impl VersionOps for Sqlite {
             "UPDATE `{table}` SET `{version}` = {next} WHERE {filter} AND {current}
              RETURNING CAST(`{version}` AS TEXT)"
         );
-        let text: Option<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await?;
-        text.map(|it| parse_version(matches!(expected, Version::Number(_)), it)).transpose()
+        // All of the rows, so that the driver hears of a commit that fails.
+        let texts: Vec<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?;
+        texts.into_iter().next().map(|it| parse_version(matches!(expected, Version::Number(_)), it)).transpose()
     }
 }

@@ -98,14 +98,14 @@ impl<S: LeaseStore> Lease<S> {
         self.kept.trust.wait_until_lost().await
     }
 
-    /// Makes the lease live for `ttl` from now on, and renews it with that ttl from here.
+    /// Makes the lease live for at least `ttl` from now, and renews it with that ttl from here. Never shortens it.
     ///
     /// # Errors
     /// [`Error::Lost`] when it is not held any more; [`Error::InvalidOption`]; [`Error::Database`] when the store
     /// cannot be asked: the lease goes on until its trust runs out.
     ///
     /// # Cancel safety
-    /// The lease is extended or not; it stays held either way.
+    /// The lease is extended or not; it stays held either way, at least as long as before.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         check_ttl(ttl)?;
         while self.is_trusted() {
@@ -126,6 +126,8 @@ impl<S: LeaseStore> Lease<S> {
     }
 
     /// Gives the lease back, and says whether it was held until now.
+    ///
+    /// While a transaction of your own pins the lease ([`verify`](Self::verify)) this waits for its end: end it first.
     ///
     /// The key stays known, so that the next holder's fence is greater.
     ///
@@ -243,18 +245,34 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     pub async fn commit<T: AnyTx<DB>>(mut self, mut tx: T) -> Result<()> {
         if self.check_trusted().is_ok() {
             let Kept { key, token, .. } = &*self.kept;
-            let given_up = DB::lease_give_up(tx.connection(), key, *token)
-                .await
-                .map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))?;
-            if given_up {
-                tx.commit().await?;
-                self.inner.ended(&self.kept);
-                self.owned.take().map(Guard::defuse);
-                return Ok(());
+            // A renewal that finds the row given up must not take that for a loss.
+            self.inner.keeper.forget(*token);
+            let ended = async {
+                tx.check_open().await?;
+                let given_up = DB::lease_give_up(tx.connection(), key, *token).await;
+                if given_up.map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))? {
+                    tx.commit().await?;
+                    return Ok(true);
+                }
+                tx.rollback().await?;
+                Ok(false)
+            };
+            match ended.await {
+                Ok(true) => {
+                    self.inner.ended(&self.kept);
+                    self.owned.take().map(Guard::defuse);
+                    return Ok(());
+                }
+                Ok(false) => self.kept.trust.lose(LossReason::Stolen),
+                Err(err) => {
+                    // Still held, by the caller whose body this is or until it is dropped.
+                    self.inner.keeper.keep(&self.kept);
+                    return Err(err);
+                }
             }
-            self.kept.trust.lose(LossReason::Stolen);
+        } else {
+            tx.rollback().await?;
         }
-        tx.rollback().await?;
         self.check_trusted()
     }
 }
@@ -270,6 +288,7 @@ async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Relea
             }
             Scoped::Gone => {
                 kept.trust.lose(LossReason::Stolen);
+                inner.lines.freed(&kept.key);
                 return Ok(Released::AlreadyLost);
             }
             Scoped::Busy => sleep(BUSY_PAUSE).await,

@@ -10,10 +10,10 @@ use crate::{
     keeper::Kept,
     key::Key,
     policy::check_wait,
-    section::finished,
+    section::{finished, no_answer},
     store::{Acquired, Claim, Held, LeaseStore, Token},
     trust::Trust,
-    wait::Turn,
+    wait::{Turn, Waited},
 };
 
 /// A request for one lease, made by [`Leases::lease`](crate::Leases::lease).
@@ -52,7 +52,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// lease that one task holds twice would be freed by the first of two releases.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the holder; [`Error::InvalidKey`], [`Error::InvalidOption`],
+    /// [`Error::Contended`] after the wait, with the holder; [`Error::Database`] when the store did not answer in that time; [`Error::InvalidKey`], [`Error::InvalidOption`],
     /// [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
@@ -80,13 +80,17 @@ impl<S: LeaseStore> LeaseRequest<S> {
             };
             self.inner.lines.wait(&self.key, deadline, ask).await?
         };
-        if let Some(lease) = taken {
-            return Ok(lease);
-        }
+        let answered = match taken {
+            Waited::Done(lease) => return Ok(lease),
+            Waited::Held => true,
+            Waited::NoAnswer => false,
+        };
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
         let holder = match timeout(BUSY_PAUSE * 5, self.inner.store().lease_look(&self.key)).await {
             Ok(Ok(Some(Held { info, .. }))) => Some(HolderInfo::new(info.holder, info.fence, info.expires_in)),
+            Ok(Err(err)) if !answered => return Err(err),
+            Err(_) if !answered => return Err(no_answer("acquiring lease", Some(&self.key))),
             _ => None,
         };
         Err(Error::Contended { key: self.key, waited, holder })
@@ -186,5 +190,5 @@ async fn ask<S: LeaseStore>(inner: Arc<Inner<S>>, claim: Claim) -> Result<Answer
         // An answer that took longer than the lease lives is no lease.
         Ok(if lease.is_trusted() { Answer::Granted(lease) } else { Answer::Held { free_in: None } })
     });
-    finished(asking).await
+    finished("acquiring lease", asking).await
 }
