@@ -54,6 +54,24 @@ on_every_database! {
         }
     }
 
+    async fn old_keys_are_swept_in_the_background_and_held_ones_are_not<S>(db: TestDb<S>) {
+        let leases = Leases::builder(db.pool.clone()).sweep_every(MILLIS(100)).build().unwrap();
+        let held = leases.lease("held").acquire().await.unwrap();
+        let old = Leases::builder(db.pool.clone()).never_sweep().build().unwrap();
+        for number in 0..20 {
+            old.lease(format!("old:{number}")).acquire().await.unwrap().release().await.unwrap();
+        }
+        // As if all of them had been acquired long ago.
+        db.execute("UPDATE lockkit_lease SET fence = 1000").await;
+        let swept = async {
+            while db.fetch_i64("SELECT COUNT(*) FROM lockkit_lease").await != Some(1) {
+                sleep(MILLIS(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), swept).await.expect("only the held one is left");
+        assert_eq!(held.release().await.unwrap(), Released::Held);
+    }
+
     async fn a_fence_above_the_clock_is_never_forgotten<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
         leases.lease("k").acquire().await.unwrap().release().await.unwrap();
