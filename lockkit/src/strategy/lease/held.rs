@@ -254,7 +254,8 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
                     tx.commit().await?;
                     return Ok(true);
                 }
-                tx.rollback().await?;
+                // The loss is the news; a rollback that fails is done by the database.
+                drop(tx.rollback().await);
                 Ok(false)
             };
             match ended.await {
@@ -271,7 +272,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
                 }
             }
         } else {
-            tx.rollback().await?;
+            drop(tx.rollback().await);
         }
         self.check_trusted()
     }
