@@ -141,6 +141,55 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// A caller inside a section (an open transaction, a session lock) needed another connection, and none came free:
+    /// those in use are waiting for one as well.
+    #[error(
+        "no connection came free: {held} of the pool's {size} are in use, and {waiting} callers wait for one; if those \
+         who hold one wait for a second, none ever comes free: make the pool larger, or give the locks connections of \
+         their own (`Leases::builder(pool).own_connections(2)`)"
+    )]
+    PoolStarved {
+        /// How many connections are in use.
+        held: u32,
+        /// How many callers of lockkit wait for a connection, this one included.
+        waiting: u32,
+        /// How many connections the pool may have.
+        size: u32,
+    },
+
+    /// Too few are left in a stock. Nothing was taken.
+    #[error("stock `{key}` is sold out: {wanted} wanted, {left} left")]
+    SoldOut {
+        /// The stock.
+        key: Key,
+        /// How many were wanted.
+        wanted: u64,
+        /// How many were left.
+        left: u64,
+    },
+
+    /// The connection that a session lock lives on is gone, and the lock with it: stop, and do not write what it
+    /// protected.
+    #[error("session lock `{key}` was lost: its connection is gone")]
+    SessionLost {
+        /// The lock.
+        key: Key,
+        /// How the connection was lost, where the database or the driver said so.
+        source: Option<sqlx::Error>,
+    },
+
+    /// A pooler in transaction mode stands between this process and the database, where a session lock would belong to
+    /// whoever gets the server's connection next. Nothing was locked.
+    #[error(
+        "session lock `{key}` was refused: two statements of one connection ran in two sessions of the server, so a \
+         pooler in transaction mode stands in between; connect to the database itself or to a port of the pooler in \
+         session mode, or use a lease or a named lock instead"
+    )]
+    TransactionPooler {
+        /// The lock.
+        key: Key,
+    },
+
     /// The connection broke while the commit was on its way: it may or may not have happened.
     ///
     /// Never repeat the work blindly; look at the data first.
@@ -180,9 +229,9 @@ impl Error {
         matches!(self, Self::Contended { .. })
     }
 
-    /// The lease is gone, or may no longer be trusted.
+    /// The lease or session lock is gone, or may no longer be trusted.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. })
+        matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
     }
 
     /// An optimistic write lost its race. A fresh attempt that reads again may succeed.

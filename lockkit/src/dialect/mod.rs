@@ -225,10 +225,12 @@ pub struct VersionQuery {
     pub(crate) version: Ident,
 }
 
-/// lockkit's migrations, kept in a history of their own beside the application's.
-fn migrator(sql: &'static str) -> Migrator {
-    let first = Migration::new(1, "lockkit".into(), MigrationType::Simple, SqlStr::from_static(sql), false);
-    let mut migrator = Migrator::with_migrations(vec![first]);
+/// lockkit's migrations (number, name, statements), kept in a history of their own beside the application's.
+fn migrator<const N: usize>(migrations: [(i64, &'static str, &'static str); N]) -> Migrator {
+    let migration = |(number, name, sql): (i64, &'static str, _)| {
+        Migration::new(number, name.into(), MigrationType::Simple, SqlStr::from_static(sql), false)
+    };
+    let mut migrator = Migrator::with_migrations(migrations.map(migration).to_vec());
     migrator.dangerous_set_table_name(HISTORY);
     migrator
 }

@@ -21,6 +21,9 @@ macro_rules! now {
     };
 }
 
+const MIGRATIONS: [(i64, &str, &str); 1] =
+    [(1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql"))];
+
 mod lease;
 mod lock;
 mod version;
@@ -79,7 +82,7 @@ impl Dialect for MySql {
     }
 
     async fn migrate(pool: &Pool<Self>) -> Result<(), MigrateError> {
-        let migrator = super::migrator(include_str!("../../../migrations/mysql/0001_lockkit.sql"));
+        let migrator = super::migrator(MIGRATIONS);
         if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
             return Ok(());
         }

@@ -17,6 +17,9 @@ macro_rules! now {
     };
 }
 
+const MIGRATIONS: [(i64, &str, &str); 1] =
+    [(1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql"))];
+
 mod lease;
 mod lock;
 mod version;
@@ -72,7 +75,7 @@ impl Dialect for Postgres {
     }
 
     async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
-        let migrator = super::migrator(include_str!("../../../migrations/postgres/0001_lockkit.sql"));
+        let migrator = super::migrator(MIGRATIONS);
         if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
             return Ok(());
         }
