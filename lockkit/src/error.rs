@@ -304,20 +304,17 @@ impl fmt::Display for LossReason {
 
 /// Who holds a lease, as shown to people. Never compared to decide who owns what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct HolderInfo {
     /// The process: host, process id and a random part, unless the service named itself.
     pub holder: String,
     /// Its fencing token.
     pub fence: Fence,
+    /// How long it has held the lease.
+    pub held_for: Duration,
+    /// How often it has renewed the lease. None after a third of its ttl means that it hangs, or is dead.
+    pub renewals: u64,
     /// How long the lease lives without a renewal.
     pub expires_in: Duration,
-}
-
-impl HolderInfo {
-    pub(crate) fn new(holder: String, fence: Fence, expires_in: Duration) -> Self {
-        Self { holder, fence, expires_in }
-    }
 }
 
 /// The innermost source of every [`Error::Conflict`], so that a conflict is recognised however it is wrapped.
@@ -337,7 +334,14 @@ pub(crate) fn chain<'a>(err: &'a (dyn StdError + 'static)) -> impl Iterator<Item
 }
 
 fn by(holder: Option<&HolderInfo>) -> String {
-    holder.map_or_else(String::new, |it| format!(": {}, for another {:?} unless renewed", it.holder, it.expires_in))
+    holder.map_or_else(String::new, |HolderInfo { holder, held_for, renewals, expires_in, .. }| {
+        let renewing = match renewals {
+            0 => "not renewed so far".to_owned(),
+            1 => "renewed once".to_owned(),
+            times => format!("renewed {times} times"),
+        };
+        format!(": {holder}, for {held_for:?} so far and another {expires_in:?}, {renewing}")
+    })
 }
 
 fn of(key: Option<&Key>) -> String {

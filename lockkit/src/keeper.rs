@@ -1,4 +1,5 @@
-//! Keeps the leases of a process alive: one task per [`Leases`](crate::Leases) renews those that are due and sweeps.
+//! Keeps the leases of a process alive: one task per [`Leases`](crate::Leases) renews those that are due, many in one
+//! statement, and sweeps.
 
 use std::{
     collections::HashMap,
@@ -18,37 +19,62 @@ use tokio::{
 
 use crate::{
     error::{LossReason, Result},
-    fence::Fence,
     key::Key,
     policy::half_jitter,
-    store::{LeaseStore, Scoped, Token},
+    store::{Acquired, Claim, Grant, LeaseStore, Renewal, Scoped, Token},
     trust::Trust,
 };
 
+/// The most leases that one statement renews.
+const RENEWAL_BATCH: usize = 500;
+
 /// The most rows that one sweep statement deletes.
 const SWEEP_BATCH: u32 = 500;
+
+/// Who holds this lease sweeps: one process at a time.
+const SWEEPER: &str = "lockkit/sweeper";
+
+/// How long the others wait for a sweeper that died.
+const SWEEPER_TTL: Duration = Duration::from_mins(1);
 
 /// One lease of this process: what the store granted, and what the process believes.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) key: Key,
     pub(crate) token: Token,
-    pub(crate) fence: Fence,
+    pub(crate) grant: Grant,
     pub(crate) trust: Trust,
+    pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
-    renew_every: Option<Duration>,
+}
+
+/// How a lease is to be kept and given back.
+#[derive(Debug, Clone)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) min_hold: Duration,
+    pub(crate) on_lost: OnLost,
+    /// The waiting line of those who want what this lease is a part of.
+    pub(crate) line: Key,
+}
+
+/// What becomes of a body when the lease that it runs under is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnLost {
+    /// It is dropped at its next await point.
+    #[default]
+    Stop,
+    /// It runs to its end, for bodies that must not stop half-way. It can ask [`is_trusted`](crate::Lease::is_trusted),
+    /// and its result is [`Error::Lost`](crate::Error::Lost) all the same.
+    Continue,
 }
 
 impl Kept {
-    pub(crate) fn new(
-        key: Key,
-        token: Token,
-        fence: Fence,
-        trust: Trust,
-        ttl: Duration,
-        renew_every: Option<Duration>,
-    ) -> Self {
-        Self { key, token, fence, trust, ttl: Mutex::new(ttl), renew_every }
+    /// `sent` is when the claim was sent.
+    pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
+        let Claim { key, token, ttl, .. } = claim;
+        Self { key, token, grant, trust: Trust::new(sent, ttl), terms, ttl: Mutex::new(ttl) }
     }
 
     pub(crate) fn ttl(&self) -> Duration {
@@ -60,10 +86,14 @@ impl Kept {
         *lock(&self.ttl) = ttl;
     }
 
-    /// When to renew next: after a third of the ttl, up to half of that sooner so that leases spread out.
+    fn renewal(&self) -> Renewal {
+        Renewal { key: self.key.clone(), token: self.token, ttl: self.ttl() }
+    }
+
+    /// How long a renewal lasts: a third of the ttl, which leaves time for two more tries.
     fn pause(&self) -> Duration {
         let third = self.ttl() / 3;
-        half_jitter(self.renew_every.map_or(third, |it| it.min(third)))
+        self.terms.renew_every.map_or(third, |it| it.min(third))
     }
 }
 
@@ -79,6 +109,7 @@ pub(crate) struct Keeper<S: LeaseStore>(Arc<Shared<S>>);
 
 struct Shared<S> {
     store: S,
+    holder: Arc<str>,
     sweep: Option<Sweep>,
     entries: Mutex<HashMap<Token, Entry>>,
     changed: Arc<Notify>,
@@ -92,9 +123,10 @@ struct Entry {
 }
 
 impl<S: LeaseStore> Keeper<S> {
-    pub(crate) fn new(store: S, sweep: Option<Sweep>) -> Self {
+    pub(crate) fn new(store: S, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
         Self(Arc::new(Shared {
             store,
+            holder,
             sweep,
             entries: Mutex::default(),
             changed: Arc::default(),
@@ -107,9 +139,14 @@ impl<S: LeaseStore> Keeper<S> {
         &self.0.store
     }
 
+    /// Who holds the leases, for people to read.
+    pub(crate) fn holder(&self) -> &Arc<str> {
+        &self.0.holder
+    }
+
     /// Renews the lease from now on. Needs a Tokio runtime.
     pub(crate) fn keep(&self, kept: &Arc<Kept>) {
-        let entry = Entry { kept: kept.clone(), due: Instant::now() + kept.pause() };
+        let entry = Entry { kept: kept.clone(), due: Instant::now() + half_jitter(kept.pause()) };
         lock(&self.0.entries).insert(kept.token, entry);
         let mut task = lock(&self.0.task);
         // The task is gone where the runtime that it ran on is.
@@ -125,7 +162,7 @@ impl<S: LeaseStore> Keeper<S> {
     /// The lease was renewed just now by somebody else than the task.
     pub(crate) fn renewed(&self, kept: &Kept) {
         if let Some(entry) = lock(&self.0.entries).get_mut(&kept.token) {
-            entry.due = Instant::now() + kept.pause();
+            entry.due = Instant::now() + half_jitter(kept.pause());
         }
         self.0.changed.notify_one();
     }
@@ -158,7 +195,7 @@ async fn run<S: LeaseStore>(shared: Weak<Shared<S>>, changed: Arc<Notify>) {
             && *due <= now
         {
             *due = now + half_jitter(sweep.every);
-            tokio::spawn(sweep_all(strong.store.clone(), sweep.retention));
+            tokio::spawn(sweep_all(strong.clone(), sweep.retention));
         }
         drop(strong);
         let next = [next_renewal, next_sweep].into_iter().flatten().min();
@@ -169,57 +206,74 @@ async fn run<S: LeaseStore>(shared: Weak<Shared<S>>, changed: Arc<Notify>) {
     }
 }
 
-/// Starts the renewals that are due; returns when the next one is.
+/// Starts the renewals that are due, and with them those that would be soon; returns when the next one is.
 fn renew_due<S: LeaseStore>(shared: &Arc<Shared<S>>, now: Instant) -> Option<Instant> {
     let mut entries = lock(&shared.entries);
     entries.retain(|_, it| it.kept.trust.lost().is_none());
-    for entry in entries.values_mut().filter(|it| it.due <= now) {
-        // Should this renewal never be answered, another is sent beside it.
-        entry.due = now + entry.kept.pause();
-        tokio::spawn(renew(shared.clone(), entry.kept.clone()));
+    if entries.values().any(|it| it.due <= now) {
+        // One draw for all of them, so that leases renewed together stay together.
+        let spread = 0.75 + fastrand::f64() / 4.0;
+        let mut due = Vec::new();
+        for entry in entries.values_mut().filter(|it| it.due <= now + it.kept.pause() / 2) {
+            // Should this renewal never be answered, another is sent beside it.
+            entry.due = now + entry.kept.pause().mul_f64(spread);
+            due.push(entry.kept.clone());
+        }
+        tokio::spawn(renew_all(shared.clone(), due));
     }
     entries.values().map(|it| it.due).min()
 }
 
-/// Renews one lease. Zero rows mean lost; an error means unknown, and the trust that is left goes on.
-async fn renew<S: LeaseStore>(shared: Arc<Shared<S>>, kept: Arc<Kept>) {
-    let (sent, ttl) = (Instant::now(), kept.ttl());
-    let answer = shared.store.lease_renew(&kept.key, kept.token, ttl).await;
-    let soon = (kept.pause() / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
-    let pause = match answer {
-        Ok(Scoped::Done) => {
+async fn renew_all<S: LeaseStore>(shared: Arc<Shared<S>>, due: Vec<Arc<Kept>>) {
+    for batch in due.chunks(RENEWAL_BATCH) {
+        renew(&shared, batch).await;
+    }
+    shared.changed.notify_one();
+}
+
+/// Renews some leases with one statement. An error means unknown, and the trust that is left goes on.
+async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
+    let sent = Instant::now();
+    let renewals: Vec<_> = batch.iter().map(|it| it.renewal()).collect();
+    let answers = shared.store.lease_renew(&renewals).await;
+    let mut entries = lock(&shared.entries);
+    match answers {
+        Ok(answers) => {
             if shared.outage.swap(false, Ordering::Relaxed) {
                 tracing::info!("renewing leases again");
             }
-            kept.trust.renewed(sent, ttl).then(|| kept.pause())
+            for ((kept, renewal), answer) in batch.iter().zip(renewals).zip(answers) {
+                match answer {
+                    Scoped::Done if kept.trust.renewed(sent, renewal.ttl) => {}
+                    Scoped::Busy => ask_again_soon(&mut entries, kept),
+                    // Not there any more when this process is giving it back.
+                    Scoped::Done | Scoped::Gone => {
+                        if entries.remove(&kept.token).is_some() {
+                            kept.trust.lose(LossReason::Stolen);
+                            let fence = kept.grant.fence;
+                            tracing::warn!(key = %kept.key, %fence, reason = ?kept.trust.lost(), "lease lost");
+                        }
+                    }
+                }
+            }
         }
-        Ok(Scoped::Gone) => None,
-        Ok(Scoped::Busy) => Some(soon),
         Err(err) => {
-            kept.trust.unreachable();
+            for kept in batch {
+                kept.trust.unreachable();
+                ask_again_soon(&mut entries, kept);
+            }
             if !shared.outage.swap(true, Ordering::Relaxed) {
-                tracing::warn!(error = &err as &dyn std::error::Error, key = %kept.key, "cannot renew leases");
-            }
-            Some(soon)
-        }
-    };
-    let mut entries = lock(&shared.entries);
-    match pause {
-        Some(pause) if kept.trust.lost().is_none() => {
-            if let Some(entry) = entries.get_mut(&kept.token) {
-                entry.due = Instant::now() + pause;
-            }
-        }
-        // Not there any more when this process is giving it back.
-        _ => {
-            if entries.remove(&kept.token).is_some() {
-                kept.trust.lose(LossReason::Stolen);
-                tracing::warn!(key = %kept.key, fence = %kept.fence, reason = ?kept.trust.lost(), "lease lost");
+                let leases = batch.len();
+                tracing::warn!(error = &err as &dyn std::error::Error, leases, "cannot renew leases");
             }
         }
     }
-    drop(entries);
-    shared.changed.notify_one();
+}
+
+fn ask_again_soon(entries: &mut HashMap<Token, Entry>, kept: &Kept) {
+    if let Some(entry) = entries.get_mut(&kept.token) {
+        entry.due = Instant::now() + (kept.pause() / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    }
 }
 
 /// A lease that cannot be given back is freed by its ttl; nobody waits for the error.
@@ -229,16 +283,25 @@ pub(crate) fn release_failed<T>(released: Result<T>) {
     }
 }
 
-async fn sweep_all<S: LeaseStore>(store: S, retention: Duration) {
-    loop {
-        match store.lease_sweep(retention, SWEEP_BATCH).await {
-            Ok(swept) if swept < u64::from(SWEEP_BATCH) => return,
-            Ok(_) => {}
-            Err(err) => {
-                tracing::debug!(error = &err as &dyn std::error::Error, "cannot sweep leases");
-                return;
+/// Forgets old keys, unless another process is at it.
+async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
+    let Shared { store, holder, .. } = &*shared;
+    let claim =
+        Claim { key: SWEEPER.into(), token: Token::random(), holder: holder.clone(), ttl: SWEEPER_TTL };
+    let swept = async {
+        if let Acquired::Held { .. } = store.lease_acquire(&claim).await? {
+            return Ok(());
+        }
+        while store.lease_sweep(retention, SWEEP_BATCH).await? >= u64::from(SWEEP_BATCH) {
+            let renewal = Renewal { key: claim.key.clone(), token: claim.token, ttl: claim.ttl };
+            if store.lease_renew(&[renewal]).await? != [Scoped::Done] {
+                return Ok(());
             }
         }
+        store.lease_release(&claim.key, claim.token, Duration::ZERO).await.map(drop)
+    };
+    if let Err(err) = swept.await as Result<()> {
+        tracing::debug!(error = &err as &dyn std::error::Error, "cannot sweep leases");
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    error::{HolderInfo, Result},
+    error::Result,
     fence::Fence,
     key::Key,
 };
@@ -30,15 +30,29 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Takes the lease if it is free, expired, or held by this same claim.
     fn lease_acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired>> + Send;
 
+    /// Takes all of the leases or none. The claims are in the order of their keys, and no key is there twice.
+    ///
+    /// Unless a store can do better, one after the other, giving back what was taken if one of them is held.
+    fn lease_acquire_all(&self, claims: &[Claim]) -> impl Future<Output = Result<AcquiredAll>> + Send {
+        acquire_in_order(self, claims)
+    }
+
     /// Reads who holds the lease now, without writing; `None` when it is free or expired.
     fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<Held>>> + Send;
 
-    /// Makes an unexpired lease live for at least `ttl` from now; never shortens it, whatever the order in which renewals
-    /// arrive.
-    fn lease_renew(&self, key: &Key, token: Token, ttl: Duration) -> impl Future<Output = Result<Scoped>> + Send;
+    /// Makes each of the leases that is unexpired live for at least its `ttl` from now; never shortens one, whatever the
+    /// order in which renewals arrive. Answers for each, in the same order.
+    fn lease_renew(&self, renewals: &[Renewal]) -> impl Future<Output = Result<Vec<Scoped>>> + Send;
 
     /// Gives an unexpired lease back. The fence is kept for the next grant.
-    fn lease_release(&self, key: &Key, token: Token) -> impl Future<Output = Result<Scoped>> + Send;
+    ///
+    /// The key stays taken, by nobody, until `min_hold` after it was acquired, if that is still to come.
+    fn lease_release(
+        &self,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> impl Future<Output = Result<Scoped>> + Send;
 
     /// Reads the leases held now whose key starts with `prefix`, in the order of their keys, `limit` at most.
     fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<Held>>> + Send;
@@ -46,6 +60,24 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Forgets up to `limit` keys that nobody has held for `retention`; returns how many.
     /// A fence granted later must still be greater than any that is forgotten.
     fn lease_sweep(&self, retention: Duration, limit: u32) -> impl Future<Output = Result<u64>> + Send;
+}
+
+/// Takes leases one after the other. The order is that of the keys, so two who want the same leases do not take one each
+/// and refuse each other for ever.
+async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<AcquiredAll> {
+    let mut grants = Vec::with_capacity(claims.len());
+    for claim in claims {
+        match store.lease_acquire(claim).await? {
+            Acquired::Granted(grant) => grants.push(grant),
+            Acquired::Held { free_in } => {
+                for taken in &claims[..grants.len()] {
+                    store.lease_release(&taken.key, taken.token, Duration::ZERO).await?;
+                }
+                return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
+            }
+        }
+    }
+    Ok(AcquiredAll::Granted(grants))
 }
 
 /// A wish to hold a lease: what one acquisition sends to the store.
@@ -78,6 +110,18 @@ impl Token {
         Self(bytes)
     }
 
+    /// A token of nobody's, for a key that stays taken after its release: eight zero bytes, then random ones.
+    pub fn nobody() -> Self {
+        let Self(mut bytes) = Self::random();
+        bytes[..8].fill(0);
+        Self(bytes)
+    }
+
+    /// Whether this is a token of nobody's.
+    pub fn is_nobody(&self) -> bool {
+        self.0[..8] == [0; 8]
+    }
+
     /// The bytes for a store to keep.
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
@@ -90,19 +134,68 @@ impl fmt::Debug for Token {
     }
 }
 
+/// A wish to hold a lease for longer.
+#[derive(Debug, Clone)]
+pub struct Renewal {
+    /// The lease.
+    pub key: Key,
+    /// The acquisition that holds it.
+    pub token: Token,
+    /// How long it is to live from now.
+    pub ttl: Duration,
+}
+
 /// The answer to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Acquired {
-    /// The claim holds the lease now, with this fence.
-    Granted(Fence),
+    /// The claim holds the lease now.
+    Granted(Grant),
     /// Somebody else holds it, or is taking it at this moment.
     Held {
         /// When it will be free unless it is renewed, if the store said so.
         free_in: Option<Duration>,
-        /// Who holds it, if the store said so.
-        by: Option<HolderInfo>,
     },
+}
+
+/// The answer to several claims at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AcquiredAll {
+    /// The claims hold their leases now: one grant for each claim, in the same order.
+    Granted(Vec<Grant>),
+    /// One of them is held by somebody else. Nothing was taken, or it was given back.
+    Held {
+        /// Which one.
+        key: Key,
+        /// When it will be free unless it is renewed, if the store said so.
+        free_in: Option<Duration>,
+    },
+}
+
+/// A lease that was granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Its fencing token.
+    pub fence: Fence,
+    /// The holder before, if it let the lease expire instead of giving it back.
+    pub previous: Option<Previous>,
+}
+
+impl From<Fence> for Grant {
+    /// A lease that was free.
+    fn from(fence: Fence) -> Self {
+        Self { fence, previous: None }
+    }
+}
+
+/// Whom a lease was taken over from: a holder that died, hung or was cut off, and may have left work half done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Previous {
+    /// Who held it: host, process id and a random part, unless the service named itself.
+    pub holder: String,
+    /// Its fencing token.
+    pub fence: Fence,
+    /// How long the lease had been expired.
+    pub expired_for: Duration,
 }
 
 /// The answer to an operation that is scoped to one token.
@@ -136,6 +229,8 @@ pub struct LeaseInfo {
     pub fence: Fence,
     /// When it was acquired, by the store's clock.
     pub acquired_at: SystemTime,
+    /// How long it has been held.
+    pub held_for: Duration,
     /// How long it lives without a renewal.
     pub expires_in: Duration,
     /// How often it was renewed.

@@ -23,7 +23,7 @@ use crate::{
     ident::Ident,
     key::Key,
     policy::Wait,
-    store::{Acquired, Claim, Held, LeaseInfo, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Held, LeaseInfo, Previous, Renewal, Scoped, Token},
     version::Version,
 };
 
@@ -77,26 +77,48 @@ pub trait LeaseOps: Dialect {
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
     -> impl Future<Output = sqlx::Result<Acquired>> + Send;
 
+    /// See [`LeaseStore::lease_acquire_all`](crate::LeaseStore::lease_acquire_all). One after the other where the database
+    /// has no statement for it.
+    fn lease_acquire_all(
+        conn: &mut Self::Connection,
+        claims: &[Claim],
+    ) -> impl Future<Output = sqlx::Result<AcquiredAll>> + Send {
+        async move {
+            let mut grants = Vec::with_capacity(claims.len());
+            for claim in claims {
+                match Self::lease_acquire(conn, claim).await? {
+                    Acquired::Granted(grant) => grants.push(grant),
+                    Acquired::Held { free_in } => {
+                        for taken in &claims[..grants.len()] {
+                            Self::lease_release(conn, &taken.key, taken.token, Duration::ZERO).await?;
+                        }
+                        return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
+                    }
+                }
+            }
+            Ok(AcquiredAll::Granted(grants))
+        }
+    }
+
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
     fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
 
     /// See [`LeaseStore::lease_renew`](crate::LeaseStore::lease_renew).
     fn lease_renew(
         conn: &mut Self::Connection,
-        key: &Key,
-        token: Token,
-        ttl: Duration,
-    ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
+        renewals: &[Renewal],
+    ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
 
     /// See [`LeaseStore::lease_release`](crate::LeaseStore::lease_release).
     fn lease_release(
         conn: &mut Self::Connection,
         key: &Key,
         token: Token,
+        min_hold: Duration,
     ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
 
-    /// Inside a transaction: renews the lease and keeps its row locked until the transaction ends.
-    /// `false` when the token no longer holds it.
+    /// Inside a transaction: keeps everybody else from taking the lease until the transaction ends, while its holder may
+    /// go on renewing it where the database can tell the two apart. `false` when the token no longer holds it.
     fn lease_pin(
         conn: &mut Self::Connection,
         key: &Key,
@@ -109,6 +131,7 @@ pub trait LeaseOps: Dialect {
         conn: &mut Self::Connection,
         key: &Key,
         token: Token,
+        min_hold: Duration,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// See [`LeaseStore::lease_list`](crate::LeaseStore::lease_list).
@@ -329,26 +352,48 @@ fn order_and_limit(query: &RowQuery, quote: char) -> String {
     format!("ORDER BY {}{limit}", columns.join(", "))
 }
 
-/// A lease as read from its row, whose columns are the same on every database.
-fn held(
-    name: &str,
-    token: &[u8],
+/// The columns of a lease's row, the same on every database.
+struct HeldRow<'a> {
+    name: &'a str,
+    token: &'a [u8],
     holder: String,
-    fence_number: i64,
+    fence: i64,
     acquired_us: i64,
-    left_us: i64,
+    now_us: i64,
+    expires_us: i64,
     renewals: i64,
-) -> sqlx::Result<Held> {
-    let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
-    let info = LeaseInfo {
-        key: Key::from(name),
-        holder,
-        fence: fence(fence_number),
-        acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
-        expires_in: duration(left_us),
-        renewals: u64::try_from(renewals).unwrap_or(0),
+}
+
+impl HeldRow<'_> {
+    fn held(self) -> sqlx::Result<Held> {
+        let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, renewals } = self;
+        let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
+        let info = LeaseInfo {
+            key: Key::from(name),
+            holder,
+            fence: fence(number),
+            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
+            held_for: duration(now_us - acquired_us),
+            expires_in: duration(expires_us - now_us),
+            renewals: u64::try_from(renewals).unwrap_or(0),
+        };
+        Ok(Held { token: Token::from_bytes(token), info })
+    }
+}
+
+/// Whom a lease was taken over from, going by what stood in its row; `None` when it had been given back.
+fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
+    let token = Token::from_bytes(token?.try_into().ok()?);
+    (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })
+}
+
+/// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
+fn asked(renewals: &[Renewal]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"));
+    let row = |Renewal { key, token, ttl }: &Renewal| {
+        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
     };
-    Ok(Held { token: Token::from_bytes(token), info })
+    format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
 /// The smallest step in microseconds that the precision of a timestamp keeps, going by its trailing zeros; `micros` is

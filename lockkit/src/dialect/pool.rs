@@ -8,7 +8,7 @@ use super::{Dialect, LeaseOps, failed_on_own_table};
 use crate::{
     error::{Error, Fault, Result},
     key::Key,
-    store::{Acquired, Claim, Held, LeaseStore, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Renewal, Scoped, Token},
 };
 
 async fn connection<DB: Dialect>(
@@ -33,7 +33,18 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let mut conn = connection(self, doing, key).await?;
         let answer =
             DB::lease_acquire(&mut conn, claim).await.map_err(|err| failed_on_own_table::<DB>(doing, key, err));
-        unless_locked(answer, Acquired::Held { free_in: None, by: None })
+        unless_locked(answer, Acquired::Held { free_in: None })
+    }
+
+    async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
+        let (doing, key) = ("acquiring leases", claims.first().map(|it| &it.key));
+        let mut conn = connection(self, doing, key).await?;
+        let answer =
+            DB::lease_acquire_all(&mut conn, claims).await.map_err(|err| failed_on_own_table::<DB>(doing, key, err));
+        match key {
+            Some(key) => unless_locked(answer, AcquiredAll::Held { key: key.clone(), free_in: None }),
+            None => answer,
+        }
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
@@ -42,17 +53,18 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         DB::lease_look(&mut conn, key).await.map_err(|err| failed_on_own_table::<DB>(doing, Some(key), err))
     }
 
-    async fn lease_renew(&self, key: &Key, token: Token, ttl: Duration) -> Result<Scoped> {
-        let doing = "renewing lease";
-        let mut conn = connection(self, doing, Some(key)).await?;
-        let answer = DB::lease_renew(&mut conn, key, token, ttl).await;
-        unless_locked(answer.map_err(|err| failed_on_own_table::<DB>(doing, Some(key), err)), Scoped::Busy)
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+        let (doing, key) = ("renewing leases", renewals.first().map(|it| &it.key));
+        let mut conn = connection(self, doing, key).await?;
+        let answer = DB::lease_renew(&mut conn, renewals).await;
+        let answer = answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err));
+        unless_locked(answer, vec![Scoped::Busy; renewals.len()])
     }
 
-    async fn lease_release(&self, key: &Key, token: Token) -> Result<Scoped> {
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
         let doing = "releasing lease";
         let mut conn = connection(self, doing, Some(key)).await?;
-        let answer = DB::lease_release(&mut conn, key, token).await;
+        let answer = DB::lease_release(&mut conn, key, token, min_hold).await;
         unless_locked(answer.map_err(|err| failed_on_own_table::<DB>(doing, Some(key), err)), Scoped::Busy)
     }
 

@@ -1,18 +1,36 @@
 //! Leases on MySQL and MariaDB.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 
 use crate::{
-    dialect::{Dialect, LeaseOps, micros},
+    dialect::{Dialect, HeldRow, LeaseOps, asked, duration, fence, micros},
     error::Fault,
     key::Key,
-    store::{Acquired, Claim, Held, Scoped, Token},
+    store::{Acquired, Claim, Grant, Held, Previous, Renewal, Scoped, Token},
 };
+
+// What holds a lease, in the record locks of InnoDB
+// (https://dev.mysql.com/doc/refman/8.4/en/innodb-locks-set.html): a transaction that pins it has a shared lock on the
+// token's entry in its index, and on nothing else, because a shared lock that the index alone can answer does not touch
+// the row. Renewals write the row and not the index. Those who take the lease or free it write both.
 
 /// Bit 63 of the answer says that the lease is held; the rest is then the time left.
 const HELD: u64 = 1 << 63;
+
+/// Bit 62 of the answer says that the lease was taken over; whom from stands in the row.
+const TAKEN_OVER: u64 = 1 << 62;
+
+/// Whether the row's lease was not given back by the one who held it last.
+macro_rules! kept {
+    () => {
+        "(lockkit_lease.token IS NOT NULL AND LEFT(lockkit_lease.token, 8) <> REPEAT(CHAR(0), 8))"
+    };
+}
 
 /// Takes the lease or says how long it is held, in the OK packet alone.
 ///
@@ -25,8 +43,26 @@ macro_rules! acquire {
              INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
              SELECT ?, ?, ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ", now!(), " + ? ", $source, "
              ON DUPLICATE KEY UPDATE
+                 previous_holder = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
+                         THEN lockkit_lease.previous_holder
+                     WHEN ", kept!(), " THEN lockkit_lease.holder
+                 END,
+                 previous_fence = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
+                         THEN lockkit_lease.previous_fence
+                     WHEN ", kept!(), " THEN lockkit_lease.fence
+                 END,
+                 previous_expires_us = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
+                         THEN lockkit_lease.previous_expires_us
+                     WHEN ", kept!(), " THEN lockkit_lease.expires_us
+                 END,
                  fence = CASE
                      WHEN lockkit_lease.token <=> VALUES(token) THEN LAST_INSERT_ID(lockkit_lease.fence)
+                     WHEN lockkit_lease.expires_us <= ", now!(), " AND ", kept!(), "
+                         THEN GREATEST(lockkit_lease.fence + 1, ", now!(), ")
+                             + 0 * LAST_INSERT_ID((1 << 62) | GREATEST(lockkit_lease.fence + 1, ", now!(), "))
                      WHEN lockkit_lease.expires_us <= ", now!(), "
                          THEN LAST_INSERT_ID(GREATEST(lockkit_lease.fence + 1, ", now!(), "))
                      ELSE lockkit_lease.fence
@@ -50,10 +86,11 @@ macro_rules! acquire {
 }
 
 /// MariaDB refuses to wait by the setting at the front; MySQL, where INSERT has no such setting, by first locking the
-/// row with NOWAIT in the same statement. The name is bound twice on both.
+/// row and its token's entry with NOWAIT in the same statement. The name is bound twice on both.
 const ACQUIRE: &str = acquire!(
     "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
-     ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */"
+     ? /*M! IS NOT NULL */
+     /*!80000 LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token FOR UPDATE OF l, t NOWAIT */"
 );
 
 /// Without that lock. Looking for a row that is not there yet locks the gap around it, so two first grants of
@@ -72,23 +109,36 @@ async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -
     Ok(done.last_insert_id())
 }
 
+/// The leases that a statement is about, as rows: one parameter, whatever their number.
+macro_rules! asked {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (
+             name  VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
+             token CHAR(32) CHARACTER SET ascii PATH '$[1]',
+             ttl   BIGINT PATH '$[2]'
+         )) AS asked STRAIGHT_JOIN lockkit_lease AS l ON l.name = UNHEX(asked.name)
+         WHERE l.token = UNHEX(asked.token) AND l.expires_us > "
+    };
+}
+
 impl LeaseOps for MySql {
     async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         let answer = match acquire(conn, ACQUIRE, claim).await {
             Err(err) if Self::fault(&err) == Fault::Deadlock => acquire(conn, ACQUIRE_NEW, claim).await?,
             answer => answer?,
         };
-        if answer & HELD == 0 {
-            return Ok(Acquired::Granted(answer.into()));
+        if answer & HELD != 0 {
+            return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
         }
-        Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)), by: None })
+        let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
+        Ok(Acquired::Granted(Grant { fence: (answer & !TAKEN_OVER).into(), previous }))
     }
 
     async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<Held>> {
         sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, expires_us - ",
+            "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS left_us, renewals
+            " AS now_us, expires_us, renewals
              FROM lockkit_lease
              WHERE name = ? AND token IS NOT NULL AND expires_us > ",
             now!()
@@ -100,73 +150,129 @@ impl LeaseOps for MySql {
         .transpose()
     }
 
-    async fn lease_renew(conn: &mut MySqlConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<Scoped> {
+    async fn lease_renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+        let sent = Instant::now();
+        let asked = asked(renewals);
         let done = sqlx::query(concat!(
             "UPDATE (
-                 SELECT name FROM lockkit_lease
-                 WHERE name = ? AND token = ? AND expires_us > ",
+                 SELECT l.name, asked.ttl FROM ",
+            asked!(),
             now!(),
             "
-                 LIMIT 1
-                 FOR UPDATE SKIP LOCKED
+                 LIMIT 18446744073709551615
+                 FOR UPDATE /*!80000 OF l */ SKIP LOCKED
              ) AS mine
              STRAIGHT_JOIN lockkit_lease AS l ON l.name = mine.name
              SET l.expires_us = GREATEST(l.expires_us, ",
             now!(),
-            " + ?), l.renewals = l.renewals + 1"
+            " + mine.ttl), l.renewals = l.renewals + 1"
         ))
-        .bind(key.as_bytes())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(ttl))
+        .bind(&asked)
         .execute(&mut *conn)
         .await?;
-        scoped(conn, done.rows_affected(), key, token).await
+        if done.rows_affected() == renewals.len() as u64 {
+            return Ok(vec![Scoped::Done; renewals.len()]);
+        }
+        let held = sqlx::query(concat!(
+            "SELECT l.token, l.expires_us - ",
+            now!(),
+            " AS left_us FROM ",
+            asked!(),
+            now!()
+        ))
+        .bind(&asked)
+        .fetch_all(conn)
+        .await?;
+        let held = held.iter().map(|row| Ok((row.try_get::<Vec<u8>, _>("token")?, row.try_get("left_us")?)));
+        let held = held.collect::<sqlx::Result<HashMap<_, i64>>>()?;
+        // One that was renewed lives for its ttl from then, so what it has left by now tells it from one that was not.
+        let passed = sent.elapsed();
+        let answer = |it: &Renewal| match held.get(it.token.as_bytes().as_slice()) {
+            None => Scoped::Gone,
+            Some(left) if duration(*left) + passed >= it.ttl => Scoped::Done,
+            Some(_) => Scoped::Busy,
+        };
+        Ok(renewals.iter().map(answer).collect())
     }
 
-    async fn lease_release(conn: &mut MySqlConnection, key: &Key, token: Token) -> sqlx::Result<Scoped> {
+    async fn lease_release(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<Scoped> {
         let done = sqlx::query(concat!(
             "UPDATE (
-                 SELECT name FROM lockkit_lease
-                 WHERE name = ? AND token = ? AND expires_us > ",
+                 SELECT l.name
+                 FROM lockkit_lease AS l
+                 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token
+                 WHERE l.name = ? AND l.token = ? AND l.expires_us > ",
             now!(),
             "
                  LIMIT 1
                  FOR UPDATE SKIP LOCKED
              ) AS mine
              STRAIGHT_JOIN lockkit_lease AS l ON l.name = mine.name
-             SET l.token = NULL, l.expires_us = 0"
+             SET l.token = IF(l.acquired_us + ? > ",
+            now!(),
+            ", ?, NULL), l.expires_us = IF(l.acquired_us + ? > ",
+            now!(),
+            ", l.acquired_us + ?, 0)"
         ))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
         .execute(&mut *conn)
         .await?;
-        scoped(conn, done.rows_affected(), key, token).await
+        if done.rows_affected() > 0 {
+            return Ok(Scoped::Done);
+        }
+        // Lost, or locked by a transaction that pins it?
+        let held = Self::lease_look(conn, key).await?;
+        Ok(if held.is_some_and(|it| it.token == token) { Scoped::Busy } else { Scoped::Gone })
     }
 
-    async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
-        let done = sqlx::query(concat!(
-            "UPDATE lockkit_lease
-             SET expires_us = GREATEST(expires_us, ",
+    async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, _ttl: Duration) -> sqlx::Result<bool> {
+        // The expiry is read beside it, without a lock: reading it from the locked entry would lock the row.
+        let current: Option<bool> = sqlx::query_scalar(concat!(
+            "SELECT (SELECT l.expires_us > ",
             now!(),
-            " + ?), renewals = renewals + 1
-             WHERE name = ? AND token = ? AND expires_us > ",
-            now!()
+            " FROM lockkit_lease AS l WHERE l.name = ?)
+             FROM lockkit_lease AS t FORCE INDEX (lockkit_token)
+             WHERE t.token = ? AND t.name = ?
+             LOCK IN SHARE MODE"
         ))
-        .bind(micros(ttl))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
-        .execute(conn)
+        .bind(key.as_bytes())
+        .fetch_optional(conn)
         .await?;
-        Ok(done.rows_affected() == 1)
+        Ok(current == Some(true))
     }
 
-    async fn lease_give_up(conn: &mut MySqlConnection, key: &Key, token: Token) -> sqlx::Result<bool> {
+    async fn lease_give_up(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<bool> {
         let done = sqlx::query(concat!(
             "UPDATE lockkit_lease
-             SET token = NULL, expires_us = 0
+             SET token = IF(acquired_us + ? > ",
+            now!(),
+            ", ?, NULL), expires_us = IF(acquired_us + ? > ",
+            now!(),
+            ", acquired_us + ?, 0)
              WHERE name = ? AND token = ? AND expires_us > ",
             now!()
         ))
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
         .execute(conn)
@@ -176,9 +282,9 @@ impl LeaseOps for MySql {
 
     async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
         sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, expires_us - ",
+            "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS left_us, renewals
+            " AS now_us, expires_us, renewals
              FROM lockkit_lease
              WHERE name >= ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
             now!(),
@@ -237,25 +343,40 @@ impl LeaseOps for MySql {
     }
 }
 
-fn held(row: &MySqlRow) -> sqlx::Result<Held> {
-    // Text in VARBINARY columns is bytes to the driver.
-    let text = |column| row.try_get::<Vec<u8>, _>(column).map(|it| String::from_utf8_lossy(&it).into_owned());
-    crate::dialect::held(
-        &text("name")?,
-        row.try_get("token")?,
-        text("holder")?,
-        row.try_get("fence")?,
-        row.try_get("acquired_us")?,
-        row.try_get("left_us")?,
-        row.try_get("renewals")?,
+/// Whom this claim took the lease over from.
+async fn taken_over(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Option<Previous>> {
+    let row = sqlx::query(
+        "SELECT previous_holder, previous_fence, acquired_us - previous_expires_us AS expired_us
+         FROM lockkit_lease
+         WHERE name = ? AND token = ? AND previous_fence IS NOT NULL",
     )
+    .bind(claim.key.as_bytes())
+    .bind(claim.token.as_bytes().as_slice())
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(Previous {
+        holder: text(&row, "previous_holder")?,
+        fence: fence(row.try_get("previous_fence")?),
+        expired_for: duration(row.try_get("expired_us")?),
+    }))
 }
 
-/// No row was changed: was the lease lost, or is its row locked by a transaction that pins it?
-async fn scoped(conn: &mut MySqlConnection, changed: u64, key: &Key, token: Token) -> sqlx::Result<Scoped> {
-    if changed > 0 {
-        return Ok(Scoped::Done);
+fn held(row: &MySqlRow) -> sqlx::Result<Held> {
+    HeldRow {
+        name: &text(row, "name")?,
+        token: row.try_get("token")?,
+        holder: text(row, "holder")?,
+        fence: row.try_get("fence")?,
+        acquired_us: row.try_get("acquired_us")?,
+        now_us: row.try_get("now_us")?,
+        expires_us: row.try_get("expires_us")?,
+        renewals: row.try_get("renewals")?,
     }
-    let held = MySql::lease_look(conn, key).await?;
-    Ok(if held.is_some_and(|it| it.token == token) { Scoped::Busy } else { Scoped::Gone })
+    .held()
+}
+
+/// Text in VARBINARY columns is bytes to the driver.
+fn text(row: &MySqlRow, column: &str) -> sqlx::Result<String> {
+    Ok(String::from_utf8_lossy(row.try_get(column)?).into_owned())
 }

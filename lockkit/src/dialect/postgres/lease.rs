@@ -4,12 +4,17 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
+use super::bell;
 use crate::{
-    dialect::{LeaseOps, duration, fence, micros},
-    error::HolderInfo,
+    dialect::{HeldRow, LeaseOps, duration, fence, micros, previous},
     key::Key,
-    store::{Acquired, Claim, Held, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
 };
+
+// What holds a lease, in the row locks of PostgreSQL
+// (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR KEY
+// SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
+// free it or forget it.
 
 impl LeaseOps for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
@@ -17,11 +22,11 @@ impl LeaseOps for Postgres {
         // transaction id and wait for the disk each time it fails.
         let row = sqlx::query(concat!(
             "WITH free AS MATERIALIZED (
-                 SELECT name FROM lockkit_lease
+                 SELECT name, holder, fence, token, expires_us FROM lockkit_lease
                  WHERE name = $1 AND (expires_us <= ",
             now!(),
             " OR token = $2)
-                 FOR NO KEY UPDATE SKIP LOCKED
+                 FOR UPDATE SKIP LOCKED
              ), taken AS (
                  UPDATE lockkit_lease AS l
                  SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE greatest(l.fence + 1, ",
@@ -36,7 +41,10 @@ impl LeaseOps for Postgres {
             " + $4
                  FROM free
                  WHERE l.name = free.name
-                 RETURNING l.fence
+                 RETURNING l.fence, free.holder, free.fence AS old_fence, nullif(free.token, $2) AS old_token,
+                     ",
+            now!(),
+            " - free.expires_us AS expired_us
              ), made AS (
                  INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
                  SELECT $1, $2, $3, ",
@@ -50,11 +58,11 @@ impl LeaseOps for Postgres {
                  ON CONFLICT DO NOTHING
                  RETURNING fence
              )
-             SELECT true AS granted, fence, '' AS holder, 0::bigint AS left_us FROM taken
+             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us FROM taken
              UNION ALL
-             SELECT true, fence, '', 0 FROM made
+             SELECT true, fence, '', 0, NULL, 0, 0 FROM made
              UNION ALL
-             SELECT false, fence, holder, expires_us - ",
+             SELECT false, fence, '', 0, NULL, 0, expires_us - ",
             now!(),
             " FROM lockkit_lease
              WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)"
@@ -67,26 +75,118 @@ impl LeaseOps for Postgres {
         .await?;
         let Some(row) = row else {
             // Another process made the row at this moment.
-            return Ok(Acquired::Held { free_in: None, by: None });
+            return Ok(Acquired::Held { free_in: None });
         };
-        let number = fence(row.try_get("fence")?);
         if row.try_get("granted")? {
-            return Ok(Acquired::Granted(number));
+            return Ok(Acquired::Granted(grant(&row)?));
         }
+        // Expired, but still locked by somebody: when it will be free is not known.
         let left = duration(row.try_get("left_us")?);
-        if left.is_zero() {
-            // Expired, but somebody has the row locked.
-            return Ok(Acquired::Held { free_in: None, by: None });
+        Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
+    }
+
+    async fn lease_acquire_all(conn: &mut PgConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
+        let Some(Claim { holder, ttl, .. }) = claims.first() else {
+            return Ok(AcquiredAll::Granted(Vec::new()));
+        };
+        let names: Vec<_> = claims.iter().map(|it| it.key.as_str()).collect();
+        let tokens: Vec<_> = claims.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+        let rows = sqlx::query(concat!(
+            "WITH asked AS MATERIALIZED (
+                 SELECT * FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS a (name, token, number)
+             ), free AS MATERIALIZED (
+                 SELECT l.name, a.token AS new_token, l.holder, l.fence, l.token, l.expires_us
+                 FROM lockkit_lease AS l JOIN asked AS a USING (name)
+                 WHERE l.expires_us <= ",
+            now!(),
+            " OR l.token = a.token
+                 ORDER BY l.name
+                 FOR UPDATE OF l SKIP LOCKED
+             ), missing AS MATERIALIZED (
+                 SELECT name, token FROM asked AS a
+                 WHERE NOT EXISTS (SELECT FROM lockkit_lease AS l WHERE l.name = a.name)
+             ), every AS MATERIALIZED (
+                 SELECT (SELECT count(*) FROM free) + (SELECT count(*) FROM missing) = cardinality($1) AS one
+             ), taken AS (
+                 UPDATE lockkit_lease AS l
+                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE greatest(l.fence + 1, ",
+            now!(),
+            ") END,
+                     acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE ",
+            now!(),
+            " END,
+                     renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
+                     token = free.new_token, holder = $3, expires_us = ",
+            now!(),
+            " + $4
+                 FROM free, every
+                 WHERE l.name = free.name AND every.one
+                 RETURNING l.name, l.fence, free.holder, free.fence AS old_fence,
+                     nullif(free.token, free.new_token) AS old_token, ",
+            now!(),
+            " - free.expires_us AS expired_us
+             ), made AS (
+                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
+                 SELECT missing.name, missing.token, $3, ",
+            now!(),
+            ", ",
+            now!(),
+            ", ",
+            now!(),
+            " + $4
+                 FROM missing, every
+                 WHERE every.one
+                 ON CONFLICT DO NOTHING
+                 RETURNING name, fence
+             ), granted AS (
+                 SELECT name, fence, holder, old_fence, old_token, expired_us FROM taken
+                 UNION ALL
+                 SELECT name, fence, '', 0, NULL, 0 FROM made
+             )
+             SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
+                 greatest(0, l.expires_us - ",
+            now!(),
+            ") AS left_us
+             FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
+             ORDER BY a.number"
+        ))
+        .bind(names)
+        .bind(tokens)
+        .bind(&**holder)
+        .bind(micros(*ttl))
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut grants = Vec::with_capacity(claims.len());
+        let mut held: Option<AcquiredAll> = None;
+        for (row, claim) in rows.iter().zip(claims) {
+            if row.try_get("granted")? {
+                grants.push(grant(row)?);
+                continue;
+            }
+            let left = duration(row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0));
+            let free_in = (!left.is_zero()).then_some(left);
+            // The one that is in the way, not those that are free without it.
+            if held.is_none() || free_in.is_some() {
+                held = Some(AcquiredAll::Held { key: claim.key.clone(), free_in });
+            }
         }
-        let by = HolderInfo::new(row.try_get("holder")?, number, left);
-        Ok(Acquired::Held { free_in: Some(left), by: Some(by) })
+        let Some(held) = held else {
+            return Ok(AcquiredAll::Granted(grants));
+        };
+        if !grants.is_empty() {
+            // Another process made one of the missing rows at this moment.
+            for claim in claims {
+                Self::lease_release(conn, &claim.key, claim.token, Duration::ZERO).await?;
+            }
+        }
+        Ok(held)
     }
 
     async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<Held>> {
         sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, expires_us - ",
+            "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS left_us, renewals
+            " AS now_us, expires_us, renewals
              FROM lockkit_lease
              WHERE name = $1 AND token IS NOT NULL AND expires_us > ",
             now!()
@@ -98,35 +198,49 @@ impl LeaseOps for Postgres {
         .transpose()
     }
 
-    async fn lease_renew(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<Scoped> {
-        let row = sqlx::query(concat!(
-            "WITH mine AS MATERIALIZED (
-                 SELECT name FROM lockkit_lease
-                 WHERE name = $1 AND token = $2 AND expires_us > ",
+    async fn lease_renew(conn: &mut PgConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+        let names: Vec<_> = renewals.iter().map(|it| it.key.as_str()).collect();
+        let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+        let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
+        let rows = sqlx::query(concat!(
+            "WITH asked AS MATERIALIZED (
+                 SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) WITH ORDINALITY AS a (name, token, ttl, number)
+             ), mine AS MATERIALIZED (
+                 SELECT l.name, a.ttl FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
+                 WHERE l.expires_us > ",
             now!(),
             "
-                 FOR NO KEY UPDATE SKIP LOCKED
+                 ORDER BY l.name
+                 FOR NO KEY UPDATE OF l SKIP LOCKED
              ), renewed AS (
                  UPDATE lockkit_lease AS l SET expires_us = greatest(l.expires_us, ",
             now!(),
-            " + $3), renewals = l.renewals + 1
+            " + mine.ttl), renewals = l.renewals + 1
                  FROM mine WHERE l.name = mine.name
-                 RETURNING 1
+                 RETURNING l.name
              )
-             SELECT EXISTS (SELECT FROM renewed) AS done,
-                 EXISTS (SELECT FROM lockkit_lease WHERE name = $1 AND token = $2 AND expires_us > ",
+             SELECT r.name IS NOT NULL AS done, l.name IS NOT NULL AS held
+             FROM asked AS a
+             LEFT JOIN renewed AS r USING (name)
+             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
             now!(),
-            ") AS held"
+            "
+             ORDER BY a.number"
         ))
-        .bind(key.as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(ttl))
-        .fetch_one(conn)
+        .bind(names)
+        .bind(tokens)
+        .bind(ttls)
+        .fetch_all(conn)
         .await?;
-        scoped(&row)
+        rows.iter().map(scoped).collect()
     }
 
-    async fn lease_release(conn: &mut PgConnection, key: &Key, token: Token) -> sqlx::Result<Scoped> {
+    async fn lease_release(
+        conn: &mut PgConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<Scoped> {
         // Not waiting for the disk is safe here: a release that a crash undoes is one that waits out its ttl.
         let row = sqlx::query(concat!(
             "WITH mine AS MATERIALIZED (
@@ -135,60 +249,105 @@ impl LeaseOps for Postgres {
             now!(),
             "
                    AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
-                 FOR NO KEY UPDATE SKIP LOCKED
+                 FOR UPDATE SKIP LOCKED
              ), freed AS (
-                 UPDATE lockkit_lease AS l SET token = NULL, expires_us = 0
+                 UPDATE lockkit_lease AS l
+                 SET token = CASE WHEN l.acquired_us + $3 > ",
+            now!(),
+            " THEN $4 END,
+                     expires_us = CASE WHEN l.acquired_us + $3 > ",
+            now!(),
+            " THEN l.acquired_us + $3 ELSE 0 END
                  FROM mine WHERE l.name = mine.name
                  RETURNING 1
              )
              SELECT EXISTS (SELECT FROM freed) AS done,
                  EXISTS (SELECT FROM lockkit_lease WHERE name = $1 AND token = $2 AND expires_us > ",
             now!(),
-            ") AS held"
+            ") AS held,
+                 ",
+            ring!("$5")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(bell(key))
         .fetch_one(conn)
         .await?;
         scoped(&row)
     }
 
     async fn lease_pin(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
-        let done = sqlx::query(concat!(
-            "UPDATE lockkit_lease
-             SET expires_us = greatest(expires_us, ",
+        // Where the transaction's snapshot is fixed, a renewal beside it would make its own writes to the row fail, so
+        // there the row is written now and renewals wait.
+        let row = sqlx::query(concat!(
+            "WITH pinned AS MATERIALIZED (
+                 SELECT name FROM lockkit_lease
+                 WHERE name = $1 AND token = $2 AND expires_us > ",
+            now!(),
+            "
+                   AND current_setting('transaction_isolation') LIKE 'read%'
+                 FOR KEY SHARE
+             ), written AS (
+                 UPDATE lockkit_lease
+                 SET expires_us = greatest(expires_us, ",
             now!(),
             " + $3), renewals = renewals + 1
-             WHERE name = $1 AND token = $2 AND expires_us > ",
-            now!()
+                 WHERE name = $1 AND token = $2 AND expires_us > ",
+            now!(),
+            "
+                   AND current_setting('transaction_isolation') NOT LIKE 'read%'
+                 RETURNING 1
+             )
+             SELECT EXISTS (SELECT FROM pinned) OR EXISTS (SELECT FROM written) AS done"
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
         .bind(micros(ttl))
-        .execute(conn)
+        .fetch_one(conn)
         .await?;
-        Ok(done.rows_affected() == 1)
+        row.try_get("done")
     }
 
-    async fn lease_give_up(conn: &mut PgConnection, key: &Key, token: Token) -> sqlx::Result<bool> {
-        let done = sqlx::query(concat!(
-            "UPDATE lockkit_lease
-             SET token = NULL, expires_us = 0
-             WHERE name = $1 AND token = $2 AND expires_us > ",
-            now!()
+    async fn lease_give_up(
+        conn: &mut PgConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<bool> {
+        let row = sqlx::query(concat!(
+            "WITH freed AS (
+                 UPDATE lockkit_lease
+                 SET token = CASE WHEN acquired_us + $3 > ",
+            now!(),
+            " THEN $4 END,
+                     expires_us = CASE WHEN acquired_us + $3 > ",
+            now!(),
+            " THEN acquired_us + $3 ELSE 0 END
+                 WHERE name = $1 AND token = $2 AND expires_us > ",
+            now!(),
+            "
+                 RETURNING 1
+             )
+             SELECT EXISTS (SELECT FROM freed) AS done, ",
+            ring!("$5")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
-        .execute(conn)
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(bell(key))
+        .fetch_one(conn)
         .await?;
-        Ok(done.rows_affected() == 1)
+        row.try_get("done")
     }
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
         sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, expires_us - ",
+            "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS left_us, renewals
+            " AS now_us, expires_us, renewals
              FROM lockkit_lease
              WHERE starts_with(name, $1) AND name >= $1 AND token IS NOT NULL AND expires_us > ",
             now!(),
@@ -230,15 +389,27 @@ impl LeaseOps for Postgres {
 }
 
 fn held(row: &PgRow) -> sqlx::Result<Held> {
-    crate::dialect::held(
-        row.try_get("name")?,
-        row.try_get("token")?,
+    HeldRow {
+        name: row.try_get("name")?,
+        token: row.try_get("token")?,
+        holder: row.try_get("holder")?,
+        fence: row.try_get("fence")?,
+        acquired_us: row.try_get("acquired_us")?,
+        now_us: row.try_get("now_us")?,
+        expires_us: row.try_get("expires_us")?,
+        renewals: row.try_get("renewals")?,
+    }
+    .held()
+}
+
+fn grant(row: &PgRow) -> sqlx::Result<Grant> {
+    let previous = previous(
         row.try_get("holder")?,
-        row.try_get("fence")?,
-        row.try_get("acquired_us")?,
-        row.try_get("left_us")?,
-        row.try_get("renewals")?,
-    )
+        row.try_get("old_fence")?,
+        row.try_get("old_token")?,
+        row.try_get("expired_us")?,
+    );
+    Ok(Grant { fence: fence(row.try_get("fence")?), previous })
 }
 
 fn scoped(row: &PgRow) -> sqlx::Result<Scoped> {

@@ -1,12 +1,11 @@
 //! Row locks and named locks on PostgreSQL.
 
-use sha2::{Digest, Sha256};
 use sqlx::{
     Arguments, AssertSqlSafe, PgConnection, Postgres,
     postgres::{PgArguments, PgRow},
 };
 
-use super::placeholder;
+use super::{advisory_number, placeholder};
 use crate::{
     dialect::{Columns, NamedOps, RowOps, RowQuery, Strength, matching, order_and_limit},
     key::Key,
@@ -104,7 +103,7 @@ fn lock_timeout(wait: Wait) -> String {
 
 impl NamedOps for Postgres {
     async fn named_lock(conn: &mut PgConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
-        let number = advisory_number(key);
+        let number = advisory_number("named", key);
         let granted = match wait {
             Wait::Forever => {
                 sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
@@ -134,11 +133,4 @@ impl NamedOps for Postgres {
         };
         Ok(granted)
     }
-}
-
-/// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.
-fn advisory_number(key: &Key) -> i64 {
-    let digest = Sha256::new().chain_update(b"lockkit:named:").chain_update(key.as_bytes()).finalize();
-    let (first, _) = digest.as_slice().split_at(8);
-    first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
 }

@@ -1,5 +1,6 @@
 //! PostgreSQL 12 and later: the statements, and what its SQLSTATEs mean.
 
+use sha2::{Digest, Sha256};
 use sqlx::{
     Executor, PgConnection, Pool, Postgres, SqlStr,
     postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager},
@@ -7,7 +8,7 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, policy::Wait};
+use crate::{error::Fault, key::Key, policy::Wait};
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
 /// long past in a statement that waited.
@@ -19,6 +20,19 @@ macro_rules! now {
 
 const MIGRATIONS: [(i64, &str, &str); 1] =
     [(1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql"))];
+
+/// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
+/// lock, which then cannot be had alone. NOTIFY takes a lock of the whole server at commit, so it is not for every
+/// release (<https://www.postgresql.org/docs/current/sql-notify.html>).
+macro_rules! ring {
+    ($bell:literal) => {
+        concat!(
+            "(SELECT count(pg_notify('lockkit_freed', $1)) FROM freed WHERE NOT pg_try_advisory_xact_lock(",
+            $bell,
+            ")) AS rung"
+        )
+    };
+}
 
 mod lease;
 mod lock;
@@ -99,4 +113,16 @@ impl RowsAffected for PgQueryResult {
 /// How the driver writes the bound value with this number, from 1.
 fn placeholder(number: usize) -> String {
     format!("${number}")
+}
+
+/// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.
+fn advisory_number(namespace: &str, key: &Key) -> i64 {
+    let digest = Sha256::new().chain_update(format!("lockkit:{namespace}:")).chain_update(key.as_bytes()).finalize();
+    let (first, _) = digest.as_slice().split_at(8);
+    first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
+}
+
+/// The advisory lock that those share who wait to hear that the lease is free.
+fn bell(key: &Key) -> i64 {
+    advisory_number("bell", key)
 }

@@ -1,22 +1,18 @@
 //! Leases on SQLite.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
-use sqlx::{
-    Row, Sqlite, SqliteConnection,
-    sqlite::{SqliteQueryResult, SqliteRow},
-};
+use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    dialect::{LeaseOps, fence, micros},
-    error::HolderInfo,
+    dialect::{HeldRow, LeaseOps, asked, fence, micros, previous},
     key::Key,
-    store::{Acquired, Claim, Held, Scoped, Token},
+    store::{Acquired, Claim, Grant, Held, Renewal, Scoped, Token},
 };
 
 impl LeaseOps for Sqlite {
     async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-        let numbers: Vec<i64> = sqlx::query_scalar(concat!(
+        let rows = sqlx::query(concat!(
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
              VALUES (?1, ?2, ?3, ",
             now!(),
@@ -26,6 +22,10 @@ impl LeaseOps for Sqlite {
             now!(),
             " + ?4)
              ON CONFLICT (name) DO UPDATE SET
+                 previous_holder = CASE WHEN token IS ?2 THEN previous_holder ELSE holder END,
+                 previous_fence = CASE WHEN token IS ?2 THEN previous_fence ELSE fence END,
+                 previous_token = CASE WHEN token IS ?2 THEN previous_token ELSE token END,
+                 previous_expires_us = CASE WHEN token IS ?2 THEN previous_expires_us ELSE expires_us END,
                  fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + 1, ",
             now!(),
             ") END,
@@ -39,7 +39,9 @@ impl LeaseOps for Sqlite {
              WHERE expires_us <= ",
             now!(),
             " OR token IS ?2
-             RETURNING fence"
+             RETURNING fence, previous_holder, previous_fence, previous_token, ",
+            now!(),
+            " - previous_expires_us AS expired_us"
         ))
         .bind(claim.key.as_str())
         .bind(claim.token.as_bytes().as_slice())
@@ -49,21 +51,27 @@ impl LeaseOps for Sqlite {
         // of a commit that fails.
         .fetch_all(&mut *conn)
         .await?;
-        if let Some(number) = numbers.first() {
-            return Ok(Acquired::Granted(fence(*number)));
+        if let Some(row) = rows.first() {
+            let previous = match row.try_get::<Option<i64>, _>("previous_fence")? {
+                Some(number) => previous(
+                    row.try_get("previous_holder")?,
+                    number,
+                    row.try_get("previous_token")?,
+                    row.try_get("expired_us")?,
+                ),
+                None => None,
+            };
+            return Ok(Acquired::Granted(Grant { fence: fence(row.try_get("fence")?), previous }));
         }
-        let by = Self::lease_look(conn, &claim.key).await?.map(|Held { info, .. }| info);
-        Ok(Acquired::Held {
-            free_in: by.as_ref().map(|it| it.expires_in),
-            by: by.map(|it| HolderInfo::new(it.holder, it.fence, it.expires_in)),
-        })
+        let held = Self::lease_look(conn, &claim.key).await?;
+        Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) })
     }
 
     async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<Held>> {
         sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, expires_us - ",
+            "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS left_us, renewals
+            " AS now_us, expires_us, renewals
              FROM lockkit_lease
              WHERE name = ?1 AND token IS NOT NULL AND expires_us > ",
             now!()
@@ -75,35 +83,54 @@ impl LeaseOps for Sqlite {
         .transpose()
     }
 
-    async fn lease_renew(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<Scoped> {
-        let done = sqlx::query(concat!(
+    async fn lease_renew(conn: &mut SqliteConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+        let done: Vec<Vec<u8>> = sqlx::query_scalar(concat!(
             "UPDATE lockkit_lease
              SET expires_us = max(expires_us, ",
             now!(),
-            " + ?3), renewals = renewals + 1
-             WHERE name = ?1 AND token = ?2 AND expires_us > ",
-            now!()
+            " + asked.ttl), renewals = renewals + 1
+             FROM (
+                 SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS ttl FROM json_each(?1)
+             ) AS asked
+             WHERE lockkit_lease.name = CAST(unhex(asked.name) AS TEXT) AND lockkit_lease.token = unhex(asked.token)
+               AND expires_us > ",
+            now!(),
+            "
+             RETURNING token"
         ))
-        .bind(key.as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(ttl))
-        .execute(conn)
+        .bind(asked(renewals))
+        .fetch_all(conn)
         .await?;
-        Ok(scoped(&done))
+        let done: HashSet<_> = done.iter().map(Vec::as_slice).collect();
+        let answer =
+            |it: &Renewal| if done.contains(it.token.as_bytes().as_slice()) { Scoped::Done } else { Scoped::Gone };
+        Ok(renewals.iter().map(answer).collect())
     }
 
-    async fn lease_release(conn: &mut SqliteConnection, key: &Key, token: Token) -> sqlx::Result<Scoped> {
+    async fn lease_release(
+        conn: &mut SqliteConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<Scoped> {
         let done = sqlx::query(concat!(
             "UPDATE lockkit_lease
-             SET token = NULL, expires_us = 0
+             SET token = CASE WHEN acquired_us + ?3 > ",
+            now!(),
+            " THEN ?4 END,
+                 expires_us = CASE WHEN acquired_us + ?3 > ",
+            now!(),
+            " THEN acquired_us + ?3 ELSE 0 END
              WHERE name = ?1 AND token = ?2 AND expires_us > ",
             now!()
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
         .execute(conn)
         .await?;
-        Ok(scoped(&done))
+        Ok(if done.rows_affected() == 1 { Scoped::Done } else { Scoped::Gone })
     }
 
     async fn lease_pin(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
@@ -123,15 +150,20 @@ impl LeaseOps for Sqlite {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn lease_give_up(conn: &mut SqliteConnection, key: &Key, token: Token) -> sqlx::Result<bool> {
-        Ok(Self::lease_release(conn, key, token).await? == Scoped::Done)
+    async fn lease_give_up(
+        conn: &mut SqliteConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<bool> {
+        Ok(Self::lease_release(conn, key, token, min_hold).await? == Scoped::Done)
     }
 
     async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
         sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, expires_us - ",
+            "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS left_us, renewals
+            " AS now_us, expires_us, renewals
              FROM lockkit_lease
              WHERE name >= ?1 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
             now!(),
@@ -172,17 +204,15 @@ impl LeaseOps for Sqlite {
 }
 
 fn held(row: &SqliteRow) -> sqlx::Result<Held> {
-    crate::dialect::held(
-        row.try_get("name")?,
-        row.try_get("token")?,
-        row.try_get("holder")?,
-        row.try_get("fence")?,
-        row.try_get("acquired_us")?,
-        row.try_get("left_us")?,
-        row.try_get("renewals")?,
-    )
-}
-
-fn scoped(done: &SqliteQueryResult) -> Scoped {
-    if done.rows_affected() == 1 { Scoped::Done } else { Scoped::Gone }
+    HeldRow {
+        name: row.try_get("name")?,
+        token: row.try_get("token")?,
+        holder: row.try_get("holder")?,
+        fence: row.try_get("fence")?,
+        acquired_us: row.try_get("acquired_us")?,
+        now_us: row.try_get("now_us")?,
+        expires_us: row.try_get("expires_us")?,
+        renewals: row.try_get("renewals")?,
+    }
+    .held()
 }

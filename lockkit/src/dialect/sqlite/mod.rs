@@ -20,8 +20,10 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 1] =
-    [(1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
+    (2, "previous", include_str!("../../../migrations/sqlite/0002_previous.sql")),
+];
 
 mod lease;
 mod lock;
