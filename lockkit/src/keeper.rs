@@ -51,7 +51,6 @@ pub(crate) struct Kept {
 /// How a lease is to be kept and given back.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
-    pub(crate) ttl: Duration,
     pub(crate) renew_every: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) on_lost: OnLost,

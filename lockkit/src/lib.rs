@@ -61,15 +61,16 @@ pub mod __private;
 pub use dialect::{AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, VersionOps};
 pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
+pub use keeper::OnLost;
 pub use key::{Key, MAX_KEY_BYTES};
 pub use migrate::migrate;
 pub use plan::PlanCheck;
 pub use policy::{Backoff, MAX_DURATION, Policy, Wait};
 pub use retry::is_retryable;
 pub use section::{AnyTx, Tx, begin};
-pub use store::{Acquired, Claim, Held, LeaseInfo, LeaseStore, Scoped, Token};
+pub use store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Renewal, Scoped, Token};
 pub use strategy::{
-    lease::{Lease, LeaseRequest, Leases, LeasesBuilder, Released},
+    lease::{Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, ReadWrite, Released},
     named::NamedLock,
     row::RowLock,
     version::{OrConflict, Versioned, VersionedRow},

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     fence::Fence,
     key::Key,
 };
@@ -60,6 +60,11 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Forgets up to `limit` keys that nobody has held for `retention`; returns how many.
     /// A fence granted later must still be greater than any that is forgotten.
     fn lease_sweep(&self, retention: Duration, limit: u32) -> impl Future<Output = Result<u64>> + Send;
+
+    /// Why no answer came in time, if the store knows more than that: that it had no connection left, say.
+    fn starved(&self) -> Option<Error> {
+        None
+    }
 }
 
 /// Takes leases one after the other. The order is that of the keys, so two who want the same leases do not take one each

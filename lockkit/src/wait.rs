@@ -2,8 +2,9 @@
 
 use std::{
     collections::HashMap,
-    future::Future,
+    future::{Future, poll_fn},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::Poll,
     time::Duration,
 };
 
@@ -66,12 +67,27 @@ impl Lines {
         &self,
         key: &Key,
         deadline: Instant,
+        ask: impl FnMut(bool) -> Fut,
+    ) -> Result<Waited<T>>
+    where
+        Fut: Future<Output = Result<Turn<T>>>,
+    {
+        self.wait_for_any(key, &[], deadline, ask).await
+    }
+
+    /// As [`wait`](Self::wait), woken too when one of the other keys is given back.
+    pub(crate) async fn wait_for_any<T, Fut>(
+        &self,
+        key: &Key,
+        others: &[Key],
+        deadline: Instant,
         mut ask: impl FnMut(bool) -> Fut,
     ) -> Result<Waited<T>>
     where
         Fut: Future<Output = Result<Turn<T>>>,
     {
         let line = self.line(key);
+        let others: Vec<_> = others.iter().map(|it| self.line(it)).collect();
         let Ok(_first) = timeout_at(deadline, line.first.lock()).await else {
             return Ok(Waited::NoAnswer);
         };
@@ -81,7 +97,11 @@ impl Lines {
         let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
         loop {
             // Made before the question, so that a release during it is not missed.
-            let freed = line.freed.notified();
+            let mut freed: Vec<_> = others.iter().chain([&line]).map(|it| Box::pin(it.freed.notified())).collect();
+            let freed = poll_fn(|context| {
+                let is_freed = freed.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
+                if is_freed { Poll::Ready(()) } else { Poll::Pending }
+            });
             let Ok(turn) = timeout_at(limit, ask(likely_free)).await else {
                 return Ok(without);
             };
@@ -104,11 +124,11 @@ impl Lines {
         }
     }
 
-    /// Tells the first in the line that the lease was given back.
+    /// Tells the first in the line, and those who want this key among others, that the lease was given back.
     pub(crate) fn freed(&self, key: &Key) {
         let line = self.lines().get(key).and_then(Weak::upgrade);
         if let Some(line) = line {
-            line.freed.notify_one();
+            line.freed.notify_waiters();
         }
     }
 

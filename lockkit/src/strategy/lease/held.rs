@@ -21,10 +21,10 @@ use crate::{
     error::{Error, LossReason, Result},
     fence::Fence,
     guard::{Guard, Hold},
-    keeper::{Kept, release_failed},
+    keeper::{Kept, OnLost, release_failed},
     key::Key,
     section::AnyTx,
-    store::{LeaseStore, Scoped, Token},
+    store::{LeaseStore, Previous, Renewal, Scoped, Token},
 };
 
 /// What became of a lease that was given back.
@@ -45,8 +45,8 @@ pub enum Released {
 pub struct Lease<S: LeaseStore> {
     kept: Arc<Kept>,
     inner: Arc<Inner<S>>,
-    /// Absent in the lease that a body run under it gets.
-    owned: Option<Guard<Owned<S>>>,
+    /// Common to all shares of the lease; absent in the lease that a body run under it gets.
+    owned: Option<Arc<Guard<Owned<S>>>>,
 }
 
 impl<S: LeaseStore> Lease<S> {
@@ -54,13 +54,23 @@ impl<S: LeaseStore> Lease<S> {
         let kept = Arc::new(kept);
         inner.keeper.keep(&kept);
         let owned = Owned { kept: kept.clone(), inner: inner.clone(), runtime: Handle::current() };
-        let owned = Some(Guard::new(owned));
+        let owned = Some(Arc::new(Guard::new(owned)));
         Self { kept, inner, owned }
     }
 
     /// The same lease for a body that runs under it.
     pub(crate) fn borrowed(&self) -> Self {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
+    }
+
+    /// Another handle to the same lease, which is released when the last of them is released or dropped.
+    ///
+    /// This is how code that holds a lease hands it to code that needs it too. Acquiring the key a second time would
+    /// wait for the first: a lock that let the same process in twice could not tell two of its tasks apart.
+    ///
+    /// A share of the lease that a body run under it got ends with that body.
+    pub fn share(&self) -> Self {
+        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: self.owned.clone() }
     }
 
     /// The lease's key.
@@ -70,7 +80,13 @@ impl<S: LeaseStore> Lease<S> {
 
     /// The fencing token: greater than that of every holder of this key before.
     pub fn fence(&self) -> Fence {
-        self.kept.fence
+        self.kept.grant.fence
+    }
+
+    /// Whom the lease was taken over from, if the holder before let it expire instead of giving it back: it died, hung or
+    /// was cut off, and may have left work half done.
+    pub fn previous(&self) -> Option<&Previous> {
+        self.kept.grant.previous.as_ref()
     }
 
     /// The instant after which this process must stop believing that it holds the lease, unless a renewal moves it:
@@ -110,22 +126,23 @@ impl<S: LeaseStore> Lease<S> {
         check_ttl(ttl)?;
         while self.is_trusted() {
             let sent = Instant::now();
-            match self.inner.store().lease_renew(&self.kept.key, self.kept.token, ttl).await? {
-                Scoped::Done => {
+            let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl };
+            match self.inner.store().lease_renew(&[renewal]).await?.pop() {
+                Some(Scoped::Done) => {
                     self.kept.set_ttl(ttl);
                     self.kept.trust.renewed(sent, ttl);
                     self.inner.keeper.renewed(&self.kept);
                     break;
                 }
-                Scoped::Gone => self.kept.trust.lose(LossReason::Stolen),
-                // A transaction of our own pins it.
-                Scoped::Busy => sleep(BUSY_PAUSE).await,
+                Some(Scoped::Gone) => self.kept.trust.lose(LossReason::Stolen),
+                // Another statement has its row locked.
+                Some(Scoped::Busy) | None => sleep(BUSY_PAUSE).await,
             }
         }
         self.check_trusted()
     }
 
-    /// Gives the lease back, and says whether it was held until now.
+    /// Gives the lease back, and says whether it was held until now. Of several [shares](Self::share) the last one does.
     ///
     /// While a transaction of your own pins the lease ([`verify`](Self::verify)) this waits for its end: end it first.
     ///
@@ -137,8 +154,15 @@ impl<S: LeaseStore> Lease<S> {
     /// # Cancel safety
     /// The release goes on in the background if this future is dropped.
     pub async fn release(mut self) -> Result<Released> {
+        let owned = match self.owned.take() {
+            None => None,
+            Some(owned) => match Arc::into_inner(owned) {
+                Some(last) => Some(last),
+                None => return Ok(if self.is_trusted() { Released::Held } else { Released::AlreadyLost }),
+            },
+        };
         let released = give_back(&self.inner, &self.kept).await?;
-        self.owned.take().map(Guard::defuse);
+        owned.map(Guard::defuse);
         Ok(released)
     }
 
@@ -152,47 +176,35 @@ impl<S: LeaseStore> Lease<S> {
         result
     }
 
-    /// Runs `body`, and drops it when the lease is lost.
+    /// Runs `body`, and drops it when the lease is lost unless it is to go on.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let mut body = pin!(body);
-        let mut lost = pin!(self.kept.trust.wait_until_lost());
-        poll_fn(|context| {
-            // The clock is asked before every step. A process that was stopped may hear of what its body waits for
-            // before it hears of the timer.
-            if let Err(err) = self.check_body() {
-                return Poll::Ready(Err(err.into()));
-            }
-            if let Poll::Ready(reason) = lost.as_mut().poll(context) {
-                return Poll::Ready(Err(self.lost_error(reason).into()));
-            }
-            body.as_mut().poll(context).map(|result| self.check_body().map_err(E::from).and(result))
-        })
-        .await
+        let lost = async { self.lost_error(self.kept.trust.wait_until_lost().await) };
+        guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).await
     }
 
     /// A body may go on while the lease is trusted, and after it has given the lease back itself.
-    fn check_body(&self) -> Result<()> {
+    pub(super) fn check_body(&self) -> Result<()> {
         match self.kept.trust.lost() {
             None | Some(LossReason::Released) => Ok(()),
             Some(reason) => Err(self.lost_error(reason)),
         }
     }
 
-    fn check_trusted(&self) -> Result<()> {
+    pub(super) fn check_trusted(&self) -> Result<()> {
         match self.kept.trust.lost() {
             None => Ok(()),
             Some(reason) => Err(self.lost_error(reason)),
         }
     }
 
-    fn lost_error(&self, reason: LossReason) -> Error {
-        Error::Lost { key: self.kept.key.clone(), fence: self.kept.fence, reason }
+    pub(super) fn lost_error(&self, reason: LossReason) -> Error {
+        Error::Lost { key: self.kept.key.clone(), fence: self.kept.grant.fence, reason }
     }
 
     /// Frees a claim whose answer was not heard.
     pub(super) fn give_back_in_background(inner: Arc<Inner<S>>, key: Key, token: Token) {
         tokio::spawn(async move {
-            while let Ok(Scoped::Busy) = inner.store().lease_release(&key, token).await {
+            while let Ok(Scoped::Busy) = inner.store().lease_release(&key, token, Duration::ZERO).await {
                 sleep(BUSY_PAUSE).await;
             }
             inner.lines.freed(&key);
@@ -201,13 +213,15 @@ impl<S: LeaseStore> Lease<S> {
 }
 
 impl<DB: LeaseOps> Lease<Pool<DB>> {
-    /// Inside a transaction: makes sure that this lease is current, renews it, and keeps everybody else from taking it
-    /// until the transaction ends, even if the lease expires meanwhile.
+    /// Inside a transaction: makes sure that this lease is current, and keeps everybody else from taking it until the
+    /// transaction ends, even if the lease expires meanwhile.
     ///
     /// Call it before reading what the lease protects. A transaction whose first statement is `verify` has real
     /// exclusion for data in the same database.
     ///
-    /// While the transaction is open the lease cannot be renewed otherwise, so keep it shorter than the ttl.
+    /// The lease is renewed beside it, however long the transaction takes, except on SQLite, whose only write lock the
+    /// transaction has, and in PostgreSQL's REPEATABLE READ and SERIALIZABLE: there `verify` itself renews, and the
+    /// transaction must be shorter than the ttl.
     ///
     /// # Errors
     /// [`Error::Lost`] unless the lease is current; [`Error::InvalidOption`] outside a transaction;
@@ -242,54 +256,93 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit. The lease is given back
     /// in either case.
-    pub async fn commit<T: AnyTx<DB>>(mut self, mut tx: T) -> Result<()> {
-        if self.check_trusted().is_ok() {
-            let Kept { key, token, .. } = &*self.kept;
-            // A renewal that finds the row given up must not take that for a loss.
-            self.inner.keeper.forget(*token);
-            let ended = async {
-                tx.check_open().await?;
-                let given_up = DB::lease_give_up(tx.connection(), key, *token).await;
-                if given_up.map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))? {
-                    tx.commit().await?;
-                    return Ok(true);
-                }
+    pub async fn commit<T: AnyTx<DB>>(self, tx: T) -> Result<()> {
+        commit(std::slice::from_ref(&self), tx).await
+    }
+}
+
+/// Commits the transaction if all of the leases are still held, and gives them back.
+pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: T) -> Result<()> {
+    if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
+        drop(tx.rollback().await);
+        return Err(lost);
+    }
+    for lease in leases {
+        // A renewal that finds the row given up must not take that for a loss.
+        lease.inner.keeper.forget(lease.kept.token);
+    }
+    let ended = async {
+        tx.check_open().await?;
+        for lease in leases {
+            let Kept { key, token, terms, .. } = &*lease.kept;
+            let given_up = DB::lease_give_up(tx.connection(), key, *token, terms.min_hold).await;
+            if !given_up.map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))? {
                 // The loss is the news; a rollback that fails is done by the database.
                 drop(tx.rollback().await);
-                Ok(false)
-            };
-            match ended.await {
-                Ok(true) => {
-                    self.inner.ended(&self.kept);
-                    self.owned.take().map(Guard::defuse);
-                    return Ok(());
-                }
-                Ok(false) => self.kept.trust.lose(LossReason::Stolen),
-                Err(err) => {
-                    // Still held, by the caller whose body this is or until it is dropped.
-                    self.inner.keeper.keep(&self.kept);
-                    return Err(err);
-                }
+                return Ok(Some(lease));
             }
-        } else {
-            drop(tx.rollback().await);
         }
-        self.check_trusted()
+        tx.commit().await.map(|()| None)
+    };
+    let ended = ended.await;
+    if let Ok(None) = ended {
+        for lease in leases {
+            lease.inner.ended(&lease.kept);
+        }
+        return Ok(());
     }
+    if let Ok(Some(lost)) = ended {
+        lost.kept.trust.lose(LossReason::Stolen);
+    }
+    // Still held, by the caller whose body this is or until they are dropped.
+    for lease in leases.iter().filter(|it| it.is_trusted()) {
+        lease.inner.keeper.keep(&lease.kept);
+    }
+    match ended? {
+        Some(lost) => lost.check_trusted(),
+        None => Ok(()),
+    }
+}
+
+/// Runs `body`, and ends it with an error when the lease that it runs under is lost.
+pub(super) async fn guarded<T, E: From<Error>>(
+    on_lost: OnLost,
+    check: impl Fn() -> Result<()>,
+    lost: impl Future<Output = Error>,
+    body: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    if on_lost == OnLost::Continue {
+        let value = body.await?;
+        check()?;
+        return Ok(value);
+    }
+    let (mut body, mut lost) = (pin!(body), pin!(lost));
+    poll_fn(|context| {
+        // The clock is asked before every step. A process that was stopped may hear of what its body waits for before
+        // it hears of the timer.
+        if let Err(err) = check() {
+            return Poll::Ready(Err(err.into()));
+        }
+        if let Poll::Ready(err) = lost.as_mut().poll(context) {
+            return Poll::Ready(Err(err.into()));
+        }
+        body.as_mut().poll(context).map(|result| check().map_err(E::from).and(result))
+    })
+    .await
 }
 
 /// Gives the lease back, waiting for a transaction that pins it.
 async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     inner.keeper.forget(kept.token);
     loop {
-        match inner.store().lease_release(&kept.key, kept.token).await? {
+        match inner.store().lease_release(&kept.key, kept.token, kept.terms.min_hold).await? {
             Scoped::Done => {
                 inner.ended(kept);
                 return Ok(Released::Held);
             }
             Scoped::Gone => {
                 kept.trust.lose(LossReason::Stolen);
-                inner.lines.freed(&kept.key);
+                inner.lines.freed(&kept.terms.line);
                 return Ok(Released::AlreadyLost);
             }
             Scoped::Busy => sleep(BUSY_PAUSE).await,
@@ -302,7 +355,7 @@ impl<S: LeaseStore> Inner<S> {
     fn ended(&self, kept: &Kept) {
         self.keeper.forget(kept.token);
         kept.trust.lose(LossReason::Released);
-        self.lines.freed(&kept.key);
+        self.lines.freed(&kept.terms.line);
     }
 }
 
@@ -334,7 +387,7 @@ impl<S: LeaseStore> fmt::Debug for Lease<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
             .field("key", &self.kept.key)
-            .field("fence", &self.kept.fence)
+            .field("fence", &self.kept.grant.fence)
             .field("lost", &self.kept.trust.lost())
             .finish_non_exhaustive()
     }

@@ -12,7 +12,10 @@
 //!
 //! A dropped question is answered all the same, by a task of its own, and what it was granted is given back.
 
+mod all;
 mod held;
+mod many;
+mod queue;
 mod request;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -21,12 +24,15 @@ use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 
 pub use self::{
+    all::{MultiLease, MultiRequest},
     held::{Lease, Released},
+    many::ReadWrite,
     request::LeaseRequest,
 };
+use self::request::Mode;
 use crate::{
     dialect::Dialect,
-    error::{Error, HolderInfo, Result},
+    error::{Error, Result},
     keeper::{Keeper, Sweep},
     key::Key,
     migrate::migrate,
@@ -75,7 +81,6 @@ struct Inner<S: LeaseStore> {
     ttl: Duration,
     wait: Duration,
     renew_every: Option<Duration>,
-    holder: Arc<str>,
 }
 
 impl<S: LeaseStore> Inner<S> {
@@ -110,7 +115,7 @@ impl<S: LeaseStore> Leases<S> {
     /// A request for the lease of this key: set what differs from the defaults, then
     /// [`acquire`](LeaseRequest::acquire), [`try_acquire`](LeaseRequest::try_acquire) or [`run`](LeaseRequest::run).
     pub fn lease(&self, key: impl Into<Key>) -> LeaseRequest<S> {
-        LeaseRequest::new(self.0.clone(), key.into())
+        LeaseRequest::new(self.0.clone(), key.into(), Mode::Exclusive)
     }
 
     /// Who holds the lease now; `None` when it is free or expired. Reads only.
@@ -154,7 +159,7 @@ impl<S: LeaseStore> Leases<S> {
             return Ok(None);
         };
         while started.elapsed() <= self.0.wait {
-            match self.0.store().lease_release(&key, token).await? {
+            match self.0.store().lease_release(&key, token, Duration::ZERO).await? {
                 Scoped::Done => {
                     self.0.lines.freed(&key);
                     return Ok(Some(info));
@@ -163,8 +168,7 @@ impl<S: LeaseStore> Leases<S> {
                 Scoped::Busy => sleep(BUSY_PAUSE).await,
             }
         }
-        let holder = HolderInfo::new(info.holder, info.fence, info.expires_in);
-        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(holder) })
+        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(info.into()) })
     }
 }
 
@@ -196,7 +200,7 @@ impl<S: LeaseStore> fmt::Debug for Leases<S> {
 impl<S: LeaseStore> fmt::Debug for Inner<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leases")
-            .field("holder", &self.holder)
+            .field("holder", self.keeper.holder())
             .field("ttl", &self.ttl)
             .field("wait", &self.wait)
             .field("keeper", &self.keeper)
@@ -285,12 +289,11 @@ impl<S: LeaseStore> LeasesBuilder<S> {
         let Self { store, ttl, wait, renew_every, sweep, holder } = self;
         let holder = holder.unwrap_or_else(this_process).into();
         Leases(Arc::new(Inner {
-            keeper: Keeper::new(store, sweep),
+            keeper: Keeper::new(store, holder, sweep),
             lines: Lines::default(),
             ttl,
             wait,
             renew_every,
-            holder,
         }))
     }
 }

@@ -1,34 +1,64 @@
 //! How a lease is asked for: once, with waiting, or around a body of work.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::time::{Instant, timeout};
 
 use super::{BUSY_PAUSE, Inner, check_ttl, held::Lease};
 use crate::{
     error::{Error, HolderInfo, Result},
-    keeper::Kept,
+    keeper::{Kept, OnLost, Terms},
     key::Key,
     policy::check_wait,
     section::{finished, no_answer},
-    store::{Acquired, Claim, Held, LeaseStore, Token},
-    trust::Trust,
+    store::{Acquired, Claim, LeaseInfo, LeaseStore, Token},
     wait::{Turn, Waited},
 };
 
-/// A request for one lease, made by [`Leases::lease`](crate::Leases::lease).
+/// A request for one lease, made by [`Leases::lease`](crate::Leases::lease), [`Leases::semaphore`](crate::Leases::semaphore) or
+/// [`Leases::rw`](crate::Leases::rw).
 #[derive(Debug)]
 #[must_use = "a request does nothing until `acquire`, `try_acquire` or `run` is awaited"]
 pub struct LeaseRequest<S: LeaseStore> {
-    inner: Arc<Inner<S>>,
-    key: Key,
-    ttl: Duration,
+    pub(super) inner: Arc<Inner<S>>,
+    pub(super) key: Key,
+    pub(super) mode: Mode,
+    pub(super) ttl: Duration,
     wait: Duration,
+    min_hold: Duration,
+    on_lost: OnLost,
+    fair: bool,
+}
+
+/// What is asked for under the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The lease of the key itself.
+    Exclusive,
+    /// One of this many permits.
+    Permit(u32),
+    /// A lease beside those of other readers.
+    Read,
+    /// A lease beside no other.
+    Write,
 }
 
 impl<S: LeaseStore> LeaseRequest<S> {
-    pub(super) fn new(inner: Arc<Inner<S>>, key: Key) -> Self {
-        Self { key, ttl: inner.ttl, wait: inner.wait, inner }
+    pub(super) fn new(inner: Arc<Inner<S>>, key: Key, mode: Mode) -> Self {
+        Self {
+            key,
+            mode,
+            ttl: inner.ttl,
+            wait: inner.wait,
+            min_hold: Duration::ZERO,
+            on_lost: OnLost::Stop,
+            fair: false,
+            inner,
+        }
     }
 
     /// How long the lease lives without a renewal. At least 50 ms.
@@ -43,6 +73,34 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self
     }
 
+    /// How long the lease stays taken at least, counted from when it was acquired. Defaults to zero.
+    ///
+    /// A job that runs once a night on several machines whose clocks differ by seconds may be over on one before it starts
+    /// on the next, which would run it again. With a `min_hold` longer than the clocks differ, the lease that was released
+    /// early stays taken, by nobody, until then.
+    pub fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.min_hold = min_hold;
+        self
+    }
+
+    /// What becomes of the body of [`run`](Self::run) when the lease is lost. Defaults to [`OnLost::Stop`].
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.on_lost = on_lost;
+        self
+    }
+
+    /// Serves waiting processes in the order in which they came.
+    ///
+    /// Callers of one process queue in order anyway; among processes it is luck who asks next after a release. A fair
+    /// request takes a ticket (a short lease of its own, `<key>/queue/<number>`) and asks for the lease when no older
+    /// ticket is left. All who want the lease must ask fairly: others do not look at the queue. It costs two round trips
+    /// more when somebody waits and one when nobody does, and a process that dies while it waits holds the others up for
+    /// up to 5 s. For leases made by [`Leases::lease`](crate::Leases::lease) only.
+    pub fn fair(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
     /// The lease, as soon as it is free.
     ///
     /// Callers of one process queue in order, and only the first of them asks the store, without holding a connection
@@ -52,8 +110,9 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// lease that one task holds twice would be freed by the first of two releases.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the holder; [`Error::Database`] when the store did not answer in that time; [`Error::InvalidKey`], [`Error::InvalidOption`],
-    /// [`Error::NotMigrated`], [`Error::Database`].
+    /// [`Error::Contended`] after the wait, with the holder; [`Error::PoolStarved`] or [`Error::Database`] when
+    /// the store did not answer in that time; [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`],
+    /// [`Error::Database`].
     ///
     /// # Cancel safety
     /// Dropping this future loses the place in the line. A question that is already on its way is answered all the
@@ -65,32 +124,23 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self.check()?;
         let started = Instant::now();
         let deadline = started + self.wait;
-        let taken = {
-            let ask = |likely_free: bool| {
-                let (inner, claim) = (self.inner.clone(), self.claim());
-                async move {
-                    if !likely_free && let Some(held) = inner.store().lease_look(&claim.key).await? {
-                        return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
-                    }
-                    Ok(match ask(inner, claim).await? {
-                        Answer::Granted(lease) => Turn::Done(lease),
-                        Answer::Held { free_in, .. } => Turn::Held { free_in },
-                    })
-                }
-            };
-            self.inner.lines.wait(&self.key, deadline, ask).await?
-        };
-        let answered = match taken {
+        let place = Place::default();
+        let line = self.line();
+        let ask = |likely_free: bool| self.ask(&place, likely_free);
+        let answered = match self.inner.lines.wait(&line, deadline, ask).await? {
             Waited::Done(lease) => return Ok(lease),
             Waited::Held => true,
             Waited::NoAnswer => false,
         };
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
-        let holder = match timeout(BUSY_PAUSE * 5, self.inner.store().lease_look(&self.key)).await {
-            Ok(Ok(Some(Held { info, .. }))) => Some(HolderInfo::new(info.holder, info.fence, info.expires_in)),
+        let holder = match timeout(BUSY_PAUSE * 5, self.in_the_way()).await {
+            Ok(Ok(info)) => info.map(HolderInfo::from),
             Ok(Err(err)) if !answered => return Err(err),
-            Err(_) if !answered => return Err(no_answer("acquiring lease", Some(&self.key))),
+            Err(_) if !answered => {
+                let starved = self.inner.store().starved();
+                return Err(starved.unwrap_or_else(|| no_answer("acquiring lease", Some(&self.key))));
+            }
             _ => None,
         };
         Err(Error::Contended { key: self.key, waited, holder })
@@ -108,9 +158,9 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// Outside a Tokio runtime.
     pub async fn try_acquire(self) -> Result<Option<Lease<S>>> {
         self.check()?;
-        match ask(self.inner.clone(), self.claim()).await? {
-            Answer::Granted(lease) => Ok(Some(lease)),
-            Answer::Held { .. } => Ok(None),
+        match self.ask(&Place::default(), true).await? {
+            Turn::Done(lease) => Ok(Some(lease)),
+            Turn::Held { .. } => Ok(None),
         }
     }
 
@@ -154,41 +204,119 @@ impl<S: LeaseStore> LeaseRequest<S> {
     fn check(&self) -> Result<()> {
         self.key.check()?;
         check_ttl(self.ttl)?;
-        check_wait("wait", self.wait)
+        check_wait("wait", self.wait)?;
+        check_wait("min_hold", self.min_hold)?;
+        match self.mode {
+            Mode::Permit(0) => {
+                let reason = "has no permits; give it at least one".to_owned();
+                Err(Error::InvalidOption { option: "semaphore", reason })
+            }
+            Mode::Permit(_) | Mode::Read | Mode::Write if self.fair => {
+                let reason = "is for single leases; semaphores and readers have no queue among processes".to_owned();
+                Err(Error::InvalidOption { option: "fair", reason })
+            }
+            _ => Ok(()),
+        }
     }
 
-    fn claim(&self) -> Claim {
-        Claim { key: self.key.clone(), token: Token::random(), holder: self.inner.holder.clone(), ttl: self.ttl }
+    /// Asks for what the mode says, without waiting.
+    async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        match self.mode {
+            Mode::Exclusive if self.fair => self.ask_in_turn(place, likely_free).await,
+            Mode::Exclusive => self.ask_for(&self.key, likely_free).await,
+            Mode::Permit(permits) => self.ask_for_permit(permits, likely_free).await,
+            Mode::Read => self.ask_to_read(likely_free).await,
+            Mode::Write => self.ask_to_write(place, likely_free).await,
+        }
+    }
+
+    /// Asks for the lease of this key; looks first, which writes nothing, where that is likely enough.
+    pub(super) async fn ask_for(&self, key: &Key, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        if !likely_free && let Some(held) = self.inner.store().lease_look(key).await? {
+            return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
+        }
+        key.check()?;
+        ask(self.inner.clone(), self.claim(key), self.terms()).await
+    }
+
+    /// The waiting line of this process. Readers and writers of one key are in one line.
+    fn line(&self) -> Key {
+        match self.mode {
+            Mode::Exclusive => self.key.clone(),
+            Mode::Permit(_) => format!("{}/permit", self.key).into(),
+            Mode::Read | Mode::Write => format!("{}/rw", self.key).into(),
+        }
+    }
+
+    /// Who has what is asked for.
+    async fn in_the_way(&self) -> Result<Option<LeaseInfo>> {
+        let store = self.inner.store();
+        let held = match self.mode {
+            Mode::Exclusive => store.lease_look(&self.key).await?,
+            _ => store.lease_list(&format!("{}/", self.key), 1).await?.pop(),
+        };
+        Ok(held.map(|it| it.info))
+    }
+
+    fn claim(&self, key: &Key) -> Claim {
+        let holder = self.inner.keeper.holder().clone();
+        Claim { key: key.clone(), token: Token::random(), holder, ttl: self.ttl }
+    }
+
+    fn terms(&self) -> Terms {
+        let Self { inner, min_hold, on_lost, .. } = self;
+        Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line: self.line() }
     }
 }
 
-enum Answer<S: LeaseStore> {
-    Granted(Lease<S>),
-    Held { free_in: Option<Duration> },
+/// What a caller has while it waits: a ticket, or the gate that keeps new readers out. Given back if it stops waiting.
+#[derive(Debug)]
+pub(super) struct Place<S: LeaseStore>(Mutex<Option<Lease<S>>>);
+
+impl<S: LeaseStore> Place<S> {
+    /// Takes it out, if it can still be trusted.
+    pub(super) fn take(&self) -> Option<Lease<S>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().filter(Lease::is_trusted)
+    }
+
+    pub(super) fn put(&self, lease: Lease<S>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
+    }
+}
+
+impl<S: LeaseStore> Default for Place<S> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl From<LeaseInfo> for HolderInfo {
+    fn from(info: LeaseInfo) -> Self {
+        let LeaseInfo { key: _, holder, fence, acquired_at: _, held_for, expires_in, renewals } = info;
+        Self { holder, fence, held_for, renewals, expires_in }
+    }
 }
 
 /// Asks the store once.
 ///
 /// In a task of its own: the claim is answered for even if the caller is dropped meanwhile. A lease that nobody takes
 /// from the task is dropped with its result, and so released.
-async fn ask<S: LeaseStore>(inner: Arc<Inner<S>>, claim: Claim) -> Result<Answer<S>> {
+async fn ask<S: LeaseStore>(inner: Arc<Inner<S>>, claim: Claim, terms: Terms) -> Result<Turn<Lease<S>>> {
     let asking = tokio::spawn(async move {
         let sent = Instant::now();
-        let answer = inner.store().lease_acquire(&claim).await;
-        let fence = match answer {
-            Ok(Acquired::Granted(fence)) => fence,
-            Ok(Acquired::Held { free_in, .. }) => return Ok(Answer::Held { free_in }),
+        match inner.store().lease_acquire(&claim).await {
+            Ok(Acquired::Granted(grant)) => {
+                let lease = Lease::granted(inner, Kept::new(claim, grant, sent, terms));
+                // An answer that took longer than the lease lives is no lease.
+                Ok(if lease.is_trusted() { Turn::Done(lease) } else { Turn::Held { free_in: None } })
+            }
+            Ok(Acquired::Held { free_in }) => Ok(Turn::Held { free_in }),
             Err(err) => {
                 // It may have been granted all the same.
                 Lease::give_back_in_background(inner, claim.key, claim.token);
-                return Err(err);
+                Err(err)
             }
-        };
-        let Claim { key, token, ttl, .. } = claim;
-        let kept = Kept::new(key, token, fence, Trust::new(sent, ttl), ttl, inner.renew_every);
-        let lease = Lease::granted(inner, kept);
-        // An answer that took longer than the lease lives is no lease.
-        Ok(if lease.is_trusted() { Answer::Granted(lease) } else { Answer::Held { free_in: None } })
+        }
     });
     finished("acquiring lease", asking).await
 }

@@ -1,0 +1,347 @@
+//! Several leases at once: all of them or none.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    sync::{Arc, Mutex, PoisonError},
+    task::Poll,
+    time::Duration,
+};
+
+use sqlx::Pool;
+use tokio::time::Instant;
+
+use super::{
+    Inner, Leases, check_ttl,
+    held::{Lease, Released, commit, guarded},
+};
+use crate::{
+    dialect::LeaseOps,
+    error::{Error, HolderInfo, Result},
+    keeper::{Kept, OnLost, Terms, release_failed},
+    key::Key,
+    policy::check_wait,
+    section::{AnyTx, finished, no_answer},
+    store::{AcquiredAll, Claim, LeaseStore, Token},
+    wait::{Turn, Waited},
+};
+
+impl<S: LeaseStore> Leases<S> {
+    /// A request for the leases of all of these keys: all are taken or none is.
+    ///
+    /// A key that is given twice is asked for once. The leases are taken in the order of their keys, whatever the order
+    /// here, and none is kept while another is waited for, so two callers who want the same keys never wait for each other
+    /// for ever.
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
+    /// let both = leases.all(["account:7", "account:3"]).acquire().await?;
+    /// assert!(leases.lease("account:3").try_acquire().await?.is_none());
+    /// both.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn all(&self, keys: impl IntoIterator<Item = impl Into<Key>>) -> MultiRequest<S> {
+        let mut keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let inner = self.0.clone();
+        MultiRequest { keys, ttl: inner.ttl, wait: inner.wait, min_hold: Duration::ZERO, on_lost: OnLost::Stop, inner }
+    }
+}
+
+/// A request for several leases, made by [`Leases::all`].
+#[derive(Debug)]
+#[must_use = "a request does nothing until `acquire`, `try_acquire` or `run` is awaited"]
+pub struct MultiRequest<S: LeaseStore> {
+    inner: Arc<Inner<S>>,
+    keys: Vec<Key>,
+    ttl: Duration,
+    wait: Duration,
+    min_hold: Duration,
+    on_lost: OnLost,
+}
+
+impl<S: LeaseStore> MultiRequest<S> {
+    /// How long the leases live without a renewal. At least 50 ms.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) try before they give up; zero tries once.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// As [`LeaseRequest::min_hold`](crate::LeaseRequest::min_hold), for each of the leases.
+    pub fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.min_hold = min_hold;
+        self
+    }
+
+    /// What becomes of the body of [`run`](Self::run) when one of the leases is lost. Defaults to [`OnLost::Stop`].
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.on_lost = on_lost;
+        self
+    }
+
+    /// The leases, as soon as all of them are free at once. One statement for all of them on PostgreSQL; one for each
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] after the wait, naming the key that was in the way last; [`Error::InvalidOption`] without any
+    /// key; otherwise those of [`LeaseRequest::acquire`](crate::LeaseRequest::acquire).
+    ///
+    /// # Cancel safety
+    /// As [`LeaseRequest::acquire`](crate::LeaseRequest::acquire): what was granted is given back at once.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
+    pub async fn acquire(self) -> Result<MultiLease<S>> {
+        self.check()?;
+        let started = Instant::now();
+        let deadline = started + self.wait;
+        let in_the_way = Mutex::new(None);
+        let ask = |_| async {
+            match self.ask().await? {
+                Asked::Granted(leases) => Ok(Turn::Done(leases)),
+                Asked::Held { key, free_in } => {
+                    *in_the_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
+                    Ok(Turn::Held { free_in })
+                }
+            }
+        };
+        let waited = self.inner.lines.wait_for_any(&self.line(), &self.keys, deadline, ask).await?;
+        let key = in_the_way.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match (waited, key) {
+            (Waited::Done(leases), _) => Ok(leases),
+            (Waited::NoAnswer, None) => {
+                let starved = self.inner.store().starved();
+                Err(starved.unwrap_or_else(|| no_answer("acquiring leases", self.keys.first())))
+            }
+            (Waited::Held | Waited::NoAnswer, key) => {
+                let key = key.unwrap_or_else(|| self.line());
+                let holder = self.inner.store().lease_look(&key).await.ok().flatten();
+                let holder = holder.map(|it| HolderInfo::from(it.info));
+                Err(Error::Contended { key, waited: started.elapsed(), holder })
+            }
+        }
+    }
+
+    /// The leases if all of them are free now; `None` when somebody else holds one. Asks once and does not queue.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), without [`Error::Contended`].
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
+    pub async fn try_acquire(self) -> Result<Option<MultiLease<S>>> {
+        self.check()?;
+        match self.ask().await? {
+            Asked::Granted(leases) => Ok(Some(leases)),
+            Asked::Held { .. } => Ok(None),
+        }
+    }
+
+    /// Acquires the leases, runs `body`, and releases them. As [`LeaseRequest::run`](crate::LeaseRequest::run), where the
+    /// loss of one lease is the loss of all.
+    ///
+    /// # Errors
+    /// Those of [`acquire`](Self::acquire), [`Error::Lost`], and whatever the body returns.
+    ///
+    /// # Cancel safety
+    /// Dropping this future drops the body and releases the leases in the background.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
+    pub async fn run<T, E, F, Fut>(self, body: F) -> Result<T, E>
+    where
+        F: FnOnce(MultiLease<S>) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        let leases = self.acquire().await?;
+        let body = body(leases.borrowed());
+        leases.end_with(body).await
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.keys.is_empty() {
+            let reason = "has no keys; give it at least one".to_owned();
+            return Err(Error::InvalidOption { option: "all", reason });
+        }
+        self.keys.iter().try_for_each(Key::check)?;
+        check_ttl(self.ttl)?;
+        check_wait("wait", self.wait)?;
+        check_wait("min_hold", self.min_hold)
+    }
+
+    /// Those who want the same keys are in one line, which is not that of those who want one of the keys alone.
+    fn line(&self) -> Key {
+        self.keys.iter().map(Key::as_str).collect::<Vec<_>>().join(" + ").into()
+    }
+
+    /// Asks the store once, in a task of its own, as for a single lease.
+    async fn ask(&self) -> Result<Asked<S>> {
+        let Self { inner, keys, ttl, min_hold, on_lost, .. } = self;
+        let inner = inner.clone();
+        let claim = |key: &Key| {
+            let holder = inner.keeper.holder().clone();
+            Claim { key: key.clone(), token: Token::random(), holder, ttl: *ttl }
+        };
+        let claims: Vec<_> = keys.iter().map(claim).collect();
+        let (renew_every, min_hold, on_lost) = (inner.renew_every, *min_hold, *on_lost);
+        let terms = move |key: &Key| Terms { renew_every, min_hold, on_lost, line: key.clone() };
+        let asking = tokio::spawn(async move {
+            let sent = Instant::now();
+            match inner.store().lease_acquire_all(&claims).await {
+                Ok(AcquiredAll::Granted(grants)) => {
+                    let leases = claims.into_iter().zip(grants).map(|(claim, grant)| {
+                        let terms = terms(&claim.key);
+                        Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms))
+                    });
+                    let leases = MultiLease { leases: leases.collect(), on_lost };
+                    // An answer that took longer than the leases live is no lease.
+                    Ok(match leases.leases.iter().find(|it| !it.is_trusted()) {
+                        None => Asked::Granted(leases),
+                        Some(late) => Asked::Held { key: late.key().clone(), free_in: None },
+                    })
+                }
+                Ok(AcquiredAll::Held { key, free_in }) => Ok(Asked::Held { key, free_in }),
+                Err(err) => {
+                    // Some may have been granted all the same.
+                    for Claim { key, token, .. } in claims {
+                        Lease::give_back_in_background(inner.clone(), key, token);
+                    }
+                    Err(err)
+                }
+            }
+        });
+        finished("acquiring leases", asking).await
+    }
+}
+
+enum Asked<S: LeaseStore> {
+    Granted(MultiLease<S>),
+    Held { key: Key, free_in: Option<Duration> },
+}
+
+/// Several leases that this process holds together, in the order of their keys. Dropping it releases all of them in the
+/// background.
+#[must_use = "the leases are released as soon as they are dropped"]
+pub struct MultiLease<S: LeaseStore> {
+    leases: Vec<Lease<S>>,
+    on_lost: OnLost,
+}
+
+impl<S: LeaseStore> MultiLease<S> {
+    /// The leases, in the order of their keys.
+    pub fn leases(&self) -> &[Lease<S>] {
+        &self.leases
+    }
+
+    /// The lease of this key.
+    pub fn get(&self, key: impl AsRef<str>) -> Option<&Lease<S>> {
+        self.leases.iter().find(|it| it.key().as_str() == key.as_ref())
+    }
+
+    /// Whether this process may still believe that it holds all of the leases. Local, no I/O.
+    pub fn is_trusted(&self) -> bool {
+        self.leases.iter().all(Lease::is_trusted)
+    }
+
+    /// Resolves when one of the leases is lost, with its key; never otherwise.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn lost(&self) -> Key {
+        let mut losses: Vec<_> = self.leases.iter().map(|it| (Box::pin(it.lost()), it.key())).collect();
+        poll_fn(|context| {
+            let lost = losses.iter_mut().find_map(|(lost, key)| lost.as_mut().poll(context).is_ready().then_some(*key));
+            lost.map_or(Poll::Pending, |key| Poll::Ready(key.clone()))
+        })
+        .await
+    }
+
+    /// Gives all of the leases back; [`Released::AlreadyLost`] if one of them had been lost before.
+    ///
+    /// # Errors
+    /// [`Error::Database`] when the store cannot be asked. What is not given back is freed by its ttl.
+    ///
+    /// # Cancel safety
+    /// The release goes on in the background if this future is dropped.
+    pub async fn release(self) -> Result<Released> {
+        let mut released = Released::Held;
+        for lease in self.leases {
+            if lease.release().await? == Released::AlreadyLost {
+                released = Released::AlreadyLost;
+            }
+        }
+        Ok(released)
+    }
+
+    /// The same leases for a body that runs under them.
+    pub(crate) fn borrowed(&self) -> Self {
+        Self { leases: self.leases.iter().map(Lease::borrowed).collect(), on_lost: self.on_lost }
+    }
+
+    /// Runs `body` under the leases, drops it when one of them is lost, and releases them.
+    pub(crate) async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let result = self.guarded(body).await;
+        // What the body did counts whether or not the store hears of the release.
+        release_failed(self.release().await);
+        result
+    }
+
+    /// Runs `body`, and drops it when one of the leases is lost unless it is to go on.
+    pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let check = || self.leases.iter().try_for_each(Lease::check_body);
+        let lost = async {
+            let key = self.lost().await;
+            let lost = self.get(&key).and_then(|it| it.check_trusted().err());
+            lost.expect("BUG: a lease that was lost stays lost")
+        };
+        guarded(self.on_lost, check, lost, body).await
+    }
+}
+
+impl<DB: LeaseOps> MultiLease<Pool<DB>> {
+    /// As [`Lease::verify`](crate::Lease::verify), for all of the leases.
+    ///
+    /// # Errors
+    /// As [`Lease::verify`](crate::Lease::verify).
+    ///
+    /// # Cancel safety
+    /// The rows may or may not be locked in the transaction; roll that back.
+    pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
+        for lease in &self.leases {
+            lease.verify(conn).await?;
+        }
+        Ok(())
+    }
+
+    /// As [`Lease::commit`](crate::Lease::commit): commits if, and only if, all of the leases are still held at that
+    /// moment, and gives them back.
+    ///
+    /// # Errors
+    /// As [`Lease::commit`](crate::Lease::commit).
+    ///
+    /// # Cancel safety
+    /// As [`Lease::commit`](crate::Lease::commit).
+    pub async fn commit<T: AnyTx<DB>>(self, tx: T) -> Result<()> {
+        commit(&self.leases, tx).await
+    }
+}
+
+impl<S: LeaseStore> fmt::Debug for MultiLease<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.leases).finish()
+    }
+}
