@@ -46,6 +46,7 @@ pub(crate) struct Kept {
     pub(crate) trust: Trust,
     pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
+    pinned: AtomicBool,
 }
 
 /// How a lease is to be kept and given back.
@@ -73,7 +74,15 @@ impl Kept {
     /// `sent` is when the claim was sent.
     pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
         let Claim { key, token, ttl, .. } = claim;
-        Self { key, token, grant, trust: Trust::new(sent, ttl), terms, ttl: Mutex::new(ttl) }
+        Self {
+            key,
+            token,
+            grant,
+            trust: Trust::new(sent, ttl),
+            terms,
+            ttl: Mutex::new(ttl),
+            pinned: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn ttl(&self) -> Duration {
@@ -83,6 +92,15 @@ impl Kept {
     /// What every renewal from now on asks for.
     pub(crate) fn set_ttl(&self, ttl: Duration) {
         *lock(&self.ttl) = ttl;
+    }
+
+    /// A transaction of this process has kept everybody else from taking the lease.
+    pub(crate) fn pin(&self) {
+        self.pinned.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed)
     }
 
     fn renewal(&self) -> Renewal {
@@ -285,8 +303,7 @@ pub(crate) fn release_failed<T>(released: Result<T>) {
 /// Forgets old keys, unless another process is at it.
 async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
     let Shared { store, holder, .. } = &*shared;
-    let claim =
-        Claim { key: SWEEPER.into(), token: Token::random(), holder: holder.clone(), ttl: SWEEPER_TTL };
+    let claim = Claim { key: SWEEPER.into(), token: Token::random(), holder: holder.clone(), ttl: SWEEPER_TTL };
     let swept = async {
         if let Acquired::Held { .. } = store.lease_acquire(&claim).await? {
             return Ok(());

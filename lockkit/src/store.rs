@@ -47,12 +47,8 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Gives an unexpired lease back. The fence is kept for the next grant.
     ///
     /// The key stays taken, by nobody, until `min_hold` after it was acquired, if that is still to come.
-    fn lease_release(
-        &self,
-        key: &Key,
-        token: Token,
-        min_hold: Duration,
-    ) -> impl Future<Output = Result<Scoped>> + Send;
+    fn lease_release(&self, key: &Key, token: Token, min_hold: Duration)
+    -> impl Future<Output = Result<Scoped>> + Send;
 
     /// Reads the leases held now whose key starts with `prefix`, in the order of their keys, `limit` at most.
     fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<Held>>> + Send;
@@ -62,7 +58,7 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     fn lease_sweep(&self, retention: Duration, limit: u32) -> impl Future<Output = Result<u64>> + Send;
 
     /// Why no answer came in time, if the store knows more than that: that it had no connection left, say.
-    fn starved(&self) -> Option<Error> {
+    fn unanswered(&self) -> Option<Error> {
         None
     }
 }

@@ -126,12 +126,14 @@ pub trait LeaseOps: Dialect {
         ttl: Duration,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Inside a transaction: gives the lease back as part of it. `false` when the token no longer holds it.
+    /// Inside a transaction: gives the lease back as part of it. `false` when the token no longer holds it. Where the lease
+    /// was pinned before, nobody can have taken it, even if its time is over by now.
     fn lease_give_up(
         conn: &mut Self::Connection,
         key: &Key,
         token: Token,
         min_hold: Duration,
+        pinned: bool,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// See [`LeaseStore::lease_list`](crate::LeaseStore::lease_list).

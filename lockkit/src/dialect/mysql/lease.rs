@@ -173,16 +173,11 @@ impl LeaseOps for MySql {
         if done.rows_affected() == renewals.len() as u64 {
             return Ok(vec![Scoped::Done; renewals.len()]);
         }
-        let held = sqlx::query(concat!(
-            "SELECT l.token, l.expires_us - ",
-            now!(),
-            " AS left_us FROM ",
-            asked!(),
-            now!()
-        ))
-        .bind(&asked)
-        .fetch_all(conn)
-        .await?;
+        let held =
+            sqlx::query(concat!("SELECT l.token, l.expires_us - ", now!(), " AS left_us FROM ", asked!(), now!()))
+                .bind(&asked)
+                .fetch_all(conn)
+                .await?;
         let held = held.iter().map(|row| Ok((row.try_get::<Vec<u8>, _>("token")?, row.try_get("left_us")?)));
         let held = held.collect::<sqlx::Result<HashMap<_, i64>>>()?;
         // One that was renewed lives for its ttl from then, so what it has left by now tells it from one that was not.
@@ -258,6 +253,7 @@ impl LeaseOps for MySql {
         key: &Key,
         token: Token,
         min_hold: Duration,
+        pinned: bool,
     ) -> sqlx::Result<bool> {
         let done = sqlx::query(concat!(
             "UPDATE lockkit_lease
@@ -266,8 +262,9 @@ impl LeaseOps for MySql {
             ", ?, NULL), expires_us = IF(acquired_us + ? > ",
             now!(),
             ", acquired_us + ?, 0)
-             WHERE name = ? AND token = ? AND expires_us > ",
-            now!()
+             WHERE name = ? AND token = ? AND (? OR expires_us > ",
+            now!(),
+            ")"
         ))
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
@@ -275,6 +272,7 @@ impl LeaseOps for MySql {
         .bind(micros(min_hold))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
+        .bind(pinned)
         .execute(conn)
         .await?;
         Ok(done.rows_affected() == 1)

@@ -315,6 +315,7 @@ impl LeaseOps for Postgres {
         key: &Key,
         token: Token,
         min_hold: Duration,
+        pinned: bool,
     ) -> sqlx::Result<bool> {
         let row = sqlx::query(concat!(
             "WITH freed AS (
@@ -325,9 +326,9 @@ impl LeaseOps for Postgres {
                      expires_us = CASE WHEN acquired_us + $3 > ",
             now!(),
             " THEN acquired_us + $3 ELSE 0 END
-                 WHERE name = $1 AND token = $2 AND expires_us > ",
+                 WHERE name = $1 AND token = $2 AND ($6 OR expires_us > ",
             now!(),
-            "
+            ")
                  RETURNING 1
              )
              SELECT EXISTS (SELECT FROM freed) AS done, ",
@@ -338,6 +339,7 @@ impl LeaseOps for Postgres {
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
         .bind(bell(key))
+        .bind(pinned)
         .fetch_one(conn)
         .await?;
         row.try_get("done")

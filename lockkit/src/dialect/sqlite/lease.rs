@@ -10,8 +10,23 @@ use crate::{
     store::{Acquired, Claim, Grant, Held, Renewal, Scoped, Token},
 };
 
+/// A lease before it is acquired.
+struct Before {
+    holder: String,
+    fence: i64,
+    token: Option<Vec<u8>>,
+    expires_us: i64,
+}
+
 impl LeaseOps for Sqlite {
     async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+        // Whom the lease would be taken over from, if nobody else takes it first: its fence tells.
+        let before: Option<Before> =
+            sqlx::query_as("SELECT holder, fence, token, expires_us FROM lockkit_lease WHERE name = ?1")
+                .bind(claim.key.as_str())
+                .fetch_optional(&mut *conn)
+                .await?
+                .map(|(holder, fence, token, expires_us)| Before { holder, fence, token, expires_us });
         let rows = sqlx::query(concat!(
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
              VALUES (?1, ?2, ?3, ",
@@ -22,10 +37,6 @@ impl LeaseOps for Sqlite {
             now!(),
             " + ?4)
              ON CONFLICT (name) DO UPDATE SET
-                 previous_holder = CASE WHEN token IS ?2 THEN previous_holder ELSE holder END,
-                 previous_fence = CASE WHEN token IS ?2 THEN previous_fence ELSE fence END,
-                 previous_token = CASE WHEN token IS ?2 THEN previous_token ELSE token END,
-                 previous_expires_us = CASE WHEN token IS ?2 THEN previous_expires_us ELSE expires_us END,
                  fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + 1, ",
             now!(),
             ") END,
@@ -36,32 +47,33 @@ impl LeaseOps for Sqlite {
                  token = ?2, holder = ?3, expires_us = ",
             now!(),
             " + ?4
-             WHERE expires_us <= ",
+             WHERE (expires_us <= ",
             now!(),
-            " OR token IS ?2
-             RETURNING fence, previous_holder, previous_fence, previous_token, ",
+            " AND fence = ?5) OR token IS ?2
+             RETURNING fence, ",
             now!(),
-            " - previous_expires_us AS expired_us"
+            " - ?6 AS expired_us"
         ))
         .bind(claim.key.as_str())
         .bind(claim.token.as_bytes().as_slice())
         .bind(&*claim.holder)
         .bind(micros(claim.ttl))
+        .bind(before.as_ref().map(|it| it.fence))
+        .bind(before.as_ref().map_or(0, |it| it.expires_us))
         // All of the rows: the statement commits when it ends, and a driver that stops at the first row does not hear
         // of a commit that fails.
         .fetch_all(&mut *conn)
         .await?;
         if let Some(row) = rows.first() {
-            let previous = match row.try_get::<Option<i64>, _>("previous_fence")? {
-                Some(number) => previous(
-                    row.try_get("previous_holder")?,
-                    number,
-                    row.try_get("previous_token")?,
-                    row.try_get("expired_us")?,
-                ),
+            let fence = fence(row.try_get("fence")?);
+            let token = claim.token.as_bytes().as_slice();
+            let previous = match before.filter(|it| it.token.as_deref() != Some(token)) {
+                Some(Before { holder, fence, token, .. }) => {
+                    previous(holder, fence, token.as_deref(), row.try_get("expired_us")?)
+                }
                 None => None,
             };
-            return Ok(Acquired::Granted(Grant { fence: fence(row.try_get("fence")?), previous }));
+            return Ok(Acquired::Granted(Grant { fence, previous }));
         }
         let held = Self::lease_look(conn, &claim.key).await?;
         Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) })
@@ -113,24 +125,8 @@ impl LeaseOps for Sqlite {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Scoped> {
-        let done = sqlx::query(concat!(
-            "UPDATE lockkit_lease
-             SET token = CASE WHEN acquired_us + ?3 > ",
-            now!(),
-            " THEN ?4 END,
-                 expires_us = CASE WHEN acquired_us + ?3 > ",
-            now!(),
-            " THEN acquired_us + ?3 ELSE 0 END
-             WHERE name = ?1 AND token = ?2 AND expires_us > ",
-            now!()
-        ))
-        .bind(key.as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(min_hold))
-        .bind(Token::nobody().as_bytes().as_slice())
-        .execute(conn)
-        .await?;
-        Ok(if done.rows_affected() == 1 { Scoped::Done } else { Scoped::Gone })
+        let done = give_up(conn, key, token, min_hold, false).await?;
+        Ok(if done { Scoped::Done } else { Scoped::Gone })
     }
 
     async fn lease_pin(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
@@ -155,8 +151,9 @@ impl LeaseOps for Sqlite {
         key: &Key,
         token: Token,
         min_hold: Duration,
+        pinned: bool,
     ) -> sqlx::Result<bool> {
-        Ok(Self::lease_release(conn, key, token, min_hold).await? == Scoped::Done)
+        give_up(conn, key, token, min_hold, pinned).await
     }
 
     async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
@@ -201,6 +198,35 @@ impl LeaseOps for Sqlite {
         .await?;
         Ok(done.rows_affected())
     }
+}
+
+async fn give_up(
+    conn: &mut SqliteConnection,
+    key: &Key,
+    token: Token,
+    min_hold: Duration,
+    pinned: bool,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query(concat!(
+        "UPDATE lockkit_lease
+         SET token = CASE WHEN acquired_us + ?3 > ",
+        now!(),
+        " THEN ?4 END,
+             expires_us = CASE WHEN acquired_us + ?3 > ",
+        now!(),
+        " THEN acquired_us + ?3 ELSE 0 END
+         WHERE name = ?1 AND token = ?2 AND (?5 OR expires_us > ",
+        now!(),
+        ")"
+    ))
+    .bind(key.as_str())
+    .bind(token.as_bytes().as_slice())
+    .bind(micros(min_hold))
+    .bind(Token::nobody().as_bytes().as_slice())
+    .bind(pinned)
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
 }
 
 fn held(row: &SqliteRow) -> sqlx::Result<Held> {

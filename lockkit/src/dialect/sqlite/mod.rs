@@ -20,10 +20,8 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
-    (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
-    (2, "previous", include_str!("../../../migrations/sqlite/0002_previous.sql")),
-];
+const MIGRATIONS: [(i64, &str, &str); 1] =
+    [(1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql"))];
 
 mod lease;
 mod lock;

@@ -120,8 +120,8 @@ impl<S: LeaseStore> MultiRequest<S> {
         match (waited, key) {
             (Waited::Done(leases), _) => Ok(leases),
             (Waited::NoAnswer, None) => {
-                let starved = self.inner.store().starved();
-                Err(starved.unwrap_or_else(|| no_answer("acquiring leases", self.keys.first())))
+                let reason = self.inner.store().unanswered();
+                Err(reason.unwrap_or_else(|| no_answer("acquiring leases", self.keys.first())))
             }
             (Waited::Held | Waited::NoAnswer, key) => {
                 let key = key.unwrap_or_else(|| self.line());

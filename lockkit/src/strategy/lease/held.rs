@@ -238,7 +238,9 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
         let pinned = DB::lease_pin(conn, &self.kept.key, self.kept.token, self.kept.ttl())
             .await
             .map_err(|err| failed_on_own_table::<DB>("verifying lease", Some(&self.kept.key), err))?;
-        if !pinned {
+        if pinned {
+            self.kept.pin();
+        } else {
             self.kept.trust.lose(LossReason::Stolen);
         }
         self.check_trusted()
@@ -275,7 +277,8 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
         tx.check_open().await?;
         for lease in leases {
             let Kept { key, token, terms, .. } = &*lease.kept;
-            let given_up = DB::lease_give_up(tx.connection(), key, *token, terms.min_hold).await;
+            let given_up =
+                DB::lease_give_up(tx.connection(), key, *token, terms.min_hold, lease.kept.is_pinned()).await;
             if !given_up.map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))? {
                 // The loss is the news; a rollback that fails is done by the database.
                 drop(tx.rollback().await);

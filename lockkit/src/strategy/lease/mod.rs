@@ -23,13 +23,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 
+use self::request::Mode;
 pub use self::{
     all::{MultiLease, MultiRequest},
     held::{Lease, Released},
     many::ReadWrite,
     request::LeaseRequest,
 };
-use self::request::Mode;
 use crate::{
     dialect::Dialect,
     error::{Error, Result},

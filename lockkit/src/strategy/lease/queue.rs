@@ -23,20 +23,19 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// A ticket's number is its fence: it comes from the store's clock, whichever key it was granted for.
     pub(super) async fn ask_in_turn(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
         let queue = format!("{}/queue/", self.key);
-        let ticket = match place.take() {
-            Some(ticket) => ticket,
-            None => {
-                if likely_free && self.inner.store().lease_list(&queue, 1).await?.is_empty() {
-                    // Nobody waits, so nobody is overtaken.
-                    if let Turn::Done(lease) = self.ask_for(&self.key, true).await? {
-                        return Ok(Turn::Done(lease));
-                    }
+        let ticket = if let Some(ticket) = place.take() {
+            ticket
+        } else {
+            if likely_free && self.inner.store().lease_list(&queue, 1).await?.is_empty() {
+                // Nobody waits, so nobody is overtaken.
+                if let Turn::Done(lease) = self.ask_for(&self.key, true).await? {
+                    return Ok(Turn::Done(lease));
                 }
-                let request = LeaseRequest::new(self.inner.clone(), self.key.clone(), Mode::Exclusive).ttl(TICKET_TTL);
-                match request.ask_for_number("queue", TICKETS).await? {
-                    Turn::Done(ticket) => ticket,
-                    held @ Turn::Held { .. } => return Ok(held),
-                }
+            }
+            let request = LeaseRequest::new(self.inner.clone(), self.key.clone(), Mode::Exclusive).ttl(TICKET_TTL);
+            match request.ask_for_number("queue", TICKETS).await? {
+                Turn::Done(ticket) => ticket,
+                held @ Turn::Held { .. } => return Ok(held),
             }
         };
         let waiting = self.inner.store().lease_list(&queue, TICKETS).await?;

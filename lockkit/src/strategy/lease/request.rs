@@ -138,8 +138,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
             Ok(Ok(info)) => info.map(HolderInfo::from),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => {
-                let starved = self.inner.store().starved();
-                return Err(starved.unwrap_or_else(|| no_answer("acquiring lease", Some(&self.key))));
+                let reason = self.inner.store().unanswered();
+                return Err(reason.unwrap_or_else(|| no_answer("acquiring lease", Some(&self.key))));
             }
             _ => None,
         };
