@@ -20,7 +20,8 @@ use tokio::{
 use crate::{
     error::{LossReason, Result},
     key::Key,
-    policy::half_jitter,
+    observe::{self, Strategy},
+    policy::{OnLost, half_jitter},
     store::{Acquired, Claim, Grant, LeaseStore, Renewal, Scoped, Token},
     trust::Trust,
 };
@@ -44,6 +45,7 @@ pub(crate) struct Kept {
     pub(crate) token: Token,
     pub(crate) grant: Grant,
     pub(crate) trust: Trust,
+    granted: Instant,
     pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
     pinned: AtomicBool,
@@ -59,17 +61,6 @@ pub(crate) struct Terms {
     pub(crate) line: Key,
 }
 
-/// What becomes of a body when the lease that it runs under is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnLost {
-    /// It is dropped at its next await point.
-    #[default]
-    Stop,
-    /// It runs to its end, for bodies that must not stop half-way. It can ask [`is_trusted`](crate::Lease::is_trusted),
-    /// and its result is [`Error::Lost`](crate::Error::Lost) all the same.
-    Continue,
-}
-
 impl Kept {
     /// `sent` is when the claim was sent.
     pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
@@ -79,6 +70,7 @@ impl Kept {
             token,
             grant,
             trust: Trust::new(sent, ttl),
+            granted: Instant::now(),
             terms,
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
@@ -101,6 +93,18 @@ impl Kept {
 
     pub(crate) fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// The lease was given back in good order.
+    pub(crate) fn released(&self) {
+        self.trust.lose(LossReason::Released);
+        observe::released(Strategy::Lease, &self.key, self.grant.fence, self.granted.elapsed());
+    }
+
+    fn tell_of_loss(&self) {
+        if let Some(reason) = self.trust.lost().filter(|it| *it != LossReason::Released) {
+            observe::lost(&self.key, self.grant.fence, self.granted.elapsed(), reason);
+        }
     }
 
     fn renewal(&self) -> Renewal {
@@ -226,7 +230,13 @@ async fn run<S: LeaseStore>(shared: Weak<Shared<S>>, changed: Arc<Notify>) {
 /// Starts the renewals that are due, and with them those that would be soon; returns when the next one is.
 fn renew_due<S: LeaseStore>(shared: &Arc<Shared<S>>, now: Instant) -> Option<Instant> {
     let mut entries = lock(&shared.entries);
-    entries.retain(|_, it| it.kept.trust.lost().is_none());
+    entries.retain(|_, it| {
+        let lost = it.kept.trust.lost().is_some();
+        if lost {
+            it.kept.tell_of_loss();
+        }
+        !lost
+    });
     if entries.values().any(|it| it.due <= now) {
         // One draw for all of them, so that leases renewed together stay together.
         let spread = 0.75 + fastrand::f64() / 4.0;
@@ -256,8 +266,9 @@ async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
     let mut entries = lock(&shared.entries);
     match answers {
         Ok(answers) => {
+            observe::renewed(batch.len(), sent.elapsed());
             if shared.outage.swap(false, Ordering::Relaxed) {
-                tracing::info!("renewing leases again");
+                observe::outage_over();
             }
             for ((kept, renewal), answer) in batch.iter().zip(renewals).zip(answers) {
                 match answer {
@@ -267,8 +278,7 @@ async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
                     Scoped::Done | Scoped::Gone => {
                         if entries.remove(&kept.token).is_some() {
                             kept.trust.lose(LossReason::Stolen);
-                            let fence = kept.grant.fence;
-                            tracing::warn!(key = %kept.key, %fence, reason = ?kept.trust.lost(), "lease lost");
+                            kept.tell_of_loss();
                         }
                     }
                 }
@@ -280,8 +290,7 @@ async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
                 ask_again_soon(&mut entries, kept);
             }
             if !shared.outage.swap(true, Ordering::Relaxed) {
-                let leases = batch.len();
-                tracing::warn!(error = &err as &dyn std::error::Error, leases, "cannot renew leases");
+                observe::outage(batch.len(), &err);
             }
         }
     }
@@ -296,7 +305,7 @@ fn ask_again_soon(entries: &mut HashMap<Token, Entry>, kept: &Kept) {
 /// A lease that cannot be given back is freed by its ttl; nobody waits for the error.
 pub(crate) fn release_failed<T>(released: Result<T>) {
     if let Err(err) = released {
-        tracing::debug!(error = &err as &dyn std::error::Error, "cannot release a lease; its ttl will");
+        observe::tolerated("releasing a lease, which its ttl will free", &err);
     }
 }
 
@@ -308,7 +317,12 @@ async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
         if let Acquired::Held { .. } = store.lease_acquire(&claim).await? {
             return Ok(());
         }
-        while store.lease_sweep(retention, SWEEP_BATCH).await? >= u64::from(SWEEP_BATCH) {
+        loop {
+            let swept = store.lease_sweep(retention, SWEEP_BATCH).await?;
+            observe::swept(swept);
+            if swept < u64::from(SWEEP_BATCH) {
+                break;
+            }
             let renewal = Renewal { key: claim.key.clone(), token: claim.token, ttl: claim.ttl };
             if store.lease_renew(&[renewal]).await? != [Scoped::Done] {
                 return Ok(());
@@ -317,7 +331,7 @@ async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
         store.lease_release(&claim.key, claim.token, Duration::ZERO).await.map(drop)
     };
     if let Err(err) = swept.await as Result<()> {
-        tracing::debug!(error = &err as &dyn std::error::Error, "cannot sweep leases");
+        observe::tolerated("sweeping leases", &err);
     }
 }
 

@@ -44,6 +44,7 @@ mod ident;
 mod keeper;
 mod key;
 mod migrate;
+mod observe;
 mod plan;
 mod policy;
 mod retry;
@@ -58,14 +59,13 @@ mod wait;
 #[path = "private.rs"]
 pub mod __private;
 
-pub use dialect::{AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, VersionOps};
+pub use dialect::{AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, VersionOps};
 pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
-pub use keeper::OnLost;
 pub use key::{Key, MAX_KEY_BYTES};
 pub use migrate::migrate;
 pub use plan::PlanCheck;
-pub use policy::{Backoff, MAX_DURATION, Policy, Wait};
+pub use policy::{Backoff, MAX_DURATION, OnLost, Policy, Wait};
 pub use retry::is_retryable;
 pub use section::{AnyTx, Tx, begin};
 pub use store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Renewal, Scoped, Token};

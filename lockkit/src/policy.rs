@@ -80,6 +80,17 @@ impl From<Duration> for Wait {
     }
 }
 
+/// What becomes of a body when the lease that it runs under is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnLost {
+    /// It is dropped at its next await point.
+    #[default]
+    Stop,
+    /// It runs to its end, for bodies that must not stop half-way. It can ask [`is_trusted`](crate::Lease::is_trusted),
+    /// and its result is [`Error::Lost`](crate::Error::Lost) all the same.
+    Continue,
+}
+
 /// How often and how long to try again: attempts and a deadline, whichever is reached first.
 ///
 /// A policy without either stops after [`Policy::DEFAULT_ATTEMPTS`] attempts: nothing in lockkit retries for ever.

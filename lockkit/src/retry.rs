@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     dialect::fault_in_chain,
     error::{BoxError, Error, Fault, Raced, Result, chain},
+    observe,
     policy::{Backoff, Policy, full_jitter},
     section::until,
 };
@@ -191,8 +192,7 @@ impl Retry {
         if self.attempts >= self.policy.most_attempts() || too_late {
             return Some(Err(self.exhausted(err.into()).into()));
         }
-        tracing::debug!(attempt = self.attempts, ?pause, "attempt failed for a passing reason; trying again");
-        drop(err);
+        observe::retried(self.attempts, pause, &err.into());
         sleep(pause).await;
         None
     }

@@ -16,10 +16,11 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Dialect, depth, failed},
+    dialect::{Dialect, connection, depth, failed},
     error::{Error, Fault, Result},
     guard::{Guard, Hold},
     key::Key,
+    observe,
     policy::Wait,
 };
 
@@ -35,7 +36,8 @@ const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 /// On SQLite this waits for other writers as long as the connection's busy timeout (5 s unless set otherwise).
 ///
 /// # Errors
-/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Database`] otherwise.
+/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::PoolStarved`] when all connections of the pool
+/// stay in use; [`Error::Database`] otherwise.
 ///
 /// # Cancel safety
 /// Dropping this future at any point leaves no open transaction behind: a connection that may have begun one is
@@ -64,7 +66,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
 ) -> Result<Tx<DB>> {
     let started = Instant::now();
     let doing = "beginning a transaction";
-    let conn = pool.acquire().await.map_err(|err| failed::<DB>(doing, None, err))?;
+    let conn = connection(pool, doing, None).await?;
     let mut opening = Guard::new(Opening { conn, runtime: Handle::current() });
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, wait.cut(left)).await;
@@ -106,6 +108,7 @@ impl<DB: Dialect> Tx<DB> {
         match DB::commit(conn).await {
             Ok(()) => {
                 drop(self.0.defuse());
+                observe::committed();
                 Ok(())
             }
             Err(source) => Err(commit_failed::<DB>(source)),
@@ -133,7 +136,7 @@ impl<DB: Dialect> Tx<DB> {
     pub(crate) async fn undo(self) {
         // What takes too long goes on in the background, as it does for a transaction that is dropped.
         if let Ok(Err(err)) = timeout(ROLLBACK_LIMIT, self.rollback()).await {
-            tracing::debug!(error = &err as &dyn std::error::Error, "cannot roll back; the database will");
+            observe::tolerated("rolling back, which the database will do", &err);
         }
     }
 }

@@ -12,10 +12,12 @@ use tokio::{
     sync::{Mutex as FairMutex, Notify},
     time::{Instant, sleep, timeout_at},
 };
+use tracing::Instrument;
 
 use crate::{
     error::Result,
     key::Key,
+    observe::{self, Strategy},
     policy::{Backoff, half_jitter},
 };
 
@@ -149,6 +151,18 @@ impl Lines {
     fn lines(&self) -> MutexGuard<'_, HashMap<Key, Weak<Line>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Takes a lock, and tells of it and of the wait for it.
+pub(crate) async fn observed<T>(strategy: Strategy, key: &Key, taking: impl Future<Output = Result<T>>) -> Result<T> {
+    let started = Instant::now();
+    let taken = taking.instrument(observe::acquiring(strategy, key)).await;
+    match &taken {
+        Ok(_) => observe::acquired(strategy, key, started.elapsed()),
+        Err(err) if err.is_contended() => observe::contended(strategy, key, started.elapsed()),
+        Err(_) => {}
+    }
+    taken
 }
 
 #[cfg(test)]

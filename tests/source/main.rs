@@ -14,7 +14,7 @@ const LAYERS: [&[&str]; 13] = [
     &["fence", "version"],
     &["error", "key"],
     &["ident"],
-    &["policy"],
+    &["observe", "policy"],
     &["store"],
     &["dialect"],
     &["guard", "trust", "wait"],

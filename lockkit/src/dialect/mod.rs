@@ -35,6 +35,8 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+pub(crate) use pool::connection;
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -149,6 +151,28 @@ pub trait LeaseOps: Dialect {
         retention: Duration,
         limit: u32,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+}
+
+/// Hearing that a lease was given back, instead of asking again and again.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot tell those who wait that a lease was given back",
+    note = "only PostgreSQL can (LISTEN and NOTIFY); elsewhere waiters ask again and again, which needs no setting"
+)]
+pub trait ListenOps: LeaseOps {
+    /// A connection that hears.
+    type Listener: Send;
+
+    /// Opens one.
+    fn listen(pool: &Pool<Self>) -> impl Future<Output = sqlx::Result<Self::Listener>> + Send;
+
+    /// Lets those who free the lease know that somebody waits for it.
+    fn listen_for(listener: &mut Self::Listener, key: &Key) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Nobody waits for it here any more.
+    fn listen_no_more(listener: &mut Self::Listener, key: &Key) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Waits until a lease was given back; `None` when the connection broke, and something may not have been heard.
+    fn heard(listener: &mut Self::Listener) -> impl Future<Output = sqlx::Result<Option<Key>>> + Send;
 }
 
 /// Row locks.

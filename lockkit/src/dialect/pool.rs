@@ -1,22 +1,73 @@
 //! Every pool of a supported database is a store of leases: borrow a connection, run one operation, give it back.
 
-use std::time::Duration;
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use sqlx::{Pool, pool::PoolConnection};
 
-use super::{Dialect, LeaseOps, failed_on_own_table};
+use super::{Dialect, LeaseOps, failed, failed_on_own_table};
 use crate::{
     error::{Error, Fault, Result},
     key::Key,
     store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Renewal, Scoped, Token},
 };
 
-async fn connection<DB: Dialect>(
+/// How many callers wait for a connection, by pool: for [`Error::PoolStarved`] to tell. A pool that nobody waits at is
+/// not in it.
+static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
+
+/// A connection of the pool.
+pub(crate) async fn connection<DB: Dialect>(
     pool: &Pool<DB>,
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
-    pool.acquire().await.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+    let _waiting = Waiting::at(pool);
+    pool.acquire().await.map_err(|err| match err {
+        sqlx::Error::PoolTimedOut => starved(pool).unwrap_or_else(|| failed::<DB>(doing, key, err)),
+        err => failed_on_own_table::<DB>(doing, key, err),
+    })
+}
+
+/// The error that says so when all connections of the pool are in use.
+fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
+    let (held, size) = (pool.size(), pool.options().get_max_connections());
+    let waiting = waiting().get(&address(pool)).copied().unwrap_or(0).max(1);
+    (held >= size && pool.num_idle() == 0).then_some(Error::PoolStarved { held, waiting, size })
+}
+
+/// One caller that waits for a connection.
+struct Waiting(usize);
+
+impl Waiting {
+    fn at<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        *waiting().entry(address(pool)).or_default() += 1;
+        Self(address(pool))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut waiters) = waiting().entry(self.0) {
+            *waiters.get_mut() -= 1;
+            if *waiters.get() == 0 {
+                waiters.remove();
+            }
+        }
+    }
+}
+
+/// What all handles to one pool have in common.
+fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
+    std::ptr::from_ref(pool.options()).addr()
+}
+
+/// No code panics while it holds the lock.
+fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `otherwise` where the database would have had to wait for another transaction, or undid the statement for one.
@@ -78,5 +129,9 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let doing = "sweeping leases";
         let mut conn = connection(self, doing, None).await?;
         DB::lease_sweep(&mut conn, retention, limit).await.map_err(|err| failed_on_own_table::<DB>(doing, None, err))
+    }
+
+    fn unanswered(&self) -> Option<Error> {
+        starved(self)
     }
 }

@@ -8,8 +8,10 @@ use crate::{
     dialect::{AsConnection, NamedOps, depth, failed_on_own_table},
     error::{Error, Fault, Result},
     key::Key,
+    observe::Strategy,
     policy::Wait,
     section::until,
+    wait::observed,
 };
 
 /// How much longer than the bound a server may take.
@@ -102,14 +104,14 @@ impl NamedLock {
         let contended = || Error::Contended { key: self.key.clone(), waited: started.elapsed(), holder: None };
         // The server keeps the bound; this is for the one statement that MySQL cannot bound.
         let backstop = self.wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
-        let Some(answer) = until(backstop, DB::named_lock(conn, &self.key, self.wait)).await else {
-            return Err(contended());
+        let taking = async {
+            match until(backstop, DB::named_lock(conn, &self.key, self.wait)).await {
+                Some(Ok(true)) => Ok(()),
+                None | Some(Ok(false)) => Err(contended()),
+                Some(Err(err)) if DB::fault(&err) == Fault::Contended => Err(contended()),
+                Some(Err(err)) => Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err)),
+            }
         };
-        match answer {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(contended()),
-            Err(err) if DB::fault(&err) == Fault::Contended => Err(contended()),
-            Err(err) => Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err)),
-        }
+        observed(Strategy::Named, &self.key, taking).await
     }
 }

@@ -10,8 +10,10 @@ use crate::{
     error::{BoxError, Error, Fault, Result},
     ident::Ident,
     key::Key,
+    observe::Strategy,
     plan::{PlanCheck, check_plan},
     policy::Wait,
+    wait::observed,
 };
 
 /// Locks rows of a table of yours for the rest of a transaction.
@@ -272,13 +274,14 @@ impl<DB: RowOps> RowLock<DB> {
         let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
         check_plan::<DB>(conn, &query, &arguments, &key, check).await?;
         let started = Instant::now();
-        match DB::row_lock(conn, &query, arguments).await {
-            Ok(rows) => Ok((key, rows)),
-            Err(err) if DB::fault(&err) == Fault::Contended => {
-                Err(Error::Contended { key, waited: started.elapsed(), holder: None })
-            }
-            Err(err) => Err(failed::<DB>("locking rows of", Some(&key), err)),
-        }
+        let taking = async {
+            DB::row_lock(conn, &query, arguments).await.map_err(|err| match DB::fault(&err) {
+                Fault::Contended => Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None },
+                _ => failed::<DB>("locking rows of", Some(&key), err),
+            })
+        };
+        let rows = observed(Strategy::Row, &key, taking).await?;
+        Ok((key, rows))
     }
 
     /// A checked name, or the first failure kept for when the lock is asked for.

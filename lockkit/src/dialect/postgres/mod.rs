@@ -35,6 +35,7 @@ macro_rules! ring {
 }
 
 mod lease;
+mod listen;
 mod lock;
 mod version;
 

@@ -13,17 +13,19 @@ use tokio::time::Instant;
 
 use super::{
     Inner, Leases, check_ttl,
-    held::{Lease, Released, commit, guarded},
+    held::{Lease, Released, commit},
 };
 use crate::{
     dialect::LeaseOps,
     error::{Error, HolderInfo, Result},
-    keeper::{Kept, OnLost, Terms, release_failed},
+    guard::guarded,
+    keeper::{Kept, Terms, release_failed},
     key::Key,
-    policy::check_wait,
+    observe::Strategy,
+    policy::{OnLost, check_wait},
     section::{AnyTx, finished, no_answer},
     store::{AcquiredAll, Claim, LeaseStore, Token},
-    wait::{Turn, Waited},
+    wait::{Turn, Waited, observed},
 };
 
 impl<S: LeaseStore> Leases<S> {
@@ -103,33 +105,8 @@ impl<S: LeaseStore> MultiRequest<S> {
     /// Outside a Tokio runtime.
     pub async fn acquire(self) -> Result<MultiLease<S>> {
         self.check()?;
-        let started = Instant::now();
-        let deadline = started + self.wait;
-        let in_the_way = Mutex::new(None);
-        let ask = |_| async {
-            match self.ask().await? {
-                Asked::Granted(leases) => Ok(Turn::Done(leases)),
-                Asked::Held { key, free_in } => {
-                    *in_the_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
-                    Ok(Turn::Held { free_in })
-                }
-            }
-        };
-        let waited = self.inner.lines.wait_for_any(&self.line(), &self.keys, deadline, ask).await?;
-        let key = in_the_way.into_inner().unwrap_or_else(PoisonError::into_inner);
-        match (waited, key) {
-            (Waited::Done(leases), _) => Ok(leases),
-            (Waited::NoAnswer, None) => {
-                let reason = self.inner.store().unanswered();
-                Err(reason.unwrap_or_else(|| no_answer("acquiring leases", self.keys.first())))
-            }
-            (Waited::Held | Waited::NoAnswer, key) => {
-                let key = key.unwrap_or_else(|| self.line());
-                let holder = self.inner.store().lease_look(&key).await.ok().flatten();
-                let holder = holder.map(|it| HolderInfo::from(it.info));
-                Err(Error::Contended { key, waited: started.elapsed(), holder })
-            }
-        }
+        let line = self.line();
+        observed(Strategy::Lease, &line, self.wait_for_them()).await
     }
 
     /// The leases if all of them are free now; `None` when somebody else holds one. Asks once and does not queue.
@@ -181,6 +158,36 @@ impl<S: LeaseStore> MultiRequest<S> {
         check_ttl(self.ttl)?;
         check_wait("wait", self.wait)?;
         check_wait("min_hold", self.min_hold)
+    }
+
+    async fn wait_for_them(self) -> Result<MultiLease<S>> {
+        let started = Instant::now();
+        let deadline = started + self.wait;
+        let in_the_way = Mutex::new(None);
+        let ask = |_| async {
+            match self.ask().await? {
+                Asked::Granted(leases) => Ok(Turn::Done(leases)),
+                Asked::Held { key, free_in } => {
+                    *in_the_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
+                    Ok(Turn::Held { free_in })
+                }
+            }
+        };
+        let waited = self.inner.lines.wait_for_any(&self.line(), &self.keys, deadline, ask).await?;
+        let key = in_the_way.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match (waited, key) {
+            (Waited::Done(leases), _) => Ok(leases),
+            (Waited::NoAnswer, None) => {
+                let reason = self.inner.store().unanswered();
+                Err(reason.unwrap_or_else(|| no_answer("acquiring leases", self.keys.first())))
+            }
+            (Waited::Held | Waited::NoAnswer, key) => {
+                let key = key.unwrap_or_else(|| self.line());
+                let holder = self.inner.store().lease_look(&key).await.ok().flatten();
+                let holder = holder.map(|it| HolderInfo::from(it.info));
+                Err(Error::Contended { key, waited: started.elapsed(), holder })
+            }
+        }
     }
 
     /// Those who want the same keys are in one line, which is not that of those who want one of the keys alone.

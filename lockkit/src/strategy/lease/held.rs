@@ -1,28 +1,23 @@
 //! A lease that was granted: what its holder can ask of it, and how it ends.
 
-use std::{
-    fmt,
-    future::{Future, poll_fn},
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use sqlx::Pool;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep},
 };
+use tracing::Instrument;
 
 use super::{BUSY_PAUSE, Inner, check_ttl};
 use crate::{
     dialect::{LeaseOps, depth, failed_on_own_table},
     error::{Error, LossReason, Result},
     fence::Fence,
-    guard::{Guard, Hold},
-    keeper::{Kept, OnLost, release_failed},
+    guard::{Guard, Hold, guarded},
+    keeper::{Kept, release_failed},
     key::Key,
+    observe::{Strategy, holding},
     section::AnyTx,
     store::{LeaseStore, Previous, Renewal, Scoped, Token},
 };
@@ -179,7 +174,8 @@ impl<S: LeaseStore> Lease<S> {
     /// Runs `body`, and drops it when the lease is lost unless it is to go on.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let lost = async { self.lost_error(self.kept.trust.wait_until_lost().await) };
-        guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).await
+        let span = holding(Strategy::Lease, self.key());
+        guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).instrument(span).await
     }
 
     /// A body may go on while the lease is trusted, and after it has given the lease back itself.
@@ -307,33 +303,6 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
     }
 }
 
-/// Runs `body`, and ends it with an error when the lease that it runs under is lost.
-pub(super) async fn guarded<T, E: From<Error>>(
-    on_lost: OnLost,
-    check: impl Fn() -> Result<()>,
-    lost: impl Future<Output = Error>,
-    body: impl Future<Output = Result<T, E>>,
-) -> Result<T, E> {
-    if on_lost == OnLost::Continue {
-        let value = body.await?;
-        check()?;
-        return Ok(value);
-    }
-    let (mut body, mut lost) = (pin!(body), pin!(lost));
-    poll_fn(|context| {
-        // The clock is asked before every step. A process that was stopped may hear of what its body waits for before
-        // it hears of the timer.
-        if let Err(err) = check() {
-            return Poll::Ready(Err(err.into()));
-        }
-        if let Poll::Ready(err) = lost.as_mut().poll(context) {
-            return Poll::Ready(Err(err.into()));
-        }
-        body.as_mut().poll(context).map(|result| check().map_err(E::from).and(result))
-    })
-    .await
-}
-
 /// Gives the lease back, waiting for a transaction that pins it.
 async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     inner.keeper.forget(kept.token);
@@ -357,7 +326,7 @@ impl<S: LeaseStore> Inner<S> {
     /// The lease was given back in good order.
     fn ended(&self, kept: &Kept) {
         self.keeper.forget(kept.token);
-        kept.trust.lose(LossReason::Released);
+        kept.released();
         self.lines.freed(&kept.terms.line);
     }
 }

@@ -14,6 +14,7 @@
 
 mod all;
 mod held;
+mod listen;
 mod many;
 mod queue;
 mod request;
@@ -23,15 +24,18 @@ use std::{fmt, sync::Arc, time::Duration};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 
-use self::request::Mode;
 pub use self::{
     all::{MultiLease, MultiRequest},
     held::{Lease, Released},
     many::ReadWrite,
     request::LeaseRequest,
 };
+use self::{
+    listen::{Ears, Listen, listen},
+    request::Mode,
+};
 use crate::{
-    dialect::Dialect,
+    dialect::{Dialect, LeaseOps, ListenOps},
     error::{Error, Result},
     keeper::{Keeper, Sweep},
     key::Key,
@@ -76,8 +80,11 @@ const BUSY_PAUSE: Duration = Duration::from_millis(10);
 pub struct Leases<S: LeaseStore>(Arc<Inner<S>>);
 
 struct Inner<S: LeaseStore> {
+    /// What the caller gave. Transactions begin here; the keeper's store may have connections of its own.
+    given: S,
     keeper: Keeper<S>,
     lines: Lines,
+    ears: Option<Ears<S>>,
     ttl: Duration,
     wait: Duration,
     renew_every: Option<Duration>,
@@ -99,6 +106,8 @@ impl<S: LeaseStore> Leases<S> {
     pub fn builder(store: S) -> LeasesBuilder<S> {
         LeasesBuilder {
             store,
+            own: None,
+            listen: None,
             ttl: Duration::from_secs(30),
             wait: Duration::from_secs(10),
             renew_every: None,
@@ -109,7 +118,7 @@ impl<S: LeaseStore> Leases<S> {
 
     /// The store that the leases live in.
     pub fn store(&self) -> &S {
-        self.0.store()
+        &self.0.given
     }
 
     /// A request for the lease of this key: set what differs from the defaults, then
@@ -211,8 +220,10 @@ impl<S: LeaseStore> fmt::Debug for Inner<S> {
 /// Settings of [`Leases`].
 #[derive(Debug, Clone)]
 #[must_use = "settings do nothing until `build` is called"]
-pub struct LeasesBuilder<S> {
+pub struct LeasesBuilder<S: LeaseStore> {
     store: S,
+    own: Option<S>,
+    listen: Option<Listen<S>>,
     ttl: Duration,
     wait: Duration,
     renew_every: Option<Duration>,
@@ -286,15 +297,48 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     }
 
     fn assemble(self) -> Leases<S> {
-        let Self { store, ttl, wait, renew_every, sweep, holder } = self;
+        let Self { store, own, listen, ttl, wait, renew_every, sweep, holder } = self;
         let holder = holder.unwrap_or_else(this_process).into();
         Leases(Arc::new(Inner {
-            keeper: Keeper::new(store, holder, sweep),
+            keeper: Keeper::new(own.unwrap_or_else(|| store.clone()), holder, sweep),
+            given: store,
             lines: Lines::default(),
+            ears: listen.map(Ears::new),
             ttl,
             wait,
             renew_every,
         }))
+    }
+}
+
+impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
+    /// Gives the leases this many connections of their own, opened when needed, with the options of the pool.
+    ///
+    /// Without it they share the pool with the service, and renewals wait when all of its connections are in use. A
+    /// service whose transactions acquire leases needs it, or a pool that is larger than the number of such transactions:
+    /// see [`Error::PoolStarved`]. Two are enough for most. Transactions still begin in the pool that was given.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
+    pub fn own_connections(mut self, connections: u32) -> Self {
+        let options = self.store.options().clone().min_connections(0).max_connections(connections.max(1));
+        self.own = Some(options.connect_lazy_with((*self.store.connect_options()).clone()));
+        self
+    }
+}
+
+impl<DB: ListenOps> LeasesBuilder<Pool<DB>> {
+    /// Wakes those who wait for a lease when another process gives it back, instead of at their next question (every
+    /// 250 ms at most). PostgreSQL only: `LISTEN` and `NOTIFY`, on a connection of its own that is opened with the first
+    /// wait and kept. A notification that is missed costs one question. Permits, readers and writers still ask.
+    ///
+    /// It is for those who wait to decide; releases notify by themselves where somebody listens, and only there, because
+    /// `NOTIFY` makes all commits of the server that notify wait for each other.
+    ///
+    /// Not behind a pooler in transaction mode, which hands on no notifications.
+    pub fn listen(mut self) -> Self {
+        self.listen = Some(listen::<DB>);
+        self
     }
 }
 

@@ -2,21 +2,22 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use tokio::time::{Instant, timeout};
 
-use super::{BUSY_PAUSE, Inner, check_ttl, held::Lease};
+use super::{BUSY_PAUSE, Inner, check_ttl, held::Lease, listen::Listening};
 use crate::{
     error::{Error, HolderInfo, Result},
-    keeper::{Kept, OnLost, Terms},
+    keeper::{Kept, Terms},
     key::Key,
-    policy::check_wait,
+    observe::Strategy,
+    policy::{OnLost, check_wait},
     section::{finished, no_answer},
     store::{Acquired, Claim, LeaseInfo, LeaseStore, Token},
-    wait::{Turn, Waited},
+    wait::{Turn, Waited, observed},
 };
 
 /// A request for one lease, made by [`Leases::lease`](crate::Leases::lease), [`Leases::semaphore`](crate::Leases::semaphore) or
@@ -122,28 +123,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// Outside a Tokio runtime.
     pub async fn acquire(self) -> Result<Lease<S>> {
         self.check()?;
-        let started = Instant::now();
-        let deadline = started + self.wait;
-        let place = Place::default();
-        let line = self.line();
-        let ask = |likely_free: bool| self.ask(&place, likely_free);
-        let answered = match self.inner.lines.wait(&line, deadline, ask).await? {
-            Waited::Done(lease) => return Ok(lease),
-            Waited::Held => true,
-            Waited::NoAnswer => false,
-        };
-        // Who holds it is worth one more question, if the answer is quick.
-        let waited = started.elapsed();
-        let holder = match timeout(BUSY_PAUSE * 5, self.in_the_way()).await {
-            Ok(Ok(info)) => info.map(HolderInfo::from),
-            Ok(Err(err)) if !answered => return Err(err),
-            Err(_) if !answered => {
-                let reason = self.inner.store().unanswered();
-                return Err(reason.unwrap_or_else(|| no_answer("acquiring lease", Some(&self.key))));
-            }
-            _ => None,
-        };
-        Err(Error::Contended { key: self.key, waited, holder })
+        let key = self.key.clone();
+        observed(Strategy::Lease, &key, self.wait_for_it()).await
     }
 
     /// The lease if it is free now; `None` when somebody else holds it. Asks once and does not queue.
@@ -219,11 +200,46 @@ impl<S: LeaseStore> LeaseRequest<S> {
         }
     }
 
+    async fn wait_for_it(self) -> Result<Lease<S>> {
+        let started = Instant::now();
+        let deadline = started + self.wait;
+        let place = Place::default();
+        let line = self.line();
+        let ask = |likely_free: bool| self.ask(&place, likely_free);
+        let answered = match self.inner.lines.wait(&line, deadline, ask).await? {
+            Waited::Done(lease) => return Ok(lease),
+            Waited::Held => true,
+            Waited::NoAnswer => false,
+        };
+        // Who holds it is worth one more question, if the answer is quick.
+        let waited = started.elapsed();
+        let holder = match timeout(BUSY_PAUSE * 5, self.in_the_way()).await {
+            Ok(Ok(info)) => info.map(HolderInfo::from),
+            Ok(Err(err)) if !answered => return Err(err),
+            Err(_) if !answered => {
+                let reason = self.inner.store().unanswered();
+                return Err(reason.unwrap_or_else(|| no_answer("acquiring lease", Some(&self.key))));
+            }
+            _ => None,
+        };
+        Err(Error::Contended { key: self.key, waited, holder })
+    }
+
     /// Asks for what the mode says, without waiting.
     async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
         match self.mode {
-            Mode::Exclusive if self.fair => self.ask_in_turn(place, likely_free).await,
-            Mode::Exclusive => self.ask_for(&self.key, likely_free).await,
+            Mode::Exclusive => {
+                let turn = if self.fair {
+                    self.ask_in_turn(place, likely_free).await?
+                } else {
+                    self.ask_for(&self.key, likely_free).await?
+                };
+                if let (Turn::Held { .. }, Some(ears)) = (&turn, &self.inner.ears) {
+                    let inner = Arc::downgrade(&self.inner);
+                    place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store(), &self.key));
+                }
+                Ok(turn)
+            }
             Mode::Permit(permits) => self.ask_for_permit(permits, likely_free).await,
             Mode::Read => self.ask_to_read(likely_free).await,
             Mode::Write => self.ask_to_write(place, likely_free).await,
@@ -269,24 +285,28 @@ impl<S: LeaseStore> LeaseRequest<S> {
     }
 }
 
-/// What a caller has while it waits: a ticket, or the gate that keeps new readers out. Given back if it stops waiting.
+/// What a caller has while it waits: a ticket, or the lease that keeps new readers out, and ears. Given back if it stops
+/// waiting.
 #[derive(Debug)]
-pub(super) struct Place<S: LeaseStore>(Mutex<Option<Lease<S>>>);
+pub(super) struct Place<S: LeaseStore> {
+    lease: Mutex<Option<Lease<S>>>,
+    listening: OnceLock<Listening>,
+}
 
 impl<S: LeaseStore> Place<S> {
     /// Takes it out, if it can still be trusted.
     pub(super) fn take(&self) -> Option<Lease<S>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().filter(Lease::is_trusted)
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner).take().filter(Lease::is_trusted)
     }
 
     pub(super) fn put(&self, lease: Lease<S>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
     }
 }
 
 impl<S: LeaseStore> Default for Place<S> {
     fn default() -> Self {
-        Self(Mutex::new(None))
+        Self { lease: Mutex::new(None), listening: OnceLock::new() }
     }
 }
 

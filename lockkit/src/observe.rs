@@ -1,0 +1,128 @@
+//! What lockkit tells of its work: events and spans by `tracing`, counters and histograms by `metrics`. Each name is
+//! written here and nowhere else.
+//!
+//! Keys are fields of events. In metrics they would be without number, so there only the part before the first `:` or `/`
+//! is a label, `prefix`; it is empty for a key without one.
+
+use std::{error::Error as StdError, time::Duration};
+
+use tracing::Span;
+
+use crate::{error::LossReason, fence::Fence, key::Key};
+
+/// Which lock it is about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Strategy {
+    Lease,
+    Named,
+    Row,
+    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
+    Session,
+}
+
+impl Strategy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Lease => "lease",
+            Self::Named => "named",
+            Self::Row => "row",
+            Self::Session => "session",
+        }
+    }
+}
+
+/// The span of waiting for a lock.
+pub(crate) fn acquiring(strategy: Strategy, key: &Key) -> Span {
+    tracing::debug_span!("lockkit.acquire", strategy = strategy.name(), %key)
+}
+
+/// The span of a body that runs under a lock.
+pub(crate) fn holding(strategy: Strategy, key: &Key) -> Span {
+    tracing::debug_span!("lockkit.hold", strategy = strategy.name(), %key)
+}
+
+/// A lock was taken.
+pub(crate) fn acquired(strategy: Strategy, key: &Key, waited: Duration) {
+    tracing::debug!(strategy = strategy.name(), %key, ?waited, "acquired");
+    count("lockkit_acquired_total", strategy, key);
+    record("lockkit_wait_seconds", strategy, key, waited);
+}
+
+/// Somebody else held the lock to the end of the wait.
+pub(crate) fn contended(strategy: Strategy, key: &Key, waited: Duration) {
+    tracing::debug!(strategy = strategy.name(), %key, ?waited, "contended");
+    count("lockkit_contended_total", strategy, key);
+    record("lockkit_wait_seconds", strategy, key, waited);
+}
+
+/// A lease was given back.
+pub(crate) fn released(strategy: Strategy, key: &Key, fence: Fence, held: Duration) {
+    tracing::debug!(strategy = strategy.name(), %key, %fence, ?held, "released");
+    record("lockkit_hold_seconds", strategy, key, held);
+}
+
+/// A lease was lost.
+pub(crate) fn lost(key: &Key, fence: Fence, held: Duration, reason: LossReason) {
+    tracing::warn!(strategy = Strategy::Lease.name(), %key, %fence, ?held, ?reason, "lost");
+    count("lockkit_lost_total", Strategy::Lease, key);
+    record("lockkit_hold_seconds", Strategy::Lease, key, held);
+}
+
+/// Leases were renewed by one statement.
+pub(crate) fn renewed(leases: usize, took: Duration) {
+    tracing::debug!(leases, ?took, "renewed");
+}
+
+/// The first of perhaps many renewals that failed.
+pub(crate) fn outage(leases: usize, error: &(dyn StdError + 'static)) {
+    tracing::warn!(leases, error, "cannot renew leases");
+}
+
+/// The first renewal that worked again.
+pub(crate) fn outage_over() {
+    tracing::info!("renewing leases again");
+}
+
+/// Old keys were forgotten.
+pub(crate) fn swept(keys: u64) {
+    tracing::debug!(keys, "swept");
+}
+
+/// A transaction was committed.
+pub(crate) fn committed() {
+    tracing::debug!("committed");
+}
+
+/// An attempt failed for a passing reason, and there will be another.
+pub(crate) fn retried(attempt: u32, pause: Duration, error: &dyn std::fmt::Display) {
+    tracing::debug!(attempt, ?pause, %error, "retrying");
+    #[cfg(feature = "metrics")]
+    metrics::counter!("lockkit_retried_total").increment(1);
+}
+
+/// Something went wrong in the background that mends itself.
+pub(crate) fn tolerated(doing: &'static str, error: &(dyn StdError + 'static)) {
+    tracing::debug!(doing, error, "failed in the background");
+}
+
+#[cfg(feature = "metrics")]
+fn count(name: &'static str, strategy: Strategy, key: &Key) {
+    metrics::counter!(name, "strategy" => strategy.name(), "prefix" => prefix(key).to_owned()).increment(1);
+}
+
+#[cfg(feature = "metrics")]
+fn record(name: &'static str, strategy: Strategy, key: &Key, duration: Duration) {
+    metrics::histogram!(name, "strategy" => strategy.name(), "prefix" => prefix(key).to_owned()).record(duration);
+}
+
+#[cfg(not(feature = "metrics"))]
+fn count(_name: &'static str, _strategy: Strategy, _key: &Key) {}
+
+#[cfg(not(feature = "metrics"))]
+fn record(_name: &'static str, _strategy: Strategy, _key: &Key, _duration: Duration) {}
+
+/// The part of the key that is the same for many.
+#[cfg(feature = "metrics")]
+fn prefix(key: &Key) -> &str {
+    key.find([':', '/']).map_or("", |end| &key[..end])
+}
