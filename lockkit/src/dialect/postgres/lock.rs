@@ -104,7 +104,7 @@ fn lock_timeout(wait: Wait) -> String {
 
 impl NamedOps for Postgres {
     async fn named_lock(conn: &mut PgConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
-        let number = advisory_number(key);
+        let number = advisory_number("named", key);
         let granted = match wait {
             Wait::Forever => {
                 sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
@@ -136,9 +136,10 @@ impl NamedOps for Postgres {
     }
 }
 
-/// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.
-fn advisory_number(key: &Key) -> i64 {
-    let digest = Sha256::new().chain_update(b"lockkit:named:").chain_update(key.as_bytes()).finalize();
+/// 64 bits of SHA-256 of the key, in a namespace of the strategy's own among the advisory locks of the database.
+pub(super) fn advisory_number(strategy: &str, key: &Key) -> i64 {
+    let namespace = format!("lockkit:{strategy}:");
+    let digest = Sha256::new().chain_update(namespace).chain_update(key.as_bytes()).finalize();
     let (first, _) = digest.as_slice().split_at(8);
     first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
 }
