@@ -59,7 +59,10 @@ mod wait;
 #[path = "private.rs"]
 pub mod __private;
 
-pub use dialect::{AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer, SessionOps, VersionOps};
+pub use dialect::{
+    AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer, SessionOps,
+    VersionOps,
+};
 pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};

@@ -351,14 +351,14 @@ on_databases! {
             });
         }
         let mut refused = 0;
-        for _ in 0..50 {
+        for _ in 0..100 {
             match SessionLock::new("leader").try_acquire(&pool).await {
                 Err(Error::TransactionPooler { .. }) => refused += 1,
                 other => println!("not refused: {other:?}"),
             }
         }
         others.shutdown().await;
-        assert_eq!(refused, 50);
+        assert_eq!(refused, 100);
         db.assert_nothing_left().await;
     }
 

@@ -1,12 +1,6 @@
 //! Session locks: held by a connection of their own, and free as soon as it ends.
 
-use std::{
-    fmt,
-    future::Future,
-    io::ErrorKind,
-    marker::PhantomData,
-    time::Duration,
-};
+use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
 
 use sqlx::{Connection, Pool};
 use tokio::{
@@ -35,6 +29,10 @@ const FIRST_ANSWER: Duration = Duration::from_secs(1);
 
 /// How long the server may take to answer, beyond what it was told to wait. A connection that takes longer is dead.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often to compete for the session with a pooler that may be there: while many others use it, too, a single time
+/// misses it in one of eight cases.
+const POOLER_LOOKS: u32 = 5;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
 
@@ -173,19 +171,22 @@ impl SessionLock {
         if !DB::POOLERS_SHARE_SESSIONS {
             return Ok(ours.id);
         }
-        // A pooler lends the session of an idle connection to whoever comes next, most often the one used last. So
-        // somebody comes: it is lent that very session, or a statement of ours then runs in another one. Two looks
-        // of ours alone would see the same session whenever nobody else is there.
+        // A pooler lends the session of an idle connection to whoever comes next, and most often the one used last. So
+        // somebody comes, and is lent that very session; or others came before, and our next look is in another one.
+        // Our looks alone would see one session for as long as nobody else is there. They follow each other at uneven
+        // distances, for poolers that lend their sessions in turn.
         let competing = async {
-            // Beside the pool, which may have no second connection. It is closed by its drop.
+            // Beside the pool, which may have no second connection.
             let mut other = DB::Connection::connect_with(&pool.connect_options()).await?;
-            DB::begin(&mut other, Wait::Never).await?;
-            let theirs = DB::session_look(&mut other).await?;
-            let ours_now = DB::session_look(conn).await?;
-            Ok((theirs.id, ours_now.id))
+            let mut is_ours = true;
+            for _ in 0..POOLER_LOOKS {
+                is_ours &= DB::session_look(conn).await?.id == ours.id;
+                is_ours &= DB::session_look(&mut other).await?.id != ours.id;
+                is_ours &= DB::session_look(conn).await?.id == ours.id;
+            }
+            Ok(is_ours)
         };
-        let (theirs, ours_now) = answered(SLICE, competing).await.map_err(failed)?;
-        if theirs == ours.id || ours_now != ours.id {
+        if !answered(SLICE, competing).await.map_err(failed)? {
             return Err(Error::TransactionPooler { key: self.key.clone() });
         }
         Ok(ours.id)

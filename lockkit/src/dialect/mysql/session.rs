@@ -66,15 +66,11 @@ impl SessionOps for MySql {
     }
 
     async fn session_holds(conn: &mut MySqlConnection, id: i64, key: &Key) -> sqlx::Result<bool> {
-        sqlx::query_scalar(concat!(
-            "SELECT CONNECTION_ID() = ? AND IS_USED_LOCK(",
-            name!(),
-            ") <=> CONNECTION_ID()"
-        ))
-        .bind(id)
-        .bind(key.as_bytes())
-        .fetch_one(conn)
-        .await
+        sqlx::query_scalar(concat!("SELECT CONNECTION_ID() = ? AND IS_USED_LOCK(", name!(), ") <=> CONNECTION_ID()"))
+            .bind(id)
+            .bind(key.as_bytes())
+            .fetch_one(conn)
+            .await
     }
 
     async fn session_unlock(conn: &mut MySqlConnection, id: i64, key: &Key) -> sqlx::Result<bool> {

@@ -32,12 +32,7 @@ impl SessionOps for Postgres {
         Ok(ServerSession { id: row.try_get::<i32, _>(0)?.into(), is_replica: row.try_get(1)? })
     }
 
-    async fn session_lock(
-        conn: &mut PgConnection,
-        id: i64,
-        key: &Key,
-        slice: Duration,
-    ) -> sqlx::Result<SessionAnswer> {
+    async fn session_lock(conn: &mut PgConnection, id: i64, key: &Key, slice: Duration) -> sqlx::Result<SessionAnswer> {
         // A setting that is local to the transaction ends with this statement, which is one; the lock does not. A
         // bound of zero would be none, but who tries does not wait.
         let answer: sqlx::Result<Option<bool>> = sqlx::query_scalar(concat!(
