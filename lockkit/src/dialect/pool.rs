@@ -33,7 +33,7 @@ pub(crate) async fn connection<DB: Dialect>(
 }
 
 /// The error that says so when all connections of the pool are in use.
-fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
+pub(crate) fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
     let (held, size) = (pool.size(), pool.options().get_max_connections());
     let waiting = waiting().get(&address(pool)).copied().unwrap_or(0).max(1);
     (held >= size && pool.num_idle() == 0).then_some(Error::PoolStarved { held, waiting, size })

@@ -37,6 +37,7 @@ macro_rules! ring {
 mod lease;
 mod listen;
 mod lock;
+mod session;
 mod version;
 
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
