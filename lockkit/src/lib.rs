@@ -44,6 +44,7 @@ mod ident;
 mod keeper;
 mod key;
 mod migrate;
+mod on;
 mod plan;
 mod policy;
 mod retry;
@@ -63,6 +64,7 @@ pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};
 pub use migrate::migrate;
+pub use on::On;
 pub use plan::PlanCheck;
 pub use policy::{Backoff, MAX_DURATION, Policy, Wait};
 pub use retry::is_retryable;
@@ -72,9 +74,9 @@ pub use strategy::{
     lease::{Lease, LeaseRequest, Leases, LeasesBuilder, Released},
     named::NamedLock,
     row::RowLock,
-    version::{OrConflict, Versioned, VersionedRow},
+    version::{Bumped, Columns, Expected, OrConflict, Saved, VersionField, Versioned, VersionedRow, VersionedStruct},
 };
 pub use version::Version;
 
 #[cfg(feature = "macros")]
-pub use lockkit_macros::with_lock;
+pub use lockkit_macros::{Versioned, with_lock};

@@ -12,4 +12,5 @@ mod round_trips;
 mod rows;
 mod send;
 mod transactions;
+mod versioned;
 mod versions;

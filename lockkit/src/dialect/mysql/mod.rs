@@ -21,8 +21,7 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 1] =
-    [(1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql"))];
 
 mod lease;
 mod lock;
