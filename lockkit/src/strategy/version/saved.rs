@@ -260,9 +260,9 @@ impl<DB: Database, T> DerefMut for Saved<'_, DB, T> {
     }
 }
 
-impl<DB: Database, T: fmt::Debug> fmt::Debug for Saved<'_, DB, T> {
+impl<DB: Database, T> fmt::Debug for Saved<'_, DB, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pending = self.pending.as_ref().map(|it| it.number);
-        f.debug_struct("Saved").field("row", self.row).field("pending", &pending).finish_non_exhaustive()
+        f.debug_struct("Saved").field("pending", &pending).field("also", &self.also.len()).finish_non_exhaustive()
     }
 }
