@@ -8,11 +8,12 @@
 //! | [`RowLock`] | your own rows, `FOR UPDATE` | one transaction | read, check and write rows that exist | the work calls other services; the row may not exist |
 //! | [`NamedLock`] | a name | one transaction | there is no row to lock yet ("one order per user") | the work outlives a transaction |
 //! | [`Leases`] | a row in `lockkit_lease` with owner, expiry and fencing token | its ttl, renewed in the background | the work spans transactions, processes or services; cron-like jobs | the work is one short transaction |
-//! | [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
+//! | [`VersionedStruct`], [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
 //!
 #![cfg_attr(
     feature = "macros",
-    doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock).\n"
+    doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock). Versions are one line on a struct: \
+           [`#[derive(Versioned)]`](derive@Versioned) gives it `load` and `save`.\n"
 )]
 //! # What to rely on
 //!
@@ -24,6 +25,8 @@
 //!   bound, no open transaction and no spoilt connection.
 //! - **Waiting for a lease holds no connection**, and one process asks the database with one voice per key.
 //! - **A row lock that would scan the table is refused** before it is taken.
+//! - **A version is yours to keep once it is committed**: what a transaction or savepoint rolled back is never expected of a
+//!   row that others have moved to the same number since.
 //!
 //! What no lock can promise: that a process outside the database stops acting the instant its lease ends. Give such
 //! resources the fence and let them refuse older ones.
@@ -31,7 +34,8 @@
 //! # Features
 //!
 //! `postgres`, `mysql` (also MariaDB), `sqlite`: none is on by default, and no TLS is chosen for you; switch that on in
-//! sqlx. `macros` (default): the attribute.
+//! sqlx. `macros` (default): the attribute
+//! and the derive.
 #![deny(missing_docs)]
 // Parts of the shared code serve some databases only.
 #![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
