@@ -73,7 +73,7 @@ impl StructArgs {
         if name == "key" && input.peek(token::Paren) {
             let columns;
             syn::parenthesized!(columns in input);
-            let columns = columns.parse_terminated(parse_text, Token![,])?;
+            let columns = columns.parse_terminated(|input| parse_text(input, r#"key("a", "b")"#), Token![,])?;
             return set(&mut self.key, name, Punctuated::into_iter(columns).collect());
         }
         if !input.peek(Token![=]) {
@@ -81,9 +81,9 @@ impl StructArgs {
         }
         input.parse::<Token![=]>()?;
         match name.to_string().as_str() {
-            "table" => set(&mut self.table, name, parse_text(input)?),
+            "table" => set(&mut self.table, name, parse_text(input, example)?),
             "key" => {
-                let column = parse_text(input)?;
+                let column = parse_text(input, example)?;
                 if column.value().contains(',') {
                     let columns: Vec<_> = column.value().split(',').map(|it| format!("{:?}", it.trim())).collect();
                     let message = format!("a key of several columns is written `key({})`", columns.join(", "));
@@ -91,7 +91,7 @@ impl StructArgs {
                 }
                 set(&mut self.key, name, vec![column])
             }
-            "version" => set(&mut self.version, name, parse_text(input)?),
+            "version" => set(&mut self.version, name, parse_text(input, example)?),
             _ => set(&mut self.krate, name, input.call(Path::parse_mod_style)?),
         }
     }
@@ -131,11 +131,14 @@ impl FieldArgs {
             self.skip = Some(name.span());
             return Ok(());
         }
-        if name == "skip" || !has_value {
+        if name == "skip" {
+            return Err(error(&name, "`skip` has no value; write `#[versioned(skip)]`"));
+        }
+        if !has_value {
             return Err(error(&name, format!("write `{example}`")));
         }
         input.parse::<Token![=]>()?;
-        set(&mut self.rename, name, parse_text(input)?)
+        set(&mut self.rename, name, parse_text(input, example)?)
     }
 }
 
@@ -176,8 +179,8 @@ fn skip_value(meta: &ParseNestedMeta<'_>) -> syn::Result<()> {
     Ok(())
 }
 
-fn parse_text(input: ParseStream<'_>) -> syn::Result<LitStr> {
-    input.parse().map_err(|err| syn::Error::new(err.span(), r#"this is a string literal: `"item_id"`"#))
+fn parse_text(input: ParseStream<'_>, example: &str) -> syn::Result<LitStr> {
+    input.parse().map_err(|err| syn::Error::new(err.span(), format!("this is a string literal: `{example}`")))
 }
 
 fn set<T>(slot: &mut Option<Given<T>>, name: Ident, value: T) -> syn::Result<()> {

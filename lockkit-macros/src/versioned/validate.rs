@@ -61,9 +61,10 @@ impl Plan {
         if let (Some(at), false) = (args.renames_all, renamed) {
             let message = r#"`Versioned` does not know `rename_all`; write `#[sqlx(rename = "…")]` on each field"#;
             errors.push(syn::Error::new(at, message));
+            return None;
         }
 
-        let mut finder = Finder { at: args.at, broken: args.broken, columns, skipped, errors };
+        let mut finder = Finder { at: args.at, broken: args.broken, columns, taken: Vec::new(), skipped, errors };
         let table = finder.required(args.table.map(|it| it.value), r#"table = "t_items""#, "the table of the row");
         if let Some(table) = &table {
             check_name(table, "a table", finder.errors);
@@ -84,6 +85,7 @@ struct Finder<'a> {
     at: Option<Span>,
     broken: Vec<String>,
     columns: Vec<Column>,
+    taken: Vec<String>,
     skipped: Vec<Column>,
     errors: &'a mut Errors,
 }
@@ -128,7 +130,13 @@ impl Finder<'_> {
     fn take(&mut self, name: &LitStr) -> Option<Column> {
         let text = name.value();
         if let Some(at) = self.columns.iter().position(|it| it.name.value() == text) {
+            self.taken.push(text);
             return Some(self.columns.remove(at));
+        }
+        if self.taken.contains(&text) {
+            let message = format!("`{text}` is a column of the key already; name another one, or remove it");
+            self.errors.push(syn::Error::new(name.span(), message));
+            return None;
         }
         let names: Vec<_> = self.columns.iter().map(|it| it.name.value()).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -139,11 +147,11 @@ impl Finder<'_> {
         } else if let Some(meant) = nearest(&text, &names) {
             format!("did you mean `{meant}`?")
         } else if names.is_empty() {
-            "add one".to_owned()
+            "add a field".to_owned()
         } else {
-            format!("there are {}", list(&names, "and"))
+            format!("the others are {}", list(&names, "and"))
         };
-        let message = format!("no field is free to be the column `{}`; {hint}", text.escape_debug());
+        let message = format!("no field has the column `{}`; {hint}", text.escape_debug());
         self.errors.push(syn::Error::new(name.span(), message));
         None
     }

@@ -12,7 +12,7 @@ struct Misspelt {
     version: i64,
 }
 
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "number")]
 struct FieldInsteadOfColumn {
     #[sqlx(rename = "item_id")]

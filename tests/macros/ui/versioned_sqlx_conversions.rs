@@ -1,17 +1,15 @@
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "item_id")]
 struct Conversions {
     item_id: i64,
-    #[sqlx(json)]
-    tags: Vec<String>,
     #[sqlx(flatten)]
-    price: i64,
+    price: (),
     #[sqlx(try_from = "i64")]
     stock: u64,
     version: i64,
 }
 
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "itemId")]
 #[sqlx(rename_all = "camelCase")]
 struct RenamedAll {

@@ -17,7 +17,7 @@ use crate::{
     section::AnyTx,
     strategy::version::{
         bumped::{self, Made},
-        stored::{Columns, VersionedStruct},
+        stored::{Columns, VersionField, VersionedStruct},
     },
     version::Version,
 };
@@ -85,7 +85,7 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
         let Self { row, pending, also, .. } = self;
         let (expected, made) = match pending {
             Some(Pending { number, made, .. }) => (number, made),
-            None => ((*row.version()).into(), Made { depth: 0 }),
+            None => (row.version().number(), Made { depth: 0 }),
         };
         Ok(Self { also, ..write(row, expected, made, on).await? })
     }
@@ -153,7 +153,7 @@ where
     DB: VersionOps,
     T: VersionedStruct<DB> + Send,
 {
-    let expected = (*row.version()).into();
+    let expected = row.version().number();
     write(row, expected, Made { depth: 0 }, on).await
 }
 
@@ -162,7 +162,7 @@ where
     DB: VersionOps,
     T: VersionedStruct<DB> + Send,
 {
-    let next = expected.checked_add(1).filter(|it| T::Version::try_from(*it).is_ok());
+    let next = expected.checked_add(1).filter(|it| T::Version::from_number(*it).is_some());
     let Some(next) = next else {
         let reason = format!("is {expected}, and its type has no room for a higher one");
         return Err(Error::InvalidOption { option: "version", reason });
@@ -196,7 +196,7 @@ where
 }
 
 fn set_version<DB: VersionOps, T: VersionedStruct<DB>>(row: &mut T, number: i64) {
-    if let Ok(version) = T::Version::try_from(number) {
+    if let Some(version) = T::Version::from_number(number) {
         *row.version() = version;
     }
 }

@@ -59,7 +59,7 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be saved in this database by its version",
     label = "not a row with a version",
-    note = "write `#[derive(lockkit::Versioned)]` on it; if it is there, see which of its fields the database cannot store"
+    note = "write `#[derive(lockkit::Versioned)]` on it"
 )]
 pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// The table. The name as the database stores it (letters, digits, `_`).
@@ -107,18 +107,36 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     label = "not an integer that can count versions",
     note = "for a timestamp column use `lockkit::VersionedRow`"
 )]
-pub trait VersionField: Copy + Send + Into<i64> + TryFrom<i64> + sealed::Sealed {}
+pub trait VersionField: sealed::Sealed + Sized {
+    /// The version.
+    #[doc(hidden)]
+    fn number(&self) -> i64;
 
-impl VersionField for i16 {}
-impl VersionField for i32 {}
-impl VersionField for i64 {}
+    /// `None` where there is no room for it.
+    #[doc(hidden)]
+    fn from_number(number: i64) -> Option<Self>;
+}
+
+macro_rules! version_field {
+    ($($integer:ty),*) => {$(
+        impl VersionField for $integer {
+            fn number(&self) -> i64 {
+                i64::from(*self)
+            }
+
+            fn from_number(number: i64) -> Option<Self> {
+                Self::try_from(number).ok()
+            }
+        }
+
+        impl sealed::Sealed for $integer {}
+    )*};
+}
+
+version_field!(i16, i32, i64);
 
 mod sealed {
     pub trait Sealed {}
-
-    impl Sealed for i16 {}
-    impl Sealed for i32 {}
-    impl Sealed for i64 {}
 }
 
 /// Columns and their values, on the way to the database.
