@@ -338,10 +338,12 @@ fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usize) -> Stri
     terms.join(" AND ")
 }
 
-/// The assignments of a SET clause, from placeholder number 1 on, each with a comma behind it.
-fn assignments(columns: &[Ident], quote: char, placeholder: fn(usize) -> String) -> String {
-    let marks = (1..).map(placeholder);
-    columns.iter().zip(marks).map(|(column, mark)| format!("{quote}{column}{quote} = {mark}, ")).collect()
+/// The assignments of a SET clause, from placeholder number 1 on, and the step of the version.
+fn assignments(columns: &[Ident], version: &Ident, quote: char, placeholder: fn(usize) -> String) -> String {
+    let values =
+        columns.iter().zip(1..).map(|(column, mark)| format!("{quote}{column}{quote} = {}", placeholder(mark)));
+    let step = format!("{quote}{version}{quote} = {quote}{version}{quote} + 1");
+    values.chain([step]).collect::<Vec<_>>().join(", ")
 }
 
 /// The ORDER BY and LIMIT clauses of a row lock.

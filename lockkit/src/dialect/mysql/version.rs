@@ -77,8 +77,8 @@ impl VersionOps for MySql {
         let last = placeholder(arguments.len() + 1);
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
         let sql = format!(
-            "UPDATE `{table}` SET {}`{version}` = `{version}` + 1 WHERE {} AND `{version}` = {last}",
-            assignments(columns, '`', placeholder),
+            "UPDATE `{table}` SET {} WHERE {} AND `{version}` = {last}",
+            assignments(columns, version, '`', placeholder),
             matching(by, columns.len() + 1, '`', placeholder),
         );
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;

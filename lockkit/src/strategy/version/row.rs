@@ -206,6 +206,9 @@ impl<DB: VersionOps> VersionedRow<DB> {
 }
 
 /// Reads the row as [`VersionedRow::read`] does, also on a pool.
+///
+/// # Errors
+/// As those of [`VersionedRow::read`].
 pub async fn load<DB, T>(on: impl On<DB>, row: VersionedRow<DB>) -> Result<T>
 where
     DB: VersionOps,

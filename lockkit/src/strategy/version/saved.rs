@@ -148,7 +148,7 @@ impl<DB: Database, T: Send> Settle for Saved<'_, DB, T> {
 }
 
 /// Saves a struct whose version is committed.
-pub(crate) async fn save<'a, DB, T>(row: &'a mut T, on: impl On<DB>) -> Result<Saved<'a, DB, T>>
+pub(crate) async fn save<DB, T>(row: &mut T, on: impl On<DB>) -> Result<Saved<'_, DB, T>>
 where
     DB: VersionOps,
     T: VersionedStruct<DB> + Send,
@@ -157,7 +157,7 @@ where
     write(row, expected, Made { depth: 0 }, on).await
 }
 
-async fn write<'a, DB, T>(row: &'a mut T, expected: i64, made: Made, on: impl On<DB>) -> Result<Saved<'a, DB, T>>
+async fn write<DB, T>(row: &mut T, expected: i64, made: Made, on: impl On<DB>) -> Result<Saved<'_, DB, T>>
 where
     DB: VersionOps,
     T: VersionedStruct<DB> + Send,

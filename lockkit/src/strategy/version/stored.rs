@@ -93,7 +93,7 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     ///
     /// # Cancel safety
     /// Outside a transaction the row may or may not have been written; if it was, the next save is a conflict.
-    fn save<'a>(&'a mut self, on: impl On<DB>) -> impl Future<Output = Result<Saved<'a, DB, Self>>> + Send
+    fn save(&mut self, on: impl On<DB>) -> impl Future<Output = Result<Saved<'_, DB, Self>>> + Send
     where
         Self: Send,
     {
