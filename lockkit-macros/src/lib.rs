@@ -1,4 +1,4 @@
-//! The `#[with_lock]` attribute of lockkit. Use it through `lockkit::with_lock`.
+//! The `#[with_lock]` attribute and the `Versioned` derive of lockkit. Use them through `lockkit`.
 #![deny(missing_docs)]
 
 mod args;
@@ -9,6 +9,7 @@ mod function;
 mod rewritten;
 mod template;
 mod validate;
+mod versioned;
 
 use proc_macro::TokenStream;
 
@@ -168,4 +169,93 @@ use proc_macro::TokenStream;
 #[proc_macro_attribute]
 pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::with_lock(args.into(), &item.into()).into()
+}
+
+/// Gives a struct `load` and `save`, guarded by a version: the save of whoever read an older version is refused.
+///
+/// ```
+/// #[derive(sqlx::FromRow, lockkit::Versioned)]
+/// #[versioned(table = "t_items", key = "item_id", version = "version")]
+/// struct Item {
+///     item_id: i64,
+///     stock: i64,
+///     version: i64,
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkit::Error> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await.unwrap();
+/// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await.unwrap();
+/// let mut item = Item::load(&pool, 7).await?;
+/// let mut stale = Item::load(&pool, 7).await?;
+/// item.stock -= 1;
+/// item.save(&pool).await?; // one statement, which writes all columns and adds one to the version
+/// assert_eq!((item.stock, item.version), (4, 2));
+///
+/// stale.stock -= 1;
+/// let conflict = stale.save(&pool).await.unwrap_err(); // somebody else was faster
+/// assert!(conflict.is_conflict());
+/// # Ok(()) }
+/// ```
+///
+/// After a conflict, load, change and save again. [`Policy::retry`](../lockkit/struct.Policy.html) and
+/// [`#[with_lock(version, …)]`](macro@with_lock) do that as often as you say:
+///
+/// ```
+/// # #[derive(sqlx::FromRow, lockkit::Versioned)]
+/// # #[versioned(table = "t_items", key = "item_id")]
+/// # struct Item { item_id: i64, stock: i64, version: i64 }
+/// #[lockkit::with_lock(version, attempts = 5, deadline = "300ms")]
+/// async fn sell(pool: &sqlx::SqlitePool, item_id: i64) -> Result<i64, lockkit::Error> {
+///     let mut item = Item::load(pool, item_id).await?;
+///     item.stock -= 1;
+///     item.save(pool).await?;
+///     Ok(item.stock)
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkit::Error> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await.unwrap();
+/// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await.unwrap();
+/// # assert_eq!(sell(&pool, 7).await?, 4);
+/// let policy = lockkit::Policy::new().attempts(5);
+/// let sold = policy.retry(async |_attempt| {
+///     let mut item = Item::load(&pool, 7).await?;
+///     item.stock -= 1;
+///     item.save(&pool).await?;
+///     Ok::<_, lockkit::Error>(item.stock)
+/// });
+/// assert_eq!(sold.await?, 3);
+/// # Ok(()) }
+/// ```
+///
+/// # In a transaction
+/// `save(&mut *tx)` leaves the version in the struct as it is: a version that is rolled back with its transaction or with a
+/// savepoint will be given to somebody else's content, and must not be expected. Commit through what `save` returns, and
+/// the struct has its new version, if and only if it was committed: `item.save(&mut *tx).await?.commit(tx).await?`. See
+/// [`Saved`](../lockkit/struct.Saved.html).
+///
+/// # What it writes
+/// - `load(on, key)`: `on` is `&pool` or `&mut *tx`; one argument for each column of the key, as anything that is
+///   `Into` the field's type. The struct must be `sqlx::FromRow`.
+/// - `save(&mut self, on)`: writes every field but those of the key.
+/// - `impl lockkit::VersionedStruct`, on which both rest, and which can be written by hand.
+///
+/// # Options
+///
+/// | on the struct | what it is |
+/// |---|---|
+/// | `table = "…"` | the table: letters, digits and `_` |
+/// | `key = "…"`, `key("…", "…")` | the columns that say which row it is |
+/// | `version = "…"` | the column that counts: its field is an `i16`, `i32` or `i64`. Defaults to `version` |
+/// | `crate = path` | where lockkit is, if not at `::lockkit` |
+///
+/// | on a field | what it is |
+/// |---|---|
+/// | `rename = "…"` | the name of its column. Defaults to that of `#[sqlx(rename = "…")]`, or of the field |
+/// | `skip` | it is read but not written, as what the database computes. `#[sqlx(skip)]` says so too |
+///
+/// The struct may be generic, also over lifetimes.
+#[proc_macro_derive(Versioned, attributes(versioned))]
+pub fn versioned(input: TokenStream) -> TokenStream {
+    versioned::derive(input.into()).into()
 }

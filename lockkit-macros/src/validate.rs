@@ -383,7 +383,7 @@ fn literal(mut expr: &Expr) -> Option<&Lit> {
 }
 
 /// What is wrong with the name of a table or column. The same rules as in `lockkit/src/ident.rs`.
-fn fault_of_name(name: &str) -> Option<&'static str> {
+pub(crate) fn fault_of_name(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
     } else if name.len() > 63 {

@@ -9,11 +9,12 @@
 //! | [`NamedLock`] | a name | one transaction | there is no row to lock yet ("one order per user") | the work outlives a transaction |
 //! | [`Leases`] | a row in `lockkit_lease` with owner, expiry and fencing token | its ttl, renewed in the background | the work spans transactions, processes or services; cron-like jobs | the work is one short transaction |
 //! | [`SessionLock`] | a name, on a connection of its own | until it is released or its connection ends | a role such as leader, where a crash must free the lock at once | on SQLite; behind a pooler in transaction mode; what the lock protects is in the same database and must never be written by a stale holder |
-//! | [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
+//! | [`VersionedStruct`], [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
 //!
 #![cfg_attr(
     feature = "macros",
-    doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock).\n"
+    doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock). Versions are one line on a struct: \
+           [`#[derive(Versioned)]`](derive@Versioned) gives it `load` and `save`.\n"
 )]
 //! # What to rely on
 //!
@@ -25,6 +26,8 @@
 //!   bound, no open transaction and no spoilt connection.
 //! - **Waiting for a lease holds no connection**, and one process asks the database with one voice per key.
 //! - **A row lock that would scan the table is refused** before it is taken.
+//! - **A version is yours to keep once it is committed**: what a transaction or savepoint rolled back is never expected of a
+//!   row that others have moved to the same number since.
 //!
 //! What no lock can promise: that a process outside the database stops acting the instant its lease ends. Give such
 //! resources the fence and let them refuse older ones.
@@ -32,7 +35,8 @@
 //! # Features
 //!
 //! `postgres`, `mysql` (also MariaDB), `sqlite`: none is on by default, and no TLS is chosen for you; switch that on in
-//! sqlx. `macros` (default): the attribute.
+//! sqlx. `macros` (default): the attribute
+//! and the derive.
 #![deny(missing_docs)]
 // Parts of the shared code serve some databases only.
 #![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
@@ -46,6 +50,7 @@ mod keeper;
 mod key;
 mod migrate;
 mod observe;
+mod on;
 mod plan;
 mod policy;
 mod retry;
@@ -68,6 +73,7 @@ pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};
 pub use migrate::migrate;
+pub use on::On;
 pub use plan::PlanCheck;
 pub use policy::{Backoff, MAX_DURATION, OnLost, Policy, Wait};
 pub use retry::is_retryable;
@@ -78,9 +84,9 @@ pub use strategy::{
     named::NamedLock,
     row::RowLock,
     session::{Session, SessionLock},
-    version::{OrConflict, Versioned, VersionedRow},
+    version::{Bumped, Columns, Expected, OrConflict, Saved, VersionField, Versioned, VersionedRow, VersionedStruct},
 };
 pub use version::Version;
 
 #[cfg(feature = "macros")]
-pub use lockkit_macros::with_lock;
+pub use lockkit_macros::{Versioned, with_lock};

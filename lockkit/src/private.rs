@@ -1,4 +1,4 @@
-//! What `#[with_lock]` expands to. Nothing here is an algorithm: each function is one step that can be written by hand
+//! What `#[with_lock]` and `#[derive(Versioned)]` expand to. Nothing here is an algorithm: each function is one step that can be written by hand
 //! with the public API. Not covered by semantic versioning.
 
 use std::{
@@ -9,6 +9,7 @@ use std::{
 };
 
 use sqlx::{Database, Pool};
+pub use sqlx::{Encode, FromRow, Type};
 pub use tokio::time::Instant;
 
 use crate::{
@@ -28,6 +29,7 @@ pub use crate::{
         lease::{Lease, LeaseRequest, Leases},
         named::NamedLock,
         row::RowLock,
+        version::load,
     },
 };
 

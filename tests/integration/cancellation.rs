@@ -161,6 +161,14 @@ impl<S: Backend> Bench<S> {
     }
 }
 
+#[derive(sqlx::FromRow, lockkit::Versioned)]
+#[versioned(table = "item", key = "id")]
+struct Item {
+    id: i64,
+    stock: i64,
+    version: i64,
+}
+
 /// For futures that keep nothing and need nothing afterwards.
 async fn nothing((): (), _completed: bool) {}
 
@@ -343,6 +351,42 @@ on_every_database! {
             (async move { item().expect(version).bump(&mut *tx).await }, ())
         };
         bench.drop_everywhere("VersionedRow::bump", bump, nothing).await;
+
+        let load = async || (Item::load(pool, 1), ());
+        bench.drop_everywhere("Versioned::load", load, nothing).await;
+
+        let save = async || {
+            let mut item = Item::load(pool, 1).await.unwrap();
+            (async move { item.save(pool).await.map(drop) }, ())
+        };
+        bench.drop_everywhere("Versioned::save", save, nothing).await;
+
+        let save_in_tx = async || {
+            let mut item = Item::load(pool, 1).await.unwrap();
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            (async move { item.save(&mut *tx).await.map(drop) }, ())
+        };
+        bench.drop_everywhere("Versioned::save in a transaction", save_in_tx, nothing).await;
+
+        let commit = async || {
+            let mut item = Item::load(pool, 1).await.unwrap();
+            let tx = lockkit::begin(pool).await.unwrap();
+            let saved = async move {
+                let mut tx = tx;
+                let saved = item.save(&mut *tx).await?;
+                saved.commit(tx).await
+            };
+            (saved, ())
+        };
+        bench.drop_everywhere("Saved::commit", commit, nothing).await;
+
+        let commit_bump = async || {
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            let version = item().read::<()>(&mut *tx).await.unwrap().version;
+            let bumped = item().expect(version).bump(&mut *tx).await.unwrap();
+            (bumped.commit(tx), ())
+        };
+        bench.drop_everywhere("Bumped::commit", commit_bump, nothing).await;
 
         let retry = async || {
             let attempt = async |number| {

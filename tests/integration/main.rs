@@ -13,4 +13,5 @@ mod rows;
 mod send;
 mod sessions;
 mod transactions;
+mod versioned;
 mod versions;

@@ -15,6 +15,13 @@ macro_rules! cost {
     }};
 }
 
+#[derive(Debug, sqlx::FromRow, lockkit::Versioned)]
+#[versioned(table = "t", key = "id")]
+struct Item {
+    id: i64,
+    version: i64,
+}
+
 on_every_server! {
     async fn each_operation_costs_what_the_table_in_the_design_notes_says<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, version BIGINT)").await;
@@ -61,6 +68,14 @@ on_every_server! {
             count("verify", cost, 1);
             let ((), cost) = cost!(proxy, { lease.commit(tx).await.unwrap(); idle().await });
             count("lease commit", cost - after_commit, 2);
+
+            let (mut item, cost) = cost!(proxy, { let it = Item::load(&pool, 1).await.unwrap(); idle().await; it });
+            count("load", cost - 1, 1);
+            let ((), cost) = cost!(proxy, { item.save(&pool).await.unwrap(); idle().await });
+            count("save", cost - 1, 1);
+            item.version -= 1;
+            let ((), cost) = cost!(proxy, { item.save(&pool).await.unwrap_err(); idle().await });
+            count("save, conflict", cost - 1, 2);
 
             let mut tx = lockkit::begin(&pool).await.unwrap();
             let (_, cost) = cost!(proxy, row(Wait::Forever).lock(&mut *tx).await.unwrap());

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock, Policy, RowLock, SessionLock, VersionedRow};
+use lockkit::{Error, Leases, NamedLock, Policy, RowLock, SessionLock, VersionedRow, VersionedStruct};
 use support::{TestDb, on_every_database, on_every_server};
 
 fn is_send<T: Send>(_: T) {}
+
+#[derive(sqlx::FromRow, lockkit::Versioned)]
+#[versioned(table = "t", key = "n")]
+struct Item {
+    n: i64,
+    version: i64,
+}
 
 on_every_database! {
     async fn every_public_future_is_send<S>(db: TestDb<S>) {
@@ -32,7 +39,28 @@ on_every_database! {
         is_send(NamedLock::new("k").lock(&mut *tx));
         is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,)>(&mut *tx));
         is_send(VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
+        is_send(Item::load(&db.pool, 1));
+        is_send(Item::load(&mut *tx, 1));
+        is_send(Item { n: 1, version: 1 }.save(&db.pool));
+        is_send(Item { n: 1, version: 1 }.save(&mut *tx));
+        is_send(VersionedStruct::save(&mut Item { n: 1, version: 1 }, &mut *tx));
         is_send(lease.commit(tx));
+
+        db.execute("CREATE TABLE t (n BIGINT, version BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 1)").await;
+        let mut item = Item { n: 1, version: 1 };
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let saved = item.save(&mut *tx).await.unwrap();
+        is_send(saved.save(&mut *tx));
+        let saved = item.save(&mut *tx).await.unwrap_err();
+        assert!(saved.is_conflict());
+        drop(tx);
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let saved = item.save(&mut *tx).await.unwrap();
+        is_send(saved.commit(tx));
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let bumped = VersionedRow::table("t").by("n", 1_i64).expect(1).bump(&mut *tx).await.unwrap();
+        is_send(bumped.commit(tx));
 
         is_send(lockkit::begin(&db.pool));
         is_send(lockkit::begin(&db.pool).await.unwrap().commit());

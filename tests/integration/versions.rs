@@ -1,6 +1,7 @@
 //! Optimistic versions: integers, timestamps of every precision, and conflicts.
 
 use lockkit::{Error, OrConflict, Policy, Version, Versioned, VersionedRow};
+use sqlx::Connection;
 use support::{Server, TestDb, on_every_database};
 
 #[derive(Debug, sqlx::FromRow)]
@@ -54,8 +55,8 @@ on_every_database! {
                 let next = next.unwrap_or_else(|err| panic!("{kind}: {err}"));
                 let read: Versioned<Item> = row().read(&mut *conn).await.unwrap();
                 assert_eq!(read.version, next, "{kind}");
-                assert!(!seen.contains(&next), "{kind}: {next} again");
-                seen.push(next);
+                assert!(!seen.contains(&read.version), "{kind}: {next} again");
+                seen.push(read.version);
             }
             let conflict = row().expect(first.version).bump(&mut *conn).await.unwrap_err();
             assert!(conflict.is_conflict(), "{kind}: {conflict:?}");
@@ -72,6 +73,66 @@ on_every_database! {
         assert!(conflict.is_conflict());
         // Rows that match but do not change are matched all the same.
         sqlx::query("UPDATE t SET version = 2 WHERE id = 1").execute(&db.pool).await.unwrap().or_conflict().unwrap();
+    }
+
+    async fn a_version_that_may_be_rolled_back_is_not_handed_out<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, stock BIGINT, version BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 5, 1)").await;
+        let row = || VersionedRow::table("t").by("id", 1_i64);
+
+        // Outside a transaction what was bumped is committed.
+        let mut conn = db.pool.acquire().await.unwrap();
+        let bumped = row().expect(1).bump(&mut *conn).await.unwrap();
+        assert_eq!(bumped.committed(), Some(&Version::Number(2)));
+
+        // Inside one it is good for that transaction only.
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let bumped = row().expect(2).bump(&mut *tx).await.unwrap();
+        assert_eq!(bumped, Version::Number(3));
+        assert_eq!(bumped.committed(), None);
+        let bumped = row().expect(bumped).bump(&mut *tx).await.unwrap();
+        tx.rollback().await.unwrap();
+        let refused = row().expect(bumped).bump(&mut *conn).await.unwrap_err();
+        assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
+        assert_eq!(row().read::<Item>(&mut *conn).await.unwrap().version, Version::Number(2));
+
+        // It is final with the commit, whoever began the transaction.
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let bumped = row().expect(2).bump(&mut *tx).await.unwrap();
+        assert_eq!(bumped.commit(tx).await.unwrap(), Version::Number(3));
+        let mut tx = conn.begin().await.unwrap();
+        let bumped = row().expect(3).bump(&mut *tx).await.unwrap();
+        assert_eq!(bumped.commit(tx).await.unwrap(), Version::Number(4));
+        assert_eq!(db.fetch_i64("SELECT version FROM t").await, Some(4));
+    }
+
+    async fn a_version_of_a_nested_transaction_is_not_handed_out<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, stock BIGINT, version BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 5, 1)").await;
+        let row = || VersionedRow::table("t").by("id", 1_i64);
+
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let mut nested = (*tx).begin().await.unwrap();
+        let bumped = row().expect(1).bump(&mut *nested).await.unwrap();
+        nested.rollback().await.unwrap();
+        let refused = row().expect(bumped).bump(&mut *tx).await.unwrap_err();
+        assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
+
+        let mut nested = (*tx).begin().await.unwrap();
+        let bumped = row().expect(1).bump(&mut *nested).await.unwrap();
+        nested.rollback().await.unwrap();
+        let refused = bumped.commit(tx).await.unwrap_err();
+        assert!(matches!(refused, Error::InvalidOption { option: "commit", .. }), "{refused:?}");
+        db.assert_nothing_left().await;
+
+        // A bump before the savepoint is not touched by it.
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let bumped = row().expect(1).bump(&mut *tx).await.unwrap();
+        let mut nested = (*tx).begin().await.unwrap();
+        S::execute(&mut nested, "UPDATE t SET stock = 0 WHERE id = 1").await.unwrap();
+        nested.rollback().await.unwrap();
+        assert_eq!(bumped.commit(tx).await.unwrap(), Version::Number(2));
+        assert_eq!(db.fetch_i64("SELECT stock FROM t").await, Some(5));
     }
 
     async fn retries_end_a_race_without_a_lost_update<S>(db: TestDb<S>) {

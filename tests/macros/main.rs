@@ -1,4 +1,4 @@
-//! The tests of `#[with_lock]`: what it does at run time, on SQLite, and what it says at compile time.
+//! The tests of `#[with_lock]` and `#[derive(Versioned)]`: what it does at run time, on SQLite, and what it says at compile time.
 
 #![deny(warnings, clippy::pedantic)]
 
@@ -8,6 +8,7 @@ mod keys;
 mod lease;
 mod section;
 mod version;
+mod versioned;
 
 #[test]
 fn mistakes_are_errors_at_the_right_token() {

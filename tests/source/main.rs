@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 13] = [
     &["store"],
     &["dialect"],
     &["guard", "trust", "wait"],
-    &["section", "plan"],
+    &["section", "plan", "on"],
     &["retry"],
     &["keeper", "migrate"],
     &["strategy::lease", "strategy::named", "strategy::row", "strategy::session", "strategy::version"],

@@ -278,6 +278,15 @@ pub trait VersionOps: Dialect {
         arguments: Self::Arguments,
         expected: &Version,
     ) -> impl Future<Output = sqlx::Result<Option<Version>>> + Send;
+
+    /// Writes the columns and adds one to the version. `false` when the row has another version than `expected`, and
+    /// nothing was written. The values of the columns come before those of the key.
+    fn version_save(
+        conn: &mut Self::Connection,
+        query: &SaveQuery,
+        arguments: Self::Arguments,
+        expected: i64,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 }
 
 /// How many rows a statement changed, on each database's query result.
@@ -332,6 +341,13 @@ pub struct VersionQuery {
     pub(crate) table: Ident,
     pub(crate) by: Vec<By>,
     pub(crate) version: Ident,
+}
+
+/// What a versioned save writes, and to which row.
+#[derive(Debug, Clone)]
+pub struct SaveQuery {
+    pub(crate) row: VersionQuery,
+    pub(crate) columns: Vec<Ident>,
 }
 
 /// lockkit's migrations (number, name, statements), kept in a history of their own beside the application's.
@@ -429,6 +445,14 @@ fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usize) -> Stri
         })
         .collect();
     terms.join(" AND ")
+}
+
+/// The assignments of a SET clause, from placeholder number 1 on, and the step of the version.
+fn assignments(columns: &[Ident], version: &Ident, quote: char, placeholder: fn(usize) -> String) -> String {
+    let values =
+        columns.iter().zip(1..).map(|(column, mark)| format!("{quote}{column}{quote} = {}", placeholder(mark)));
+    let step = format!("{quote}{version}{quote} = {quote}{version}{quote} + 1");
+    values.chain([step]).collect::<Vec<_>>().join(", ")
 }
 
 /// The ORDER BY and LIMIT clauses of a row lock.

@@ -7,7 +7,7 @@ use sqlx::{
 
 use super::placeholder;
 use crate::{
-    dialect::{VersionOps, VersionQuery, matching, parse_version, timestamp_step},
+    dialect::{SaveQuery, VersionOps, VersionQuery, assignments, matching, parse_version, timestamp_step},
     version::Version,
 };
 
@@ -65,5 +65,23 @@ impl VersionOps for MySql {
                 Ok(Some(Version::Timestamp(text)))
             }
         }
+    }
+
+    async fn version_save(
+        conn: &mut MySqlConnection,
+        query: &SaveQuery,
+        mut arguments: MySqlArguments,
+        expected: i64,
+    ) -> sqlx::Result<bool> {
+        let SaveQuery { row: VersionQuery { table, by, version }, columns } = query;
+        let last = placeholder(arguments.len() + 1);
+        arguments.add(expected).map_err(sqlx::Error::Encode)?;
+        let sql = format!(
+            "UPDATE `{table}` SET {} WHERE {} AND `{version}` = {last}",
+            assignments(columns, version, '`', placeholder),
+            matching(by, columns.len() + 1, '`', placeholder),
+        );
+        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        Ok(done.rows_affected() > 0)
     }
 }

@@ -7,7 +7,7 @@ use sqlx::{
 
 use super::placeholder;
 use crate::{
-    dialect::{VersionOps, VersionQuery, matching, parse_version},
+    dialect::{SaveQuery, VersionOps, VersionQuery, assignments, matching, parse_version},
     version::Version,
 };
 
@@ -61,5 +61,23 @@ impl VersionOps for Sqlite {
         // All of the rows, so that the driver hears of a commit that fails.
         let texts: Vec<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?;
         texts.into_iter().next().map(|it| parse_version(matches!(expected, Version::Number(_)), it)).transpose()
+    }
+
+    async fn version_save(
+        conn: &mut SqliteConnection,
+        query: &SaveQuery,
+        mut arguments: SqliteArguments,
+        expected: i64,
+    ) -> sqlx::Result<bool> {
+        let SaveQuery { row: VersionQuery { table, by, version }, columns } = query;
+        let last = placeholder(arguments.len() + 1);
+        arguments.add(expected).map_err(sqlx::Error::Encode)?;
+        let sql = format!(
+            "UPDATE `{table}` SET {} WHERE {} AND `{version}` = {last}",
+            assignments(columns, version, '`', placeholder),
+            matching(by, columns.len() + 1, '`', placeholder),
+        );
+        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        Ok(done.rows_affected() > 0)
     }
 }

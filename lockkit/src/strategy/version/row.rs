@@ -1,52 +1,18 @@
-//! Optimistic versions: writes that succeed only if nobody else wrote since the read.
+//! A row that is read with its version, and whose version is moved on by hand.
 
 use std::{fmt, ops::Deref};
 
 use sqlx::{Arguments, Database, Encode, FromRow, Type};
 
 use crate::{
-    dialect::{AsConnection, By, RowsAffected, VersionOps, VersionQuery, depth, failed},
+    dialect::{AsConnection, By, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
     ident::Ident,
     key::Key,
+    on::{Finish, On},
+    strategy::version::bumped::{Bumped, Expected},
     version::Version,
 };
-
-/// Turns "no row was changed" into [`Error::Conflict`], on every database's query result.
-///
-/// Use it after a write of your own that compares the version:
-///
-/// ```
-/// use lockkit::OrConflict;
-///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
-/// # sqlx::query("CREATE TABLE t (id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
-/// # sqlx::query("INSERT INTO t VALUES (1, 5, 3)").execute(&pool).await?;
-/// sqlx::query("UPDATE t SET stock = stock - 1, version = version + 1 WHERE id = ? AND version = ?")
-///     .bind(1)
-///     .bind(3)
-///     .execute(&pool)
-///     .await?
-///     .or_conflict()?;
-/// # Ok(()) }
-/// ```
-pub trait OrConflict: Sized {
-    /// The result itself, or [`Error::Conflict`] when the statement changed no row.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] without versions: only the statement knew them.
-    fn or_conflict(self) -> Result<Self>;
-}
-
-impl<R: RowsAffected> OrConflict for R {
-    fn or_conflict(self) -> Result<Self> {
-        if self.affected() == 0 {
-            return Err(Error::Conflict { table: None, expected: None, found: None, source: Raced });
-        }
-        Ok(self)
-    }
-}
 
 /// A row together with the version it had when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +69,7 @@ pub struct VersionedRow<DB: Database> {
     by: Vec<By>,
     arguments: DB::Arguments,
     version: Option<Ident>,
-    expected: Option<Version>,
+    expected: Option<Expected>,
 }
 
 impl<DB: VersionOps> VersionedRow<DB> {
@@ -143,13 +109,17 @@ impl<DB: VersionOps> VersionedRow<DB> {
         self
     }
 
-    /// The version that [`bump`](Self::bump) expects: the one that was read.
-    pub fn expect(mut self, version: impl Into<Version>) -> Self {
+    /// The version that [`bump`](Self::bump) expects: the one that was read, or in the same transaction the one of the
+    /// bump before.
+    pub fn expect(mut self, version: impl Into<Expected>) -> Self {
         self.expected = Some(version.into());
         self
     }
 
     /// Reads the row and its version, without locking anything.
+    ///
+    /// In a transaction that has changed the row itself, this finds the version of that change, and no database can tell
+    /// that it is not committed yet. Keep such a version no longer than the transaction.
     ///
     /// # Errors
     /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the row
@@ -161,11 +131,17 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
+        self.read_on(conn.as_connection()).await
+    }
+
+    async fn read_on<T>(self, conn: &mut DB::Connection) -> Result<Versioned<T>>
+    where
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
         let (query, table, arguments, _) = self.query()?;
         let doing = "reading the version of a row of";
-        let found = DB::version_read(conn.as_connection(), &query, arguments)
-            .await
-            .map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        let found =
+            DB::version_read(conn, &query, arguments).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let Some((row, version)) = found else {
             return Err(Error::NoSuchRow { table });
         };
@@ -173,23 +149,28 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Ok(Versioned { row, version })
     }
 
-    /// Moves the version on if it is still the expected one, and returns the new one. Inside a transaction the row is
-    /// locked from then on, so write the other columns in the same transaction.
+    /// Moves the version on if it is still the expected one. Inside a transaction the row is locked from then on, so
+    /// write the other columns in the same transaction.
+    ///
+    /// What it returns tells the new version, which is yours to keep only once it is committed: see [`Bumped`].
     ///
     /// # Errors
     /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
-    /// [`Error::InvalidOption`] without [`expect`](Self::expect), and for a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`].
+    /// [`Error::InvalidOption`] without [`expect`](Self::expect), for a [`Bumped`] of a transaction that has ended, and for
+    /// a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`].
     ///
     /// # Cancel safety
     /// Outside a transaction the version may or may not have been moved.
-    pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Version> {
+    pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
         let (query, table, arguments, expected) = self.query()?;
         let Some(expected) = expected else {
             let reason = "was not called; `bump` needs the version that was read".to_owned();
             return Err(Error::InvalidOption { option: "expect", reason });
         };
         let conn = conn.as_connection();
-        if matches!(expected, Version::Timestamp(_)) && depth::<DB>(conn) == 0 {
+        let depth = depth::<DB>(conn);
+        let expected = expected.at(depth)?;
+        if matches!(expected, Version::Timestamp(_)) && depth == 0 {
             let reason = "of a timestamp needs a transaction: MySQL tells the new one in a second statement".to_owned();
             return Err(Error::InvalidOption { option: "bump", reason });
         }
@@ -197,7 +178,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
         let again = arguments.clone();
         let bumped = DB::version_bump(conn, &query, arguments, &expected).await;
         if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
-            return Ok(version);
+            return Ok(Bumped::new(version, depth));
         }
         let found =
             DB::version_read(conn, &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
@@ -205,7 +186,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }
 
-    fn query(self) -> Result<(VersionQuery, Key, DB::Arguments, Option<Version>)> {
+    fn query(self) -> Result<(VersionQuery, Key, DB::Arguments, Option<Expected>)> {
         let Self { table, by, arguments, version, expected } = self;
         let table = table?;
         if by.is_empty() {
@@ -222,6 +203,21 @@ impl<DB: VersionOps> VersionedRow<DB> {
             self.table = Err(err);
         }
     }
+}
+
+/// Reads the row as [`VersionedRow::read`] does, also on a pool.
+///
+/// # Errors
+/// As those of [`VersionedRow::read`].
+pub async fn load<DB, T>(on: impl On<DB>, row: VersionedRow<DB>) -> Result<T>
+where
+    DB: VersionOps,
+    T: for<'r> FromRow<'r, DB::Row>,
+{
+    let mut conn = on.reach("reading the version of a row of").await?;
+    let found = row.read_on(&mut conn).await;
+    conn.finish();
+    found.map(|it| it.row)
 }
 
 impl<DB: Database> fmt::Debug for VersionedRow<DB> {

@@ -1,0 +1,210 @@
+//! What is written in `#[versioned(…)]`, and what `#[sqlx(…)]` says about the same fields.
+
+use proc_macro2::Span;
+use syn::{
+    Attribute, Ident, LitStr, Path, Token, ext::IdentExt, meta::ParseNestedMeta, parse::ParseStream,
+    punctuated::Punctuated, token,
+};
+
+use crate::args::{Errors, Given, error, list, nearest};
+
+/// The options of the struct, and an example of each.
+const OF_STRUCT: [(&str, &str); 4] = [
+    ("table", r#"table = "t_items""#),
+    ("key", r#"key = "item_id""#),
+    ("version", r#"version = "version""#),
+    ("crate", "crate = path::to::lockkit"),
+];
+
+/// The options of a field, and an example of each.
+const OF_FIELD: [(&str, &str); 2] = [("skip", "skip"), ("rename", r#"rename = "column""#)];
+
+/// The options of the struct.
+#[derive(Default)]
+pub(crate) struct StructArgs {
+    /// The first attribute.
+    pub(crate) at: Option<Span>,
+    pub(crate) table: Option<Given<LitStr>>,
+    pub(crate) key: Option<Given<Vec<LitStr>>>,
+    pub(crate) version: Option<Given<LitStr>>,
+    pub(crate) krate: Option<Given<Path>>,
+    /// Where sqlx renames all columns.
+    pub(crate) renames_all: Option<Span>,
+    /// The options that were meant, but could not be understood: they are not missing as well.
+    pub(crate) broken: Vec<String>,
+}
+
+/// The options of a field.
+#[derive(Default)]
+pub(crate) struct FieldArgs {
+    pub(crate) skip: Option<Span>,
+    pub(crate) rename: Option<Given<LitStr>>,
+    /// What sqlx calls the column.
+    pub(crate) sqlx_rename: Option<LitStr>,
+    /// Whether the field is no column to sqlx.
+    pub(crate) sqlx_skip: bool,
+    /// What sqlx does to the value on its way here, and nobody would undo on its way back.
+    pub(crate) sqlx_converts: Option<Ident>,
+}
+
+impl StructArgs {
+    /// Parses as much as can be understood; everything else is an error in `errors`.
+    pub(crate) fn parse(attrs: &[Attribute], errors: &mut Errors) -> Self {
+        let mut args = Self::default();
+        for attr in attrs.iter().filter(|it| it.path().is_ident("versioned")) {
+            args.at.get_or_insert(attr.path().segments[0].ident.span());
+            each_option(attr, errors, |input| {
+                let name = input.fork().call(Ident::parse_any).ok();
+                args.parse_one(input).inspect_err(|_| args.broken.extend(name.and_then(|it| meant(&it, &OF_STRUCT))))
+            });
+        }
+        each_of_sqlx(attrs, |meta| {
+            if meta.path.is_ident("rename_all") {
+                args.renames_all = meta.path.get_ident().map(Ident::span);
+            }
+            skip_value(meta)
+        });
+        args
+    }
+
+    fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
+        let name = Ident::parse_any(input)?;
+        let example = example(&name, &OF_STRUCT)?;
+        if name == "key" && input.peek(token::Paren) {
+            let columns;
+            syn::parenthesized!(columns in input);
+            let columns = columns.parse_terminated(|input| parse_text(input, r#"key("a", "b")"#), Token![,])?;
+            return set(&mut self.key, name, Punctuated::into_iter(columns).collect());
+        }
+        if !input.peek(Token![=]) {
+            return Err(error(&name, format!("write `{example}`")));
+        }
+        input.parse::<Token![=]>()?;
+        match name.to_string().as_str() {
+            "table" => set(&mut self.table, name, parse_text(input, example)?),
+            "key" => {
+                let column = parse_text(input, example)?;
+                if column.value().contains(',') {
+                    let columns: Vec<_> = column.value().split(',').map(|it| format!("{:?}", it.trim())).collect();
+                    let message = format!("a key of several columns is written `key({})`", columns.join(", "));
+                    return Err(syn::Error::new(column.span(), message));
+                }
+                set(&mut self.key, name, vec![column])
+            }
+            "version" => set(&mut self.version, name, parse_text(input, example)?),
+            _ => set(&mut self.krate, name, input.call(Path::parse_mod_style)?),
+        }
+    }
+}
+
+impl FieldArgs {
+    /// Parses as much as can be understood; everything else is an error in `errors`.
+    pub(crate) fn parse(attrs: &[Attribute], errors: &mut Errors) -> Self {
+        let mut args = Self::default();
+        for attr in attrs.iter().filter(|it| it.path().is_ident("versioned")) {
+            each_option(attr, errors, |input| args.parse_one(input));
+        }
+        each_of_sqlx(attrs, |meta| {
+            let Some(name) = meta.path.get_ident() else { return skip_value(meta) };
+            match name.to_string().as_str() {
+                "rename" => {
+                    args.sqlx_rename = Some(meta.value()?.parse()?);
+                    return Ok(());
+                }
+                "skip" => args.sqlx_skip = true,
+                "flatten" | "json" | "try_from" => args.sqlx_converts = Some(name.clone()),
+                _ => {}
+            }
+            skip_value(meta)
+        });
+        args
+    }
+
+    fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
+        let name = Ident::parse_any(input)?;
+        if let Some((_, example)) = OF_STRUCT.iter().find(|(known, _)| name == known) {
+            return Err(error(&name, format!("`{name}` goes on the struct: `#[versioned({example}, …)]`")));
+        }
+        let example = example(&name, &OF_FIELD)?;
+        let has_value = input.peek(Token![=]);
+        if name == "skip" && !has_value {
+            self.skip = Some(name.span());
+            return Ok(());
+        }
+        if name == "skip" {
+            return Err(error(&name, "`skip` has no value; write `#[versioned(skip)]`"));
+        }
+        if !has_value {
+            return Err(error(&name, format!("write `{example}`")));
+        }
+        input.parse::<Token![=]>()?;
+        set(&mut self.rename, name, parse_text(input, example)?)
+    }
+}
+
+/// Calls `parse_one` for each option of the attribute, and goes on after one that makes no sense.
+fn each_option(attr: &Attribute, errors: &mut Errors, mut parse_one: impl FnMut(ParseStream<'_>) -> syn::Result<()>) {
+    let mut found = Vec::new();
+    let parsed = attr.parse_args_with(|input: ParseStream<'_>| {
+        while !input.is_empty() {
+            if let Err(err) = parse_one(input) {
+                found.push(err);
+                while !input.is_empty() && !input.peek(Token![,]) {
+                    input.parse::<proc_macro2::TokenTree>()?;
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(())
+    });
+    for err in found {
+        errors.push(err);
+    }
+    errors.note(parsed);
+}
+
+/// Calls `look` for each option of `#[sqlx(…)]`. What makes no sense there, sqlx says itself.
+fn each_of_sqlx(attrs: &[Attribute], mut look: impl FnMut(&ParseNestedMeta<'_>) -> syn::Result<()>) {
+    for attr in attrs.iter().filter(|it| it.path().is_ident("sqlx")) {
+        let _ = attr.parse_nested_meta(|meta| look(&meta));
+    }
+}
+
+fn skip_value(meta: &ParseNestedMeta<'_>) -> syn::Result<()> {
+    while !meta.input.is_empty() && !meta.input.peek(Token![,]) {
+        meta.input.parse::<proc_macro2::TokenTree>()?;
+    }
+    Ok(())
+}
+
+fn parse_text(input: ParseStream<'_>, example: &str) -> syn::Result<LitStr> {
+    input.parse().map_err(|err| syn::Error::new(err.span(), format!("this is a string literal: `{example}`")))
+}
+
+fn set<T>(slot: &mut Option<Given<T>>, name: Ident, value: T) -> syn::Result<()> {
+    if slot.is_some() {
+        return Err(error(&name, format!("`{name}` is given twice")));
+    }
+    *slot = Some(Given { name, value });
+    Ok(())
+}
+
+fn example<'a>(name: &Ident, known: &[(&'a str, &'a str)]) -> syn::Result<&'a str> {
+    if let Some((_, example)) = known.iter().find(|(known, _)| name == known) {
+        return Ok(example);
+    }
+    let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
+    let hint = match nearest(&name.to_string(), &names) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("there are {}", list(&names, "and")),
+    };
+    Err(error(name, format!("there is no option `{name}` here; {hint}")))
+}
+
+/// The option of that name, or nearly that name.
+fn meant(name: &Ident, known: &[(&str, &str)]) -> Option<String> {
+    let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
+    nearest(&name.to_string(), &names).map(str::to_owned)
+}

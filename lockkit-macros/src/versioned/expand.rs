@@ -1,0 +1,120 @@
+//! What the derive writes: the struct described to lockkit, and two methods that call it.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{quote, quote_spanned};
+use syn::{GenericParam, parse_quote};
+
+use super::validate::{Column, Plan};
+
+pub(crate) fn expand(plan: &Plan) -> TokenStream {
+    let described = described(plan);
+    let methods = methods(plan);
+    quote!(#described #methods)
+}
+
+/// `impl VersionedStruct<DB>` for every database that can store the fields.
+fn described(plan: &Plan) -> TokenStream {
+    let Plan { krate, ident, generics, database, table, key, values, version, .. } = plan;
+    let (_, type_generics, _) = generics.split_for_impl();
+    let mut generics = generics.clone();
+    generics.params.push(GenericParam::Type(parse_quote!(#database)));
+    let clause = generics.make_where_clause();
+    clause.predicates.push(parse_quote!(#database: #krate::VersionOps));
+    for Column { ty, .. } in key.iter().chain(values) {
+        let bound = storable(plan, ty);
+        clause.predicates.push(parse_quote!(#bound));
+    }
+    let (impl_generics, _, clause) = generics.split_for_impl();
+    let Column { field: version_field, name: version_name, ty: version_type } = version;
+    let add = |columns: &[Column]| -> TokenStream {
+        let add = |Column { field, name, .. }: &Column| quote!(columns.add(#name, &self.#field););
+        columns.iter().map(add).collect()
+    };
+    let (add_key, add_values) = (add(key), add(values));
+    quote! {
+        #[automatically_derived]
+        impl #impl_generics #krate::VersionedStruct<#database> for #ident #type_generics #clause {
+            const TABLE: &'static str = #table;
+            const VERSION: &'static str = #version_name;
+            type Version = #version_type;
+
+            fn version(&mut self) -> &mut Self::Version {
+                &mut self.#version_field
+            }
+
+            fn key(&self, columns: &mut #krate::Columns<#database>) {
+                #add_key
+            }
+
+            #[allow(unused_variables)]
+            fn values(&self, columns: &mut #krate::Columns<#database>) {
+                #add_values
+            }
+        }
+    }
+}
+
+/// `load` and `save`, so that no trait must be imported to call them.
+fn methods(plan: &Plan) -> TokenStream {
+    let Plan { krate, vis, ident, generics, database, table, key, .. } = plan;
+    let (impl_generics, type_generics, clause) = generics.split_for_impl();
+    let mixed = Span::mixed_site();
+    let (on, row) = (quote_spanned!(mixed=> on), quote_spanned!(mixed=> row));
+    let described = quote!(#krate::VersionedStruct<#database>);
+    let arguments = key.iter().map(|Column { field, ty, .. }| quote!(#field: impl ::core::convert::Into<#ty>));
+    let storable = key.iter().map(|it| storable(plan, &it.ty));
+    let by = key
+        .iter()
+        .map(|Column { field, name, ty }| quote!(.by(#name, <_ as ::core::convert::Into<#ty>>::into(#field))));
+    let load_doc = format!(
+        "Loads the row of `{}` with this key.\n\n# Errors\n`NoSuchRow`; `Database`, also when the row does not fit the struct or \
+         its version is NULL.",
+        table.value()
+    );
+    let save_doc = format!(
+        "Writes the row of `{}` if nobody else did since it was read, and moves its version on.\n\nInside a transaction the \
+         struct gets its new version from `Saved::commit`, outside at once.\n\n# Errors\n`Conflict` when somebody else was \
+         faster or the row is gone; `Database`.",
+        table.value()
+    );
+    quote! {
+        #[automatically_derived]
+        impl #impl_generics #ident #type_generics #clause {
+            #[doc = #load_doc]
+            #[allow(dead_code)]
+            #vis async fn load<#database>(
+                #on: impl #krate::On<#database>,
+                #(#arguments),*
+            ) -> #krate::Result<Self>
+            where
+                #database: #krate::VersionOps,
+                Self: #described + for<'__r> #krate::__private::FromRow<'__r, #database::Row>,
+                #(#storable,)*
+            {
+                let #row = #krate::VersionedRow::<#database>::table(<Self as #described>::TABLE)
+                    .version(<Self as #described>::VERSION)
+                    #(#by)*;
+                #krate::__private::load(#on, #row).await
+            }
+
+            #[doc = #save_doc]
+            #[allow(dead_code)]
+            #vis async fn save<#database>(
+                &mut self,
+                #on: impl #krate::On<#database>,
+            ) -> #krate::Result<#krate::Saved<'_, #database, Self>>
+            where
+                #database: #krate::VersionOps,
+                Self: #described + ::core::marker::Send,
+            {
+                <Self as #described>::save(self, #on).await
+            }
+        }
+    }
+}
+
+/// That the database can store the type.
+fn storable(plan: &Plan, ty: &syn::Type) -> TokenStream {
+    let Plan { krate, database, .. } = plan;
+    quote!(#ty: for<'__v> #krate::__private::Encode<'__v, #database> + #krate::__private::Type<#database>)
+}

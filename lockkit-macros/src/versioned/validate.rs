@@ -1,0 +1,194 @@
+//! Which field is which column. Turns the struct as written into what will be expanded.
+
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::{
+    Data, DataEnum, DataStruct, DataUnion, DeriveInput, Fields, FieldsNamed, Generics, LitStr, Type, Visibility,
+    ext::IdentExt,
+};
+
+use super::args::{FieldArgs, StructArgs};
+use crate::{
+    args::{Errors, list, nearest},
+    validate::fault_of_name,
+};
+
+/// What to expand.
+pub(crate) struct Plan {
+    /// The path of lockkit.
+    pub(crate) krate: TokenStream,
+    pub(crate) vis: Visibility,
+    pub(crate) ident: Ident,
+    pub(crate) generics: Generics,
+    /// The name of the database's type parameter: one that the struct does not use.
+    pub(crate) database: Ident,
+    pub(crate) table: LitStr,
+    pub(crate) key: Vec<Column>,
+    pub(crate) values: Vec<Column>,
+    pub(crate) version: Column,
+}
+
+/// A field that is a column.
+pub(crate) struct Column {
+    pub(crate) field: Ident,
+    pub(crate) name: LitStr,
+    pub(crate) ty: Type,
+}
+
+impl Plan {
+    /// `None` when something is wrong; what, is in `errors`.
+    pub(crate) fn new(input: DeriveInput, errors: &mut Errors) -> Option<Self> {
+        let is_used = contains(input.to_token_stream(), "DB");
+        let database = Ident::new(if is_used { "__DB" } else { "DB" }, Span::mixed_site());
+        let DeriveInput { attrs, vis, ident, generics, data } = input;
+        let args = StructArgs::parse(&attrs, errors);
+        let fields = errors.note(named_fields(data, &ident))?;
+        let (mut columns, mut skipped, mut renamed) = (Vec::new(), Vec::new(), true);
+        for field in fields.named {
+            let args = FieldArgs::parse(&field.attrs, errors);
+            let Some(ident) = field.ident else { continue };
+            if let (Some(converts), None) = (&args.sqlx_converts, args.skip) {
+                errors.push(syn::Error::new(converts.span(), conversion(converts)));
+            }
+            renamed &= args.rename.is_some() || args.sqlx_rename.is_some() || args.skip.is_some() || args.sqlx_skip;
+            let is_skipped = args.skip.is_some() || args.sqlx_skip;
+            let name = args.rename.map(|it| it.value).or(args.sqlx_rename);
+            let name = name.unwrap_or_else(|| LitStr::new(&ident.unraw().to_string(), ident.span()));
+            check_name(&name, "a column", errors);
+            let column = Column { field: ident, name, ty: field.ty };
+            if is_skipped { skipped.push(column) } else { columns.push(column) }
+        }
+        if let (Some(at), false) = (args.renames_all, renamed) {
+            let message = r#"`Versioned` does not know `rename_all`; write `#[sqlx(rename = "…")]` on each field"#;
+            errors.push(syn::Error::new(at, message));
+            return None;
+        }
+
+        let mut finder = Finder { at: args.at, broken: args.broken, columns, taken: Vec::new(), skipped, errors };
+        let table = finder.required(args.table.map(|it| it.value), r#"table = "t_items""#, "the table of the row");
+        if let Some(table) = &table {
+            check_name(table, "a table", finder.errors);
+        }
+        let key =
+            finder.required(args.key.map(|it| it.value), r#"key = "item_id""#, "the column that says which row it is");
+        let key = key.map(|it| finder.key(&it));
+        let version = finder.version(args.version.map(|it| it.value));
+        let values = finder.columns;
+        let krate = args.krate.map_or_else(|| quote!(::lockkit), |it| it.value.into_token_stream());
+        Some(Self { krate, vis, ident, generics, database, table: table?, key: key?, values, version: version? })
+    }
+}
+
+/// Takes the key and the version out of the columns.
+struct Finder<'a> {
+    /// The attribute.
+    at: Option<Span>,
+    broken: Vec<String>,
+    columns: Vec<Column>,
+    taken: Vec<String>,
+    skipped: Vec<Column>,
+    errors: &'a mut Errors,
+}
+
+impl Finder<'_> {
+    fn required<T>(&mut self, given: Option<T>, example: &str, what: &str) -> Option<T> {
+        if given.is_none() && !self.broken.iter().any(|it| example.starts_with(it.as_str())) {
+            let (at, message) = match self.at {
+                Some(at) => (at, format!("`Versioned` needs `{example}`: {what}")),
+                None => (Span::call_site(), format!("`Versioned` needs `#[versioned({example}, …)]`: {what}")),
+            };
+            self.errors.push(syn::Error::new(at, message));
+        }
+        given
+    }
+
+    fn key(&mut self, names: &[LitStr]) -> Vec<Column> {
+        if names.is_empty() {
+            let message = r#"`key` names no column; write `key("tenant_id", "item_id")`"#;
+            self.errors.push(syn::Error::new(self.at.unwrap_or_else(Span::call_site), message));
+        }
+        names.iter().filter_map(|it| self.take(it)).collect()
+    }
+
+    fn version(&mut self, given: Option<LitStr>) -> Option<Column> {
+        match given {
+            Some(name) => self.take(&name),
+            None if self.broken.iter().any(|it| it == "version") => None,
+            None if self.columns.iter().any(|it| it.name.value() == "version") => {
+                self.take(&LitStr::new("version", Span::call_site()))
+            }
+            None => {
+                let message = "no field has the column `version`; say which one counts the versions: \
+                               `version = \"revision\"`";
+                self.errors.push(syn::Error::new(self.at.unwrap_or_else(Span::call_site), message));
+                None
+            }
+        }
+    }
+
+    /// The column of that name, which no later option can name again.
+    fn take(&mut self, name: &LitStr) -> Option<Column> {
+        let text = name.value();
+        if let Some(at) = self.columns.iter().position(|it| it.name.value() == text) {
+            self.taken.push(text);
+            return Some(self.columns.remove(at));
+        }
+        if self.taken.contains(&text) {
+            let message = format!("`{text}` is a column of the key already; name another one, or remove it");
+            self.errors.push(syn::Error::new(name.span(), message));
+            return None;
+        }
+        let names: Vec<_> = self.columns.iter().map(|it| it.name.value()).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let hint = if let Some(field) = self.columns.iter().find(|it| it.field.unraw() == text) {
+            format!("the column of the field `{text}` is `{}`", field.name.value())
+        } else if self.skipped.iter().any(|it| it.name.value() == text || it.field.unraw() == text) {
+            "its field is skipped, and a key or version cannot be".to_owned()
+        } else if let Some(meant) = nearest(&text, &names) {
+            format!("did you mean `{meant}`?")
+        } else if names.is_empty() {
+            "add a field".to_owned()
+        } else {
+            format!("the others are {}", list(&names, "and"))
+        };
+        let message = format!("no field has the column `{}`; {hint}", text.escape_debug());
+        self.errors.push(syn::Error::new(name.span(), message));
+        None
+    }
+}
+
+fn named_fields(data: Data, ident: &Ident) -> syn::Result<FieldsNamed> {
+    let message = "`Versioned` goes on a struct with named fields, which are the columns of its row";
+    match data {
+        Data::Struct(DataStruct { fields: Fields::Named(fields), .. }) => Ok(fields),
+        Data::Struct(DataStruct { .. }) => Err(syn::Error::new(ident.span(), message)),
+        Data::Enum(DataEnum { enum_token, .. }) => Err(syn::Error::new(enum_token.span, message)),
+        Data::Union(DataUnion { union_token, .. }) => Err(syn::Error::new(union_token.span, message)),
+    }
+}
+
+fn check_name(name: &LitStr, of: &str, errors: &mut Errors) {
+    if let Some(fault) = fault_of_name(&name.value()) {
+        let message = format!("`{}` cannot be the name of {of}: {fault}", name.value().escape_debug());
+        errors.push(syn::Error::new(name.span(), message));
+    }
+}
+
+fn conversion(option: &Ident) -> String {
+    let instead = match option.to_string().as_str() {
+        "flatten" => "write its fields here",
+        "json" => "make the type of the field `sqlx::types::Json<_>`",
+        _ => "give the field the type that the column has",
+    };
+    format!(
+        "`{option}` converts what is read, and a save could not convert it back; {instead}, or add `#[versioned(skip)]`"
+    )
+}
+
+fn contains(tokens: TokenStream, word: &str) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Group(group) => contains(group.stream(), word),
+        TokenTree::Ident(ident) => ident == word,
+        _ => false,
+    })
+}

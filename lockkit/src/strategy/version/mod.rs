@@ -1,0 +1,13 @@
+//! Optimistic versions: writes that succeed only if nobody else wrote since the read.
+
+mod bumped;
+mod conflict;
+mod row;
+mod saved;
+mod stored;
+
+pub use bumped::{Bumped, Expected};
+pub use conflict::OrConflict;
+pub use row::{Versioned, VersionedRow, load};
+pub use saved::Saved;
+pub use stored::{Columns, VersionField, VersionedStruct};

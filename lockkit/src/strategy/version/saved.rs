@@ -1,0 +1,268 @@
+//! A struct that was saved, and whose version moves on in memory when the database has committed it.
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+};
+
+use sqlx::Database;
+
+use crate::{
+    dialect::{By, SaveQuery, VersionOps, VersionQuery, depth, failed},
+    error::{Error, Raced, Result},
+    ident::Ident,
+    key::Key,
+    on::{Finish, On},
+    section::AnyTx,
+    strategy::version::{
+        bumped::{self, Made},
+        stored::{Columns, VersionField, VersionedStruct},
+    },
+    version::Version,
+};
+
+/// A struct that was saved.
+///
+/// Outside a transaction there is nothing left to do, and this can be dropped: the struct has its new version. Inside one it
+/// still has the version that is committed, and gets the new one from [`commit`](Self::commit). A transaction that ends in
+/// any other way leaves it there: after a rollback the struct can be saved again, and after a commit that this was not
+/// part of, the next save is a conflict, as if somebody else had been faster. Nothing is ever overwritten.
+///
+/// The struct is borrowed until then, and can be changed and saved again through this.
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1), (8, 5, 1)").execute(&pool).await?;
+/// #[derive(sqlx::FromRow, lockkit::Versioned)]
+/// #[versioned(table = "t_items", key = "item_id")]
+/// struct Item {
+///     item_id: i64,
+///     stock: i64,
+///     version: i64,
+/// }
+///
+/// let (mut from, mut to) = (Item::load(&pool, 7).await?, Item::load(&pool, 8).await?);
+/// from.stock -= 2;
+/// to.stock += 2;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// let saved = from.save(&mut *tx).await?.and(to.save(&mut *tx).await?);
+/// saved.commit(tx).await?;
+/// assert_eq!((from.version, to.version), (2, 2));
+/// # Ok(()) }
+/// ```
+pub struct Saved<'a, DB: Database, T> {
+    row: &'a mut T,
+    /// The new version, while the struct does not have it.
+    pending: Option<Pending<T>>,
+    also: Vec<Box<dyn Settle + 'a>>,
+    database: PhantomData<fn() -> DB>,
+}
+
+struct Pending<T> {
+    number: i64,
+    made: Made,
+    /// Gives the struct its new version.
+    settle: fn(&mut T, i64),
+}
+
+impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
+    /// Saves the struct again in the same transaction, as [`VersionedStruct::save`] does.
+    ///
+    /// # Errors
+    /// As those of [`VersionedStruct::save`]. [`Error::InvalidOption`] when the transaction that it was saved in, or a nested
+    /// one, has ended.
+    ///
+    /// # Cancel safety
+    /// As that of [`VersionedStruct::save`].
+    pub async fn save(self, on: impl On<DB>) -> Result<Self>
+    where
+        T: VersionedStruct<DB> + Send,
+    {
+        let Self { row, pending, also, .. } = self;
+        let (expected, made) = match pending {
+            Some(Pending { number, made, .. }) => (number, made),
+            None => (row.version().number(), Made { depth: 0 }),
+        };
+        Ok(Self { also, ..write(row, expected, made, on).await? })
+    }
+
+    /// This and another one, to be committed together.
+    #[must_use = "the structs do not have their new versions until `commit` is awaited"]
+    pub fn and<U: Send>(mut self, other: Saved<'a, DB, U>) -> Self {
+        self.also.push(Box::new(other));
+        self
+    }
+
+    /// Commits the transaction that the struct was saved in, and gives the struct its new version when that has succeeded.
+    ///
+    /// # Errors
+    /// As those of [`Tx::commit`](crate::Tx::commit). [`Error::InvalidOption`] when it was saved in a nested transaction: that
+    /// may have been rolled back by itself, so load the struct again after the commit instead. Everything is rolled back
+    /// then. The struct keeps its version.
+    ///
+    /// # Cancel safety
+    /// As that of [`Tx::commit`](crate::Tx::commit). The struct keeps its version.
+    pub async fn commit(self, tx: impl AnyTx<DB>) -> Result<()>
+    where
+        T: Send,
+    {
+        let saves: Box<dyn Settle + 'a> = Box::new(self);
+        let mut made = Vec::new();
+        saves.made(&mut made);
+        bumped::commit(&made, tx).await?;
+        saves.settle();
+        Ok(())
+    }
+}
+
+/// What is done to saves of structs of any type.
+trait Settle: Send {
+    /// Lists how deep in transactions they were made.
+    fn made(&self, list: &mut Vec<Made>);
+
+    /// Gives the structs their new versions.
+    fn settle(self: Box<Self>);
+}
+
+impl<DB: Database, T: Send> Settle for Saved<'_, DB, T> {
+    fn made(&self, list: &mut Vec<Made>) {
+        list.extend(self.pending.as_ref().map(|it| it.made));
+        for other in &self.also {
+            other.made(list);
+        }
+    }
+
+    fn settle(self: Box<Self>) {
+        let Self { row, pending, also, .. } = *self;
+        if let Some(Pending { number, settle, .. }) = pending {
+            settle(row, number);
+        }
+        for other in also {
+            other.settle();
+        }
+    }
+}
+
+/// Saves a struct whose version is committed.
+pub(crate) async fn save<DB, T>(row: &mut T, on: impl On<DB>) -> Result<Saved<'_, DB, T>>
+where
+    DB: VersionOps,
+    T: VersionedStruct<DB> + Send,
+{
+    let expected = row.version().number();
+    write(row, expected, Made { depth: 0 }, on).await
+}
+
+async fn write<DB, T>(row: &mut T, expected: i64, made: Made, on: impl On<DB>) -> Result<Saved<'_, DB, T>>
+where
+    DB: VersionOps,
+    T: VersionedStruct<DB> + Send,
+{
+    let next = expected.checked_add(1).filter(|it| T::Version::from_number(*it).is_some());
+    let Some(next) = next else {
+        let reason = format!("is {expected}, and its type has no room for a higher one");
+        return Err(Error::InvalidOption { option: "version", reason });
+    };
+    let save = Statement::new(row)?;
+    let doing = "saving a row of";
+    let mut conn = on.reach(doing).await?;
+    let depth = depth::<DB>(&conn);
+    if let Err(err) = made.check_open(depth) {
+        conn.finish();
+        return Err(err);
+    }
+    let table = save.key.clone();
+    let written = save.run(&mut conn, expected).await;
+    conn.finish();
+    match written.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
+        Ok(()) => {}
+        Err(found) => {
+            let expected = Some(Version::Number(expected));
+            return Err(Error::Conflict { table: Some(table), expected, found, source: Raced });
+        }
+    }
+    let pending = Pending { number: next, made: Made { depth }, settle: set_version::<DB, T> };
+    let pending = if pending.made.is_committed() {
+        set_version::<DB, T>(row, next);
+        None
+    } else {
+        Some(pending)
+    };
+    Ok(Saved { row, pending, also: Vec::new(), database: PhantomData })
+}
+
+fn set_version<DB: VersionOps, T: VersionedStruct<DB>>(row: &mut T, number: i64) {
+    if let Some(version) = T::Version::from_number(number) {
+        *row.version() = version;
+    }
+}
+
+/// What is sent to save a struct.
+struct Statement<DB: Database> {
+    key: Key,
+    query: SaveQuery,
+    /// The values of the columns, then those of the key.
+    arguments: DB::Arguments,
+    /// Those of the key.
+    which: DB::Arguments,
+}
+
+impl<DB: VersionOps> Statement<DB> {
+    fn new<T: VersionedStruct<DB>>(row: &T) -> Result<Self> {
+        let (table, version) = (Ident::new(T::TABLE)?, Ident::new(T::VERSION)?);
+        let mut all = Columns::<DB>::new();
+        row.values(&mut all);
+        let values = all.names.len();
+        row.key(&mut all);
+        let Columns { names: mut columns, arguments, .. } = all.checked()?;
+        let by: Vec<_> = columns.split_off(values).into_iter().map(|column| By { column, values: 1 }).collect();
+        if by.is_empty() {
+            let reason = "names no row; add at least one column".to_owned();
+            return Err(Error::InvalidOption { option: "key", reason });
+        }
+        let mut which = Columns::<DB>::new();
+        row.key(&mut which);
+        let Columns { arguments: which, .. } = which.checked()?;
+        Ok(Self {
+            key: Key::from(table.as_str()),
+            query: SaveQuery { row: VersionQuery { table, by, version }, columns },
+            arguments,
+            which,
+        })
+    }
+
+    /// The inner error is the version that was found instead.
+    async fn run(self, conn: &mut DB::Connection, expected: i64) -> sqlx::Result<Result<(), Option<Version>>> {
+        let Self { query, arguments, which, .. } = self;
+        if DB::version_save(conn, &query, arguments, expected).await? {
+            return Ok(Ok(()));
+        }
+        let found = DB::version_read(conn, &query.row, which).await?;
+        Ok(Err(found.map(|(_, version)| version)))
+    }
+}
+
+impl<DB: Database, T> Deref for Saved<'_, DB, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.row
+    }
+}
+
+impl<DB: Database, T> DerefMut for Saved<'_, DB, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.row
+    }
+}
+
+impl<DB: Database, T> fmt::Debug for Saved<'_, DB, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pending = self.pending.as_ref().map(|it| it.number);
+        f.debug_struct("Saved").field("pending", &pending).field("also", &self.also.len()).finish_non_exhaustive()
+    }
+}
