@@ -9,6 +9,7 @@
 //! | [`NamedLock`] | a name | one transaction | there is no row to lock yet ("one order per user") | the work outlives a transaction |
 //! | [`Leases`] | a row in `lockkit_lease` with owner, expiry and fencing token | its ttl, renewed in the background | the work spans transactions, processes or services; cron-like jobs | the work is one short transaction |
 //! | [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
+//! | [`Stock`] | one of the rows that a number of pieces is spread over | one statement, or your transaction | one very hot counter | the counter is not hot, or cannot be divided |
 //!
 #![cfg_attr(
     feature = "macros",
@@ -58,7 +59,7 @@ mod wait;
 #[path = "private.rs"]
 pub mod __private;
 
-pub use dialect::{AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, VersionOps};
+pub use dialect::{AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps, VersionOps};
 pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};
@@ -72,6 +73,7 @@ pub use strategy::{
     lease::{Lease, LeaseRequest, Leases, LeasesBuilder, Released},
     named::NamedLock,
     row::RowLock,
+    stock::{Stock, Taken},
     version::{OrConflict, Versioned, VersionedRow},
 };
 pub use version::Version;

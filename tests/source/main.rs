@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 13] = [
     &["section", "plan"],
     &["retry"],
     &["keeper", "migrate"],
-    &["strategy::lease", "strategy::named", "strategy::row", "strategy::version"],
+    &["strategy::lease", "strategy::named", "strategy::row", "strategy::stock", "strategy::version"],
     &["strategy"],
     &["private", "lib"],
 ];
