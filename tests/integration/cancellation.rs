@@ -363,7 +363,7 @@ on_every_database! {
         let bench = Bench::<S>::new(db).await;
         let Bench { db, pool, leases } = &bench;
         let migrate = async || {
-            for table in ["lockkit_lease", "lockkit_named", "_lockkit_migrations"] {
+            for table in ["lockkit_lease", "lockkit_named", "lockkit_stock", "_lockkit_migrations"] {
                 db.execute(&format!("DROP TABLE IF EXISTS {table}")).await;
             }
             (lockkit::migrate(pool), ())

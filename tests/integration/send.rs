@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock, Policy, RowLock, VersionedRow};
+use lockkit::{Error, Leases, NamedLock, Policy, RowLock, Stock, VersionedRow};
 use support::{TestDb, on_every_database};
 
 fn is_send<T: Send>(_: T) {}
@@ -32,7 +32,13 @@ on_every_database! {
         is_send(NamedLock::new("k").lock(&mut *tx));
         is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,)>(&mut *tx));
         is_send(VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
+        let stock = Stock::new(db.pool.clone(), "k");
+        is_send(stock.take_in(&mut *tx, 1));
         is_send(lease.commit(tx));
+        is_send(stock.put(1));
+        is_send(stock.take(1));
+        is_send(stock.left());
+        is_send(stock.rebalance());
 
         is_send(lockkit::begin(&db.pool));
         is_send(lockkit::begin(&db.pool).await.unwrap().commit());
