@@ -177,13 +177,13 @@ pub trait VersionOps: Dialect {
 /// Whoever waits for segments locks them in their order, so that nobody deadlocks. Segments are made, removed and filled
 /// by whoever has all of them locked, segment 0 first; it is never removed.
 pub trait StockOps: Dialect {
-    /// Takes the amount from one segment that has as much and that nobody has locked, looking from `start` on and then
-    /// from the first. Never waits. `None` when there is no such segment.
+    /// Takes the amount from one segment that has as much and that nobody has locked, looking at `first` before the others.
+    /// Never waits, and keeps no lock of what it passed over. `None` when there is no such segment.
     fn stock_take_any(
         conn: &mut Self::Connection,
         key: &Key,
         amount: i64,
-        start: u32,
+        first: [u32; 4],
     ) -> impl Future<Output = sqlx::Result<Option<u32>>> + Send;
 
     /// The segments in their order, as they were at one instant; what others have taken but not committed is in them.
@@ -208,9 +208,12 @@ pub trait StockOps: Dialect {
         segments: &[Segment],
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Inside a transaction: removes the segments from this number on, all of which it has locked.
-    fn stock_remove(conn: &mut Self::Connection, key: &Key, from: u32)
-    -> impl Future<Output = sqlx::Result<()>> + Send;
+    /// Inside a transaction: removes these segments, all of which it has locked.
+    fn stock_remove(
+        conn: &mut Self::Connection,
+        key: &Key,
+        segments: RangeInclusive<u32>,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
 /// One of the rows that a stock is spread over.

@@ -35,7 +35,7 @@ const ALL: RangeInclusive<u32> = 0..=u32::MAX;
 /// A number of pieces that many callers take from at once, never more than there are.
 ///
 /// One row that everybody updates lets one transaction through per write to the disk. A stock is spread over several
-/// rows, its segments: a caller takes from one that nobody has locked, looking from a random one on. Use it for one very
+/// rows, its segments: a caller takes from one that nobody has locked, looking at some random ones first. Use it for one very
 /// hot counter that can be divided: pieces on sale, seats, quota. For an ordinary counter one guarded
 /// `UPDATE … SET n = n - 1 WHERE id = … AND n >= 1` is simpler; to read, check and write more than a number, lock the
 /// row with [`RowLock`](crate::RowLock).
@@ -47,7 +47,7 @@ const ALL: RangeInclusive<u32> = 0..=u32::MAX;
 /// | database | [`take`](Self::take) when a free segment has enough | when not |
 /// |---|---|---|
 /// | PostgreSQL | one statement: `FOR NO KEY UPDATE SKIP LOCKED` and the update | a look; then, unless it is sold out, a transaction that waits |
-/// | MySQL, MariaDB | the same (`FOR UPDATE SKIP LOCKED`); a second one if only segments before the random one are free | the same |
+/// | MySQL, MariaDB | the same (`FOR UPDATE SKIP LOCKED`); a second one if none of four random ones is | the same |
 /// | SQLite | a look and a transaction: there is one lock for all writers, so segments gain nothing | the same |
 ///
 /// Give it at least as many segments as transactions take from it at once; the default is 32. Every process may have
@@ -306,15 +306,17 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Takes from one free segment, without waiting.
     async fn take_any(&self, conn: &mut DB::Connection, wanted: i64) -> Result<Option<u32>> {
-        let start = fastrand::u32(..self.segments);
-        DB::stock_take_any(conn, &self.key, wanted, start).await.map_err(|err| self.failed(self.waiting(), err))
+        let first = std::array::from_fn(|_| fastrand::u32(..self.segments));
+        DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(self.waiting(), err))
     }
 
     /// Waits for all segments, and takes from as few as have enough.
     async fn gather(&self, conn: &mut DB::Connection, amount: u64, waiting: Waiting) -> Result<Taken> {
         // Whoever moves pieces between segments locks the first one first, so after this nobody moves any: what the next
         // statement finds is all that there is.
-        self.lock(conn, FIRST, waiting).await?;
+        if self.lock(conn, FIRST, waiting).await?.is_empty() {
+            return Err(self.sold_out(amount, 0));
+        }
         self.take_locked(conn, ALL, amount, waiting).await
     }
 
@@ -357,7 +359,11 @@ impl<DB: StockOps> Stock<DB> {
     }
 
     async fn spread_in(&self, conn: &mut DB::Connection, more: u64, waiting: Waiting) -> Result<()> {
-        if self.lock(conn, FIRST, waiting).await?.is_empty() && more > 0 {
+        // Nothing below may run without this lock: a statement does not see the segments that another one makes meanwhile.
+        if self.lock(conn, FIRST, waiting).await?.is_empty() {
+            if more == 0 {
+                return Ok(());
+            }
             self.bounded(waiting, DB::stock_make(conn, &self.key)).await?;
             self.lock(conn, FIRST, waiting).await?;
         }
@@ -374,7 +380,9 @@ impl<DB: StockOps> Stock<DB> {
             DB::stock_write(conn, &self.key, &new).await.map_err(|err| self.failed(waiting, err))?;
         }
         if last.number >= self.segments {
-            DB::stock_remove(conn, &self.key, self.segments).await.map_err(|err| self.failed(waiting, err))?;
+            DB::stock_remove(conn, &self.key, self.segments..=last.number)
+                .await
+                .map_err(|err| self.failed(waiting, err))?;
         }
         Ok(())
     }

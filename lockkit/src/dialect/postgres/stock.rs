@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use sqlx::{PgConnection, Postgres, Row};
+use sqlx::{Executor, PgConnection, Postgres, Row};
 
 use crate::{
     dialect::{Look, Segment, StockOps, depth, quantity, segment},
@@ -11,12 +11,23 @@ use crate::{
 };
 
 impl StockOps for Postgres {
-    async fn stock_take_any(conn: &mut PgConnection, key: &Key, amount: i64, start: u32) -> sqlx::Result<Option<u32>> {
+    async fn stock_take_any(
+        conn: &mut PgConnection,
+        key: &Key,
+        amount: i64,
+        first: [u32; 4],
+    ) -> sqlx::Result<Option<u32>> {
+        // A segment that was emptied between the statement's snapshot and its lock is passed over, but stays locked. Kept
+        // until the end of a transaction that goes on to wait for others, it would be locked out of their order.
+        let in_a_transaction = depth::<Self>(conn) > 0;
+        if in_a_transaction {
+            conn.execute("SAVEPOINT lockkit_stock").await?;
+        }
         let number: Option<i32> = sqlx::query_scalar(
             "WITH free AS MATERIALIZED (
                  SELECT segment FROM lockkit_stock
                  WHERE name = $1 AND quantity >= $2
-                 ORDER BY segment < $3, segment
+                 ORDER BY array_position($3, segment), segment
                  LIMIT 1
                  FOR NO KEY UPDATE SKIP LOCKED
              )
@@ -27,9 +38,12 @@ impl StockOps for Postgres {
         )
         .bind(key.as_str())
         .bind(amount)
-        .bind(column(start))
-        .fetch_optional(conn)
+        .bind(first.map(column))
+        .fetch_optional(&mut *conn)
         .await?;
+        if in_a_transaction && number.is_none() {
+            conn.execute("ROLLBACK TO SAVEPOINT lockkit_stock; RELEASE SAVEPOINT lockkit_stock").await?;
+        }
         Ok(number.map(|it| segment(it.into(), 0).number))
     }
 
@@ -113,10 +127,11 @@ impl StockOps for Postgres {
         Ok(())
     }
 
-    async fn stock_remove(conn: &mut PgConnection, key: &Key, from: u32) -> sqlx::Result<()> {
-        sqlx::query("DELETE FROM lockkit_stock WHERE name = $1 AND segment >= $2")
+    async fn stock_remove(conn: &mut PgConnection, key: &Key, segments: RangeInclusive<u32>) -> sqlx::Result<()> {
+        sqlx::query("DELETE FROM lockkit_stock WHERE name = $1 AND segment BETWEEN $2 AND $3")
             .bind(key.as_str())
-            .bind(column(from))
+            .bind(column(*segments.start()))
+            .bind(column(*segments.end()))
             .execute(conn)
             .await?;
         Ok(())

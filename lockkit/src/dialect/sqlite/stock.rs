@@ -16,7 +16,7 @@ impl StockOps for Sqlite {
         conn: &mut SqliteConnection,
         key: &Key,
         amount: i64,
-        start: u32,
+        first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
         if depth::<Self>(conn) == 0 {
             // There is one lock for all, and a statement of its own would wait for it as long as the connection does.
@@ -27,14 +27,17 @@ impl StockOps for Sqlite {
              WHERE name = ?1 AND segment = (
                  SELECT segment FROM lockkit_stock
                  WHERE name = ?1 AND quantity >= ?2
-                 ORDER BY segment < ?3, segment
+                 ORDER BY segment NOT IN (?3, ?4, ?5, ?6), segment
                  LIMIT 1
              )
              RETURNING segment",
         )
         .bind(key.as_str())
         .bind(amount)
-        .bind(start)
+        .bind(first[0])
+        .bind(first[1])
+        .bind(first[2])
+        .bind(first[3])
         .fetch_all(conn)
         .await
         .map(|numbers| numbers.first().copied())
@@ -92,10 +95,11 @@ impl StockOps for Sqlite {
         Ok(())
     }
 
-    async fn stock_remove(conn: &mut SqliteConnection, key: &Key, from: u32) -> sqlx::Result<()> {
-        sqlx::query("DELETE FROM lockkit_stock WHERE name = ?1 AND segment >= ?2")
+    async fn stock_remove(conn: &mut SqliteConnection, key: &Key, segments: RangeInclusive<u32>) -> sqlx::Result<()> {
+        sqlx::query("DELETE FROM lockkit_stock WHERE name = ?1 AND segment BETWEEN ?2 AND ?3")
             .bind(key.as_str())
-            .bind(from)
+            .bind(segments.start())
+            .bind(segments.end())
             .execute(conn)
             .await?;
         Ok(())
