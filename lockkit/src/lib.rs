@@ -10,6 +10,7 @@
 //! | [`Leases`] | a row in `lockkit_lease` with owner, expiry and fencing token | its ttl, renewed in the background | the work spans transactions, processes or services; cron-like jobs | the work is one short transaction |
 //! | [`SessionLock`] | a name, on a connection of its own | until it is released or its connection ends | a role such as leader, where a crash must free the lock at once | on SQLite; behind a pooler in transaction mode; what the lock protects is in the same database and must never be written by a stale holder |
 //! | [`VersionedStruct`], [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
+//! | [`Stock`] | one of the rows that a number of pieces is spread over | one statement, or your transaction | one very hot counter | the counter is not hot, or cannot be divided |
 //!
 #![cfg_attr(
     feature = "macros",
@@ -67,7 +68,7 @@ pub mod __private;
 
 pub use dialect::{
     AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
-    SessionOps, VersionOps,
+    SessionOps, StockOps, VersionOps,
 };
 pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
@@ -84,6 +85,7 @@ pub use strategy::{
     named::NamedLock,
     row::RowLock,
     session::{Session, SessionLock},
+    stock::{Stock, Taken},
     version::{Bumped, Columns, Expected, OrConflict, Saved, VersionField, Versioned, VersionedRow, VersionedStruct},
 };
 pub use version::Version;

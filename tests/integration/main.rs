@@ -12,6 +12,7 @@ mod round_trips;
 mod rows;
 mod send;
 mod sessions;
+mod stock;
 mod transactions;
 mod versioned;
 mod versions;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Leases, NamedLock, RowLock, Wait};
+use lockkit::{Leases, NamedLock, RowLock, Stock, Wait};
 use sqlx::pool::PoolOptions;
 use support::{Proxy, Server, TestDb, on_every_server};
 
@@ -31,6 +31,8 @@ on_every_server! {
         let pool = options().connect(proxy.url()).await.unwrap();
         let leases = Leases::builder(pool.clone()).ttl(Duration::from_secs(60)).build().unwrap();
         let direct = Leases::new(db.pool.clone());
+        let stock = Stock::new(pool.clone(), "k");
+        Stock::new(db.pool.clone(), "k").put(3200).await.unwrap();
         let row = |wait| RowLock::table("t").by("id", 1_i64).wait(wait);
 
         // A connection that goes back to its pool is pinged there: sqlx's price, not lockkit's, and paid after the
@@ -76,8 +78,17 @@ on_every_server! {
             item.version -= 1;
             let ((), cost) = cost!(proxy, { item.save(&pool).await.unwrap_err(); idle().await });
             count("save, conflict", cost - 1, 2);
+            let (_, cost) = cost!(proxy, { let it = stock.take(1).await.unwrap(); idle().await; it });
+            count("stock, take", cost - 1, 1);
+            let (refused, cost) = cost!(proxy, { let it = stock.take(5000).await; idle().await; it });
+            assert!(refused.is_err());
+            // Looked for in four random segments, then in all of them; then they are read.
+            count("stock, sold out", cost - 1, if S::NAME == "PostgreSQL" { 2 } else { 3 });
 
             let mut tx = lockkit::begin(&pool).await.unwrap();
+            let (_, cost) = cost!(proxy, stock.take_in(&mut *tx, 1).await.unwrap());
+            // A savepoint before it.
+            count("stock, take in a transaction", cost, if S::NAME == "PostgreSQL" { 2 } else { 1 });
             let (_, cost) = cost!(proxy, row(Wait::Forever).lock(&mut *tx).await.unwrap());
             count("row lock, no bound", cost, 1);
             let (_, cost) = cost!(proxy, row(Wait::Never).lock(&mut *tx).await.unwrap());

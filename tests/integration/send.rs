@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock, Policy, RowLock, SessionLock, VersionedRow, VersionedStruct};
+use lockkit::{Error, Leases, NamedLock, Policy, RowLock, SessionLock, Stock, VersionedRow, VersionedStruct};
 use support::{TestDb, on_every_database, on_every_server};
 
 fn is_send<T: Send>(_: T) {}
@@ -44,7 +44,13 @@ on_every_database! {
         is_send(Item { n: 1, version: 1 }.save(&db.pool));
         is_send(Item { n: 1, version: 1 }.save(&mut *tx));
         is_send(VersionedStruct::save(&mut Item { n: 1, version: 1 }, &mut *tx));
+        let stock = Stock::new(db.pool.clone(), "k");
+        is_send(stock.take_in(&mut *tx, 1));
         is_send(lease.commit(tx));
+        is_send(stock.put(1));
+        is_send(stock.take(1));
+        is_send(stock.left());
+        is_send(stock.rebalance());
 
         db.execute("CREATE TABLE t (n BIGINT, version BIGINT)").await;
         db.execute("INSERT INTO t VALUES (1, 1)").await;

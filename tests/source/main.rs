@@ -21,7 +21,14 @@ const LAYERS: [&[&str]; 13] = [
     &["section", "plan", "on"],
     &["retry"],
     &["keeper", "migrate"],
-    &["strategy::lease", "strategy::named", "strategy::row", "strategy::session", "strategy::version"],
+    &[
+        "strategy::lease",
+        "strategy::named",
+        "strategy::row",
+        "strategy::session",
+        "strategy::stock",
+        "strategy::version",
+    ],
     &["strategy"],
     &["private", "lib"],
 ];

@@ -4,4 +4,5 @@ pub(crate) mod lease;
 pub(crate) mod named;
 pub(crate) mod row;
 pub(crate) mod session;
+pub(crate) mod stock;
 pub(crate) mod version;

@@ -94,7 +94,7 @@ fn selection(query: &RowQuery, hint: &str) -> String {
 
 /// How each server is told to give up waiting: MariaDB before the statement, MySQL by a hint inside it.
 /// Neither takes a bound value, so the text is rounded up to two digits to keep the number of statements small.
-fn bounded(wait: Wait) -> (String, String) {
+pub(super) fn bounded(wait: Wait) -> (String, String) {
     let Wait::AtMost(_) = wait else {
         return (String::new(), String::new());
     };

@@ -21,14 +21,16 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
     (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
+    (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
 ];
 
 mod lease;
 mod lock;
 mod session;
+mod stock;
 mod version;
 
 pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {

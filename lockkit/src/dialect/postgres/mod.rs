@@ -18,8 +18,10 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 1] =
-    [(1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
+    (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
+];
 
 /// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
 /// lock, which then cannot be had alone. NOTIFY takes a lock of the whole server at commit, so it is not for every
@@ -38,6 +40,7 @@ mod lease;
 mod listen;
 mod lock;
 mod session;
+mod stock;
 mod version;
 
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {

@@ -20,11 +20,14 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 1] =
-    [(1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
+    (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
+];
 
 mod lease;
 mod lock;
+mod stock;
 mod version;
 
 pub(super) fn fault_of(err: &SqliteError) -> Fault {
