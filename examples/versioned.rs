@@ -18,7 +18,7 @@ use sqlx::{FromRow, SqlitePool};
 /// The line that optimistic locking costs is `#[versioned(…)]`. PostgreSQL, MySQL and MariaDB need no other.
 #[derive(FromRow, Versioned)]
 #[versioned(table = "t_items", key = "item_id", version = "version")]
-struct Item {
+struct Article {
     item_id: i64,
     name: String,
     stock: i64,
@@ -26,9 +26,9 @@ struct Item {
 }
 
 /// Changes the stock of an item, as often as somebody else is faster, up to five times.
-async fn change(pool: &SqlitePool, worker: &str, item_id: i64, by: i64) -> Result<Item, Error> {
+async fn change(pool: &SqlitePool, worker: &str, item_id: i64, by: i64) -> Result<Article, Error> {
     let attempt = async |number| {
-        let mut item = Item::load(pool, item_id).await?;
+        let mut item = Article::load(pool, item_id).await?;
         item.stock += by;
         item.save(pool).await?;
         println!("{worker}: saved in attempt {number}: {} of {}, version {}", item.stock, item.name, item.version);
@@ -54,8 +54,8 @@ async fn main() -> Result<()> {
     .await?;
 
     // Both read version 1.
-    let mut on_the_screen_of_ann = Item::load(&pool, 7).await?;
-    let mut on_the_screen_of_bob = Item::load(&pool, 7).await?;
+    let mut on_the_screen_of_ann = Article::load(&pool, 7).await?;
+    let mut on_the_screen_of_bob = Article::load(&pool, 7).await?;
 
     on_the_screen_of_ann.stock -= 5;
     on_the_screen_of_ann.save(&pool).await?;
@@ -78,7 +78,7 @@ async fn main() -> Result<()> {
         tokio::spawn(async move {
             for _ in 0..100 {
                 let attempt = |_| async {
-                    let mut item = Item::load(&pool, 7).await?;
+                    let mut item = Article::load(&pool, 7).await?;
                     item.stock += by;
                     item.save(&pool).await?;
                     Ok::<_, Error>(())
@@ -92,7 +92,7 @@ async fn main() -> Result<()> {
     let (ann, bob) = (worker("ann", -1), worker("bob", 2));
     ann.await??;
     bob.await??;
-    let item = Item::load(&pool, 7).await?;
+    let item = Article::load(&pool, 7).await?;
     println!("at the end: {} of {}, version {}", item.stock, item.name, item.version);
     ensure!((item.stock, item.version) == (125, 203), "an update was lost");
     Ok(())

@@ -118,7 +118,7 @@ impl SessionLock {
         self.wait.check()?;
         check_duration("heartbeat", self.heartbeat)?;
         let key = self.key.clone();
-        observed(Strategy::Session, &key, self.take(pool)).await
+        observed(Strategy::Session, &key, Box::pin(self.take(pool))).await
     }
 
     /// As [`acquire`](Self::acquire) without waiting for a holder; `None` when somebody else holds the lock.

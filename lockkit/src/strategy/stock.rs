@@ -6,7 +6,7 @@ use sqlx::Pool;
 use tokio::time::Instant;
 
 use crate::{
-    dialect::{AsConnection, Segment, StockOps, depth, failed_on_own_table},
+    dialect::{AsConnection, Segment, StockOps, connection, depth, failed_on_own_table},
     error::{Error, Fault, Result},
     key::Key,
     policy::{Policy, Wait},
@@ -25,6 +25,9 @@ const WAIT: Duration = Duration::from_secs(5);
 /// How much longer than the bound a server may take: it may keep the bound for each row anew, and MySQL keeps none for
 /// the statement that makes a stock.
 const BACKSTOP: Duration = Duration::from_secs(1);
+
+/// For errors.
+const DOING: &str = "using stock";
 
 /// More than any stock can hold.
 const TOO_MANY: u64 = 1 << 63;
@@ -237,7 +240,7 @@ impl<DB: StockOps> Stock<DB> {
     /// It only reads.
     pub async fn left(&self) -> Result<u64> {
         self.check()?;
-        let mut conn = self.pool.acquire().await.map_err(|err| self.failed(self.waiting(), err))?;
+        let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
         let look = DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(self.waiting(), err))?;
         Ok(sum(&look.segments))
     }
@@ -278,7 +281,7 @@ impl<DB: StockOps> Stock<DB> {
     async fn take_alone(&self, amount: u64, wanted: i64) -> Result<Taken> {
         let waiting = self.waiting();
         let segments = {
-            let mut conn = self.pool.acquire().await.map_err(|err| self.failed(waiting, err))?;
+            let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
             if let Some(number) = self.take_any(&mut conn, wanted).await? {
                 return Ok(Taken::from_one(number, amount));
             }
@@ -423,7 +426,7 @@ impl<DB: StockOps> Stock<DB> {
         if DB::fault(&err) == Fault::Contended {
             return self.contended(waiting);
         }
-        failed_on_own_table::<DB>("using stock", Some(&self.key), err)
+        failed_on_own_table::<DB>(DOING, Some(&self.key), err)
     }
 
     fn contended(&self, waiting: Waiting) -> Error {

@@ -230,22 +230,40 @@ impl LeaseOps for MySql {
         Ok(if held.is_some_and(|it| it.token == token) { Scoped::Busy } else { Scoped::Gone })
     }
 
-    async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, _ttl: Duration) -> sqlx::Result<bool> {
+    async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
+        // Only where `begin` made the transaction READ COMMITTED: in REPEATABLE READ the lock would be on the gaps beside
+        // the entry, too, and keep others from taking other leases. A token that is NULL is looked for nowhere.
         // The expiry is read beside it, without a lock: reading it from the locked entry would lock the row.
         let current: Option<bool> = sqlx::query_scalar(concat!(
             "SELECT (SELECT l.expires_us > ",
             now!(),
             " FROM lockkit_lease AS l WHERE l.name = ?)
              FROM lockkit_lease AS t FORCE INDEX (lockkit_token)
-             WHERE t.token = ? AND t.name = ?
+             WHERE t.token = IF(@lockkit_read_committed, ?, NULL) AND t.name = ?
              LOCK IN SHARE MODE"
         ))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
         .bind(key.as_bytes())
-        .fetch_optional(conn)
+        .fetch_optional(&mut *conn)
         .await?;
-        Ok(current == Some(true))
+        if let Some(current) = current {
+            return Ok(current);
+        }
+        let done = sqlx::query(concat!(
+            "UPDATE lockkit_lease
+             SET expires_us = GREATEST(expires_us, ",
+            now!(),
+            " + ?), renewals = renewals + 1
+             WHERE name = ? AND token = ? AND expires_us > ",
+            now!()
+        ))
+        .bind(micros(ttl))
+        .bind(key.as_bytes())
+        .bind(token.as_bytes().as_slice())
+        .execute(conn)
+        .await?;
+        Ok(done.rows_affected() == 1)
     }
 
     async fn lease_give_up(

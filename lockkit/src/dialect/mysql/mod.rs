@@ -67,15 +67,17 @@ impl Dialect for MySql {
     }
 
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
-        // The savepoint is a mark that the commit checks.
-        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; SAVEPOINT lockkit";
+        // The savepoint is a mark that the commit checks. The variable tells the statements of the transaction what no
+        // system variable tells; it is cleared by the commit, and where a rollback leaves it, it costs others a wait.
+        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; SAVEPOINT lockkit; \
+                     SET @lockkit_read_committed = 1";
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
     }
 
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         // A deadlock victim has lost its transaction and runs on outside of it; a COMMIT would answer success.
         // The savepoint of the beginning is gone then, so its release fails and the COMMIT is not run.
-        conn.execute("RELEASE SAVEPOINT lockkit; COMMIT").await?;
+        conn.execute("RELEASE SAVEPOINT lockkit; COMMIT; SET @lockkit_read_committed = NULL").await?;
         // Corrects sqlx's count of open transactions; the queued ROLLBACK finds none.
         MySqlTransactionManager::start_rollback(conn);
         Ok(())

@@ -106,7 +106,7 @@ impl<S: LeaseStore> MultiRequest<S> {
     pub async fn acquire(self) -> Result<MultiLease<S>> {
         self.check()?;
         let line = self.line();
-        observed(Strategy::Lease, &line, self.wait_for_them()).await
+        observed(Strategy::Lease, &line, Box::pin(self.wait_for_them())).await
     }
 
     /// The leases if all of them are free now; `None` when somebody else holds one. Asks once and does not queue.

@@ -161,6 +161,15 @@ impl<S: LeaseStore> Lease<S> {
         Ok(released)
     }
 
+    /// Gives back what was granted a moment ago, without waking those who wait: nothing has changed for them.
+    pub(super) async fn back_out(self) -> Result<()> {
+        let Kept { key, token, trust, .. } = &*self.kept;
+        self.inner.keeper.forget(*token);
+        self.inner.store().lease_release(key, *token, Duration::ZERO).await?;
+        trust.lose(LossReason::Released);
+        Ok(())
+    }
+
     /// Runs `body` under this lease, drops it when the lease is lost, and releases the lease.
     pub(crate) async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let result = self.guarded(body).await;

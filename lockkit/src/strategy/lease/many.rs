@@ -107,7 +107,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         match self.inner.store().lease_look(&writer).await? {
             None => Ok(Turn::Done(lease)),
             Some(held) => {
-                lease.release().await?;
+                lease.back_out().await?;
                 Ok(Turn::Held { free_in: Some(held.info.expires_in) })
             }
         }

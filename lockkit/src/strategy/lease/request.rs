@@ -124,7 +124,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     pub async fn acquire(self) -> Result<Lease<S>> {
         self.check()?;
         let key = self.key.clone();
-        observed(Strategy::Lease, &key, self.wait_for_it()).await
+        observed(Strategy::Lease, &key, Box::pin(self.wait_for_it())).await
     }
 
     /// The lease if it is free now; `None` when somebody else holds it. Asks once and does not queue.

@@ -1,0 +1,302 @@
+//! The keeper: many leases renewed by few statements, losses heard, pinned leases kept, one sweeper at a time.
+
+use std::time::Duration;
+
+use lockkit::{Error, LeaseStore, Leases, LossReason, OnLost, Released, Scoped};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+use tokio::time::{sleep, timeout};
+
+const MILLIS: fn(u64) -> Duration = Duration::from_millis;
+
+/// Makes the lease's time run out at once, as if its holder had not renewed it.
+async fn expire<S: support::Backend>(db: &TestDb<S>, key: &str) {
+    assert_eq!(db.execute(&format!("UPDATE lockkit_lease SET expires_us = 1 WHERE name = '{key}'")).await, 1);
+}
+
+on_every_database! {
+    async fn many_leases_are_renewed_together<S>(db: TestDb<S>) {
+        let leases = Leases::builder(db.pool.clone()).ttl(Duration::from_secs(3)).build().unwrap();
+        let mut held = Vec::new();
+        for number in 0..50 {
+            held.push(leases.lease(format!("k:{number}")).acquire().await.unwrap());
+        }
+        // One is freed by an operator meanwhile, and only that one is lost.
+        leases.steal("k:7").await.unwrap().unwrap();
+        assert_eq!(timeout(Duration::from_secs(10), held[7].lost()).await.unwrap(), LossReason::Stolen);
+        while !leases.list("k:").await.unwrap().iter().all(|it| it.renewals >= 2) {
+            sleep(MILLIS(50)).await;
+        }
+        for (number, lease) in held.into_iter().enumerate() {
+            let expected = if number == 7 { Released::AlreadyLost } else { Released::Held };
+            assert_eq!(lease.release().await.unwrap(), expected, "{number}");
+        }
+    }
+
+    async fn a_batch_of_renewals_is_answered_one_by_one_and_in_order<S>(db: TestDb<S>) {
+        use lockkit::{Acquired, Claim, Renewal, Token};
+
+        let store = &db.pool;
+        let ttl = Duration::from_secs(30);
+        let mut renewals = Vec::new();
+        for number in (0..20).rev() {
+            let claim = Claim { key: format!("k:{number}").into(), token: Token::random(), holder: "h".into(), ttl };
+            assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+            // The token of some is another one.
+            let token = if number % 3 == 0 { Token::random() } else { claim.token };
+            renewals.push(Renewal { key: claim.key, token, ttl: ttl * 2 });
+        }
+        let answers = store.lease_renew(&renewals).await.unwrap();
+        let expected: Vec<_> =
+            (0..20).rev().map(|it| if it % 3 == 0 { Scoped::Gone } else { Scoped::Done }).collect();
+        assert_eq!(answers, expected);
+        for held in store.lease_list("k:", 100).await.unwrap() {
+            let renewed = renewals.iter().any(|it| it.key == held.info.key && it.token == held.token);
+            assert_eq!((held.info.renewals, held.info.expires_in > ttl), (u64::from(renewed), renewed), "{held:?}");
+        }
+        assert_eq!(store.lease_renew(&[]).await.unwrap(), []);
+    }
+
+    async fn who_takes_over_is_told_from_whom<S>(db: TestDb<S>) {
+        let first = Leases::builder(db.pool.clone()).holder("api-1").build().unwrap();
+        let second = Leases::builder(db.pool.clone()).holder("api-2").build().unwrap();
+
+        let dead = first.lease("k").acquire().await.unwrap();
+        assert_eq!(dead.previous(), None);
+        expire(&db, "k").await;
+        let heir = second.lease("k").acquire().await.unwrap();
+        let previous = heir.previous().expect("it was taken over").clone();
+        assert_eq!((previous.holder.as_str(), previous.fence), ("api-1", dead.fence()));
+        assert!(previous.expired_for > Duration::from_secs(1000), "it expired in 1970: {previous:?}");
+        assert!(heir.fence() > dead.fence());
+
+        // What was given back was not taken over.
+        heir.release().await.unwrap();
+        assert_eq!(first.lease("k").acquire().await.unwrap().previous(), None);
+    }
+
+    async fn a_lease_released_early_stays_taken_until_its_least_time<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let hold = MILLIS(1500);
+        let started = std::time::Instant::now();
+        let lease = leases.lease("job").min_hold(hold).acquire().await.unwrap();
+        assert_eq!(lease.release().await.unwrap(), Released::Held);
+        assert!(leases.lease("job").try_acquire().await.unwrap().is_none());
+        let next = leases.lease("job").wait(Duration::from_secs(10)).acquire().await.unwrap();
+        assert!(started.elapsed() >= hold);
+        assert_eq!(next.previous(), None, "it had been given back");
+        next.release().await.unwrap();
+
+        // The same by a commit, and an operator can free it.
+        let lease = leases.lease("job").min_hold(Duration::from_secs(600)).acquire().await.unwrap();
+        lease.commit(lockkit::begin(&db.pool).await.unwrap()).await.unwrap();
+        assert!(leases.lease("job").try_acquire().await.unwrap().is_none());
+        leases.steal("job").await.unwrap().unwrap();
+        // A least time that is over has no effect.
+        let lease = leases.lease("job").min_hold(MILLIS(50)).acquire().await.unwrap();
+        sleep(MILLIS(60)).await;
+        lease.release().await.unwrap();
+        assert!(leases.lease("job").try_acquire().await.unwrap().is_some());
+    }
+
+    async fn a_body_that_is_to_go_on_runs_to_its_end_and_the_loss_is_still_told<S>(db: TestDb<S>) {
+        let leases = Leases::builder(db.pool.clone()).ttl(MILLIS(600)).build().unwrap();
+        let operator = leases.clone();
+        let mut finished = false;
+        let result = leases.lease("k").on_lost(OnLost::Continue).run(|lease| {
+            let finished = &mut finished;
+            async move {
+                operator.steal("k").await?;
+                lease.lost().await;
+                sleep(MILLIS(50)).await;
+                assert!(!lease.is_trusted());
+                *finished = true;
+                Ok::<_, Error>(())
+            }
+        });
+        assert!(result.await.unwrap_err().is_lost());
+        assert!(finished);
+    }
+
+    async fn a_lease_that_is_shared_is_released_with_the_last_handle<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let share = lease.share();
+        assert_eq!((share.key(), share.fence()), (lease.key(), lease.fence()));
+        assert_eq!(lease.release().await.unwrap(), Released::Held);
+        assert!(share.is_trusted());
+        assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+
+        let last = share.share();
+        drop(share);
+        sleep(MILLIS(200)).await;
+        assert!(leases.show("k").await.unwrap().is_some());
+        assert_eq!(last.release().await.unwrap(), Released::Held);
+        assert_eq!(leases.show("k").await.unwrap(), None);
+
+        // A commit gives it back for all.
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let share = lease.share();
+        lease.commit(lockkit::begin(&db.pool).await.unwrap()).await.unwrap();
+        assert!(!share.is_trusted());
+        assert!(share.commit(lockkit::begin(&db.pool).await.unwrap()).await.unwrap_err().is_lost());
+    }
+
+    async fn one_process_sweeps_at_a_time<S>(db: TestDb<S>) {
+        // Somebody else holds the sweeper's lease.
+        let other = Leases::builder(db.pool.clone()).never_sweep().build().unwrap();
+        let sweeper = other.lease("lockkit/sweeper").acquire().await.unwrap();
+        other.lease("old").acquire().await.unwrap().release().await.unwrap();
+        db.execute("UPDATE lockkit_lease SET fence = 1000 WHERE name = 'old'").await;
+
+        let leases = Leases::builder(db.pool.clone()).sweep_every(MILLIS(50)).build().unwrap();
+        let kept = leases.lease("k").acquire().await.unwrap();
+        sleep(MILLIS(500)).await;
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_lease WHERE name = 'old'").await, Some(1));
+
+        sweeper.release().await.unwrap();
+        let swept = async {
+            while db.fetch_i64("SELECT COUNT(*) FROM lockkit_lease WHERE name = 'old'").await != Some(0) {
+                sleep(MILLIS(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), swept).await.expect("swept");
+        kept.release().await.unwrap();
+    }
+
+    async fn a_pool_whose_connections_wait_for_each_other_says_so<S>(db: TestDb<S>) {
+        let options = db.pool.options().clone().max_connections(1).acquire_timeout(MILLIS(300));
+        let pool = options.connect_with((*db.pool.connect_options()).clone()).await.unwrap();
+        let leases = Leases::new(pool.clone());
+        let tx = lockkit::begin(&pool).await.unwrap();
+
+        let refused = lockkit::begin(&pool).await.unwrap_err();
+        assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1 }), "{refused:?}");
+        println!("{refused}");
+        let refused = leases.lease("k").wait(MILLIS(100)).acquire().await.unwrap_err();
+        assert!(matches!(refused, Error::PoolStarved { held: 1, size: 1, .. }), "{refused:?}");
+        tx.rollback().await.unwrap();
+        leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+on_every_server! {
+    async fn leases_with_connections_of_their_own_do_not_need_the_pools<S>(db: TestDb<S>) {
+        let pool = db.pool_of(1).await;
+        let leases = Leases::builder(pool.clone()).own_connections(2).build().unwrap();
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        let lease = leases.lease("k").ttl(MILLIS(900)).acquire().await.unwrap();
+        lease.verify(&mut tx).await.unwrap();
+        sleep(MILLIS(1500)).await;
+        lease.commit(tx).await.unwrap();
+        let in_the_pool = lockkit::begin(leases.store()).await.unwrap();
+        in_the_pool.rollback().await.unwrap();
+    }
+
+    // A transaction that pins its lease blocks the lease's own renewal: a false loss after every long transaction.
+    async fn a_transaction_may_pin_its_lease_for_longer_than_the_ttl<S>(db: TestDb<S>) {
+        let ttl = MILLIS(900);
+        let leases = Leases::builder(db.pool.clone()).ttl(ttl).build().unwrap();
+        let mut held = Vec::new();
+        for number in 0..30 {
+            held.push(leases.lease(format!("k:{number:02}")).acquire().await.unwrap());
+        }
+        let pinned = held.remove(7);
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        pinned.verify(&mut tx).await.unwrap();
+        sleep(ttl * 3).await;
+        assert!(pinned.is_trusted() && held.iter().all(lockkit::Lease::is_trusted), "no false loss");
+        let renewals: Vec<_> = leases.list("k:").await.unwrap().iter().map(|it| it.renewals).collect();
+        assert!(renewals.len() == 30 && renewals.iter().all(|it| *it >= 3), "{renewals:?}");
+
+        // While it is pinned nobody can take or free it, not even an operator.
+        expire(&db, "k:07").await;
+        assert!(leases.lease("k:07").try_acquire().await.unwrap().is_none());
+        pinned.commit(tx).await.unwrap();
+        assert!(leases.lease("k:07").try_acquire().await.unwrap().is_some());
+        for lease in held {
+            assert_eq!(lease.release().await.unwrap(), Released::Held);
+        }
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_pin_holds_in_any_isolation<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let set = if S::NAME == "PostgreSQL" {
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+        } else {
+            "SELECT COUNT(*) FROM lockkit_lease"
+        };
+        // The driver's own transactions are REPEATABLE READ on MySQL and MariaDB.
+        let mut tx = db.pool.begin().await.unwrap();
+        <S as Server>::execute(&mut tx, set).await.unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        lease.verify(&mut tx).await.unwrap();
+        assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+        // Others are not in the way, new ones neither.
+        for number in 0..50 {
+            leases.lease(format!("new:{number}")).acquire().await.unwrap().release().await.unwrap();
+        }
+        lease.commit(tx).await.unwrap();
+        assert!(leases.lease("k").try_acquire().await.unwrap().is_some());
+    }
+}
+
+on_databases! { [postgres]
+    async fn renewals_touch_no_index<S>(db: TestDb<S>) {
+        let leases = Leases::builder(db.pool.clone()).ttl(MILLIS(300)).build().unwrap();
+        let mut held = Vec::new();
+        for number in 0..100 {
+            held.push(leases.lease(format!("k:{number}")).acquire().await.unwrap());
+        }
+        sleep(MILLIS(3000)).await;
+        let count = async |column: &str| {
+            db.fetch_i64(&format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = 'lockkit_lease'")).await.unwrap()
+        };
+        let (updates, hot) = (count("n_tup_upd").await, count("n_tup_hot_upd").await);
+        println!("{hot} of {updates} updates were HOT");
+        assert!(updates >= 1000, "{updates}");
+        assert!(hot * 100 >= updates * 95, "{hot} of {updates}");
+        drop(held);
+    }
+
+    async fn a_release_elsewhere_wakes_those_who_listen<S>(db: TestDb<S>) {
+        let holder = Leases::new(db.pool.clone());
+        let waiter = Leases::builder(db.pool_of(2).await).listen().build().unwrap();
+        for round in 0..3 {
+            let lease = holder.lease("k").acquire().await.unwrap();
+            let waiting = tokio::spawn(waiter.lease("k").wait(Duration::from_secs(20)).acquire());
+            let has_bell = "SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted";
+            while db.fetch_i64(has_bell).await != Some(1) {
+                sleep(MILLIS(5)).await;
+            }
+            if round == 1 {
+                lease.commit(lockkit::begin(&db.pool).await.unwrap()).await.unwrap();
+            } else {
+                lease.release().await.unwrap();
+            }
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+        }
+        // Nobody waits, so nobody is told: a release takes no lock of the server's.
+        drop(waiter);
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_release_notifies_only_where_somebody_listens<S>(db: TestDb<S>) {
+        let mut ears = sqlx::postgres::PgListener::connect_with(&db.pool).await.unwrap();
+        ears.listen("lockkit_freed").await.unwrap();
+        let leases = Leases::new(db.pool.clone());
+        leases.lease("alone").acquire().await.unwrap().release().await.unwrap();
+
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let listening = Leases::builder(db.pool.clone()).listen().build().unwrap();
+        let waiting = tokio::spawn(listening.lease("k").wait(Duration::from_secs(20)).acquire());
+        let has_bell = "SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted";
+        while db.fetch_i64(has_bell).await != Some(1) {
+            sleep(MILLIS(5)).await;
+        }
+        lease.release().await.unwrap();
+        let heard = timeout(Duration::from_secs(10), ears.recv()).await.expect("told").unwrap();
+        assert_eq!(heard.payload(), "k", "and not of the one that nobody waited for");
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+}
