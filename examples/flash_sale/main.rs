@@ -25,11 +25,11 @@ use std::{io::Write, io::stdout, path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use sqlx::{Encode, MySql, Postgres, Sqlite, Type};
+use sqlx::{Encode, MySql, Pool, Postgres, Sqlite, Type};
 
 use crate::{
     draws::Plan,
-    sale::Strategy,
+    sale::{Strategy, stock_of},
     shop::{Offer, Shop},
     verdict::{HEADER, verdict},
     worker::{read_job, run_processes, work},
@@ -97,6 +97,7 @@ enum Choice {
     Named,
     Lease,
     Version,
+    Stock,
 }
 
 impl Choice {
@@ -108,6 +109,7 @@ impl Choice {
             Self::Named => &[Strategy::Named],
             Self::Lease => &[Strategy::Lease],
             Self::Version => &[Strategy::Version],
+            Self::Stock => &[Strategy::Stock],
         }
     }
 }
@@ -163,6 +165,7 @@ where
     let mut verdicts = Vec::new();
     for strategy in strategies(&args.strategy) {
         DB::fill(&pool, &plan.items).await?;
+        fill_stocks(&pool, &plan.items).await?;
         let bar = progress_bar(strategy, plan.draws);
         let report = run_processes(url, strategy, &plan, {
             let bar = bar.clone();
@@ -179,6 +182,21 @@ where
         plot::plot(path, &server, &verdicts)?;
     }
     Ok(sum_up(&verdicts))
+}
+
+/// Puts into the segmented stock of every item what is on sale, and nothing of a former run.
+async fn fill_stocks<DB: Shop>(pool: &Pool<DB>, items: &[Offer]) -> Result<()> {
+    for Offer { item_id, stock: pieces, .. } in items {
+        let stock = stock_of(pool, *item_id);
+        match stock.left().await? {
+            0 => {}
+            left => drop(stock.take(left).await?),
+        }
+        if *pieces > 0 {
+            stock.put((*pieces).into()).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Says what was wrong. A lock that failed is a failure of the run; the naive snippet is there to fail.

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit::{Leases, OrConflict, with_lock};
+use lockkit::{Leases, OrConflict, Stock, with_lock};
 use serde::{Deserialize, Serialize};
 use sqlx::{Encode, Pool, Type};
 use tokio::time::sleep;
@@ -25,10 +25,12 @@ pub(crate) enum Strategy {
     Lease,
     /// By the item's version, which the write compares.
     Version,
+    /// By a lock on the buyer's name alone: the pieces of the item are in a segmented stock.
+    Stock,
 }
 
 impl Strategy {
-    pub(crate) const ALL: [Self; 5] = [Self::Naive, Self::Row, Self::Named, Self::Lease, Self::Version];
+    pub(crate) const ALL: [Self; 6] = [Self::Naive, Self::Row, Self::Named, Self::Lease, Self::Version, Self::Stock];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -37,6 +39,7 @@ impl Strategy {
             Self::Named => "named",
             Self::Lease => "lease",
             Self::Version => "version",
+            Self::Stock => "stock",
         }
     }
 }
@@ -90,6 +93,7 @@ where
             Strategy::Named => self.draw_with_named_lock(item_id, buyer_id).await,
             Strategy::Lease => self.draw_with_lease(item_id, buyer_id).await,
             Strategy::Version => self.draw_with_version(item_id, buyer_id).await,
+            Strategy::Stock => self.draw_from_stock(item_id, buyer_id).await,
         }
     }
 
@@ -136,10 +140,35 @@ where
         Ok(Outcome::Won)
     }
 
+    /// Buyers do not wait for each other, only for themselves: the same buyer may draw twice at once. The piece and the win
+    /// are committed together.
+    #[with_lock(named, on = &self.db, key = "item:{item_id}:{buyer_id}", wait = "30s", attempts = 10, as = attempt, tx = tx)]
+    async fn draw_from_stock(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
+        if attempt > 1 {
+            self.retries.fetch_add(1, Ordering::Relaxed);
+        }
+        if DB::has_won(&mut *tx, item_id, buyer_id).await? {
+            return Ok(Outcome::WonBefore);
+        }
+        match stock_of(&self.db, item_id).take_in(&mut *tx, 1).await {
+            Ok(_) => {}
+            Err(lockkit::Error::SoldOut { .. }) => return Ok(Outcome::SoldOut),
+            Err(err) => return Err(err.into()),
+        }
+        sleep(THINKING).await;
+        DB::add_win(&mut *tx, item_id, buyer_id).await?;
+        Ok(Outcome::Won)
+    }
+
     /// How many attempts were made beyond the first of each draw.
     pub(crate) fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
     }
+}
+
+/// The pieces of an item, in segments.
+pub(crate) fn stock_of<DB: Shop>(pool: &Pool<DB>, item_id: i64) -> Stock<DB> {
+    Stock::new(pool.clone(), format!("item:{item_id}")).wait(Duration::from_secs(30))
 }
 
 /// What a service does between its look and its write: prices, coupons, another service.

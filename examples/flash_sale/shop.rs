@@ -1,6 +1,6 @@
 //! The tables of the shop, in three databases. Knows nothing of locks.
 
-use lockkit::{LeaseOps, NamedOps, RowOps, RowsAffected};
+use lockkit::{LeaseOps, NamedOps, RowOps, RowsAffected, StockOps};
 use serde::{Deserialize, Serialize};
 use sqlx::{
     Database, MySql, MySqlPool, PgPool, Pool, Postgres, Sqlite, SqlitePool,
@@ -38,7 +38,7 @@ pub(crate) struct Win {
 /// Statements are written once and spelled for each database by the macro below; a service that knows its database
 /// writes them in place.
 pub(crate) trait Shop:
-    LeaseOps + NamedOps + RowOps + Database<Arguments: Sync, QueryResult: RowsAffected>
+    LeaseOps + NamedOps + RowOps + StockOps + Database<Arguments: Sync, QueryResult: RowsAffected>
 {
     /// A pool of at most `connections`.
     fn open(url: &str, connections: u32) -> impl Future<Output = sqlx::Result<Pool<Self>>> + Send;

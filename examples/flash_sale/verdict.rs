@@ -6,7 +6,12 @@ use anyhow::Result;
 use hdrhistogram::Histogram;
 use sqlx::Pool;
 
-use crate::{draws::Plan, sale::Strategy, shop::Shop, worker::Report};
+use crate::{
+    draws::Plan,
+    sale::{Strategy, stock_of},
+    shop::Shop,
+    worker::Report,
+};
 
 /// One line of the table.
 #[derive(Debug)]
@@ -32,7 +37,12 @@ pub(crate) async fn verdict<DB: Shop>(
     plan: &Plan,
     report: &Report,
 ) -> Result<Verdict> {
-    let left: BTreeMap<i64, i64> = DB::left(pool).await?.into_iter().collect();
+    let mut left: BTreeMap<i64, i64> = DB::left(pool).await?.into_iter().collect();
+    if strategy == Strategy::Stock {
+        for (item_id, left) in &mut left {
+            *left = stock_of(pool, *item_id).left().await?.try_into()?;
+        }
+    }
     let mut given: BTreeMap<i64, u64> = BTreeMap::new();
     let mut double_wins = 0;
     for win in DB::wins(pool).await? {

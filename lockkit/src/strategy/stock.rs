@@ -171,8 +171,8 @@ impl<DB: StockOps> Stock<DB> {
     ///
     /// The segment stays locked until the transaction ends, and others pass over it meanwhile; so take last, and commit.
     /// A transaction that takes from several stocks, or twice from one, can deadlock with another one that does when they
-    /// run low; take in the same order everywhere, and run the transaction again when
-    /// [`is_retryable`](crate::is_retryable) says so.
+    /// run low, and on MySQL and MariaDB, which may keep the lock of a segment that was passed over, one that takes once
+    /// can too. Run the transaction again when [`is_retryable`](crate::is_retryable) says so.
     ///
     /// Use a transaction from [`begin`](crate::begin). In a REPEATABLE READ one the database may undo it
     /// because somebody else took first.
