@@ -86,11 +86,13 @@ macro_rules! acquire {
 }
 
 /// MariaDB refuses to wait by the setting at the front; MySQL, where INSERT has no such setting, by first locking the
-/// row and its token's entry with NOWAIT in the same statement. The name is bound twice on both.
+/// row, and the token's entry if it is to be taken over, with NOWAIT in the same statement. The name is bound twice on both.
 const ACQUIRE: &str = acquire!(
     "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
      ? /*M! IS NOT NULL */
-     /*!80000 LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token FOR UPDATE OF l, t NOWAIT */"
+     /*!80000 LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token)
+         ON t.token = l.token AND l.expires_us <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+     FOR UPDATE OF l, t NOWAIT */"
 );
 
 /// Without that lock. Looking for a row that is not there yet locks the gap around it, so two first grants of
@@ -109,14 +111,15 @@ async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -
     Ok(done.last_insert_id())
 }
 
-/// The leases that a statement is about, as rows: one parameter, whatever their number.
+/// The leases that a statement is about, as rows: one parameter, whatever their number. The index is named because a
+/// table of few rows would be scanned, and rows that others have locked waited for.
 macro_rules! asked {
     () => {
         "JSON_TABLE(?, '$[*]' COLUMNS (
              name  VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
              token CHAR(32) CHARACTER SET ascii PATH '$[1]',
              ttl   BIGINT PATH '$[2]'
-         )) AS asked STRAIGHT_JOIN lockkit_lease AS l ON l.name = UNHEX(asked.name)
+         )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)
          WHERE l.token = UNHEX(asked.token) AND l.expires_us > "
     };
 }
@@ -162,7 +165,7 @@ impl LeaseOps for MySql {
                  LIMIT 18446744073709551615
                  FOR UPDATE /*!80000 OF l */ SKIP LOCKED
              ) AS mine
-             STRAIGHT_JOIN lockkit_lease AS l ON l.name = mine.name
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
              SET l.expires_us = GREATEST(l.expires_us, ",
             now!(),
             " + mine.ttl), l.renewals = l.renewals + 1"
@@ -196,18 +199,21 @@ impl LeaseOps for MySql {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Scoped> {
+        // Looking for the token's entry locks the gaps beside it in REPEATABLE READ, which MariaDB need not do to refuse
+        // to wait for it.
         let done = sqlx::query(concat!(
-            "UPDATE (
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             UPDATE (
                  SELECT l.name
-                 FROM lockkit_lease AS l
-                 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token
+                 FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
+                 /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
                  WHERE l.name = ? AND l.token = ? AND l.expires_us > ",
             now!(),
             "
                  LIMIT 1
                  FOR UPDATE SKIP LOCKED
              ) AS mine
-             STRAIGHT_JOIN lockkit_lease AS l ON l.name = mine.name
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
              SET l.token = IF(l.acquired_us + ? > ",
             now!(),
             ", ?, NULL), l.expires_us = IF(l.acquired_us + ? > ",

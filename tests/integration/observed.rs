@@ -1,0 +1,150 @@
+//! What lockkit tells: the names of its events, spans, counters and histograms, and that no metric carries a raw key.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkit::{Error, Leases, NamedLock, OrConflict, Policy, RowLock};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use support::TestDb;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+/// Every span and event by its name or message, with the names of its fields.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>);
+
+#[derive(Default)]
+struct Fields {
+    message: String,
+    names: BTreeSet<String>,
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.message = format!("{value:?}");
+        } else {
+            self.names.insert(field.name().to_owned());
+        }
+    }
+}
+
+impl Told {
+    fn add(&self, name: String, names: BTreeSet<String>) {
+        self.0.lock().unwrap().entry(name).or_default().extend(names);
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Told {
+    fn on_new_span(&self, span: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        span.record(&mut fields);
+        if span.metadata().target().starts_with("lockkit") {
+            self.add(span.metadata().name().to_owned(), fields.names);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        if event.metadata().target().starts_with("lockkit") {
+            self.add(fields.message, fields.names);
+        }
+    }
+}
+
+/// Takes each kind of lock, and has each of them refused, lost and retried.
+async fn use_everything(db: &TestDb<support::Sqlite>) {
+    let ttl = Duration::from_millis(300);
+    let leases = Leases::builder(db.pool.clone()).ttl(ttl).sweep_every(Duration::from_millis(50)).build().unwrap();
+    let lease = leases.lease("order:42").acquire().await.unwrap();
+    let refused = leases.lease("order:42").wait(Duration::from_millis(20)).acquire().await.unwrap_err();
+    assert!(refused.is_contended());
+    tokio::time::sleep(ttl).await;
+    lease.release().await.unwrap();
+
+    let lost = leases.lease("order:43").run(|lease| {
+        let leases = leases.clone();
+        async move {
+            leases.steal("order:43").await?;
+            lease.lost().await;
+            std::future::pending::<Result<(), Error>>().await
+        }
+    });
+    assert!(lost.await.unwrap_err().is_lost());
+
+    db.execute("CREATE TABLE t_items (id INTEGER PRIMARY KEY, version INTEGER)").await;
+    db.execute("INSERT INTO t_items VALUES (1, 1)").await;
+    let mut tx = lockkit::begin(&db.pool).await.unwrap();
+    NamedLock::new("user:7").lock(&mut *tx).await.unwrap();
+    RowLock::table("t_items").by("id", 1).lock(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+
+    let stale = "UPDATE t_items SET version = 3 WHERE id = 1 AND version = 2";
+    let retried = Policy::new().attempts(2).retry(|_| async {
+        let mut conn = db.pool.acquire().await.expect("a connection");
+        let result = sqlx::query(stale).execute(&mut *conn).await.expect("update");
+        result.or_conflict()
+    });
+    assert!(matches!(retried.await, Err(Error::RetriesExhausted { attempts: 2, .. })));
+}
+
+#[tokio::test]
+async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() {
+    let db = TestDb::<support::Sqlite>::new().await;
+    let told = Told::default();
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    {
+        let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
+        let _metrics = metrics::set_default_local_recorder(&recorder);
+        use_everything(&db).await;
+    }
+
+    let told = told.0.lock().unwrap();
+    let expected = [
+        ("lockkit.acquire", vec!["key", "strategy"]),
+        ("lockkit.hold", vec!["key", "strategy"]),
+        ("acquired", vec!["key", "strategy", "waited"]),
+        ("contended", vec!["key", "strategy", "waited"]),
+        ("renewed", vec!["leases", "took"]),
+        ("lost", vec!["fence", "held", "key", "reason", "strategy"]),
+        ("released", vec!["fence", "held", "key", "strategy"]),
+        ("committed", vec![]),
+        ("retrying", vec!["attempt", "error", "pause"]),
+        ("swept", vec!["keys"]),
+    ];
+    for (name, fields) in expected {
+        let found = told.get(name).unwrap_or_else(|| panic!("nothing told of `{name}`: {:?}", told.keys()));
+        assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), fields, "{name}");
+    }
+
+    let mut found = BTreeMap::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let labels: Vec<_> = key.key().labels().map(|it| format!("{}={}", it.key(), it.value())).collect();
+        let count = match value {
+            DebugValue::Counter(count) => count,
+            DebugValue::Histogram(values) => values.len() as u64,
+            DebugValue::Gauge(_) => panic!("there is no gauge"),
+        };
+        let text = format!("{}{{{}}}", key.key().name(), labels.join(","));
+        assert!(!["42", "43", "user:7"].iter().any(|it| text.contains(it)), "a raw key: {text}");
+        found.insert(text, count);
+    }
+    for (name, count) in [
+        ("lockkit_acquired_total{strategy=lease,prefix=order}", 2),
+        ("lockkit_acquired_total{strategy=named,prefix=user}", 1),
+        ("lockkit_acquired_total{strategy=row,prefix=}", 1),
+        ("lockkit_contended_total{strategy=lease,prefix=order}", 1),
+        ("lockkit_lost_total{strategy=lease,prefix=order}", 1),
+        ("lockkit_retried_total{}", 1),
+        ("lockkit_wait_seconds{strategy=lease,prefix=order}", 3),
+        ("lockkit_hold_seconds{strategy=lease,prefix=order}", 2),
+    ] {
+        assert_eq!(found.get(name), Some(&count), "{name} among {found:?}");
+    }
+}
