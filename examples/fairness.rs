@@ -10,7 +10,11 @@
 //! they came, and nobody's wait is much longer than another's. On PostgreSQL both are measured once more with `.listen()`,
 //! where a release wakes those who wait.
 
-use std::{env, process::Stdio, time::Duration};
+use std::{
+    env,
+    process::Stdio,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
@@ -70,16 +74,17 @@ impl Way {
     }
 }
 
-/// How long one process waited, in microseconds.
+/// The waits of one process. Instants and durations are in microseconds, by the machine's clock.
 #[derive(Default, Serialize, Deserialize)]
 struct Waits {
-    ended: Vec<u64>,
-    /// For how long it was still waiting when the run ended. Not one of the waits: it says nothing of the order.
+    /// When it asked, and when it was served.
+    ended: Vec<(u64, u64)>,
+    /// For how long it was still waiting when the run ended. Not one of the waits: nobody knows how long it would be.
     cut_short: u64,
 }
 
-fn micros(duration: Duration) -> Result<u64> {
-    Ok(duration.as_micros().try_into()?)
+fn now() -> Result<u64> {
+    Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_micros().try_into()?)
 }
 
 /// One competing process: says that it is ready, waits for the start, and prints its waits.
@@ -98,13 +103,13 @@ where
     loop {
         let request = leases.lease(format!("fairness/{}", way.name()));
         let request = if way.is_fair() { request.fair() } else { request };
-        let asked = Instant::now();
+        let asked = now()?;
         let Ok(lease) = timeout_at(end, request.acquire()).await else {
-            waits.cut_short = micros(asked.elapsed())?;
+            waits.cut_short = now()? - asked;
             break;
         };
         let lease = lease?;
-        waits.ended.push(micros(asked.elapsed())?);
+        waits.ended.push((asked, now()?));
         sleep(HOLD).await;
         lease.release().await?;
     }
@@ -155,7 +160,8 @@ fn print(way: Way, seconds: u32, waits: &[Waits]) {
     println!("{}: {all} turns, {} a second", way.name(), all / seconds as usize);
     println!("  turns of each process: {}", shares.join(", "));
 
-    let mut sorted: Vec<u64> = waits.iter().flat_map(|it| &it.ended).copied().collect();
+    let ended = || waits.iter().flat_map(|it| &it.ended);
+    let mut sorted: Vec<u64> = ended().map(|(asked, served)| served - asked).collect();
     sorted.sort_unstable();
     let Some(&longest) = sorted.last() else { return };
     let (median, p99) = (sorted[all / 2].max(1), sorted[all * 99 / 100]);
@@ -166,6 +172,11 @@ fn print(way: Way, seconds: u32, waits: &[Waits]) {
         tenths(longest, 1_000),
         tenths(longest, median)
     );
+    let mut served: Vec<u64> = ended().map(|(_, served)| *served).collect();
+    served.sort_unstable();
+    let before = |instant| served.partition_point(|it| *it < instant);
+    let meanwhile = ended().map(|(asked, served)| before(*served) - before(*asked)).max().unwrap_or_default();
+    println!("  turns of others while one waited: {meanwhile} at most");
     let cut_short = waits.iter().map(|it| it.cut_short).max().unwrap_or_default();
     println!("  still waiting at the end, not counted: for {} ms at most", tenths(cut_short, 1_000));
 }
