@@ -21,7 +21,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use lockkit::{Error, LeaseOps, Leases};
+use lockkit::{Error, Lease, LeaseOps, Leases};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{MySql, Pool, Postgres, Sqlite};
 use tokio::{
@@ -56,7 +56,7 @@ async fn first<DB: Reports>(url: &str) -> Result<()> {
     let pool = Pool::<DB>::connect(url).await?;
     let leases = Leases::builder(pool.clone()).holder("the first process").build()?;
     let remembered = OnceLock::new();
-    let body = async |lease: lockkit::Lease<Pool<DB>>| {
+    let body = async |lease: Lease<Pool<DB>>| {
         println!("has the lease with fence {}, begins its transaction and works", lease.fence());
         let fence = lease.fence();
         // Only to show below that a lease that outlives its body is of no use.

@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use lockkit::{Lease, LeaseOps, Leases};
+use lockkit::{Lease, LeaseInfo, LeaseOps, Leases};
 use sqlx::{MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 use tracing::{Event, Subscriber, field::Field};
@@ -121,7 +121,7 @@ async fn run<DB: Many>(url: &str, args: &Args, told: &Told) -> Result<()> {
     let pool = PoolOptions::<DB>::new().max_connections(1).connect(url).await?;
     if let (Some(before), Some(after)) = (before, DB::updates(&pool).await?) {
         let (all, hot) = (after.0 - before.0, after.1 - before.1);
-        println!("updates of lockkit_lease: {all}, of them {:.1} % HOT", 100.0 * hot as f64 / all.max(1) as f64);
+        println!("updates of lockkit_lease: {all}, of them {} % HOT", 100 * hot / all.max(1));
     }
     ensure!(lost == 0, "{lost} leases were lost");
     Ok(())
@@ -163,7 +163,7 @@ async fn pin<DB: Many>(
     pinned: Lease<Pool<DB>>,
     open: Duration,
 ) -> Result<()> {
-    let others = |list: Vec<lockkit::LeaseInfo>| list.into_iter().filter(|it| it.key != *pinned.key());
+    let others = |list: Vec<LeaseInfo>| list.into_iter().filter(|it| it.key != *pinned.key());
     let before: Vec<_> = others(leases.list("many/").await?).collect();
     let mut tx = lockkit::begin(pool).await?;
     pinned.verify(&mut tx).await?;
