@@ -33,6 +33,8 @@ pub(crate) enum Turn<T> {
     Done(T),
     /// Somebody else holds it; it is free after this time unless it is renewed or released.
     Held { free_in: Option<Duration> },
+    /// Others come first: to be asked again after so many releases, or after this pause where they are not heard.
+    Queued { ahead: u32, pause: Duration },
 }
 
 /// How waiting ended.
@@ -109,16 +111,24 @@ impl Lines {
             };
             limit = deadline;
             without = Waited::Held;
-            let free_in = match turn? {
+            let (ahead, pause) = match turn? {
                 Turn::Done(taken) => return Ok(Waited::Done(taken)),
-                Turn::Held { free_in } => free_in,
+                Turn::Held { free_in } => {
+                    let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
+                    // Never sleep past the moment at which the holder's lease ends.
+                    (0, free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1))))
+                }
+                Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
             };
             if Instant::now() >= deadline {
                 return Ok(Waited::Held);
             }
-            let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
-            // Never sleep past the moment at which the holder's lease ends.
-            let pause = free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1)));
+            let freed = async {
+                freed.await;
+                for _ in 1..ahead {
+                    line.freed.notified().await;
+                }
+            };
             likely_free = tokio::select! {
                 () = freed => true,
                 () = sleep(pause.min(deadline.saturating_duration_since(Instant::now()))) => false,
@@ -233,6 +243,29 @@ mod tests {
         let (taken, ()) = tokio::join!(lines.wait(&key, started + Duration::from_secs(60), ask), release);
         assert_eq!(taken.unwrap(), Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_secs(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn releases_that_are_for_others_wake_nobody() {
+        let (lines, started) = (Lines::default(), Instant::now());
+        let asked = AtomicU32::new(0);
+        let ask = |likely_free| {
+            let asked = asked.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(likely_free, asked != 2);
+            let (ahead, pause) =
+                if asked == 0 { (3, Duration::from_millis(200)) } else { (0, Duration::from_millis(20)) };
+            async move { Ok(if asked < 2 { Turn::Queued { ahead, pause } } else { Turn::Done(()) }) }
+        };
+        let key = Key::from("k");
+        let releases = async {
+            for _ in 0..3 {
+                sleep(Duration::from_millis(10)).await;
+                lines.freed(&key);
+            }
+        };
+        let (taken, ()) = tokio::join!(lines.wait(&key, started + Duration::from_secs(60), ask), releases);
+        assert_eq!(taken.unwrap(), Waited::Done(()));
+        assert_eq!(started.elapsed(), Duration::from_millis(50), "asked after the third release, and after the pause");
     }
 
     #[tokio::test(start_paused = true)]

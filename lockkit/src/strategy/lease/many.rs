@@ -119,7 +119,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
             Some(writer) => writer,
             None => match self.ask_for(&self.writer(), likely_free).await? {
                 Turn::Done(writer) => writer,
-                held @ Turn::Held { .. } => return Ok(held),
+                held => return Ok(held),
             },
         };
         let readers = self.inner.store().lease_list(&format!("{}/reader/", self.key), READERS).await?;

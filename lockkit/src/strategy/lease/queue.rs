@@ -35,21 +35,23 @@ impl<S: LeaseStore> LeaseRequest<S> {
             let request = LeaseRequest::new(self.inner.clone(), self.key.clone(), Mode::Exclusive).ttl(TICKET_TTL);
             match request.ask_for_number("queue", TICKETS).await? {
                 Turn::Done(ticket) => ticket,
-                held @ Turn::Held { .. } => return Ok(held),
+                held => return Ok(held),
             }
         };
         let waiting = self.inner.store().lease_list(&queue, TICKETS).await?;
         let is_before = |fence, key: &_| (fence, key) < (ticket.fence(), ticket.key());
         let ahead = waiting.iter().filter(|it| is_before(it.info.fence, &it.info.key)).count();
-        let mut pause = NEXT * u32::try_from(ahead.max(1)).unwrap_or(TICKETS);
-        if ahead == 0 {
+        let turn = if ahead == 0 {
             match self.ask_for(&self.key, likely_free).await? {
+                Turn::Held { free_in } => Turn::Held { free_in: Some(free_in.map_or(NEXT, |it| it.min(NEXT))) },
                 // The ticket is given back in the background.
-                Turn::Done(lease) => return Ok(Turn::Done(lease)),
-                Turn::Held { free_in } => pause = free_in.map_or(pause, |it| it.min(pause)),
+                taken => return Ok(taken),
             }
-        }
+        } else {
+            let ahead = u32::try_from(ahead).unwrap_or(TICKETS);
+            Turn::Queued { ahead, pause: NEXT * ahead }
+        };
         place.put(ticket);
-        Ok(Turn::Held { free_in: Some(pause) })
+        Ok(turn)
     }
 }

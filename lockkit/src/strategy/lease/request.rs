@@ -141,7 +141,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self.check()?;
         match self.ask(&Place::default(), true).await? {
             Turn::Done(lease) => Ok(Some(lease)),
-            Turn::Held { .. } => Ok(None),
+            Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
         }
     }
 
@@ -234,7 +234,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 } else {
                     self.ask_for(&self.key, likely_free).await?
                 };
-                if let (Turn::Held { .. }, Some(ears)) = (&turn, &self.inner.ears) {
+                if let (Turn::Held { .. } | Turn::Queued { .. }, Some(ears)) = (&turn, &self.inner.ears) {
                     let inner = Arc::downgrade(&self.inner);
                     place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store(), &self.key));
                 }
