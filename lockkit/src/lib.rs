@@ -8,6 +8,7 @@
 //! | [`RowLock`] | your own rows, `FOR UPDATE` | one transaction | read, check and write rows that exist | the work calls other services; the row may not exist |
 //! | [`NamedLock`] | a name | one transaction | there is no row to lock yet ("one order per user") | the work outlives a transaction |
 //! | [`Leases`] | a row in `lockkit_lease` with owner, expiry and fencing token | its ttl, renewed in the background | the work spans transactions, processes or services; cron-like jobs | the work is one short transaction |
+//! | [`SessionLock`] | a name, on a connection of its own | until it is released or its connection ends | a role such as leader, where a crash must free the lock at once | on SQLite; behind a pooler in transaction mode; what the lock protects is in the same database and must never be written by a stale holder |
 //! | [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
 //!
 #![cfg_attr(
@@ -58,7 +59,10 @@ mod wait;
 #[path = "private.rs"]
 pub mod __private;
 
-pub use dialect::{AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, VersionOps};
+pub use dialect::{
+    AsConnection, Dialect, LeaseOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer, SessionOps,
+    VersionOps,
+};
 pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use keeper::OnLost;
@@ -73,6 +77,7 @@ pub use strategy::{
     lease::{Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, ReadWrite, Released},
     named::NamedLock,
     row::RowLock,
+    session::{Session, SessionLock},
     version::{OrConflict, Versioned, VersionedRow},
 };
 pub use version::Version;

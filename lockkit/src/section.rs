@@ -65,7 +65,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let started = Instant::now();
     let doing = "beginning a transaction";
     let conn = pool.acquire().await.map_err(|err| failed::<DB>(doing, None, err))?;
-    let mut opening = Guard::new(Opening { conn, runtime: Handle::current() });
+    let mut opening = Guard::new(Unsettled::new(conn));
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, wait.cut(left)).await;
     match begun {
@@ -236,14 +236,21 @@ impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
     }
 }
 
-/// A connection on which a transaction may be beginning.
-struct Opening<DB: Database> {
-    conn: PoolConnection<DB>,
+/// A connection that may not go back to its pool as it is: a transaction may be beginning on it, or a session lock be
+/// held. Closed unless it is known to be clean.
+pub(crate) struct Unsettled<DB: Database> {
+    pub(crate) conn: PoolConnection<DB>,
     /// The drop may happen on a thread outside of it.
     runtime: Handle,
 }
 
-impl<DB: Database> Hold for Opening<DB> {
+impl<DB: Database> Unsettled<DB> {
+    pub(crate) fn new(conn: PoolConnection<DB>) -> Self {
+        Self { conn, runtime: Handle::current() }
+    }
+}
+
+impl<DB: Database> Hold for Unsettled<DB> {
     fn abandon(self) {
         let _inside = self.runtime.enter();
         close(self.conn);

@@ -2,12 +2,13 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use lockkit::{Error, Lease, Leases, NamedLock, Policy, RowLock, VersionedRow};
+use lockkit::{Error, Lease, Leases, NamedLock, Policy, RowLock, SessionLock, VersionedRow};
 use sqlx::{Connection, Pool};
-use support::{Backend, Server, TestDb, on_every_database};
+use support::{Backend, Server, TestDb, on_every_database, on_every_server};
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
@@ -374,5 +375,46 @@ on_every_database! {
         };
         // Making tables takes MySQL a quarter of a second each time.
         bench.drop_when(&[When::Asleep], "migrate", migrate, again).await;
+    }
+}
+
+on_every_server! {
+    async fn session_locks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { db, pool, .. } = &bench;
+        let lock = || SessionLock::new("k").wait(PATIENCE);
+        let session = async || lock().acquire(pool).await.unwrap();
+
+        bench.drop_everywhere("SessionLock::acquire", async || (lock().acquire(pool), ()), nothing).await;
+        bench.drop_everywhere("SessionLock::try_acquire", async || (lock().try_acquire(pool), ()), nothing).await;
+
+        // Somebody else holds it, and releases it after the drop: the server must not grant it to who is gone.
+        let blocked = async || (lock().acquire(pool), lock().acquire(&db.pool).await.unwrap());
+        let release = async |other: lockkit::Session<_>, _: bool| other.release().await.unwrap();
+        bench.drop_everywhere("SessionLock::acquire of a held lock", blocked, release).await;
+
+        let is_alive = async || {
+            let session = session().await;
+            (async move { Ok(session.is_alive().await) }, ())
+        };
+        bench.drop_everywhere("Session::is_alive", is_alive, nothing).await;
+
+        // What has been dropped must not spoil what is asked next.
+        let asked = async || {
+            let session = Arc::new(session().await);
+            let asking = Arc::clone(&session);
+            (async move { Ok(asking.is_alive().await) }, session)
+        };
+        let ask_again = async |session: Arc<lockkit::Session<_>>, _: bool| {
+            assert!(session.is_alive().await);
+        };
+        bench.drop_everywhere("Session::is_alive, and again", asked, ask_again).await;
+
+        let lost = async || {
+            let session = session().await;
+            (async move { Ok(session.lost().await) }, ())
+        };
+        bench.drop_everywhere("Session::lost", lost, nothing).await;
+        bench.drop_everywhere("Session::release", async || (session().await.release(), ()), nothing).await;
     }
 }

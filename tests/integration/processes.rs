@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkit::{Error, Leases, NamedLock, Released, RowLock, Wait};
+use lockkit::{Error, Leases, NamedLock, Released, RowLock, SessionLock, Wait};
 use rustix::process::{Pid, Signal, kill_process};
 use support::draws::{Stock, Strategy, Tally};
 use support::{Backend, Server, Sqlite, TestDb, on_every_database, on_every_server};
@@ -217,6 +217,17 @@ on_every_database! {
 }
 
 on_every_server! {
+    async fn a_killed_holders_session_lock_is_free_at_once<S>(db: TestDb<S>) {
+        let mut holder = Worker::start(&db, &["hold", "session"]);
+        assert_eq!(holder.hear().await, "holding");
+        assert!(SessionLock::new("item:1").try_acquire(&db.pool).await.unwrap().is_none());
+        holder.kill().await;
+
+        let next = SessionLock::new("item:1").wait(Wait::AtMost(TTL * 5)).acquire(&db.pool).await.unwrap();
+        next.release().await.unwrap();
+        db.assert_nothing_left().await;
+    }
+
     async fn a_lease_pinned_by_a_stopped_process_is_not_taken_past_its_ttl<S>(db: TestDb<S>) {
         Stock::fill(&db, 1).await;
         let mut holder = Worker::start(&db, &["pin"]);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock, Policy, RowLock, VersionedRow};
-use support::{TestDb, on_every_database};
+use lockkit::{Error, Leases, NamedLock, Policy, RowLock, SessionLock, VersionedRow};
+use support::{TestDb, on_every_database, on_every_server};
 
 fn is_send<T: Send>(_: T) {}
 
@@ -40,5 +40,16 @@ on_every_database! {
         is_send(leases.lease("l").acquire().await.unwrap().release());
         is_send(Policy::new().retry(|_| async { Ok::<_, Error>(()) }));
         is_send(Policy::new().retry_if(|_: &Error| true, |_| async { Ok::<_, Error>(()) }));
+    }
+}
+
+on_every_server! {
+    async fn every_public_future_of_session_locks_is_send<S>(db: TestDb<S>) {
+        is_send(SessionLock::new("k").acquire(&db.pool));
+        is_send(SessionLock::new("k").try_acquire(&db.pool));
+        let session = SessionLock::new("k").acquire(&db.pool).await.unwrap();
+        is_send(session.is_alive());
+        is_send(session.lost());
+        is_send(session.release());
     }
 }

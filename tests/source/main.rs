@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 13] = [
     &["section", "plan"],
     &["retry"],
     &["keeper", "migrate"],
-    &["strategy::lease", "strategy::named", "strategy::row", "strategy::version"],
+    &["strategy::lease", "strategy::named", "strategy::row", "strategy::session", "strategy::version"],
     &["strategy"],
     &["private", "lib"],
 ];
@@ -280,7 +280,10 @@ fn every_dialect_has_the_same_operations_in_the_same_order() {
     let has_acquire = |it: &(String, Vec<String>)| it.1.contains(&"LeaseOps::lease_acquire".to_owned());
     assert!(postgres.iter().any(has_acquire), "{postgres:?}");
     assert_eq!(of("mysql"), postgres);
-    assert_eq!(of("sqlite"), postgres);
+    // SQLite has no sessions that could hold a lock.
+    let mut without_sessions = postgres;
+    without_sessions.retain(|(file, _)| file != "session.rs");
+    assert_eq!(of("sqlite"), without_sessions);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! - [`TestDb`] is one test's database; [`on_every_database!`] writes a test for each kind of it from one body.
 //! - [`Server`] is a kind of database, and [`Backend`] one that `lockkit` has its locks in.
+//! - [`PgBouncer`] is a pooler between a test and `PostgreSQL`.
 //! - [`Proxy`] stands between a test and its server, counts round trips and breaks connections.
 //!
 //! The servers are throwaway ones, started by the first test that needs them; see `throwaway`. The environment
@@ -10,6 +11,7 @@
 pub mod draws;
 mod mysql;
 mod on_every_database;
+mod pgbouncer;
 mod plain_sql;
 mod postgres;
 mod proxy;
@@ -19,6 +21,7 @@ mod test_db;
 pub mod throwaway;
 
 pub use crate::mysql::{MariaDb, MySql};
+pub use crate::pgbouncer::PgBouncer;
 pub use crate::plain_sql::PlainSql;
 pub use crate::postgres::Postgres;
 pub use crate::proxy::Proxy;

@@ -5,7 +5,7 @@
 use std::env;
 use std::time::Duration;
 
-use lockkit::{Error, Lease, Leases, NamedLock, RowLock, Tx};
+use lockkit::{Error, Lease, Leases, NamedLock, RowLock, SessionLock, SessionOps, Tx};
 use sqlx::pool::PoolOptions;
 use sqlx::{Database, Encode, Pool, Type};
 use support::draws::{Draws, Strategy, Tally};
@@ -21,6 +21,12 @@ async fn main() {
     let [server, url, work @ ..] = &*arguments else {
         panic!("usage: test-worker SERVER URL WORK…; the tests start it themselves");
     };
+    match (*server, work) {
+        (Postgres::NAME, ["hold", "session"]) => return hold_session::<Postgres>(url).await,
+        (MariaDb::NAME, ["hold", "session"]) => return hold_session::<MariaDb>(url).await,
+        (MySql::NAME, ["hold", "session"]) => return hold_session::<MySql>(url).await,
+        _ => {}
+    }
     match *server {
         Sqlite::NAME => run::<Sqlite>(url, work).await,
         Postgres::NAME => run::<Postgres>(url, work).await,
@@ -51,6 +57,14 @@ where
         ["run"] => worker.run().await,
         _ => panic!("{work:?} is not a kind of work"),
     }
+}
+
+/// Takes a session lock, which not every database has, and keeps it.
+async fn hold_session<S: Server<DB: SessionOps>>(url: &str) {
+    let pool: Pool<S::DB> = PoolOptions::new().max_connections(1).connect(url).await.expect("connect");
+    let _session = SessionLock::new("item:1").acquire(&pool).await.expect("acquire the session lock");
+    println!("holding");
+    std::future::pending::<()>().await;
 }
 
 struct Worker<S: Backend> {

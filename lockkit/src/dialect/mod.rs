@@ -178,6 +178,66 @@ pub trait NamedOps: Dialect {
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 }
 
+/// Locks of a session of the server, which outlive its transactions and end with it.
+///
+/// Every operation names the session it must run in, so that a pooler or proxy which moved the connection to another
+/// one is noticed, and nothing is locked there.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no session locks",
+    label = "this database has no session locks",
+    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`",
+    note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
+)]
+pub trait SessionOps: Dialect {
+    /// Whether poolers for this database lend a session to other connections between two transactions, even while it
+    /// holds a lock.
+    const POOLERS_SHARE_SESSIONS: bool;
+
+    /// The session that runs this statement. Never a prepared statement, which such a pooler may lose.
+    fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
+
+    /// Takes the lock, or waits for it up to `slice`, or less where the server counts in seconds.
+    fn session_lock(
+        conn: &mut Self::Connection,
+        id: i64,
+        key: &Key,
+        slice: Duration,
+    ) -> impl Future<Output = sqlx::Result<SessionAnswer>> + Send;
+
+    /// Whether the session holds the lock.
+    fn session_holds(
+        conn: &mut Self::Connection,
+        id: i64,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Gives the lock back. `false` when the session did not hold it.
+    fn session_unlock(
+        conn: &mut Self::Connection,
+        id: i64,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+}
+
+/// A session of the server, as it describes itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerSession {
+    pub(crate) id: i64,
+    /// Others lock on another server than this one.
+    pub(crate) is_replica: bool,
+}
+
+/// What became of one question for a session lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionAnswer {
+    /// The session holds it now, and did not before.
+    Granted,
+    /// It was held, by another session or by this one already.
+    Held,
+    /// The statement ran in another session than it named, and locked nothing.
+    Elsewhere,
+}
+
 /// Versions of rows.
 pub trait VersionOps: Dialect {
     /// Reads the row and its version.

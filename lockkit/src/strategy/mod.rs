@@ -3,4 +3,5 @@
 pub(crate) mod lease;
 pub(crate) mod named;
 pub(crate) mod row;
+pub(crate) mod session;
 pub(crate) mod version;

@@ -28,6 +28,7 @@ const MIGRATIONS: [(i64, &str, &str); 2] = [
 
 mod lease;
 mod lock;
+mod session;
 mod version;
 
 pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {

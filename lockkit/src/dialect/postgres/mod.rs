@@ -36,6 +36,7 @@ macro_rules! ring {
 
 mod lease;
 mod lock;
+mod session;
 mod version;
 
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {

@@ -2,6 +2,7 @@
 
 mod mariadb;
 mod mysql;
+mod pgbouncer;
 mod postgres;
 
 use std::net::TcpListener;
@@ -9,6 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{fs, io};
+
+pub(crate) use self::pgbouncer::prepare as prepare_pgbouncer;
 
 /// A server that is ready to be started.
 pub(super) struct Launch {
@@ -30,7 +33,7 @@ pub(super) fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch
 }
 
 /// A port below those that the kernel gives to outgoing connections, which could take it before the server does.
-pub(super) fn free_port() -> io::Result<u16> {
+pub(crate) fn free_port() -> io::Result<u16> {
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).expect("BUG: less than 10,000");
     (first..first + 1_000)
         .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
@@ -62,7 +65,7 @@ fn find(program: &str, folders: &[PathBuf]) -> io::Result<PathBuf> {
     candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
         io::Error::other(format!(
             "{program} is not installed. Run tests/run, or: \
-             apt-get install --no-install-recommends postgresql mariadb-server-core mariadb-client-core"
+             apt-get install --no-install-recommends postgresql pgbouncer mariadb-server-core mariadb-client-core"
         ))
     })
 }

@@ -47,7 +47,7 @@ fn debian_folders() -> Vec<PathBuf> {
     folders
 }
 
-fn as_postgres(program: &Path) -> Command {
+pub(super) fn as_postgres(program: &Path) -> Command {
     let mut command = supervised(if is_root() { Path::new("setpriv") } else { program }, STOP);
     if is_root() {
         // Changing the user forgets the signal, so it is asked for again.

@@ -1,0 +1,71 @@
+//! `PgBouncer` in front of the test server: a pooler that lends the server's sessions to its clients.
+
+use std::fs::Permissions;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Child;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use url::Url;
+
+use crate::throwaway::{free_port, prepare_pgbouncer};
+
+/// How long it may take to start.
+const START: Duration = Duration::from_secs(20);
+
+/// A pooler of a test's own, killed when this is dropped.
+#[derive(Debug)]
+pub struct PgBouncer {
+    url: String,
+    child: Child,
+    _folder: TempDir,
+}
+
+impl PgBouncer {
+    /// Starts a pooler in front of the server in this URL, such as [`TestDb::url`](crate::TestDb::url), in the pool mode
+    /// `session` or `transaction`.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn start(url: &str, pool_mode: &str) -> Self {
+        // Two of one process would choose the same port.
+        static STARTING: Mutex<()> = Mutex::new(());
+
+        let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut url = Url::parse(url).expect("a URL");
+        // Readable by the user that it runs as.
+        let permissions = Permissions::from_mode(0o755);
+        let folder = tempfile::Builder::new().prefix("lockkit-pgbouncer-").permissions(permissions).tempdir();
+        let folder = folder.expect("make a folder");
+        let port = free_port().expect("a free port");
+        let mut command = prepare_pgbouncer(folder.path(), port, &url, pool_mode).expect("set PgBouncer up");
+        let mut child = command.spawn().expect("start PgBouncer");
+
+        let deadline = Instant::now() + START;
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            let ended = child.try_wait().expect("look for its end");
+            assert!(ended.is_none() && Instant::now() < deadline, "PgBouncer did not start: {ended:?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+        url.set_host(Some("127.0.0.1")).expect("a URL with a host");
+        url.set_port(Some(port)).expect("a URL with a port");
+        Self { url: url.into(), child, _folder: folder }
+    }
+
+    /// The URL of the same database, by way of the pooler.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(err) = killed {
+            eprintln!("PgBouncer was not stopped: {err}");
+        }
+    }
+}
