@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
 
-use sqlx::{Connection, Pool};
+use sqlx::{Connection, Database, Pool};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -203,7 +203,7 @@ impl SessionLock {
 /// or the server does not answer (5 s at most). What must never happen without the lock needs a
 /// [lease](crate::Leases) and its fence.
 #[must_use = "the lock is released as soon as this is dropped"]
-pub struct Session<DB: SessionOps> {
+pub struct Session<DB: Database> {
     key: Key,
     /// Where the task that owns the connection hears of questions; closed when the lock is lost.
     questions: mpsc::Sender<Question>,
@@ -214,8 +214,11 @@ pub struct Session<DB: SessionOps> {
 /// Where to say that the lock is held. Dropped unanswered where it is not.
 type Question = oneshot::Sender<()>;
 
-impl<DB: SessionOps> Session<DB> {
-    fn granted(key: Key, heartbeat: Duration, id: i64, held: Guard<Unsettled<DB>>) -> Self {
+impl<DB: Database> Session<DB> {
+    fn granted(key: Key, heartbeat: Duration, id: i64, held: Guard<Unsettled<DB>>) -> Self
+    where
+        DB: SessionOps,
+    {
         let (questions, asked) = mpsc::channel(1);
         let kept = Guard::new(Keeping(tokio::spawn(keep(key.clone(), heartbeat, id, held, asked))));
         Self { key, questions, kept, database: PhantomData }
@@ -261,7 +264,7 @@ impl<DB: SessionOps> Session<DB> {
     }
 }
 
-impl<DB: SessionOps> fmt::Debug for Session<DB> {
+impl<DB: Database> fmt::Debug for Session<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("key", &self.key).finish_non_exhaustive()
     }

@@ -1,8 +1,8 @@
-use lockkit::{Result, SessionLock};
+use lockkit::SessionLock;
 use sqlx::SqlitePool;
 
-async fn f(pool: &SqlitePool) -> Result<()> {
-    SessionLock::new("leader").acquire(pool).await?.release().await
+async fn f(pool: &SqlitePool) {
+    let _ = SessionLock::new("leader").acquire(pool).await;
 }
 
 fn main() {}
