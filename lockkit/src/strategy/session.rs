@@ -1,6 +1,14 @@
 //! Session locks: held by a connection of their own, and free as soon as it ends.
 
-use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    io::ErrorKind,
+    marker::PhantomData,
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 
 use sqlx::{Connection, Database, Pool};
 use tokio::{
@@ -261,6 +269,27 @@ impl<DB: Database> Session<DB> {
         // The end of the questions is what tells the task to release.
         drop(questions);
         finished("releasing session lock", kept.defuse().0).await
+    }
+
+    /// Runs `body`, and drops it when the lock is found to be lost.
+    pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let (mut body, mut lost) = (pin!(body), pin!(self.lost()));
+        poll_fn(|context| match lost.as_mut().poll(context) {
+            Poll::Ready(()) => {
+                let lost = Error::SessionLost { key: self.key.clone(), source: None };
+                Poll::Ready(Err(lost.into()))
+            }
+            Poll::Pending => body.as_mut().poll(context),
+        })
+        .await
+    }
+
+    /// Gives the lock back. What was done under it counts only if the lock was held to the end.
+    pub(crate) async fn end_with<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
+        let released = self.release().await;
+        let value = result?;
+        released?;
+        Ok(value)
     }
 }
 
