@@ -309,7 +309,8 @@ impl Checker<'_> {
         if let Some(Given { name, value }) = &key
             && matches!(ungrouped(value), Expr::Array(_))
         {
-            let instead = if self.strategy == "lease" { "write `keys = […]` for several" } else { "give it one" };
+            let instead =
+                if self.strategy == "lease" { "write `keys = […]` for several" } else { "write `key = \"…\"`" };
             self.errors.push(error(name, format!("`key` is the name of one lock; {instead}")));
             return None;
         }

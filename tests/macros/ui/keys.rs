@@ -39,10 +39,4 @@ async fn k(leases: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
-#[with_lock(lease, on = leases, keys = ["a:{x}"])]
-async fn l(leases: &Pool) -> Result<(), Error> {
-    let _ = leases;
-    Ok(())
-}
-
 fn main() {}

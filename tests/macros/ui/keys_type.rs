@@ -3,7 +3,7 @@ use sqlx::SqlitePool;
 
 type Pool = Leases<SqlitePool>;
 
-#[with_lock(lease, on = leases, keys = 7u8)]
+#[with_lock(lease, on = leases, keys = Some("a").is_some())]
 async fn f(leases: &Pool) -> Result<(), Error> {
     let _ = leases;
     Ok(())
