@@ -27,10 +27,14 @@ pub(crate) struct Args {
     pub(crate) strategy: Option<Ident>,
     pub(crate) on: Option<Given<Expr>>,
     pub(crate) key: Option<Given<Expr>>,
+    pub(crate) keys: Option<Given<Expr>>,
     pub(crate) table: Option<Given<Expr>>,
     pub(crate) by: Option<Given<Vec<By>>>,
     pub(crate) ttl: Option<Given<Expr>>,
     pub(crate) wait: Option<Given<Expr>>,
+    pub(crate) min_hold: Option<Given<Expr>>,
+    pub(crate) on_lost: Option<Given<Expr>>,
+    pub(crate) fair: Option<Given<()>>,
     pub(crate) attempts: Option<Given<Expr>>,
     pub(crate) deadline: Option<Given<Expr>>,
     pub(crate) retry_if: Option<Given<Expr>>,
@@ -43,13 +47,17 @@ pub(crate) struct Args {
 }
 
 /// Every argument, and an example of it.
-const KNOWN: [(&str, &str); 13] = [
+const KNOWN: [(&str, &str); 17] = [
     ("on", "on = &self.db"),
     ("key", r#"key = "order:{user_id}""#),
+    ("keys", r#"keys = ["account:{from}", "account:{to}"]"#),
     ("table", r#"table = "t_items""#),
     ("by", "by(item_id = item_id)"),
     ("ttl", r#"ttl = "30s""#),
     ("wait", r#"wait = "2s""#),
+    ("min_hold", r#"min_hold = "1m""#),
+    ("on_lost", "on_lost = continue"),
+    ("fair", "fair"),
     ("attempts", "attempts = 3"),
     ("deadline", r#"deadline = "100ms""#),
     ("retry_if", "retry_if = path::to::test"),
@@ -113,13 +121,20 @@ impl Args {
 
     fn parse_one(&mut self, input: ParseStream<'_>, first: bool) -> syn::Result<()> {
         let name = Ident::parse_any(input)?;
+        let has_end = input.is_empty() || input.peek(Token![,]);
+        if name == "fair" {
+            if !has_end {
+                return Err(error(&name, "write `fair` alone, or leave it out"));
+            }
+            return set(&mut self.fair, name, ());
+        }
         let example = KNOWN.iter().find(|(known, _)| name == known).map(|(_, example)| *example);
         let is_by = name == "by";
         let has_value = if is_by { input.peek(token::Paren) } else { input.peek(Token![=]) };
         match example {
             Some(_) if has_value => {}
             Some(example) => return Err(error(&name, format!("write `{example}`"))),
-            None if input.is_empty() || input.peek(Token![,]) => return self.bare_word(name, first),
+            None if has_end => return self.bare_word(name, first),
             None => return Err(unknown(&name)),
         }
         if is_by {
@@ -132,9 +147,12 @@ impl Args {
         match name.to_string().as_str() {
             "on" => set(&mut self.on, name, input.parse()?),
             "key" => set(&mut self.key, name, input.parse()?),
+            "keys" => set(&mut self.keys, name, input.parse()?),
             "table" => set(&mut self.table, name, input.parse()?),
             "ttl" => set(&mut self.ttl, name, input.parse()?),
             "wait" => set(&mut self.wait, name, input.parse()?),
+            "min_hold" => set(&mut self.min_hold, name, input.parse()?),
+            "on_lost" => set(&mut self.on_lost, name, input.parse()?),
             "attempts" => set(&mut self.attempts, name, input.parse()?),
             "deadline" => set(&mut self.deadline, name, input.parse()?),
             "retry_if" => set(&mut self.retry_if, name, input.parse()?),
@@ -150,6 +168,9 @@ impl Args {
         if first {
             self.strategy = Some(word);
             return Ok(());
+        }
+        if meant(&word.to_string()).is_some() {
+            return Err(unknown(&word));
         }
         if let Some(strategy) = &self.strategy {
             return Err(error(&word, format!("one lock at a time: this is a `{strategy}` lock already")));
@@ -244,7 +265,14 @@ mod tests {
 
     #[test]
     fn a_slip_of_the_finger_is_understood() {
-        for (slip, known) in [("wiat", "wait"), ("atempts", "attempts"), ("onbusy", "on_busy"), ("tabel", "table")] {
+        for (slip, known) in [
+            ("wiat", "wait"),
+            ("atempts", "attempts"),
+            ("onbusy", "on_busy"),
+            ("tabel", "table"),
+            ("kyes", "keys"),
+            ("fiar", "fair"),
+        ] {
             assert_eq!(meant(slip), Some(known));
         }
         assert_eq!(meant("timeout"), None);

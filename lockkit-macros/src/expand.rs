@@ -10,7 +10,7 @@ use crate::{
     function::Function,
     rewritten::{Boxed, map, rename_self},
     template::Piece,
-    validate::{Key, Lease, Lock, Named, Plan, Retry, Row, Section, Version},
+    validate::{Key, Keys, Lease, Lock, Named, Plan, Retry, Row, Section, Session, Terms, Version},
 };
 
 /// The whole attribute. After an error of its own the function is still there, unchanged.
@@ -99,45 +99,91 @@ impl Expander {
             Lock::Lease(lease) => self.lease(lease),
             Lock::Row(Row { table, by, section }) => self.row(table, by, section),
             Lock::Named(Named { key, section }) => self.named(key, section),
+            Lock::Session(session) => self.session(session),
             Lock::Version(version) => self.version(version),
         }
     }
 
     fn lease(&self, lease: &Lease) -> TokenStream {
-        let Lease { on, key, ttl, wait, on_busy, bind, tx } = lease;
-        let Self { private, blamed, .. } = self;
+        let Lease { on, keys, terms, wait, on_busy, bind, tx } = lease;
+        let Terms { ttl, min_hold, on_lost, is_fair } = terms;
+        let private = &self.private;
         let mixed = Span::mixed_site();
-        let key = self.key(key);
+        let (keys, request) = match keys {
+            Keys::One(key) => (self.key(key), quote_spanned!(mixed=> lease)),
+            Keys::Each(keys) => {
+                let keys = keys.iter().map(|it| self.key(it));
+                (quote_spanned!(mixed=> [#(#keys),*]), quote_spanned!(mixed=> leases_of_all))
+            }
+            Keys::Expr(keys) => (quote_spanned!(mixed=> #private::keys(#keys)), quote_spanned!(mixed=> leases_of_all)),
+        };
         let ttl = ttl.as_ref().map(|it| quote_spanned!(mixed=> .ttl(#it)));
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#it)));
+        let min_hold = min_hold.as_ref().map(|it| quote_spanned!(mixed=> .min_hold(#it)));
+        let on_lost = on_lost.as_ref().map(|it| quote_spanned!(mixed=> .on_lost(#private::OnLost::#it)));
+        let fair = is_fair.then(|| quote_spanned!(mixed=> .fair()));
         let failed = self.return_failure(on_busy.as_ref());
-        let bind = bind.as_ref().map(|it| quote_spanned!(mixed=> let #it = #private::borrowed(&lease);));
         let acquire = quote_spanned! {mixed=>
             let leases = #private::leases(#on);
-            let key = #key;
-            let request = #private::lease(&leases, key)#ttl #wait;
-            let lease = match request.acquire().await {
-                ::core::result::Result::Ok(lease) => lease,
+            let keys = #keys;
+            let request = #private::#request(&leases, keys)#ttl #wait #min_hold #on_lost #fair;
+            let held = match request.acquire().await {
+                ::core::result::Result::Ok(held) => held,
                 #failed
             };
         };
-        let blame = self.blame;
-        let guarded = quote_spanned!(blame=> #blamed::guarded(&lease, body).await);
-        let Some(tx) = tx else {
-            let body = self.body.owning();
-            let finish = quote_spanned!(blame=> #blamed::end_lease(lease, result).await);
-            return quote_spanned! {mixed=>
-                #acquire
-                #bind
-                let result = {
-                    let body = ::core::pin::pin!(#body);
-                    #guarded
-                };
-                #finish
+        match tx {
+            None => self.held(&acquire, bind.as_ref()),
+            Some(tx) => self.held_with_tx(&acquire, bind.as_ref(), tx),
+        }
+    }
+
+    fn session(&self, session: &Session) -> TokenStream {
+        let Session { on, key, wait, on_busy, bind } = session;
+        let private = &self.private;
+        let mixed = Span::mixed_site();
+        let key = self.key(key);
+        let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#it)));
+        let failed = self.return_failure(on_busy.as_ref());
+        let acquire = quote_spanned! {mixed=>
+            let pool = #private::session_pool(#on);
+            let key = #key;
+            let lock = #private::SessionLock::new(key)#wait;
+            let held = match lock.acquire(&pool).await {
+                ::core::result::Result::Ok(held) => held,
+                #failed
             };
         };
-        let body = self.body.lending(&[Some(tx), lease.bind.as_ref()]);
-        let finish = quote_spanned!(blame=> #blamed::end_lease_tx(lease, #tx, result).await);
+        self.held(&acquire, bind.as_ref())
+    }
+
+    /// The body under what `acquire` holds.
+    fn held(&self, acquire: &TokenStream, bind: Option<&Ident>) -> TokenStream {
+        let Self { private, blamed, blame, .. } = self;
+        let mixed = Span::mixed_site();
+        let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&held);));
+        let body = self.body.owning();
+        let guarded = quote_spanned!(*blame=> #blamed::guarded(&held, body).await);
+        let finish = quote_spanned!(*blame=> #blamed::end_held(held, result).await);
+        quote_spanned! {mixed=>
+            #acquire
+            #bind
+            let result = {
+                let body = ::core::pin::pin!(#body);
+                #guarded
+            };
+            #finish
+        }
+    }
+
+    /// The same in a transaction, which is committed only if it is held until then.
+    fn held_with_tx(&self, acquire: &TokenStream, bind: Option<&Ident>, tx: &Ident) -> TokenStream {
+        let Self { private, blamed, blame, .. } = self;
+        let mixed = Span::mixed_site();
+        let body = self.body.lending(&[Some(tx), bind]);
+        let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&held);));
+        let guarded = quote_spanned!(*blame=> #blamed::guarded(&held, body).await);
+        let finish = quote_spanned!(*blame=> #blamed::end_held_tx(held, #tx, result).await);
         let failed = self.return_failure(None);
         quote_spanned! {mixed=>
             #acquire

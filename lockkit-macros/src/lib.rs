@@ -114,21 +114,25 @@ use proc_macro::TokenStream;
 ///
 /// # Arguments
 ///
-/// | argument | `lease` | `row` | `named` | `version` | what it is |
-/// |---|---|---|---|---|---|
-/// | `on = expr` | required | required | required | with `tx` | where the lock lives: `&Leases<_>` for `lease`, otherwise the `&Pool<_>` to begin the transaction on |
-/// | `key = …` | required | – | required | – | the lock's name, see below |
-/// | `table = "…"` | – | required | – | – | the table whose rows are locked: letters, digits and `_` |
-/// | `by(column = expr, …)` | – | required | – | – | which rows: those whose columns have these values. They are cloned, so the body may still move them |
-/// | `tx = name` | optional | required | required | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` does |
-/// | `wait = duration` | optional | optional | optional | – | how long to wait for another holder. Defaults to that of the `Leases` (10 s unless set there), and to `Wait::Forever` for `row` and `named`, which also take a `Wait` |
-/// | `ttl = duration` | optional | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
-/// | `as = name` | the `Lease` | the attempt | the attempt | the attempt | a name for the body: of the lease, or of the number of the attempt (`u32`, from 1) |
-/// | `attempts = n` | – | optional | optional | optional | how often to run the body at most (`u32`). Defaults to once for `row` and `named`; for `version` to 5, or as often as the deadline allows |
-/// | `deadline = duration` | – | optional | optional | optional | how long everything but the commit may take: waiting, all attempts and the pauses between them. Defaults to no bound |
-/// | `retry_if = path` | – | optional | optional | optional | a `fn(&E) -> bool` that says which errors are worth another attempt. Defaults to `lockkit::is_retryable` |
-/// | `on_busy = expr` | optional | optional | optional | – | what to return when somebody else holds the lock and the wait is over. Defaults to `Err(Error::Contended)` |
-/// | `crate = path` | optional | optional | optional | optional | where lockkit is, if not at `::lockkit` |
+/// | argument | `lease` | `row` | `named` | `session` | `version` | what it is |
+/// |---|---|---|---|---|---|---|
+/// | `on = expr` | required | required | required | required | with `tx` | where the lock lives: `&Leases<_>` for `lease`, otherwise the `&Pool<_>` to begin the transaction on, or whose connection is to hold the session lock |
+/// | `key = …` | this or `keys` | – | required | required | – | the lock's name, see below |
+/// | `keys = …` | this or `key` | – | – | – | – | the names of several leases, all of which are taken or none, see below |
+/// | `table = "…"` | – | required | – | – | – | the table whose rows are locked: letters, digits and `_` |
+/// | `by(column = expr, …)` | – | required | – | – | – | which rows: those whose columns have these values. They are cloned, so the body may still move them |
+/// | `tx = name` | optional | required | required | – | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` and `MultiLease::commit` do |
+/// | `wait = duration` | optional | optional | optional | optional | – | how long to wait for another holder. Defaults to that of the `Leases` (10 s unless set there), and to `Wait::Forever` for the others, which also take a `Wait` |
+/// | `ttl = duration` | optional | – | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
+/// | `min_hold = duration` | optional | – | – | – | – | how long the key stays taken at least, even if the body is over earlier: `LeaseRequest::min_hold`. Defaults to zero |
+/// | `on_lost = stop` | optional | – | – | – | – | what becomes of the body when its lease is lost: `stop` drops it at its next await point, which is the default; `continue` lets it run to its end. The function returns `Err(Error::Lost)` in both cases |
+/// | `fair` | with `key` | – | – | – | – | serves processes in the order in which they came: `LeaseRequest::fair`. A word without a value |
+/// | `as = name` | the lease | the attempt | the attempt | the session | the attempt | a name for the body: of the `Lease` (with `keys` the `MultiLease`), of the `&Session`, or of the number of the attempt (`u32`, from 1) |
+/// | `attempts = n` | – | optional | optional | – | optional | how often to run the body at most (`u32`). Defaults to once for `row` and `named`; for `version` to 5, or as often as the deadline allows |
+/// | `deadline = duration` | – | optional | optional | – | optional | how long everything but the commit may take: waiting, all attempts and the pauses between them. Defaults to no bound |
+/// | `retry_if = path` | – | optional | optional | – | optional | a `fn(&E) -> bool` that says which errors are worth another attempt. Defaults to `lockkit::is_retryable` |
+/// | `on_busy = expr` | optional | optional | optional | optional | – | what to return when somebody else holds the lock and the wait is over. Defaults to `Err(Error::Contended)` |
+/// | `crate = path` | optional | optional | optional | optional | optional | where lockkit is, if not at `::lockkit` |
 ///
 /// **Durations** are text (`"30s"`, `"1.5s"`, `"500ms"`, `"100us"`, `"2m"`, `"1h"`), checked by the compiler, or an
 /// expression of type `Duration`.
@@ -137,6 +141,31 @@ use proc_macro::TokenStream;
 /// is `Into<Key>`. In a template, its punctuation, `%` and control characters are percent-encoded in what is captured, so
 /// that two different sets of values never make one key; that is why neighbouring captures need a character between them
 /// that is neither letter, digit nor `%`. The key is made once, before the body and before any second attempt.
+///
+/// **Several keys** are an array of the same, `keys = ["account:{from}", "account:{to}"]`, or any other expression that is
+/// an `IntoIterator` of `Into<Key>`. Only in an array written there are strings templates; those of a `vec![…]` are keys as
+/// they stand. The order does not matter and a key given twice is taken once, as with `Leases::all`:
+///
+/// ```
+/// # use lockkit::{Leases, with_lock};
+/// # use sqlx::SqlitePool;
+/// #[with_lock(lease, on = leases, keys = ["account:{from}", "account:{to}"], as = accounts, tx = tx)]
+/// async fn transfer(leases: &Leases<SqlitePool>, from: i64, to: i64) -> Result<(), lockkit::Error> {
+///     accounts.verify(&mut tx).await?; // from here on nobody else gets either of them
+///     // … what it moves, on `&mut *tx` …
+///     Ok(()) // committed if both are still held
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # let leases = Leases::new(db); leases.migrate().await?;
+/// transfer(&leases, 7, 3).await?;
+/// # Ok(()) }
+/// ```
+///
+/// **A session lock** is for a role that one process of many has: `#[with_lock(session, on = &self.db, key = "leader",
+/// wait = "2s")]`. The body is dropped at its next await point when the lock is found to be lost. A body that returned `Ok`
+/// counts only if the lock was held to the end; otherwise the result is `Err(Error::SessionLost)`, although what it wrote
+/// is written. PostgreSQL, MySQL and MariaDB have session locks, SQLite has none.
 ///
 /// **Attempts.** With `attempts` or `deadline`, `row` and `named` run the whole transaction again after a deadlock, a
 /// serialization failure or a conflict; `version` does so always. When they run out, the error is
@@ -154,8 +183,8 @@ use proc_macro::TokenStream;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() { rename(String::new()).await.unwrap() }
 /// ```
 ///
-/// **A lease with `tx`** cannot be renewed while the transaction holds the lock that a renewal needs: on SQLite from its
-/// beginning, on other databases after `Lease::verify`. Keep the transaction shorter than the ttl.
+/// **A lease with `tx`** cannot be renewed on SQLite while the transaction lasts, because it has the only write lock. Keep
+/// the transaction shorter than the ttl there.
 ///
 /// # Where it goes
 /// On functions and methods, also in implementations of traits, under `#[async_trait]`, and together with

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
-use syn::{Expr, ExprLit, Ident, Lit, LitStr, spanned::Spanned};
+use syn::{Expr, ExprArray, ExprLit, Ident, Lit, LitStr, spanned::Spanned};
 
 use crate::{
     args::{Args, By, Errors, Given, error, list, nearest},
@@ -23,20 +23,31 @@ pub(crate) enum Lock {
     Lease(Lease),
     Row(Row),
     Named(Named),
+    Session(Session),
     Version(Version),
 }
 
 pub(crate) struct Lease {
     pub(crate) on: Expr,
-    pub(crate) key: Key,
-    /// A `Duration`.
-    pub(crate) ttl: Option<TokenStream>,
+    pub(crate) keys: Keys,
+    pub(crate) terms: Terms,
     /// A `Duration`.
     pub(crate) wait: Option<TokenStream>,
     pub(crate) on_busy: Option<Expr>,
-    /// The name of the lease in the body.
+    /// The name of the lease, or of the leases, in the body.
     pub(crate) bind: Option<Ident>,
     pub(crate) tx: Option<Ident>,
+}
+
+/// How a lease is to be kept and given back.
+pub(crate) struct Terms {
+    /// A `Duration`.
+    pub(crate) ttl: Option<TokenStream>,
+    /// A `Duration`.
+    pub(crate) min_hold: Option<TokenStream>,
+    /// The variant of `OnLost`.
+    pub(crate) on_lost: Option<Ident>,
+    pub(crate) is_fair: bool,
 }
 
 pub(crate) struct Row {
@@ -48,6 +59,16 @@ pub(crate) struct Row {
 pub(crate) struct Named {
     pub(crate) key: Key,
     pub(crate) section: Section,
+}
+
+pub(crate) struct Session {
+    pub(crate) on: Expr,
+    pub(crate) key: Key,
+    /// A `Duration` or a `Wait`.
+    pub(crate) wait: Option<TokenStream>,
+    pub(crate) on_busy: Option<Expr>,
+    /// The name of the session in the body.
+    pub(crate) bind: Option<Ident>,
 }
 
 /// One transaction under a lock.
@@ -82,15 +103,26 @@ pub(crate) enum Key {
     Expr(Expr),
 }
 
-const STRATEGIES: [&str; 4] = ["lease", "row", "named", "version"];
+pub(crate) enum Keys {
+    One(Key),
+    Each(Vec<Key>),
+    /// An `IntoIterator` of them.
+    Expr(Expr),
+}
+
+const STRATEGIES: [&str; 5] = ["lease", "row", "named", "session", "version"];
 
 /// The arguments that not every kind of lock has.
-const HAS: [(&str, &[&str]); 8] = [
-    ("key", &["lease", "named"]),
+const HAS: [(&str, &[&str]); 12] = [
+    ("key", &["lease", "named", "session"]),
+    ("keys", &["lease"]),
     ("table", &["row"]),
     ("by", &["row"]),
     ("ttl", &["lease"]),
-    ("wait", &["lease", "row", "named"]),
+    ("wait", &["lease", "row", "named", "session"]),
+    ("min_hold", &["lease"]),
+    ("on_lost", &["lease"]),
+    ("fair", &["lease"]),
     ("attempts", &["row", "named", "version"]),
     ("deadline", &["row", "named", "version"]),
     ("retry_if", &["row", "named", "version"]),
@@ -103,10 +135,14 @@ impl Plan {
             strategy,
             on,
             key,
+            keys,
             table,
             by,
             ttl,
             wait,
+            min_hold,
+            on_lost,
+            fair,
             attempts,
             deadline,
             retry_if,
@@ -119,10 +155,14 @@ impl Plan {
         let strategy = errors.note(check_strategy(strategy))?;
         let check = &mut Checker { strategy: strategy.clone(), broken, errors };
         check.belongs("key", key.as_ref());
+        check.belongs("keys", keys.as_ref());
         check.belongs("table", table.as_ref());
         check.belongs("by", by.as_ref());
         check.belongs("ttl", ttl.as_ref());
         check.belongs("wait", wait.as_ref());
+        check.belongs("min_hold", min_hold.as_ref());
+        check.belongs("on_lost", on_lost.as_ref());
+        check.belongs("fair", fair.as_ref());
         check.belongs("attempts", attempts.as_ref());
         check.belongs("deadline", deadline.as_ref());
         check.belongs("retry_if", retry_if.as_ref());
@@ -133,10 +173,22 @@ impl Plan {
         let lock = match strategy.to_string().as_str() {
             "lease" => {
                 let on = check.required(on, "on = &self.leases", "the `Leases` to take it from");
-                let key = check.key(key);
-                let ttl = ttl.and_then(|it| check.ttl(it));
+                check.fair(fair.as_ref(), keys.as_ref());
+                let keys = check.keys(key, keys);
+                let terms = Terms {
+                    ttl: ttl.and_then(|it| check.ttl(it)),
+                    min_hold: min_hold.and_then(|it| check.duration(it, |_| None)),
+                    on_lost: on_lost.and_then(|it| check.on_lost(&it.value)),
+                    is_fair: fair.is_some(),
+                };
                 let (bind, tx) = (bind.map(|it| it.value), tx.map(|it| it.value));
-                Lock::Lease(Lease { on: on?, key: key?, ttl, wait, on_busy, bind, tx })
+                Lock::Lease(Lease { on: on?, keys: keys?, terms, wait, on_busy, bind, tx })
+            }
+            "session" => {
+                let on = check.required(on, "on = &self.db", "the pool whose connection is to hold it");
+                let key = check.one_key(key, keys.as_ref());
+                check.no_tx(tx.as_ref());
+                Lock::Session(Session { on: on?, key: key?, wait, on_busy, bind: bind.map(|it| it.value) })
             }
             "version" => {
                 if let Some(name) = on_busy_name {
@@ -153,7 +205,7 @@ impl Plan {
                     check.required(tx, "tx = tx", "the lock lives in a transaction, and this is its name in the body");
                 let retry = check.optional_retry(attempts, deadline, retry_if, bind);
                 if strategy == "named" {
-                    let key = check.key(key);
+                    let key = check.one_key(key, keys.as_ref());
                     let section = Section { on: on?, wait, on_busy, tx: tx?, retry };
                     Lock::Named(Named { key: key?, section })
                 } else {
@@ -182,7 +234,6 @@ fn check_strategy(strategy: Option<Ident>) -> syn::Result<Ident> {
     Err(error(
         &strategy,
         match nearest(&word, &STRATEGIES) {
-            _ if word == "session" => "session locks are not in this version of lockkit; use `lease`".to_owned(),
             Some(meant) => format!("there is no kind of lock `{word}`; did you mean `{meant}`?"),
             None => format!("there is no kind of lock `{word}`; use {}", list(&STRATEGIES, "or")),
         },
@@ -223,8 +274,51 @@ impl Checker<'_> {
         given.map(|it| it.value)
     }
 
-    fn key(&mut self, given: Option<Given<Expr>>) -> Option<Key> {
-        let key = self.required(given, r#"key = "order:{user_id}""#, "the name of the lock")?;
+    fn keys(&mut self, key: Option<Given<Expr>>, keys: Option<Given<Expr>>) -> Option<Keys> {
+        let Some(Given { name, value }) = keys else {
+            let is_broken = key.is_none() && self.broken.contains(&"keys");
+            return if is_broken { None } else { self.one_key(key, None).map(Keys::One) };
+        };
+        if key.is_some() {
+            self.errors.push(error(&name, "`key` and `keys` are both given; keep one of them"));
+            return None;
+        }
+        match ungrouped(&value) {
+            Expr::Array(ExprArray { elems, .. }) if elems.is_empty() => {
+                let message = "`keys` names no lock; write `keys = [\"account:{from}\", \"account:{to}\"]`";
+                self.errors.push(error(&name, message));
+                None
+            }
+            Expr::Array(ExprArray { elems, .. }) => {
+                let keys: Vec<_> = elems.iter().map(|it| self.key(it.clone())).collect();
+                keys.into_iter().collect::<Option<_>>().map(Keys::Each)
+            }
+            Expr::Lit(_) => {
+                self.errors.push(error(&name, "`keys` is for several; write `key = …` for one, or `keys = […, …]`"));
+                None
+            }
+            _ => Some(Keys::Expr(value)),
+        }
+    }
+
+    /// The key of a lock that has no `keys`.
+    fn one_key(&mut self, key: Option<Given<Expr>>, keys: Option<&Given<Expr>>) -> Option<Key> {
+        if key.is_none() && keys.is_some() {
+            return None;
+        }
+        if let Some(Given { name, value }) = &key
+            && matches!(ungrouped(value), Expr::Array(_))
+        {
+            let instead =
+                if self.strategy == "lease" { "write `keys = […]` for several" } else { "write `key = \"…\"`" };
+            self.errors.push(error(name, format!("`key` is the name of one lock; {instead}")));
+            return None;
+        }
+        let key = self.required(key, r#"key = "order:{user_id}""#, "the name of the lock")?;
+        self.key(key)
+    }
+
+    fn key(&mut self, key: Expr) -> Option<Key> {
         let Some(Lit::Str(literal)) = literal(&key) else { return Some(Key::Expr(key)) };
         match Template::parse(&literal.value()) {
             Ok(template) => Some(Key::Template(template, literal.span())),
@@ -268,6 +362,39 @@ impl Checker<'_> {
         let least = Duration::from_millis(50);
         let short = "is too short to be renewed in time; use `50ms` or more";
         self.duration(given, |it| (it < least).then_some(short))
+    }
+
+    fn fair(&mut self, fair: Option<&Given<()>>, keys: Option<&Given<Expr>>) {
+        if let (Some(Given { name, .. }), Some(_)) = (fair, keys) {
+            let message = "`fair` has no effect with `keys`: several leases have no queue among processes; remove it";
+            self.errors.push(error(name, message));
+        }
+    }
+
+    fn on_lost(&mut self, value: &Expr) -> Option<Ident> {
+        let written = value.to_token_stream().to_string();
+        let mixed = value.span().resolved_at(Span::mixed_site());
+        match written.as_str() {
+            "stop" => return Some(Ident::new("Stop", mixed)),
+            "continue" => return Some(Ident::new("Continue", mixed)),
+            _ => {}
+        }
+        // Also of `"stop"` and `OnLost::Stop`.
+        let word = written.rsplit([':', ' ']).next().unwrap_or_default().trim_matches('"').to_lowercase();
+        let message = match nearest(&word, &["stop", "continue"]) {
+            Some(meant) => format!("`on_lost` is `stop` or `continue`; did you mean `on_lost = {meant}`?"),
+            None => "`on_lost` is `stop` or `continue`: what the body does when its lease is lost".to_owned(),
+        };
+        self.errors.push(syn::Error::new_spanned(value, message));
+        None
+    }
+
+    fn no_tx(&mut self, tx: Option<&Given<Ident>>) {
+        if let Some(Given { name, .. }) = tx {
+            let message = "a session lock may be lost before a commit, so it has no `tx`; use `lease`, whose commit fails then, \
+                           or `named` for one transaction";
+            self.errors.push(error(name, message));
+        }
     }
 
     fn wait(&mut self, given: Given<Expr>) -> Option<TokenStream> {
@@ -371,12 +498,16 @@ impl Checker<'_> {
     }
 }
 
-/// The literal, also when a `macro_rules!` macro passed it on.
-fn literal(mut expr: &Expr) -> Option<&Lit> {
+/// The expression itself, when a `macro_rules!` macro passed it on.
+fn ungrouped(mut expr: &Expr) -> &Expr {
     while let Expr::Group(group) = expr {
         expr = &group.expr;
     }
-    match expr {
+    expr
+}
+
+fn literal(expr: &Expr) -> Option<&Lit> {
+    match ungrouped(expr) {
         Expr::Lit(ExprLit { lit, .. }) => Some(lit),
         _ => None,
     }

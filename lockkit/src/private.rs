@@ -13,7 +13,7 @@ pub use sqlx::{Encode, FromRow, Type};
 pub use tokio::time::Instant;
 
 use crate::{
-    dialect::{Dialect, LeaseOps, NamedOps, RowOps},
+    dialect::{Dialect, LeaseOps, NamedOps, RowOps, SessionOps},
     error::{BoxError, Result},
     retry::is_retryable,
     section::begin_within,
@@ -22,13 +22,14 @@ use crate::{
 pub use crate::{
     error::Error,
     key::Key,
-    policy::{Policy, Wait},
+    policy::{OnLost, Policy, Wait},
     retry::Retry,
     section::{Tx, until},
     strategy::{
-        lease::{Lease, LeaseRequest, Leases},
+        lease::{Lease, LeaseRequest, Leases, MultiLease, MultiRequest},
         named::NamedLock,
         row::RowLock,
+        session::{Session, SessionLock},
         version::load,
     },
 };
@@ -116,9 +117,19 @@ pub fn pool<DB: Database>(pool: &Pool<DB>) -> Pool<DB> {
     pool.clone()
 }
 
+/// As [`pool`], for one whose database has session locks.
+pub fn session_pool<DB: SessionOps>(pool: &Pool<DB>) -> Pool<DB> {
+    pool.clone()
+}
+
 /// A key.
 pub fn key(key: impl Into<Key>) -> Key {
     key.into()
+}
+
+/// Several keys.
+pub fn keys(keys: impl IntoIterator<Item = impl Into<Key>>) -> Vec<Key> {
+    keys.into_iter().map(Into::into).collect()
 }
 
 /// A wait.
@@ -131,24 +142,115 @@ pub fn lease<S: LeaseStore>(leases: &Leases<S>, key: Key) -> LeaseRequest<S> {
     leases.lease(key)
 }
 
+/// A request for all of the leases.
+pub fn leases_of_all<S: LeaseStore>(leases: &Leases<S>, keys: impl IntoIterator<Item = Key>) -> MultiRequest<S> {
+    leases.all(keys)
+}
+
 /// A row lock in the database of the pool.
 pub fn row_lock<DB: RowOps>(_pool: &Pool<DB>, table: &'static str) -> RowLock<DB> {
     RowLock::table(table)
 }
 
-/// The lease for the body.
-pub fn borrowed<S: LeaseStore>(lease: &Lease<S>) -> Lease<S> {
-    lease.borrowed()
+/// What is held while a body runs: a lease, several, or a session lock.
+pub trait Holding: Sized {
+    /// What the body gets of it.
+    type Lent<'a>
+    where
+        Self: 'a;
+
+    /// For the body.
+    fn lend(&self) -> Self::Lent<'_>;
+
+    /// Runs the body until what is held is lost.
+    fn guarded<T, E: From<Error>>(
+        &self,
+        body: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, E>>;
+
+    /// Gives it back.
+    fn end<T, E: From<Error>>(self, result: Result<T, E>) -> impl Future<Output = Result<T, E>>;
 }
 
-/// Runs the body until the lease is lost.
-pub async fn guarded<S: LeaseStore, R: Outcome>(lease: &Lease<S>, body: impl Future<Output = R>) -> R {
-    R::from_result(lease.guarded(async { body.await.into_result() }).await)
+/// What a commit can depend on.
+pub trait Committing<DB: LeaseOps>: Holding {
+    /// Commits if it is still held, and gives it back.
+    fn commit(self, tx: Tx<DB>) -> impl Future<Output = Result<()>>;
 }
 
-/// Releases the lease.
-pub async fn end_lease<S: LeaseStore, R: Outcome>(lease: Lease<S>, result: R) -> R {
-    R::from_result(lease.end_with(async { result.into_result() }).await)
+impl<S: LeaseStore> Holding for Lease<S> {
+    type Lent<'a> = Self;
+
+    fn lend(&self) -> Self {
+        self.borrowed()
+    }
+
+    async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.guarded(body).await
+    }
+
+    async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
+        self.end_with(async { result }).await
+    }
+}
+
+impl<DB: LeaseOps> Committing<DB> for Lease<Pool<DB>> {
+    async fn commit(self, tx: Tx<DB>) -> Result<()> {
+        self.commit(tx).await
+    }
+}
+
+impl<S: LeaseStore> Holding for MultiLease<S> {
+    type Lent<'a> = Self;
+
+    fn lend(&self) -> Self {
+        self.borrowed()
+    }
+
+    async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.guarded(body).await
+    }
+
+    async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
+        self.end_with(async { result }).await
+    }
+}
+
+impl<DB: LeaseOps> Committing<DB> for MultiLease<Pool<DB>> {
+    async fn commit(self, tx: Tx<DB>) -> Result<()> {
+        self.commit(tx).await
+    }
+}
+
+impl<DB: SessionOps> Holding for Session<DB> {
+    type Lent<'a> = &'a Self;
+
+    fn lend(&self) -> &Self {
+        self
+    }
+
+    async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.guarded(body).await
+    }
+
+    async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
+        self.end_with(result).await
+    }
+}
+
+/// What the body gets of what is held.
+pub fn lend<H: Holding>(held: &H) -> H::Lent<'_> {
+    held.lend()
+}
+
+/// Runs the body until what is held is lost.
+pub async fn guarded<H: Holding, R: Outcome>(held: &H, body: impl Future<Output = R>) -> R {
+    R::from_result(held.guarded(async { body.await.into_result() }).await)
+}
+
+/// Gives back what is held.
+pub async fn end_held<H: Holding, R: Outcome>(held: H, result: R) -> R {
+    R::from_result(held.end(result.into_result()).await)
 }
 
 /// A transaction in the database that keeps the leases.
@@ -156,13 +258,13 @@ pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>>
     begin_within(leases.store(), Wait::Forever, None).await
 }
 
-/// Commits under the lease, or rolls back and releases it.
-pub async fn end_lease_tx<DB: LeaseOps, R: Outcome>(lease: Lease<Pool<DB>>, tx: Tx<DB>, result: R) -> R {
+/// Commits under what is held, or rolls back and gives it back.
+pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, tx: Tx<DB>, result: R) -> R {
     R::from_result(match result.into_result() {
-        Ok(value) => lease.commit(tx).await.map(|()| value).map_err(R::Error::from),
+        Ok(value) => held.commit(tx).await.map(|()| value).map_err(R::Error::from),
         Err(err) => {
             tx.undo().await;
-            lease.end_with(async { Err(err) }).await
+            held.end(Err(err)).await
         }
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, LossReason, with_lock};
+use lockkit::{Error, Leases, LossReason, with_lock};
 use tokio::sync::oneshot;
 
 use crate::fixture::{Shop, ShopError, assert_send, hang, sell};
@@ -85,6 +85,98 @@ async fn the_body_is_stopped_when_the_lease_is_stolen() {
     let failed = robbed(&shop, stopped).await.unwrap_err();
     assert!(matches!(failed, ShopError::Lock(Error::Lost { reason: LossReason::Stolen, .. })), "{failed:?}");
     assert!(was_stopped.await.is_err());
+}
+
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", on_lost = stop, as = lease)]
+async fn stopped_when_robbed(shop: &Shop) -> Result<(), ShopError> {
+    shop.leases.steal(lease.key()).await?;
+    std::future::pending().await
+}
+
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", on_lost = continue, as = lease)]
+async fn robbed_and_goes_on(shop: &Shop, ended: oneshot::Sender<()>) -> Result<(), ShopError> {
+    shop.leases.steal(lease.key()).await?;
+    assert_eq!(lease.lost().await, LossReason::Stolen);
+    tokio::task::yield_now().await;
+    ended.send(()).unwrap();
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_body_stops_or_goes_on_as_it_is_told() {
+    let shop = Shop::new().await;
+    let failed = stopped_when_robbed(&shop).await.unwrap_err();
+    assert!(matches!(failed, ShopError::Lock(Error::Lost { reason: LossReason::Stolen, .. })), "{failed:?}");
+
+    let (ended, has_ended) = oneshot::channel();
+    let failed = robbed_and_goes_on(&shop, ended).await.unwrap_err();
+    assert!(matches!(failed, ShopError::Lock(Error::Lost { reason: LossReason::Stolen, .. })), "{failed:?}");
+    has_ended.await.unwrap();
+}
+
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", on_lost = continue, as = lease, tx = tx)]
+async fn sell_for_too_long_and_go_on(shop: &Shop, ended: oneshot::Sender<()>) -> Result<(), ShopError> {
+    // SQLite has one writer, so the lease is not renewed meanwhile.
+    lease.lost().await;
+    sell(&mut tx).await?;
+    assert_eq!(shop.stock().await, 10);
+    ended.send(()).unwrap();
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_body_that_goes_on_without_its_lease_commits_nothing() {
+    let shop = Shop::new().await;
+    let (ended, has_ended) = oneshot::channel();
+    let failed = sell_for_too_long_and_go_on(&shop, ended).await.unwrap_err();
+    assert!(matches!(failed, ShopError::Lock(err) if err.is_lost()));
+    has_ended.await.unwrap();
+    assert_eq!(shop.stock().await, 10);
+}
+
+#[with_lock(lease, on = &shop.leases, key = "nightly", min_hold = "1m")]
+async fn nightly(shop: &Shop) -> Result<i64, Error> {
+    Ok(shop.stock().await)
+}
+
+#[with_lock(lease, on = &shop.leases, key = "sale", min_hold = least, tx = tx)]
+async fn sell_now_and_then(shop: &Shop, least: Duration) -> Result<(), ShopError> {
+    sell(&mut tx).await?;
+    let _ = (shop, least);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_key_stays_taken_for_its_least_time() {
+    let shop = Shop::new().await;
+    nightly(&shop).await.unwrap();
+    assert!(shop.is_held("nightly").await);
+    sell_now_and_then(&shop, Duration::from_mins(1)).await.unwrap();
+    assert_eq!(shop.stock().await, 9);
+    assert!(shop.is_held("sale").await);
+    sell_now_and_then(&shop, Duration::ZERO).await.unwrap_err();
+}
+
+#[with_lock(lease, on = &shop.leases, key = "job", wait = "20s", fair)]
+async fn in_turn(shop: &Shop) -> Result<bool, Error> {
+    Ok(shop.is_held("job").await)
+}
+
+#[tokio::test]
+async fn a_fair_request_has_a_ticket_while_it_waits() {
+    let shop = std::sync::Arc::new(Shop::new().await);
+    let another_process = Leases::new(shop.db.clone());
+    let held = another_process.lease("job").acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let shop = shop.clone();
+        async move { in_turn(&shop).await }
+    });
+    while another_process.list("job/queue/").await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    held.release().await.unwrap();
+    assert!(waiting.await.unwrap().unwrap());
+    assert!(another_process.list("job").await.unwrap().is_empty());
 }
 
 #[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", tx = tx)]

@@ -7,6 +7,7 @@ mod forms;
 mod keys;
 mod lease;
 mod section;
+mod several;
 mod version;
 mod versioned;
 

@@ -8,14 +8,15 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
+use tracing::Instrument;
 
 use crate::{
     dialect::{SessionAnswer, SessionOps, connection, failed, starved},
     error::{Error, Fault, Result},
-    guard::{Guard, Hold},
+    guard::{Guard, Hold, guarded},
     key::Key,
-    observe::Strategy,
-    policy::{Wait, check_duration},
+    observe::{Strategy, holding},
+    policy::{OnLost, Wait, check_duration},
     section::{Unsettled, finished, no_answer, until},
     wait::observed,
 };
@@ -269,6 +270,24 @@ impl<DB: Database> Session<DB> {
         // The end of the questions is what tells the task to release.
         drop(questions);
         finished("releasing session lock", kept.defuse().0).await
+    }
+
+    /// Runs `body`, and drops it when the lock is found to be lost.
+    pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let lost = async {
+            self.lost().await;
+            Error::SessionLost { key: self.key.clone(), source: None }
+        };
+        let span = holding(Strategy::Session, &self.key);
+        guarded(OnLost::Stop, || Ok(()), lost, body).instrument(span).await
+    }
+
+    /// Gives the lock back. What was done under it counts only if the lock was held to the end.
+    pub(crate) async fn end_with<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
+        let released = self.release().await;
+        let value = result?;
+        released?;
+        Ok(value)
     }
 }
 

@@ -1,11 +1,9 @@
-use lockkit::{Error, Leases, with_lock};
+use lockkit::{Error, with_lock};
 use sqlx::SqlitePool;
 
-type Pool = Leases<SqlitePool>;
-
-#[with_lock(session, on = leases, key = "leader", wait = "2s")]
-async fn f(leases: &Pool) -> Result<(), Error> {
-    let _ = leases;
+#[with_lock(session, on = db, key = "leader", wait = "2s")]
+async fn f(db: &SqlitePool) -> Result<(), Error> {
+    let _ = db;
     Ok(())
 }
 
