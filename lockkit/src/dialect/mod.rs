@@ -80,28 +80,11 @@ pub trait LeaseOps: Dialect {
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
     -> impl Future<Output = sqlx::Result<Acquired>> + Send;
 
-    /// See [`LeaseStore::lease_acquire_all`](crate::LeaseStore::lease_acquire_all). One after the other where the database
-    /// has no statement for it.
+    /// See [`LeaseStore::lease_acquire_all`](crate::LeaseStore::lease_acquire_all).
     fn lease_acquire_all(
         conn: &mut Self::Connection,
         claims: &[Claim],
-    ) -> impl Future<Output = sqlx::Result<AcquiredAll>> + Send {
-        async move {
-            let mut grants = Vec::with_capacity(claims.len());
-            for claim in claims {
-                match Self::lease_acquire(conn, claim).await? {
-                    Acquired::Granted(grant) => grants.push(grant),
-                    Acquired::Held { free_in } => {
-                        for taken in &claims[..grants.len()] {
-                            Self::lease_release(conn, &taken.key, taken.token, Duration::ZERO).await?;
-                        }
-                        return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
-                    }
-                }
-            }
-            Ok(AcquiredAll::Granted(grants))
-        }
-    }
+    ) -> impl Future<Output = sqlx::Result<AcquiredAll>> + Send;
 
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
     fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
@@ -520,6 +503,26 @@ fn order_and_limit(query: &RowQuery, quote: char) -> String {
     let columns: Vec<_> = query.order_by.iter().map(|it| format!("{quote}{it}{quote}")).collect();
     let limit = query.limit.map(|it| format!(" LIMIT {it}")).unwrap_or_default();
     format!("ORDER BY {}{limit}", columns.join(", "))
+}
+
+/// Takes leases one after the other, where the database has no statement for all of them.
+async fn lease_acquire_in_order<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    claims: &[Claim],
+) -> sqlx::Result<AcquiredAll> {
+    let mut grants = Vec::with_capacity(claims.len());
+    for claim in claims {
+        match DB::lease_acquire(conn, claim).await? {
+            Acquired::Granted(grant) => grants.push(grant),
+            Acquired::Held { free_in } => {
+                for taken in &claims[..grants.len()] {
+                    DB::lease_release(conn, &taken.key, taken.token, Duration::ZERO).await?;
+                }
+                return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
+            }
+        }
+    }
+    Ok(AcquiredAll::Granted(grants))
 }
 
 /// The columns of a lease's row, the same on every database.

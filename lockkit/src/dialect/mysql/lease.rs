@@ -8,10 +8,10 @@ use std::{
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 
 use crate::{
-    dialect::{Dialect, HeldRow, LeaseOps, asked, duration, fence, micros},
+    dialect::{Dialect, HeldRow, LeaseOps, asked, duration, fence, lease_acquire_in_order, micros},
     error::Fault,
     key::Key,
-    store::{Acquired, Claim, Grant, Held, Previous, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Renewal, Scoped, Token},
 };
 
 // What holds a lease, in the record locks of InnoDB
@@ -135,6 +135,10 @@ impl LeaseOps for MySql {
         }
         let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
         Ok(Acquired::Granted(Grant { fence: (answer & !TAKEN_OVER).into(), previous }))
+    }
+
+    async fn lease_acquire_all(conn: &mut MySqlConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
+        lease_acquire_in_order::<Self>(conn, claims).await
     }
 
     async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<Held>> {

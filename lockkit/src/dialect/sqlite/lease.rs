@@ -5,9 +5,9 @@ use std::{collections::HashSet, time::Duration};
 use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    dialect::{HeldRow, LeaseOps, asked, fence, micros, previous},
+    dialect::{HeldRow, LeaseOps, asked, fence, lease_acquire_in_order, micros, previous},
     key::Key,
-    store::{Acquired, Claim, Grant, Held, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
 };
 
 /// A lease before it is acquired.
@@ -77,6 +77,10 @@ impl LeaseOps for Sqlite {
         }
         let held = Self::lease_look(conn, &claim.key).await?;
         Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) })
+    }
+
+    async fn lease_acquire_all(conn: &mut SqliteConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
+        lease_acquire_in_order::<Self>(conn, claims).await
     }
 
     async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<Held>> {
