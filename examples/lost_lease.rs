@@ -27,7 +27,7 @@ use sqlx::{MySql, Pool, Postgres, Sqlite};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Command,
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 use tracing_subscriber::{
     filter::{LevelFilter, Targets},
@@ -107,6 +107,7 @@ async fn second<DB: Reports>(url: &str) -> Result<()> {
     println!("first:  {}", said.next_line().await?.context("the first process failed")?);
     sleep(WORK / 4).await;
     kill_process(first, Signal::STOP)?;
+    let stopped = Instant::now();
     println!("first:  stopped by SIGSTOP");
 
     let lease = leases.lease(KEY).acquire().await?;
@@ -120,8 +121,9 @@ async fn second<DB: Reports>(url: &str) -> Result<()> {
     lease.commit(tx).await?;
     println!("second: committed");
 
+    sleep_until(stopped + 2 * TTL).await;
+    println!("first:  goes on by SIGCONT after {:.1?}", stopped.elapsed());
     kill_process(first, Signal::CONT)?;
-    println!("first:  goes on by SIGCONT");
     while let Some(line) = said.next_line().await? {
         println!("first:  {line}");
     }
