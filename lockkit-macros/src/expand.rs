@@ -8,9 +8,9 @@ use crate::{
     args::{Args, By, Errors},
     body::Body,
     function::Function,
+    plan::{Key, Keys, Lease, Lock, Named, Plan, Retry, Row, Section, Session, Terms, Version},
     rewritten::{Boxed, map, rename_self},
     template::Piece,
-    validate::{Key, Keys, Lease, Lock, Named, Plan, Retry, Row, Section, Session, Terms, Version},
 };
 
 /// The whole attribute. After an error of its own the function is still there, unchanged.

@@ -6,6 +6,7 @@ mod body;
 mod duration;
 mod expand;
 mod function;
+mod plan;
 mod rewritten;
 mod template;
 mod validate;
