@@ -20,6 +20,7 @@ use crate::{
     error::{Error, HolderInfo, Result},
     keeper::{Kept, OnLost, Terms, release_failed},
     key::Key,
+    locked::under,
     policy::check_wait,
     section::{AnyTx, finished, no_answer},
     store::{AcquiredAll, Claim, LeaseStore, Token},
@@ -308,7 +309,7 @@ impl<S: LeaseStore> MultiLease<S> {
             let lost = self.get(&key).and_then(|it| it.check_trusted().err());
             lost.expect("BUG: a lease that was lost stays lost")
         };
-        guarded(self.on_lost, check, lost, body).await
+        guarded(self.on_lost, check, lost, under(self.leases.iter().map(Lease::lock), body)).await
     }
 }
 

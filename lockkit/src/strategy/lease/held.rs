@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::{Future, poll_fn},
+    iter::once_with,
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -23,6 +24,7 @@ use crate::{
     guard::{Guard, Hold},
     keeper::{Kept, OnLost, release_failed},
     key::Key,
+    locked::{Lock, under},
     section::AnyTx,
     store::{LeaseStore, Previous, Renewal, Scoped, Token},
 };
@@ -61,6 +63,12 @@ impl<S: LeaseStore> Lease<S> {
     /// The same lease for a body that runs under it.
     pub(crate) fn borrowed(&self) -> Self {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
+    }
+
+    /// What makes this acquisition unique.
+    #[cfg(feature = "testing")]
+    pub(crate) fn token(&self) -> Token {
+        self.kept.token
     }
 
     /// Another handle to the same lease, which is released when the last of them is released or dropped.
@@ -179,7 +187,13 @@ impl<S: LeaseStore> Lease<S> {
     /// Runs `body`, and drops it when the lease is lost unless it is to go on.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let lost = async { self.lost_error(self.kept.trust.wait_until_lost().await) };
-        guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).await
+        guarded(self.kept.terms.on_lost, || self.check_body(), lost, under(once_with(|| self.lock()), body)).await
+    }
+
+    /// What a body under this lease is under.
+    pub(super) fn lock(&self) -> Lock {
+        let kept = self.kept.clone();
+        (self.kept.key.clone(), Box::new(move || kept.trust.lost().is_none()))
     }
 
     /// A body may go on while the lease is trusted, and after it has given the lease back itself.
