@@ -11,5 +11,6 @@ mod processes;
 mod round_trips;
 mod rows;
 mod send;
+mod stores;
 mod transactions;
 mod versions;

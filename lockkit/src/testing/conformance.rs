@@ -19,7 +19,10 @@ use std::{fmt, future::Future, time::Duration};
 use tokio::time::timeout;
 
 pub use self::checks::PROMISES;
-use crate::{error::Error, store::LeaseStore};
+use crate::{
+    error::{Error, chain},
+    store::LeaseStore,
+};
 
 /// Longer than any check takes on a store that does not wait for other holders.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -88,13 +91,8 @@ struct Failed(String);
 
 impl From<Error> for Failed {
     fn from(err: Error) -> Self {
-        let mut text = format!("an error: {err}");
-        let mut source = std::error::Error::source(&err);
-        while let Some(err) = source {
-            text += &format!(": {err}");
-            source = err.source();
-        }
-        Self(text)
+        let texts: Vec<_> = chain(&err).map(ToString::to_string).collect();
+        Self(format!("an error: {}", texts.join(": ")))
     }
 }
 

@@ -129,7 +129,9 @@ impl LeaseStore for Mutant {
             (Bug::GrantsTwice, Some(_)) if !is_own => drop(self.store.steal(claim.key.clone())),
             (Bug::ChecksThenActs, None) => {
                 yield_now().await;
-                self.store.steal(claim.key.clone());
+                while let Acquired::Held { .. } = self.store.lease_acquire(claim).await? {
+                    self.store.steal(claim.key.clone());
+                }
             }
             (Bug::SameTokenIsRefused, Some(_)) if is_own => return Ok(Acquired::Held { free_in: None }),
             (Bug::SameTokenGetsANewFence, Some(_)) if is_own => drop(self.store.steal(claim.key.clone())),
