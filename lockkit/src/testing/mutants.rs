@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -94,12 +94,16 @@ impl Mutant {
         }
     }
 
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn current(&self, key: &Key) -> Option<Held> {
-        self.store.lease_look(key).await.unwrap()
+        self.store.lease_look(key).await.expect("no faults were scripted")
     }
 
     fn counted(&self, key: &Key) -> Fence {
-        let mut memory = self.memory.lock().unwrap();
+        let mut memory = self.memory();
         let counter = memory.counters.entry(key.clone()).or_default();
         *counter += 1;
         Fence::from(*counter)
@@ -144,8 +148,9 @@ impl LeaseStore for Mutant {
         Ok(match self.store.lease_acquire(claim).await? {
             Acquired::Granted(grant) => {
                 let grant = self.changed(claim, grant);
-                let held = self.current(&claim.key).await.expect("it was granted");
-                self.memory.lock().unwrap().held.insert(claim.key.clone(), held);
+                if let Some(held) = self.current(&claim.key).await {
+                    self.memory().held.insert(claim.key.clone(), held);
+                }
                 Acquired::Granted(grant)
             }
             held @ Acquired::Held { .. } => held,
@@ -187,17 +192,17 @@ impl LeaseStore for Mutant {
     async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
         let key = &self.key(key);
         if self.has(Bug::LooksAtWhatWas) {
-            return Ok(self.memory.lock().unwrap().held.get(key).cloned());
+            return Ok(self.memory().held.get(key).cloned());
         }
         let mut held = self.store.lease_look(key).await?;
         if let Some(held) = &mut held {
             match self.bug {
                 Bug::RenewalsAreNotCounted => held.info.renewals = 0,
                 Bug::FenceIsACounterThatASweepForgets | Bug::FenceIsLostOnRelease => {
-                    held.info.fence = Fence::from(self.memory.lock().unwrap().counters.get(key).copied().unwrap_or(0));
+                    held.info.fence = Fence::from(self.memory().counters.get(key).copied().unwrap_or(0));
                 }
                 Bug::RenewalShortens => {
-                    let expiries = &self.memory.lock().unwrap().expiries;
+                    let expiries = &self.memory().expiries;
                     held.info.expires_in = expiries.get(key).copied().unwrap_or(held.info.expires_in);
                 }
                 _ => {}
@@ -226,7 +231,7 @@ impl LeaseStore for Mutant {
             }
             Bug::RenewalDoesNothing => return Ok(vec![Scoped::Done; renewals.len()]),
             Bug::RenewalShortens => {
-                let mut memory = self.memory.lock().unwrap();
+                let mut memory = self.memory();
                 memory.expiries.extend(renewals.iter().map(|it| (it.key.clone(), it.ttl)));
             }
             _ => {}
@@ -253,7 +258,7 @@ impl LeaseStore for Mutant {
                 self.store.steal(key.clone());
                 return Ok(Scoped::Done);
             }
-            Bug::FenceIsLostOnRelease => drop(self.memory.lock().unwrap().counters.remove(key)),
+            Bug::FenceIsLostOnRelease => drop(self.memory().counters.remove(key)),
             Bug::LeastHoldingTimeIsIgnored => return self.store.lease_release(key, token, Duration::ZERO).await,
             Bug::LeastHoldingTimeKeepsTheToken if !min_hold.is_zero() => {
                 let renewal = Renewal { key: key.clone(), token, ttl: min_hold };
@@ -300,7 +305,7 @@ impl LeaseStore for Mutant {
             }
             Bug::SweepsNothing => return Ok(0),
             Bug::SweepsWithoutLimit => return self.store.lease_sweep(retention, u32::MAX).await,
-            Bug::FenceIsACounterThatASweepForgets => self.memory.lock().unwrap().counters.clear(),
+            Bug::FenceIsACounterThatASweepForgets => self.memory().counters.clear(),
             _ => {}
         }
         self.store.lease_sweep(retention, limit).await
