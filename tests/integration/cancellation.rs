@@ -30,6 +30,7 @@ struct Bench<S: Backend> {
 }
 
 type Made<S> = Lease<Pool<<S as Server>::DB>>;
+type Request<S> = LeaseRequest<Pool<<S as Server>::DB>>;
 type MadeAll<S> = MultiLease<Pool<<S as Server>::DB>>;
 
 impl<S: Backend> Bench<S> {
@@ -80,6 +81,7 @@ impl<S: Backend> Bench<S> {
         Fut: Future<Output = Result<T, Error>>,
     {
         let kept = RefCell::new(None);
+        #[expect(clippy::async_yields_async, reason = "it is to be dropped, not awaited")]
         let prepare = async || {
             let (future, keep) = make().await;
             kept.replace(Some(keep));
@@ -152,7 +154,7 @@ on_every_database! {
         let bench = Bench::<S>::new(db).await;
         let Bench { db, leases, pool } = &bench;
 
-        let requests: [(&str, &dyn Fn() -> LeaseRequest<Pool<<S as Server>::DB>>); 5] = [
+        let requests: [(&str, &dyn Fn() -> Request<S>); 5] = [
             ("of a lease", &|| leases.lease("k").wait(PATIENCE)),
             ("fair", &|| leases.lease("k").wait(PATIENCE).fair()),
             ("of a permit", &|| leases.semaphore("k", 2).wait(PATIENCE)),

@@ -39,7 +39,7 @@ async fn the_store_in_memory_keeps_every_promise_in_real_time() {
     conformance::run(async || MemoryStore::new()).await;
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_function_under_the_attribute_is_under_its_lock() {
     #[lockkit::with_lock(lease, on = leases, key = "order:{id}")]
     async fn order(leases: &Leases<MemoryStore>, id: u32) -> lockkit::Result<()> {
@@ -49,7 +49,7 @@ async fn a_function_under_the_attribute_is_under_its_lock() {
     order(&Leases::new(MemoryStore::new()), 7).await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 #[should_panic(expected = "not under the lock of `order:8`: it is under `order:7`")]
 async fn a_function_under_another_lock_is_told_which() {
     #[lockkit::with_lock(lease, on = leases, key = "order:{id}")]
