@@ -36,8 +36,8 @@
 //! # Features
 //!
 //! `postgres`, `mysql` (also MariaDB), `sqlite`: none is on by default, and no TLS is chosen for you; switch that on in
-//! sqlx. `macros` (default): the attribute
-//! and the derive.
+//! sqlx. `macros` (default): the attribute and the derive. `metrics`: counters and histograms. `testing`: tools to test
+//! services that lock, in `lockkit::testing`.
 #![deny(missing_docs)]
 // Parts of the shared code serve some databases only.
 #![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
@@ -49,6 +49,7 @@ mod guard;
 mod ident;
 mod keeper;
 mod key;
+mod locked;
 mod migrate;
 mod observe;
 mod on;
@@ -61,6 +62,9 @@ mod strategy;
 mod trust;
 mod version;
 mod wait;
+
+#[cfg(feature = "testing")]
+pub mod testing;
 
 #[doc(hidden)]
 #[path = "private.rs"]
@@ -92,3 +96,44 @@ pub use version::Version;
 
 #[cfg(feature = "macros")]
 pub use lockkit_macros::{Versioned, with_lock};
+
+/// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock(lease, …)]`,
+/// nor in a body of [`LeaseRequest::run`] or [`MultiRequest::run`], or in one whose lease was lost or given back.
+///
+/// With the feature `testing`, for tests. Without it, it is nothing, and the key is not evaluated: code whose safety
+/// depends on a lock that its callers take can say so, and pays for it in tests only.
+///
+/// Only the task that runs the body is under its locks: a task that it spawns may outlive them. The key of a permit,
+/// reader or writer is that of its lease, such as `catalog/writer`.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// async fn close_month() -> lockkit::Result<()> {
+///     lockkit::assert_locked!("invoices");
+///     Ok(())
+/// }
+///
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
+/// leases.lease("invoices").run(|_| close_month()).await?;
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "testing")]
+#[macro_export]
+macro_rules! assert_locked {
+    ($key:expr $(,)?) => {
+        $crate::testing::assert_locked($key)
+    };
+}
+
+/// Nothing: the feature `testing` is off. With it, panics if the code that runs now is not under the lock of this key.
+#[cfg(not(feature = "testing"))]
+#[macro_export]
+macro_rules! assert_locked {
+    ($key:expr $(,)?) => {
+        // The key must have a type that can be one, and what it is made of counts as used.
+        if false {
+            let _: $crate::Key = ::core::convert::Into::into($key);
+        }
+    };
+}

@@ -16,6 +16,7 @@ mod rows;
 mod send;
 mod sessions;
 mod stock;
+mod stores;
 mod transactions;
 mod versioned;
 mod versions;

@@ -10,14 +10,14 @@ use std::path::Path;
 use crate::code::{Token, code};
 
 /// The modules of `lockkit`, lowest first. A module knows those of the lines above its own, and no others.
-const LAYERS: [&[&str]; 13] = [
+const LAYERS: [&[&str]; 14] = [
     &["fence", "version"],
     &["error", "key"],
     &["ident"],
     &["observe", "policy"],
     &["store"],
     &["dialect"],
-    &["guard", "trust", "wait"],
+    &["guard", "locked", "trust", "wait"],
     &["section", "plan", "on"],
     &["retry"],
     &["keeper", "migrate"],
@@ -30,6 +30,7 @@ const LAYERS: [&[&str]; 13] = [
         "strategy::version",
     ],
     &["strategy"],
+    &["testing"],
     &["private", "lib"],
 ];
 
@@ -48,7 +49,8 @@ fn upward_imports(file: &str, source: &str) -> Vec<String> {
     let tokens = code(source);
     let mut complaints = Vec::new();
     for (start, token) in tokens.iter().enumerate() {
-        let in_a_path = start > 0 && tokens[start - 1].text == ":";
+        // `$crate` is in a macro, for the code that uses it.
+        let in_a_path = start > 0 && [":", "$"].contains(&tokens[start - 1].text.as_str());
         let base = match token.text.as_str() {
             "crate" if !in_a_path => &[],
             "super" if !in_a_path => &path[..path.len() - 1],
@@ -165,6 +167,56 @@ fn operations(source: &str) -> Vec<String> {
         }
     }
     operations
+}
+
+/// The async functions that users can call: `Type::name`, or `name` of a free one. `lib` says what is public.
+fn public_async_functions(lib: &str, source: &str) -> Vec<String> {
+    let exported: Vec<_> = code(lib).into_iter().map(|it| it.text).collect();
+    let tokens = code(source);
+    let texts: Vec<_> = tokens.iter().map(|it| it.text.as_str()).collect();
+    let (mut functions, mut of, mut depth) = (Vec::new(), "", 0);
+    for (at, text) in texts.iter().enumerate() {
+        match *text {
+            "impl" if depth == 0 => of = type_of_impl(&texts[at + 1..]),
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            "pub" if texts[at..].starts_with(&["pub", "async", "fn"]) => {
+                let name = texts[at + 3];
+                let (outer, function) =
+                    if depth == 0 { (name, name.to_owned()) } else { (of, format!("{of}::{name}")) };
+                if exported.iter().any(|it| it == outer) {
+                    functions.push(function);
+                }
+            }
+            _ => {}
+        }
+    }
+    functions
+}
+
+/// The name of the type that an `impl` without its first word is for.
+fn type_of_impl<'a>(header: &[&'a str]) -> &'a str {
+    let mut angles = 0;
+    let mut name = "";
+    for (at, text) in header.iter().enumerate() {
+        match *text {
+            "<" => angles += 1,
+            ">" if at > 0 && header[at - 1] != "-" => angles -= 1,
+            "{" | "where" => break,
+            _ if angles == 0 && text.starts_with(char::is_alphabetic) => name = text,
+            _ => {}
+        }
+    }
+    name
+}
+
+/// Whether one of the texts in the source begins with this name of a function.
+fn is_in_table(source: &str, function: &str) -> bool {
+    let names = |text: &str| {
+        let rest = text.trim_start_matches('"').strip_prefix(function);
+        rest.is_some_and(|it| !it.starts_with(|it: char| it.is_alphanumeric() || "_:".contains(it)))
+    };
+    code(source).iter().any(|it| it.is_text() && names(&it.text))
 }
 
 // ---- what the rules stand on -------------------------------------------------------------------------------------
@@ -301,6 +353,19 @@ fn nothing_is_unfinished_and_no_file_knows_somebodys_machine() {
     check(&files, leftovers);
 }
 
+#[test]
+fn every_public_async_function_is_dropped_at_every_await() {
+    let mut sources = files("lockkit/src", ".rs");
+    let lib = sources.iter().find(|it| it.0 == "lib.rs").expect("lib.rs").1.clone();
+    sources.retain(|(path, _)| !path.starts_with("testing/") && path != "private.rs");
+    let table = files("tests/integration", "cancellation.rs").remove(0).1;
+    let functions: Vec<_> = sources.iter().flat_map(|(_, source)| public_async_functions(&lib, source)).collect();
+    assert!(functions.len() > 30, "{functions:?}");
+    let missing: Vec<_> = functions.iter().filter(|it| !is_in_table(&table, it)).collect();
+    assert!(missing.is_empty(), "cancellation.rs drops none of these: {missing:?}");
+    println!("{} public async functions are dropped at every await", functions.len());
+}
+
 // ---- the rules, broken ---------------------------------------------------------------------------------------------
 
 #[test]
@@ -375,4 +440,23 @@ fn the_check_sees_planted_leftovers() {
     assert_eq!(complaints("cd /home/ann/lockkit\nsource = \"/tmp/x\"\nC:\\Users\\ann"), 3);
     assert_eq!(complaints("source = \"sparse+https://example.com\""), 1);
     assert_eq!(complaints("target/tmp/x, ~/work/x, https://crates.io/crates/lockkit"), 0);
+}
+
+#[test]
+fn the_check_sees_a_public_async_function_that_is_not_in_the_table() {
+    let lib = "pub use lease::{Lease, Request}; pub use section::begin;";
+    let source = "
+        pub async fn begin() {}
+        pub async fn inner() {}
+        impl<S: Store, F: Fn() -> S> Lease<S> where S: Sync { pub async fn lost(&self) { if x {} } async fn private() {} }
+        impl<S> Request<S> { pub(crate) async fn ask() {} #[must_use] pub async fn acquire() {} pub fn now() {} }
+        impl Unexported { pub async fn step() {} }
+    ";
+    let functions = public_async_functions(lib, source);
+    assert_eq!(functions, ["begin", "Lease::lost", "Request::acquire"]);
+
+    let table =
+        r#"f("begin"); f("Request::acquire, fair"); f("Lease::lost_too"); f("Lease::lost::x"); // "Lease::lost" "#;
+    let missing: Vec<_> = functions.iter().filter(|it| !is_in_table(table, it)).collect();
+    assert_eq!(missing, ["Lease::lost"]);
 }

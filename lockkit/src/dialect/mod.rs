@@ -60,6 +60,9 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     /// Fails when the database has already ended the transaction that the connection is thought to be in.
     fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Whether no transaction is open on the connection, by the word of the database.
+    fn is_idle(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
+
     /// Applies lockkit's migrations.
     fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
 }

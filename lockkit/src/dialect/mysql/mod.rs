@@ -88,6 +88,10 @@ impl Dialect for MySql {
         Ok(())
     }
 
+    async fn is_idle(conn: &mut MySqlConnection) -> bool {
+        Self::check_open(conn).await.is_err_and(|it| Self::fault(&it) == Fault::NoTransaction)
+    }
+
     async fn migrate(pool: &Pool<Self>) -> Result<(), MigrateError> {
         let migrator = super::migrator(MIGRATIONS);
         if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {

@@ -93,6 +93,12 @@ impl Dialect for Postgres {
         Ok(())
     }
 
+    async fn is_idle(conn: &mut PgConnection) -> bool {
+        // 25P01: there is no transaction to have a savepoint in. One that has failed would say 25P02.
+        let err = Self::check_open(conn).await.err();
+        err.and_then(sqlx::Error::into_database_error).is_some_and(|it| it.code().as_deref() == Some("25P01"))
+    }
+
     async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
         let migrator = super::migrator(MIGRATIONS);
         if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {

@@ -4,7 +4,7 @@
 //! Names are quoted by backticks: what stands in double quotes and is no column, SQLite takes for a string.
 
 use sqlx::{
-    AssertSqlSafe, Pool, SqlStr, Sqlite, SqliteConnection,
+    AssertSqlSafe, Executor, Pool, SqlStr, Sqlite, SqliteConnection,
     sqlite::{SqliteError, SqliteQueryResult, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -77,6 +77,11 @@ impl Dialect for Sqlite {
     async fn check_open(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
         // A COMMIT without a transaction fails.
         Ok(())
+    }
+
+    async fn is_idle(conn: &mut SqliteConnection) -> bool {
+        // There is no transaction within a transaction. This one takes no lock.
+        conn.execute("BEGIN; ROLLBACK").await.is_ok()
     }
 
     async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {

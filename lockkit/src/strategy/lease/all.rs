@@ -21,6 +21,7 @@ use crate::{
     guard::guarded,
     keeper::{Kept, Terms, release_failed},
     key::Key,
+    locked::under,
     observe::Strategy,
     policy::{OnLost, check_wait},
     section::{AnyTx, finished, no_answer},
@@ -315,7 +316,7 @@ impl<S: LeaseStore> MultiLease<S> {
             let lost = self.get(&key).and_then(|it| it.check_trusted().err());
             lost.expect("BUG: a lease that was lost stays lost")
         };
-        guarded(self.on_lost, check, lost, body).await
+        guarded(self.on_lost, check, lost, under(self.leases.iter().map(Lease::lock), body)).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! A lease that was granted: what its holder can ask of it, and how it ends.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{fmt, future::Future, iter::once_with, sync::Arc, time::Duration};
 
 use sqlx::Pool;
 use tokio::{
@@ -17,6 +17,7 @@ use crate::{
     guard::{Guard, Hold, guarded},
     keeper::{Kept, release_failed},
     key::Key,
+    locked::{Lock, under},
     observe::{Strategy, holding},
     section::AnyTx,
     store::{LeaseStore, Previous, Renewal, Scoped, Token},
@@ -56,6 +57,12 @@ impl<S: LeaseStore> Lease<S> {
     /// The same lease for a body that runs under it.
     pub(crate) fn borrowed(&self) -> Self {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
+    }
+
+    /// What makes this acquisition unique.
+    #[cfg(feature = "testing")]
+    pub(crate) fn token(&self) -> Token {
+        self.kept.token
     }
 
     /// Another handle to the same lease, which is released when the last of them is released or dropped.
@@ -184,7 +191,14 @@ impl<S: LeaseStore> Lease<S> {
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let lost = async { self.lost_error(self.kept.trust.wait_until_lost().await) };
         let span = holding(Strategy::Lease, self.key());
+        let body = under(once_with(|| self.lock()), body);
         guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).instrument(span).await
+    }
+
+    /// What a body under this lease is under.
+    pub(super) fn lock(&self) -> Lock {
+        let kept = self.kept.clone();
+        (self.kept.key.clone(), Box::new(move || kept.trust.lost().is_none()))
     }
 
     /// A body may go on while the lease is trusted, and after it has given the lease back itself.

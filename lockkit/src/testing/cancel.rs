@@ -1,0 +1,412 @@
+//! Futures that are dropped at every point at which they can be, and what that leaves behind.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    future::{Future, IntoFuture, poll_fn},
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
+
+use sqlx::{Connection, Pool};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    dialect::{LeaseOps, depth},
+    error::{Error, Result},
+    section::begin,
+    store::{LeaseStore, Token},
+};
+
+/// A future that is not woken for this long waits for somebody else.
+const BLOCKED: Duration = Duration::from_millis(200);
+
+/// How long what was dropped may take to clean up, in the background.
+const CLEAN_UP: Duration = Duration::from_secs(5);
+
+/// How long the pool may take to hand out all of its connections.
+const WHOLE: Duration = Duration::from_secs(20);
+
+/// A future with more points than this is taken for one that never ends.
+const MOST_POINTS: u32 = 10_000;
+
+/// Polls a fresh future once and drops it, then another twice, and so on until one is ready: so a future is dropped at
+/// each of its awaits, as `tokio::select!`, a timeout or a client that hangs up may drop it.
+///
+/// Each point is there twice: dropped as soon as it waits, when what it asked for is on its way, and dropped when it has
+/// been woken, before it hears the answer. A future that waits for somebody else for more than
+/// [`blocked_after`](DropAtEveryAwait::blocked_after) is dropped there, and has no further points.
+///
+/// `make` is called once for each point. What it needs but is not to be interrupted belongs in
+/// [`drop_at_every_await_of`].
+///
+/// # Panics
+/// When awaited: if the future panics, if a check fails, or if it has more than 10,000 points.
+///
+/// # Example
+/// ```
+/// use lockkit::testing::drop_at_every_await;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # let leases = lockkit::Leases::new(pool.clone()); leases.migrate().await?;
+/// let nightly = || async {
+///     let lease = leases.lease("nightly").acquire().await?;
+///     let mut tx = lockkit::begin(&pool).await?;
+///     sqlx::query("CREATE TABLE report (id INTEGER)").execute(&mut *tx).await.unwrap();
+/// #   sqlx::query("DROP TABLE report").execute(&mut *tx).await.unwrap();
+///     lease.commit(tx).await
+/// };
+/// let drops = drop_at_every_await(nightly).checking(&pool).await;
+/// assert!(drops.completed && drops.points > 5);
+/// # Ok(()) }
+/// ```
+pub fn drop_at_every_await<'a, Fut: Future + 'a>(
+    mut make: impl FnMut() -> Fut + 'a,
+) -> DropAtEveryAwait<'a, impl AsyncFnMut() -> Fut + 'a> {
+    drop_at_every_await_of(async move || make())
+}
+
+/// As [`drop_at_every_await`], where making the future takes awaiting something that is not to be interrupted.
+///
+/// ```
+/// # use lockkit::testing::drop_at_every_await_of;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # let leases = lockkit::Leases::new(pool.clone()); leases.migrate().await?;
+/// let release = async || leases.lease("k").acquire().await.unwrap().release();
+/// drop_at_every_await_of(release).checking(&pool).await;
+/// # Ok(()) }
+/// ```
+pub fn drop_at_every_await_of<'a, Prepare, Fut>(prepare: Prepare) -> DropAtEveryAwait<'a, Prepare>
+where
+    Prepare: AsyncFnMut() -> Fut + 'a,
+    Fut: Future + 'a,
+{
+    DropAtEveryAwait {
+        prepare,
+        name: "the future".to_owned(),
+        blocked_after: BLOCKED,
+        whens: &[When::Asleep, When::Woken],
+        checks: Vec::new(),
+    }
+}
+
+/// How often a future was dropped by [`drop_at_every_await`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Drops {
+    /// How many futures were dropped before they were ready.
+    pub points: u32,
+    /// Whether it became ready in the end. Not when it waited for somebody else.
+    pub completed: bool,
+}
+
+/// A future to be dropped at every point, made by [`drop_at_every_await`]. Awaiting it does it.
+#[must_use = "nothing is dropped until this is awaited"]
+pub struct DropAtEveryAwait<'a, Prepare> {
+    prepare: Prepare,
+    name: String,
+    blocked_after: Duration,
+    whens: &'a [When],
+    checks: Vec<Box<dyn Check + 'a>>,
+}
+
+impl<'a, Prepare> DropAtEveryAwait<'a, Prepare> {
+    /// What messages call it.
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// How long it may go without being woken before it counts as waiting for somebody else. Defaults to 200 ms.
+    pub fn blocked_after(mut self, after: Duration) -> Self {
+        self.blocked_after = after;
+        self
+    }
+
+    /// Drops it only when it begins to wait, not when it has been woken: half the points, for futures that are slow to
+    /// prepare.
+    pub fn asleep_only(mut self) -> Self {
+        self.whens = &[When::Asleep];
+        self
+    }
+
+    /// Runs `check` after each drop, and after the last future was ready (`true` then): to give back what was to block
+    /// the future, or to look at the data. Checks run in the order in which they were given.
+    pub fn then(mut self, check: impl AsyncFnMut(bool) + 'a) -> Self {
+        self.checks.push(Box::new(Then(check)));
+        self
+    }
+
+    /// After each drop, asks the database what is left: a lease that was not held in the beginning and is not given back
+    /// within 5 s, a connection of the pool that has an open transaction, answers no more, or did not come back.
+    ///
+    /// Takes all connections of the pool each time, so give it a small one. It sees what this pool did: not the sessions
+    /// of others.
+    pub fn checking<DB: LeaseOps>(mut self, pool: &Pool<DB>) -> Self {
+        self.checks.push(Box::new(NothingLeft { pool: pool.clone(), before: HashSet::new() }));
+        self
+    }
+}
+
+impl<Prepare> fmt::Debug for DropAtEveryAwait<'_, Prepare> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { prepare: _, name, blocked_after, whens, checks } = self;
+        f.debug_struct("DropAtEveryAwait")
+            .field("name", name)
+            .field("blocked_after", blocked_after)
+            .field("whens", whens)
+            .field("checks", &checks.len())
+            .finish()
+    }
+}
+
+impl<'a, Prepare, Fut> IntoFuture for DropAtEveryAwait<'a, Prepare>
+where
+    Prepare: AsyncFnMut() -> Fut + 'a,
+    Fut: Future + 'a,
+{
+    type Output = Drops;
+    type IntoFuture = Pin<Box<dyn Future<Output = Drops> + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(drop_everywhere(self))
+    }
+}
+
+/// When to drop a future.
+#[derive(Debug, Clone, Copy)]
+enum When {
+    /// As soon as it waits: what it waits for is on its way.
+    Asleep,
+    /// When it has been woken, before it hears what for.
+    Woken,
+}
+
+/// What became of a future that was to be dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// It was ready before.
+    Completed,
+    Dropped,
+    /// It waited for somebody else before, and was dropped then.
+    Blocked,
+}
+
+async fn drop_everywhere<Prepare, Fut>(dropping: DropAtEveryAwait<'_, Prepare>) -> Drops
+where
+    Prepare: AsyncFnMut() -> Fut,
+    Fut: Future,
+{
+    let DropAtEveryAwait { mut prepare, name, blocked_after, whens, mut checks } = dropping;
+    for check in &mut checks {
+        check.begin().await;
+    }
+    let mut drops = Drops { points: 0, completed: true };
+    for &when in whens {
+        for polls in 0.. {
+            let ended = drop_after_polls(polls, when, blocked_after, prepare().await).await;
+            for check in &mut checks {
+                if let Err(left) = check.check(ended == Ended::Completed).await {
+                    panic!("{name}, dropped {when:?} after {polls} polls: {left}");
+                }
+            }
+            drops.points += u32::from(ended != Ended::Completed);
+            drops.completed &= ended != Ended::Blocked;
+            if ended != Ended::Dropped {
+                break;
+            }
+            assert!(polls < MOST_POINTS, "{name} never ends");
+        }
+    }
+    drops
+}
+
+/// Polls a future up to `polls` times, and drops it.
+async fn drop_after_polls(polls: u32, when: When, blocked_after: Duration, future: impl Future) -> Ended {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    let ended = poll_fn(|context| {
+        if polled == polls {
+            return Poll::Ready(Ended::Dropped);
+        }
+        polled += 1;
+        match (future.as_mut().poll(context), when) {
+            (Poll::Ready(_), _) => Poll::Ready(Ended::Completed),
+            (Poll::Pending, When::Asleep) if polled == polls => Poll::Ready(Ended::Dropped),
+            (Poll::Pending, _) => Poll::Pending,
+        }
+    });
+    timeout(blocked_after, ended).await.unwrap_or(Ended::Blocked)
+}
+
+type Checked<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>;
+
+/// What is looked at after each drop.
+trait Check {
+    fn begin(&mut self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
+    fn check(&mut self, completed: bool) -> Checked<'_>;
+}
+
+struct Then<C>(C);
+
+impl<C: AsyncFnMut(bool)> Check for Then<C> {
+    fn begin(&mut self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn check(&mut self, completed: bool) -> Checked<'_> {
+        Box::pin(async move {
+            (self.0)(completed).await;
+            Ok(())
+        })
+    }
+}
+
+struct NothingLeft<DB: LeaseOps> {
+    pool: Pool<DB>,
+    /// The leases that were held in the beginning.
+    before: HashSet<Token>,
+}
+
+impl<DB: LeaseOps> Check for NothingLeft<DB> {
+    fn begin(&mut self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(async {
+            let held = held_leases(&self.pool).await.unwrap_or_default();
+            self.before = held.into_iter().map(|(token, _)| token).collect();
+        })
+    }
+
+    fn check(&mut self, _completed: bool) -> Checked<'_> {
+        Box::pin(async {
+            no_lease_is_left(&self.pool, &self.before).await?;
+            match timeout(WHOLE, pool_is_whole(&self.pool)).await {
+                Ok(checked) => checked,
+                Err(_) => Err(format!("the pool is not whole after {WHOLE:?}")),
+            }
+        })
+    }
+}
+
+async fn no_lease_is_left<DB: LeaseOps>(pool: &Pool<DB>, before: &HashSet<Token>) -> Result<(), String> {
+    let begun = Instant::now();
+    loop {
+        let held = held_leases(pool).await.map_err(|err| format!("cannot list leases: {err}"))?;
+        let left: Vec<_> = held.into_iter().filter(|(token, _)| !before.contains(token)).map(|(_, key)| key).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        if begun.elapsed() > CLEAN_UP {
+            return Err(format!("leases are held after {CLEAN_UP:?}: {}", left.join(", ")));
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Those of holders; a key that stays taken for its least holding time is held by nobody.
+async fn held_leases<DB: LeaseOps>(pool: &Pool<DB>) -> Result<Vec<(Token, String)>> {
+    match pool.lease_list("", 10_000).await {
+        Ok(held) => {
+            let held = held.into_iter().filter(|it| !it.token.is_nobody());
+            Ok(held.map(|it| (it.token, it.info.key.to_string())).collect())
+        }
+        Err(Error::NotMigrated { .. }) => Ok(Vec::new()),
+        Err(err) => Err(err),
+    }
+}
+
+async fn pool_is_whole<DB: LeaseOps>(pool: &Pool<DB>) -> Result<(), String> {
+    let size = pool.options().get_max_connections();
+    let mut connections = Vec::new();
+    for number in 1..=size {
+        let conn = pool.acquire().await;
+        connections.push(conn.map_err(|err| format!("connection {number} of {size} cannot be had: {err}"))?);
+    }
+    for conn in &mut connections {
+        conn.ping().await.map_err(|err| format!("a connection of the pool is broken: {err}"))?;
+        if depth::<DB>(conn) > 0 || !DB::is_idle(conn).await {
+            return Err("a connection of the pool is inside a transaction".to_owned());
+        }
+    }
+    drop(connections);
+    let tx = begin(pool).await.map_err(|err| format!("cannot begin a transaction: {err}"))?;
+    tx.rollback().await.map_err(|err| format!("cannot roll back: {err}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn every_await_is_a_point_before_and_after_its_wake_up() {
+        let (begun, ended) = (Cell::new(0), Cell::new(0));
+        let work = || async {
+            begun.set(begun.get() + 1);
+            yield_now().await;
+            yield_now().await;
+            ended.set(ended.get() + 1);
+        };
+        let drops = drop_at_every_await(work).await;
+        // Never polled, at the first and at the second await; and the same once more.
+        assert_eq!(drops, Drops { points: 6, completed: true });
+        assert_eq!((begun.get(), ended.get()), (6, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_future_that_waits_for_somebody_else_is_dropped_there() {
+        let mut completed = Vec::new();
+        let waiting = drop_at_every_await(std::future::pending::<()>).then(async |it| completed.push(it)).await;
+        assert!(!waiting.completed);
+        assert!(!completed.is_empty() && !completed.contains(&true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "dropped in the middle")]
+    async fn a_check_that_fails_is_heard() {
+        let half_done = Cell::new(false);
+        let work = || async {
+            half_done.set(true);
+            yield_now().await;
+            half_done.set(false);
+        };
+        drop_at_every_await(work).then(async |_| assert!(!half_done.get(), "dropped in the middle")).await;
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    #[should_panic(expected = "inside a transaction")]
+    async fn a_connection_that_is_left_in_a_transaction_is_found() {
+        use sqlx::Executor;
+
+        let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
+        let work = || async {
+            let mut conn = pool.acquire().await.unwrap();
+            // Behind sqlx's back, so that it does not roll back.
+            conn.execute("BEGIN").await.unwrap();
+            yield_now().await;
+            conn.execute("COMMIT").await.unwrap();
+        };
+        drop_at_every_await(work).checking(&pool).await;
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    #[should_panic(expected = "leases are held")]
+    async fn a_lease_that_is_left_is_found() {
+        let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
+        crate::migrate::migrate(&pool).await.unwrap();
+        let leases = crate::strategy::lease::Leases::new(pool.clone());
+        let work = || async {
+            let lease = leases.lease("k").try_acquire().await.unwrap();
+            std::mem::forget(lease);
+            yield_now().await;
+        };
+        drop_at_every_await(work).checking(&pool).await;
+    }
+}

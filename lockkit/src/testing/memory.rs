@@ -1,0 +1,310 @@
+//! A store of leases in memory, whose clock is Tokio's.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    error::Result,
+    fence::Fence,
+    key::Key,
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Renewal, Scoped, Token},
+    testing::faults::{Faults, Operation},
+};
+
+/// Where the clock of every store begins, so that a test sees the same fences each time: 2026-01-01 in UTC.
+const BEGINNING: Duration = Duration::from_secs(1_767_225_600);
+
+/// A [`LeaseStore`] in memory for tests: what the databases do, at the speed of memory, on a clock that a test can drive.
+///
+/// Its clock is that of [`tokio::time`]. Under `#[tokio::test(start_paused = true)]` time passes when nothing else can
+/// happen, or by `tokio::time::advance`, so expiry and renewal are the same in every run.
+///
+/// Clones are the same client of the same store. [`client`](Self::client) makes another client of it, which can fail by
+/// itself: `Leases` on different clients are to each other as in different processes.
+///
+/// What a database has beyond [`LeaseStore`] is not there: `Lease::verify` and `Lease::commit` need a transaction.
+///
+/// # Example
+/// ```
+/// use std::time::Duration;
+///
+/// use lockkit::{Leases, testing::MemoryStore};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> lockkit::Result<()> {
+/// let leases = Leases::new(MemoryStore::new());
+/// let lease = leases.lease("k").acquire().await?;
+/// tokio::time::sleep(Duration::from_secs(3600)).await;
+/// assert!(lease.is_trusted(), "it is renewed in the background");
+///
+/// leases.store().steal("k");
+/// lease.lost().await;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct MemoryStore {
+    server: Arc<Server>,
+    faults: Arc<Faults>,
+}
+
+#[derive(Debug)]
+struct Server {
+    started: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How far the clock was stepped, in microseconds.
+    stepped: i64,
+    rows: BTreeMap<Key, Row>,
+}
+
+/// One key, which is remembered after its release.
+#[derive(Debug)]
+struct Row {
+    token: Option<Token>,
+    holder: Arc<str>,
+    fence: i64,
+    acquired: i64,
+    expires: i64,
+    renewals: u64,
+}
+
+impl Row {
+    fn is_held(&self, now: i64) -> bool {
+        self.token.is_some() && self.expires > now
+    }
+
+    fn is_held_by(&self, token: Token, now: i64) -> bool {
+        self.token == Some(token) && self.expires > now
+    }
+
+    fn info(&self, key: &Key, now: i64) -> LeaseInfo {
+        LeaseInfo {
+            key: key.clone(),
+            holder: self.holder.to_string(),
+            fence: fence(self.fence),
+            acquired_at: SystemTime::UNIX_EPOCH + duration(self.acquired),
+            held_for: duration(now - self.acquired),
+            expires_in: duration(self.expires - now),
+            renewals: self.renewals,
+        }
+    }
+}
+
+impl MemoryStore {
+    /// A store without leases.
+    pub fn new() -> Self {
+        let server = Server { started: Instant::now(), state: Mutex::default() };
+        Self { server: Arc::new(server), faults: Arc::new(Faults::new()) }
+    }
+
+    /// Another client of the same store, with faults of its own: another process.
+    #[must_use]
+    pub fn client(&self) -> Self {
+        Self { server: self.server.clone(), faults: Arc::new(Faults::new()) }
+    }
+
+    /// What goes wrong between this client and the store.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Frees the lease at once, as an operator does: the holder is not told. Returns who held it.
+    pub fn steal(&self, key: impl Into<Key>) -> Option<LeaseInfo> {
+        let key = key.into();
+        self.act(|rows, now| {
+            let row = rows.get_mut(&key).filter(|it| it.is_held(now))?;
+            let info = row.info(&key, now);
+            (row.token, row.expires) = (None, 0);
+            Some(info)
+        })
+    }
+
+    /// Makes the lease expire now, as if its holder had not renewed it: the next holder hears of it as
+    /// [`previous`](crate::Lease::previous). Returns who held it.
+    pub fn expire(&self, key: impl Into<Key>) -> Option<LeaseInfo> {
+        let key = key.into();
+        self.act(|rows, now| {
+            let row = rows.get_mut(&key).filter(|it| it.is_held(now))?;
+            let info = row.info(&key, now);
+            row.expires = now;
+            Some(info)
+        })
+    }
+
+    /// Sets the clock of the store forward, beside the time that passes: leases expire early, which is what no lease
+    /// algorithm can prevent. Fences still rise.
+    pub fn step_forward(&self, by: Duration) {
+        let mut state = self.state();
+        state.stepped = state.stepped.saturating_add(micros(by));
+    }
+
+    /// Sets the clock of the store back: leases live longer. Fences still rise.
+    pub fn step_back(&self, by: Duration) {
+        let mut state = self.state();
+        state.stepped = state.stepped.saturating_sub(micros(by));
+    }
+
+    /// The clock of the store.
+    pub fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + duration(self.server.now(&self.state()))
+    }
+
+    /// One atomic act at one moment.
+    fn act<T>(&self, act: impl FnOnce(&mut BTreeMap<Key, Row>, i64) -> T) -> T {
+        let mut state = self.state();
+        let now = self.server.now(&state);
+        act(&mut state.rows, now)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.server.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Server {
+    fn now(&self, state: &State) -> i64 {
+        micros(BEGINNING + self.started.elapsed()).saturating_add(state.stepped)
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LeaseStore for MemoryStore {
+    async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        let act = || {
+            self.act(|rows, now| match in_the_way(rows, claim, now) {
+                Some(free_in) => Acquired::Held { free_in: Some(free_in) },
+                None => Acquired::Granted(grant(rows, claim, now)),
+            })
+        };
+        self.faults.call(Operation::Acquire, Some(&claim.key), act).await
+    }
+
+    async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
+        let act = || {
+            self.act(|rows, now| {
+                let held = claims.iter().find_map(|claim| Some((claim, in_the_way(rows, claim, now)?)));
+                match held {
+                    Some((claim, free_in)) => AcquiredAll::Held { key: claim.key.clone(), free_in: Some(free_in) },
+                    None => AcquiredAll::Granted(claims.iter().map(|claim| grant(rows, claim, now)).collect()),
+                }
+            })
+        };
+        self.faults.call(Operation::Acquire, claims.first().map(|it| &it.key), act).await
+    }
+
+    async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
+        let act = || {
+            self.act(|rows, now| {
+                let row = rows.get(key).filter(|it| it.is_held(now))?;
+                Some(Held { token: row.token?, info: row.info(key, now) })
+            })
+        };
+        self.faults.call(Operation::Look, Some(key), act).await
+    }
+
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+        let act = || {
+            self.act(|rows, now| {
+                let renew = |Renewal { key, token, ttl }: &Renewal| {
+                    let Some(row) = rows.get_mut(key).filter(|it| it.is_held_by(*token, now)) else {
+                        return Scoped::Gone;
+                    };
+                    row.expires = row.expires.max(now.saturating_add(micros(*ttl)));
+                    row.renewals += 1;
+                    Scoped::Done
+                };
+                renewals.iter().map(renew).collect()
+            })
+        };
+        self.faults.call(Operation::Renew, renewals.first().map(|it| &it.key), act).await
+    }
+
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
+        let act = || {
+            self.act(|rows, now| {
+                let Some(row) = rows.get_mut(key).filter(|it| it.is_held_by(token, now)) else {
+                    return Scoped::Gone;
+                };
+                let free = row.acquired.saturating_add(micros(min_hold));
+                (row.token, row.expires) = if free > now { (Some(Token::nobody()), free) } else { (None, 0) };
+                Scoped::Done
+            })
+        };
+        self.faults.call(Operation::Release, Some(key), act).await
+    }
+
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<Held>> {
+        let act = || {
+            self.act(|rows, now| {
+                let held = rows.iter().filter(|(key, row)| key.starts_with(prefix) && row.is_held(now));
+                let held = held.filter_map(|(key, row)| Some(Held { token: row.token?, info: row.info(key, now) }));
+                held.take(limit as usize).collect()
+            })
+        };
+        self.faults.call(Operation::List, None, act).await
+    }
+
+    async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
+        let act = || {
+            self.act(|rows, now| {
+                let then = now.saturating_sub(micros(retention));
+                // A fence above the clock must not be forgotten: the next one is made from the clock.
+                let old = rows.iter().filter(|(_, it)| it.expires < then && it.fence < then);
+                let old: Vec<_> = old.take(limit as usize).map(|(key, _)| key.clone()).collect();
+                old.iter().filter_map(|it| rows.remove(it)).count() as u64
+            })
+        };
+        self.faults.call(Operation::Sweep, None, act).await
+    }
+}
+
+/// How long somebody else holds what is claimed; `None` where nobody does.
+fn in_the_way(rows: &BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Option<Duration> {
+    let row = rows.get(&claim.key).filter(|it| it.is_held(now) && it.token != Some(claim.token))?;
+    Some(duration(row.expires - now))
+}
+
+/// Grants what nobody else holds.
+fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
+    let Claim { key, token, holder, ttl } = claim;
+    let expires = now.saturating_add(micros(*ttl));
+    if let Some(row) = rows.get_mut(key).filter(|it| it.token == Some(*token)) {
+        row.expires = expires;
+        row.renewals += 1;
+        return Grant::from(fence(row.fence));
+    }
+    let before = rows.remove(key);
+    let number = before.as_ref().map_or(now, |it| now.max(it.fence + 1));
+    let row = Row { token: Some(*token), holder: holder.clone(), fence: number, acquired: now, expires, renewals: 0 };
+    rows.insert(key.clone(), row);
+    let previous = before.filter(|it| it.token.is_some_and(|it| !it.is_nobody())).map(|it| Previous {
+        holder: it.holder.to_string(),
+        fence: fence(it.fence),
+        expired_for: duration(now - it.expires),
+    });
+    Grant { fence: fence(number), previous }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn fence(number: i64) -> Fence {
+    Fence::from(u64::try_from(number).unwrap_or(0))
+}

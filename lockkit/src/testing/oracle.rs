@@ -1,0 +1,359 @@
+//! Watches who holds what, and says when two held one key at a time.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    error::Result,
+    fence::Fence,
+    key::Key,
+    store::{Acquired, AcquiredAll, Claim, Grant, LeaseStore, Renewal, Scoped, Token},
+    strategy::lease::Lease,
+    trust::Trust,
+};
+
+/// Sees every grant and every end of a lease, and knows whether two ever held one key at the same moment, or a fence did
+/// not rise.
+///
+/// A holder holds from when it was granted the lease until it gave it back, was told that it was lost, or had to stop
+/// trusting it ([`Lease::trusted_until`](crate::Lease::trusted_until)), whichever is first.
+///
+/// Clones are the same oracle. Either [`watch`](Self::watch) a store, which sees everything that goes through it, or
+/// [`hold`](Self::hold) single leases, which works for those that end with [`Lease::commit`](crate::Lease::commit) too.
+///
+/// It sees one process only. A lease that an operator stole while its holder believed in it is held twice, and said to be
+/// by `hold`; `watch` sees the theft as a release.
+///
+/// # Example
+/// ```
+/// use lockkit::{Leases, testing::{MemoryStore, Oracle}};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> lockkit::Result<()> {
+/// let (store, oracle) = (MemoryStore::new(), Oracle::new());
+/// let (here, there) = (Leases::new(oracle.watch(store.client())), Leases::new(oracle.watch(store.client())));
+///
+/// let lease = here.lease("k").acquire().await?;
+/// here.store().inner().faults().partition();
+/// there.lease("k").wait(std::time::Duration::from_secs(60)).acquire().await?;
+/// assert_eq!(oracle.assert_exclusive(), 2); // grants
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Oracle(Arc<Mutex<Log>>);
+
+#[derive(Debug, Default)]
+struct Log {
+    /// By key, those that may still be held.
+    open: HashMap<Key, Vec<Entry>>,
+    fences: HashMap<Key, Fence>,
+    violations: Vec<Violation>,
+    grants: u64,
+}
+
+struct Entry {
+    token: Token,
+    fence: Fence,
+    granted: Instant,
+    is_held: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { token: _, fence, granted, is_held } = self;
+        f.debug_struct("Entry").field("fence", fence).field("granted", granted).field("is_held", &is_held()).finish()
+    }
+}
+
+/// A promise of leases, broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Violation {
+    /// Somebody was granted the lease while somebody else held it.
+    TwoHolders {
+        /// The lease.
+        key: Key,
+        /// The fence of who held it.
+        holder: Fence,
+        /// How long it had been held.
+        for_so_long: Duration,
+        /// The fence of who was granted it.
+        intruder: Fence,
+    },
+    /// A lease was granted with a fence that is not greater than all before.
+    FenceDidNotRise {
+        /// The lease.
+        key: Key,
+        /// The greatest fence so far.
+        before: Fence,
+        /// The fence that was granted.
+        granted: Fence,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TwoHolders { key, holder, for_so_long, intruder } => {
+                write!(
+                    f,
+                    "`{key}` was granted with fence {intruder} while fence {holder} had held it for {for_so_long:?}"
+                )
+            }
+            Self::FenceDidNotRise { key, before, granted } => {
+                write!(f, "`{key}` was granted with fence {granted} after fence {before}")
+            }
+        }
+    }
+}
+
+impl Oracle {
+    /// An oracle that has seen nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same store, seen by this oracle.
+    pub fn watch<S: LeaseStore>(&self, store: S) -> Watched<S> {
+        Watched { store, oracle: self.clone(), held: Arc::default() }
+    }
+
+    /// Sees this lease, which was acquired just now, until the result is dropped or the lease ends.
+    #[must_use = "the lease counts as given back when this is dropped"]
+    pub fn hold<S: LeaseStore>(&self, lease: &Lease<S>) -> Held {
+        let (watched, let_go) = (lease.borrowed(), Arc::new(()));
+        let is_held = {
+            let let_go = Arc::downgrade(&let_go);
+            move || let_go.strong_count() > 0 && watched.is_trusted()
+        };
+        self.granted(lease.key(), lease.token(), lease.fence(), is_held);
+        Held { _let_go: let_go }
+    }
+
+    /// What went wrong so far.
+    pub fn violations(&self) -> Vec<Violation> {
+        self.log().violations.clone()
+    }
+
+    /// Returns how many grants were seen, so that a test can tell that there were some.
+    ///
+    /// # Panics
+    /// If anything went wrong so far, with all of it.
+    #[track_caller]
+    pub fn assert_exclusive(&self) -> u64 {
+        let Log { violations, grants, .. } = &*self.log();
+        let list: Vec<_> = violations.iter().map(Violation::to_string).collect();
+        assert!(list.is_empty(), "leases broke their promises:\n{}", list.join("\n"));
+        *grants
+    }
+
+    fn granted(&self, key: &Key, token: Token, fence: Fence, is_held: impl Fn() -> bool + Send + Sync + 'static) {
+        let Log { open, fences, violations, grants } = &mut *self.log();
+        *grants += 1;
+        // The answer came so late that nobody believes it; others may have held the lease since.
+        if !is_held() {
+            return;
+        }
+        let open = open.entry(key.clone()).or_default();
+        open.retain(|it| (it.is_held)());
+        let others = open.iter().filter(|it| it.token != token);
+        violations.extend(others.map(|it| Violation::TwoHolders {
+            key: key.clone(),
+            holder: it.fence,
+            for_so_long: it.granted.elapsed(),
+            intruder: fence,
+        }));
+        let is_repeated = open.iter().any(|it| (it.token, it.fence) == (token, fence));
+        match fences.get(key) {
+            Some(&before) if fence <= before && !is_repeated => {
+                violations.push(Violation::FenceDidNotRise { key: key.clone(), before, granted: fence });
+            }
+            Some(&before) if fence <= before => {}
+            _ => drop(fences.insert(key.clone(), fence)),
+        }
+        open.push(Entry { token, fence, granted: Instant::now(), is_held: Box::new(is_held) });
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        lock(&self.0)
+    }
+}
+
+/// A lease that an [`Oracle`] sees as held, until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    _let_go: Arc<()>,
+}
+
+/// A store that an [`Oracle`] watches, made by [`Oracle::watch`].
+#[derive(Debug, Clone)]
+pub struct Watched<S> {
+    store: S,
+    oracle: Oracle,
+    held: Arc<Mutex<HashMap<Token, Arc<Trust>>>>,
+}
+
+impl<S> Watched<S> {
+    /// The store itself.
+    pub fn inner(&self) -> &S {
+        &self.store
+    }
+
+    fn granted(&self, claim: &Claim, grant: &Grant, sent: Instant) {
+        let Claim { key, token, ttl, .. } = claim;
+        let trust = Arc::new(Trust::new(sent, *ttl));
+        lock(&self.held).insert(*token, trust.clone());
+        self.oracle.granted(key, *token, grant.fence, move || trust.lost().is_none());
+    }
+
+    fn of(&self, token: Token) -> Option<Arc<Trust>> {
+        lock(&self.held).get(&token).cloned()
+    }
+
+    fn ended(&self, token: Token) {
+        if let Some(trust) = lock(&self.held).remove(&token) {
+            trust.lose(crate::error::LossReason::Released);
+        }
+    }
+}
+
+impl<S: LeaseStore> LeaseStore for Watched<S> {
+    async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        let sent = Instant::now();
+        let answer = self.store.lease_acquire(claim).await?;
+        if let Acquired::Granted(grant) = &answer {
+            self.granted(claim, grant, sent);
+        }
+        Ok(answer)
+    }
+
+    async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
+        let sent = Instant::now();
+        let answer = self.store.lease_acquire_all(claims).await?;
+        if let AcquiredAll::Granted(grants) = &answer {
+            claims.iter().zip(grants).for_each(|(claim, grant)| self.granted(claim, grant, sent));
+        }
+        Ok(answer)
+    }
+
+    async fn lease_look(&self, key: &Key) -> Result<Option<crate::store::Held>> {
+        self.store.lease_look(key).await
+    }
+
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+        let sent = Instant::now();
+        let answers = self.store.lease_renew(renewals).await?;
+        for (Renewal { token, ttl, .. }, answer) in renewals.iter().zip(&answers) {
+            match (answer, self.of(*token)) {
+                (Scoped::Done, Some(trust)) => drop(trust.renewed(sent, *ttl)),
+                (Scoped::Gone, _) => self.ended(*token),
+                _ => {}
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
+        // Who gives it back does not believe in it any more, whatever the answer.
+        self.ended(token);
+        self.store.lease_release(key, token, min_hold).await
+    }
+
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::store::Held>> {
+        self.store.lease_list(prefix, limit).await
+    }
+
+    async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
+        self.store.lease_sweep(retention, limit).await
+    }
+
+    fn unanswered(&self) -> Option<crate::error::Error> {
+        self.store.unanswered()
+    }
+}
+
+/// No code panics while it holds one of these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        strategy::lease::Leases,
+        testing::{
+            MemoryStore,
+            mutants::{Bug, Mutant},
+        },
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_grants_a_lease_twice_is_caught() {
+        for watched in [true, false] {
+            let (store, oracle) = (Mutant::new(Bug::GrantsTwice), Oracle::new());
+            let two = if watched {
+                let leases = Leases::new(oracle.watch(store));
+                let (a, b) = (leases.lease("k").acquire().await, leases.lease("k").acquire().await);
+                drop((a.unwrap(), b.unwrap()));
+                oracle.violations()
+            } else {
+                let leases = Leases::new(store);
+                let first = leases.lease("k").acquire().await.unwrap();
+                let _first = oracle.hold(&first);
+                let second = leases.lease("k").acquire().await.unwrap();
+                let _second = oracle.hold(&second);
+                oracle.violations()
+            };
+            assert!(matches!(&*two, [Violation::TwoHolders { .. }]), "{two:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_whose_fences_repeat_is_caught() {
+        let (store, oracle) = (Mutant::new(Bug::FenceRepeats), Oracle::new());
+        let leases = Leases::new(oracle.watch(store));
+        for _ in 0..2 {
+            leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+        }
+        assert!(matches!(&*oracle.violations(), [Violation::FenceDidNotRise { .. }]), "{:?}", oracle.violations());
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "while fence")]
+    async fn a_clock_that_jumps_ahead_makes_two_holders() {
+        let (store, oracle) = (MemoryStore::new(), Oracle::new());
+        let (here, there) = (Leases::new(oracle.watch(store.client())), Leases::new(oracle.watch(store.client())));
+        let _first = here.lease("k").acquire().await.unwrap();
+        store.step_forward(Duration::from_secs(3600));
+        let _second = there.lease("k").acquire().await.unwrap();
+        oracle.assert_exclusive();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_follow_each_other_are_not_two_holders() {
+        let (store, oracle) = (MemoryStore::new(), Oracle::new());
+        let (here, there) = (Leases::new(oracle.watch(store.client())), Leases::new(oracle.watch(store.client())));
+        for round in 0..20 {
+            let (one, other) = if round % 2 == 0 { (&here, &there) } else { (&there, &here) };
+            let lease = one.lease("k").wait(Duration::from_secs(100)).acquire().await.unwrap();
+            let held = oracle.hold(&lease);
+            match round % 4 {
+                0 => drop(lease.release().await.unwrap()),
+                1 => drop(lease),
+                _ => {
+                    one.store().inner().faults().partition();
+                    other.lease("k").wait(Duration::from_secs(100)).acquire().await.unwrap().release().await.unwrap();
+                    one.store().inner().faults().heal();
+                }
+            }
+            drop(held);
+        }
+        assert_eq!(oracle.assert_exclusive(), 50, "20 and 20 held ones, and 10 of the others");
+    }
+}
