@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "item_id", version = "version")]
-struct Item {
+struct Article {
     item_id: i64,
     stock: i64,
     name: String,
@@ -39,6 +39,7 @@ fn conflict_of(err: Error) -> (Option<Version>, Option<Version>) {
     (expected, found)
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as errors carry it")]
 const fn number(number: i64) -> Option<Version> {
     Some(Version::Number(number))
 }
@@ -46,7 +47,7 @@ const fn number(number: i64) -> Option<Version> {
 on_every_database! {
     async fn what_is_saved_is_what_is_loaded<S>(db: TestDb<S>) {
         items(&db).await;
-        let mut item = Item::load(&db.pool, 7).await.unwrap();
+        let mut item = Article::load(&db.pool, 7).await.unwrap();
         assert_eq!((item.stock, item.note.as_deref(), item.price, item.version), (5, None, Some(100), 1));
         item.stock = 4;
         item.name = "söven'; --".to_owned();
@@ -54,18 +55,18 @@ on_every_database! {
         item.price = None;
         item.save(&db.pool).await.unwrap();
         assert_eq!(item.version, 2);
-        assert_eq!(Item::load(&db.pool, 7).await.unwrap(), item);
+        assert_eq!(Article::load(&db.pool, 7).await.unwrap(), item);
         // On a connection too, and when nothing has changed.
         let mut conn = db.pool.acquire().await.unwrap();
         item.save(&mut *conn).await.unwrap();
         assert_eq!(item.version, 3);
-        assert_eq!(Item::load(&mut *conn, 7).await.unwrap(), item);
+        assert_eq!(Article::load(&mut *conn, 7).await.unwrap(), item);
         assert_eq!(db.fetch_i64("SELECT SUM(stock * 10 + version) FROM t_items WHERE item_id = 8").await, Some(61));
     }
 
     async fn whoever_read_an_older_version_does_not_save<S>(db: TestDb<S>) {
         items(&db).await;
-        let mut item = Item::load(&db.pool, 7).await.unwrap();
+        let mut item = Article::load(&db.pool, 7).await.unwrap();
         let mut stale = item.clone();
         item.stock = 4;
         item.save(&db.pool).await.unwrap();
@@ -78,7 +79,7 @@ on_every_database! {
 
         db.execute("DELETE FROM t_items WHERE item_id = 7").await;
         assert_eq!(conflict_of(item.save(&db.pool).await.unwrap_err()), (number(2), None));
-        let missing = Item::load(&db.pool, 7).await.unwrap_err();
+        let missing = Article::load(&db.pool, 7).await.unwrap_err();
         assert!(matches!(&missing, Error::NoSuchRow { table } if *table == "t_items"), "{missing:?}");
         db.assert_nothing_left().await;
     }
@@ -91,7 +92,7 @@ on_every_database! {
             tasks.spawn(async move {
                 for _ in 0..50 {
                     let attempt = |_| async {
-                        let mut item = Item::load(&pool, 7).await?;
+                        let mut item = Article::load(&pool, 7).await?;
                         item.stock += 1;
                         item.note = Some(format!("task {task}"));
                         item.save(&pool).await?;
@@ -107,8 +108,8 @@ on_every_database! {
 
     async fn a_struct_has_its_new_version_with_the_commit<S>(db: TestDb<S>) {
         items(&db).await;
-        let mut item = Item::load(&db.pool, 7).await.unwrap();
-        let mut other = Item::load(&db.pool, 8).await.unwrap();
+        let mut item = Article::load(&db.pool, 7).await.unwrap();
+        let mut other = Article::load(&db.pool, 8).await.unwrap();
 
         // Saved twice, and together with another one.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
@@ -120,7 +121,7 @@ on_every_database! {
         let saved = saved.and(other.save(&mut *tx).await.unwrap());
         saved.commit(tx).await.unwrap();
         assert_eq!((item.version, other.version), (3, 2));
-        assert_eq!(Item::load(&db.pool, 7).await.unwrap(), item);
+        assert_eq!(Article::load(&db.pool, 7).await.unwrap(), item);
         item.save(&db.pool).await.unwrap();
 
         // In a transaction of sqlx.
@@ -137,7 +138,7 @@ on_every_database! {
 
     async fn a_version_that_was_rolled_back_was_never_in_memory<S>(db: TestDb<S>) {
         items(&db).await;
-        let mut item = Item::load(&db.pool, 7).await.unwrap();
+        let mut item = Article::load(&db.pool, 7).await.unwrap();
 
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         item.save(&mut *tx).await.unwrap();
@@ -182,7 +183,7 @@ on_every_database! {
 
     async fn a_version_whose_commit_failed_was_never_in_memory<S>(db: TestDb<S>) {
         items(&db).await;
-        let mut item = Item::load(&db.pool, 7).await.unwrap();
+        let mut item = Article::load(&db.pool, 7).await.unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         item.stock = 1;
         let saved = item.save(&mut *tx).await.unwrap();
@@ -197,14 +198,14 @@ on_every_database! {
 
     async fn a_number_that_was_rolled_back_and_given_to_others_is_a_conflict<S>(db: TestDb<S>) {
         items(&db).await;
-        let mut item = Item::load(&db.pool, 7).await.unwrap();
+        let mut item = Article::load(&db.pool, 7).await.unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         item.stock = 1;
         // Version 2 here, and rolled back …
         item.save(&mut *tx).await.unwrap();
         tx.rollback().await.unwrap();
         // … and version 2 of somebody else, with other content.
-        let mut theirs = Item::load(&db.pool, 7).await.unwrap();
+        let mut theirs = Article::load(&db.pool, 7).await.unwrap();
         theirs.stock = 50;
         theirs.save(&db.pool).await.unwrap();
         assert_eq!(theirs.version, 2);
@@ -237,7 +238,7 @@ on_every_database! {
     async fn a_save_that_waits_for_a_lock_and_is_dropped_gives_its_place_in_the_pool_back<S>(db: TestDb<S>) {
         items(&db).await;
         let pool: Pool<_> = db.pool_of(1).await;
-        let mut item = Item::load(&pool, 7).await.unwrap();
+        let mut item = Article::load(&pool, 7).await.unwrap();
         let mut other = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut other, "UPDATE t_items SET stock = 9 WHERE item_id = 7").await.unwrap();
         let waited = tokio::time::timeout(std::time::Duration::from_millis(100), item.save(&pool)).await;

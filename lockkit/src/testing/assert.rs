@@ -42,7 +42,7 @@ mod tests {
     use super::*;
     use crate::{
         error::Error,
-        keeper::OnLost,
+        policy::OnLost,
         strategy::lease::{Lease, Leases},
         testing::MemoryStore,
     };

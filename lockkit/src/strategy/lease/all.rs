@@ -147,7 +147,7 @@ impl<S: LeaseStore> MultiRequest<S> {
     {
         let leases = self.acquire().await?;
         let body = body(leases.borrowed());
-        leases.end_with(body).await
+        leases.end_with(Box::pin(body)).await
     }
 
     fn check(&self) -> Result<()> {

@@ -179,7 +179,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     {
         let lease = self.acquire().await?;
         let body = body(lease.borrowed());
-        lease.end_with(body).await
+        lease.end_with(Box::pin(body)).await
     }
 
     fn check(&self) -> Result<()> {
