@@ -215,7 +215,9 @@ async fn compete(path: &Path) -> Result<[u64; 2]> {
         let leases = Leases::builder(store).holder(format!("process {number}")).build()?;
         competing.spawn(async move {
             for _ in 0..ROUNDS {
-                leases.lease("the one").run(async |_| Ok::<_, Error>(tokio::task::yield_now().await)).await?;
+                let lease = leases.lease("the one").acquire().await?;
+                tokio::task::yield_now().await;
+                lease.release().await?;
             }
             lockkit::Result::Ok(ROUNDS)
         });
