@@ -9,7 +9,7 @@ use crate::fixture::{Shop, ShopError, assert_send};
 
 #[derive(Debug, sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "item_id", version = "version")]
-struct Item {
+struct Article {
     item_id: i64,
     stock: i64,
     version: i64,
@@ -17,7 +17,7 @@ struct Item {
 
 #[with_lock(version, attempts = 1000)]
 async fn take(db: &SqlitePool, item_id: i64) -> Result<i64, ShopError> {
-    let mut item = Item::load(db, item_id).await?;
+    let mut item = Article::load(db, item_id).await?;
     item.stock -= 1;
     item.save(db).await?;
     Ok(item.stock)
@@ -40,7 +40,7 @@ async fn a_save_is_repeated_until_nobody_else_was_faster() {
 
 #[with_lock(version, on = db, attempts = 3, tx = tx)]
 async fn take_in_a_transaction(db: &SqlitePool, fails: bool) -> Result<i64, ShopError> {
-    let mut item = Item::load(&mut *tx, 7).await?;
+    let mut item = Article::load(&mut *tx, 7).await?;
     item.stock -= 1;
     item.save(&mut *tx).await?;
     if fails { Err(ShopError::Refused) } else { Ok(item.stock) }
@@ -51,7 +51,7 @@ async fn it_goes_with_a_transaction_of_the_attribute() {
     let shop = Shop::new().await;
     assert_send(take_in_a_transaction(&shop.db, true)).await.unwrap_err();
     assert_eq!(take_in_a_transaction(&shop.db, false).await.unwrap(), 9);
-    assert_eq!(Item::load(&shop.db, 7).await.unwrap().version, 2);
+    assert_eq!(Article::load(&shop.db, 7).await.unwrap().version, 2);
 }
 
 mod renamed {
@@ -131,5 +131,5 @@ async fn all_kinds_of_structs_work() {
     item.stock = 1;
     item.save(db).await.unwrap();
     assert_eq!((item.version, shop.stock().await), (5, 1));
-    assert!(matches!(Item::load(db, 8).await, Err(Error::NoSuchRow { .. })));
+    assert!(matches!(Article::load(db, 8).await, Err(Error::NoSuchRow { .. })));
 }
