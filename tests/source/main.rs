@@ -383,6 +383,36 @@ fn the_check_sees_a_planted_upward_import() {
     assert_eq!(complaints("helpers.rs", ""), 1);
 }
 
+/// The tests that the text names, as `module::function`, which no file of that module has.
+fn missing_tests(text: &str, files: &[(String, String)]) -> Vec<String> {
+    let named = text.split('`').skip(1).step_by(2).filter_map(|it| it.split_once("::").map(|parts| (it, parts)));
+    let missing = named.filter(|(_, (module, function))| {
+        let has = |(path, source): &&(String, String)| {
+            path.split('/').any(|it| it.trim_end_matches(".rs") == *module)
+                && source.contains(&format!("fn {function}"))
+        };
+        files.iter().find(has).is_none()
+    });
+    missing.map(|(name, _)| name.to_owned()).collect()
+}
+
+#[test]
+fn every_trap_has_the_test_that_the_table_names() {
+    let mut sources = files("tests/integration", ".rs");
+    sources.extend(files("tests/macros", ".rs"));
+    sources.extend(files("lockkit/src", ".rs"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in a folder of the repository");
+    let text = fs::read_to_string(root.join("TRAPS.md")).expect("read the table");
+    assert!(text.matches("::").count() > 50, "the table is not empty");
+    assert_eq!(missing_tests(&text, &sources), [""; 0]);
+
+    let source = [("tests/many.rs".to_owned(), "async fn two_meet() {}".to_owned())];
+    assert_eq!(
+        missing_tests("`many::two_meet`, `many::gone`, `few::two_meet`", &source),
+        ["many::gone", "few::two_meet"]
+    );
+}
+
 #[test]
 fn the_check_lets_downward_imports_and_tests_pass() {
     let none: [String; 0] = [];
