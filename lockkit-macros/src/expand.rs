@@ -211,7 +211,12 @@ impl Expander {
         });
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
         let lock = quote_spanned!(mixed=> #private::row_lock(&pool, #table)#(#by)* #wait);
-        self.section(section, &TokenStream::new(), &lock, &quote_spanned!(mixed=> row_tx))
+        self.section(
+            section,
+            &quote_spanned!(mixed=> let key = #private::key(#table);),
+            &lock,
+            &quote_spanned!(mixed=> row_tx),
+        )
     }
 
     fn named(&self, key: &Key, section: &Section) -> TokenStream {
@@ -239,7 +244,8 @@ impl Expander {
                 let lock = #lock;
                 let begun = #private::#begin(&pool, deadline, lock).await;
             };
-            return self.retried(retry, &before, Some((tx, begin)), on_busy.as_ref());
+            let under = quote_spanned!(mixed=> #private::under(&key, body));
+            return self.retried(retry, &before, Some((tx, begin, under)), on_busy.as_ref());
         }
         let failed = self.return_failure(on_busy.as_ref());
         let body = self.body.lending(&[Some(tx)]);
@@ -252,7 +258,10 @@ impl Expander {
                 ::core::result::Result::Ok(tx) => tx,
                 #failed
             };
-            let result = #body.await;
+            let result = {
+                let body = ::core::pin::pin!(#body);
+                #private::under(&key, body).await
+            };
             #finish
         }
     }
@@ -266,7 +275,7 @@ impl Expander {
             Some((on, tx)) => {
                 let before = quote_spanned!(mixed=> let pool = #private::pool(#on););
                 let begin = quote_spanned!(mixed=> let begun = #private::plain_tx(&pool, deadline).await;);
-                self.retried(retry, &before, Some((tx, begin)), None)
+                self.retried(retry, &before, Some((tx, begin, quote_spanned!(mixed=> body))), None)
             }
         }
     }
@@ -276,7 +285,7 @@ impl Expander {
         &self,
         retry: &Retry,
         before: &TokenStream,
-        tx: Option<(&Ident, TokenStream)>,
+        tx: Option<(&Ident, TokenStream, TokenStream)>,
         on_busy: Option<&Expr>,
     ) -> TokenStream {
         let Retry { attempts, deadline, test, bind } = retry;
@@ -296,7 +305,7 @@ impl Expander {
                     #private::until(deadline, body).await
                 };
             },
-            Some((tx, begin)) => {
+            Some((tx, begin, under)) => {
                 let finish = self.end_tx(tx);
                 let busy = on_busy.map(|it| {
                     quote_spanned! {mixed=>
@@ -312,7 +321,10 @@ impl Expander {
                             match begun {
                                 #[allow(unused_mut, unused_variables)]
                                 ::core::result::Result::Ok(mut #tx) => {
-                                    let result = #body.await;
+                                    let result = {
+                                        let body = ::core::pin::pin!(#body);
+                                        #under.await
+                                    };
                                     ::core::result::Result::Ok((#tx, result))
                                 }
                                 ::core::result::Result::Err(err) => ::core::result::Result::Err(err),

@@ -275,6 +275,11 @@ impl Fault {
     pub fn is_transient(self) -> bool {
         matches!(self, Self::Deadlock | Self::Serialization)
     }
+
+    /// Another transaction was in the way of one statement, which did nothing.
+    pub(crate) fn is_of_the_moment(self) -> bool {
+        self == Self::Contended || self.is_transient()
+    }
 }
 
 /// How a lease was lost.

@@ -97,8 +97,9 @@ pub use version::Version;
 #[cfg(feature = "macros")]
 pub use lockkit_macros::{Versioned, with_lock};
 
-/// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock(lease, …)]`,
-/// nor in a body of [`LeaseRequest::run`] or [`MultiRequest::run`], or in one whose lease was lost or given back.
+/// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock]`, nor in a body of
+/// [`LeaseRequest::run`] or [`MultiRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the
+/// name of its table.
 ///
 /// With the feature `testing`, for tests. Without it, it is nothing, and the key is not evaluated: code whose safety
 /// depends on a lock that its callers take can say so, and pays for it in tests only.

@@ -5,6 +5,7 @@ use std::{
     error::Error as StdError,
     fmt::{self, Write},
     future::Future,
+    iter::once_with,
     time::Duration,
 };
 
@@ -15,6 +16,7 @@ pub use tokio::time::Instant;
 use crate::{
     dialect::{Dialect, LeaseOps, NamedOps, RowOps, SessionOps},
     error::{BoxError, Result},
+    locked,
     retry::is_retryable,
     section::begin_within,
     store::LeaseStore,
@@ -296,6 +298,11 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
             Err(err)
         }
     }
+}
+
+/// The body, which runs under a lock that its transaction holds.
+pub fn under<F: Future>(key: &Key, body: F) -> impl Future<Output = F::Output> {
+    locked::under(once_with(|| (key.clone(), Box::new(|| true) as Box<_>)), body)
 }
 
 /// Commits on `Ok`, rolls back on `Err`.

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use tokio::time::sleep;
+
 use crate::{
     error::{Error, Result},
     fence::Fence,
@@ -63,6 +65,9 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     }
 }
 
+/// The pause before asking again for what is locked for the moment.
+pub(crate) const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
 /// Takes leases one after the other. The order is that of the keys, so two who want the same leases do not take one each
 /// and refuse each other for ever.
 async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<AcquiredAll> {
@@ -72,7 +77,10 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
             Acquired::Granted(grant) => grants.push(grant),
             Acquired::Held { free_in } => {
                 for taken in &claims[..grants.len()] {
-                    store.lease_release(&taken.key, taken.token, Duration::ZERO).await?;
+                    // Others who ask for it may have it locked for the moment.
+                    while store.lease_release(&taken.key, taken.token, Duration::ZERO).await? == Scoped::Busy {
+                        sleep(BUSY_PAUSE).await;
+                    }
                 }
                 return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
             }

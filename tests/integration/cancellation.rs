@@ -391,6 +391,18 @@ on_every_database! {
         };
         bench.drop_everywhere("Saved::commit", commit, nothing).await;
 
+        let save_again = async || {
+            let mut item = Item::load(pool, 1).await.unwrap();
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            let again = async move {
+                let mut saved = item.save(&mut *tx).await?;
+                saved.stock += 1;
+                saved.save(&mut *tx).await.map(drop)
+            };
+            (again, ())
+        };
+        bench.drop_everywhere("Saved::save", save_again, nothing).await;
+
         let commit_bump = async || {
             let mut tx = lockkit::begin(pool).await.unwrap();
             let version = item().read::<()>(&mut *tx).await.unwrap().version;

@@ -370,7 +370,7 @@ on_every_server! {
         let pool = db.pool_of(1).await;
         let taken = pool.acquire().await.unwrap();
         let refused = SessionLock::new("k").wait(MILLIS(100)).acquire(&pool).await.unwrap_err();
-        assert!(matches!(refused, Error::Database { .. }), "{refused:?}");
+        assert!(matches!(refused, Error::PoolStarved { held: 1, size: 1, .. }), "{refused:?}");
         drop(taken);
         assert!(!is_held(&pool, "k").await);
     }

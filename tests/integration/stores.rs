@@ -49,6 +49,28 @@ async fn a_function_under_the_attribute_is_under_its_lock() {
     order(&Leases::new(MemoryStore::new()), 7).await.unwrap();
 }
 
+on_every_database! {
+    async fn a_transaction_under_the_attribute_is_under_its_lock<S>(db: TestDb<S>) {
+        use lockkit::{Error, assert_locked, with_lock};
+        type Pool = sqlx::Pool<<S as support::Server>::DB>;
+
+        #[with_lock(named, on = pool, key = "user:{id}", tx = tx)]
+        async fn named(pool: &Pool, id: u32) -> Result<(), Error> {
+            assert_locked!(format!("user:{id}"));
+            Ok(())
+        }
+        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), attempts = 2, tx = tx)]
+        async fn row(pool: &Pool) -> Result<(), Error> {
+            assert_locked!("t");
+            Ok(())
+        }
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY)").await;
+        db.execute("INSERT INTO t VALUES (1)").await;
+        named(&db.pool, 7).await.unwrap();
+        row(&db.pool).await.unwrap();
+    }
+}
+
 #[tokio::test]
 #[should_panic(expected = "not under the lock of `order:8`: it is under `order:7`")]
 async fn a_function_under_another_lock_is_told_which() {

@@ -17,6 +17,7 @@ use sqlx::{
     migrate::{Migrate, Migration, MigrationType, Migrator},
 };
 use sqlx_core::transaction::TransactionManager;
+use tokio::time::sleep;
 
 use crate::{
     error::{Error, Fault, chain},
@@ -24,7 +25,7 @@ use crate::{
     ident::Ident,
     key::Key,
     policy::Wait,
-    store::{Acquired, AcquiredAll, Claim, Held, LeaseInfo, Previous, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Renewal, Scoped, Token},
     version::Version,
 };
 
@@ -515,17 +516,35 @@ async fn lease_acquire_in_order<DB: LeaseOps>(
 ) -> sqlx::Result<AcquiredAll> {
     let mut grants = Vec::with_capacity(claims.len());
     for claim in claims {
-        match DB::lease_acquire(conn, claim).await? {
-            Acquired::Granted(grant) => grants.push(grant),
-            Acquired::Held { free_in } => {
-                for taken in &claims[..grants.len()] {
-                    DB::lease_release(conn, &taken.key, taken.token, Duration::ZERO).await?;
-                }
-                return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
+        let free_in = match DB::lease_acquire(conn, claim).await {
+            Ok(Acquired::Granted(grant)) => {
+                grants.push(grant);
+                continue;
             }
-        }
+            Ok(Acquired::Held { free_in }) => free_in,
+            Err(err) if DB::fault(&err).is_of_the_moment() => None,
+            Err(err) => return Err(err),
+        };
+        lease_give_back::<DB>(conn, &claims[..grants.len()]).await?;
+        return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
     }
     Ok(AcquiredAll::Granted(grants))
+}
+
+/// Gives back what was granted a moment ago. Others who ask for it may have its row locked for the moment.
+async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, claims: &[Claim]) -> sqlx::Result<()> {
+    for Claim { key, token, .. } in claims {
+        loop {
+            match DB::lease_release(conn, key, *token, Duration::ZERO).await {
+                Ok(Scoped::Done | Scoped::Gone) => break,
+                Ok(Scoped::Busy) => {}
+                Err(err) if DB::fault(&err).is_of_the_moment() => {}
+                Err(err) => return Err(err),
+            }
+            sleep(BUSY_PAUSE).await;
+        }
+    }
+    Ok(())
 }
 
 /// The columns of a lease's row, the same on every database.

@@ -10,7 +10,7 @@ use sqlx::{Pool, pool::PoolConnection};
 
 use super::{Dialect, LeaseOps, failed, failed_on_own_table};
 use crate::{
-    error::{Error, Fault, Result},
+    error::{Error, Result},
     key::Key,
     store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Renewal, Scoped, Token},
 };
@@ -73,7 +73,7 @@ fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
 /// `otherwise` where the database would have had to wait for another transaction, or undid the statement for one.
 fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
     match result {
-        Err(Error::Database { fault: Fault::Contended | Fault::Deadlock | Fault::Serialization, .. }) => Ok(otherwise),
+        Err(Error::Database { fault, .. }) if fault.is_of_the_moment() => Ok(otherwise),
         result => result,
     }
 }

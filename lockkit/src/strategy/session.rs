@@ -1,6 +1,6 @@
 //! Session locks: held by a connection of their own, and free as soon as it ends.
 
-use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
+use std::{fmt, future::Future, io::ErrorKind, iter::once_with, marker::PhantomData, time::Duration};
 
 use sqlx::{Connection, Database, Pool};
 use tokio::{
@@ -15,6 +15,7 @@ use crate::{
     error::{Error, Fault, Result},
     guard::{Guard, Hold, guarded},
     key::Key,
+    locked::under,
     observe::{Strategy, holding},
     policy::{OnLost, Wait, check_duration},
     section::{Unsettled, finished, no_answer, until},
@@ -279,6 +280,8 @@ impl<DB: Database> Session<DB> {
             Error::SessionLost { key: self.key.clone(), source: None }
         };
         let span = holding(Strategy::Session, &self.key);
+        // That it was lost since is heard at the next heartbeat, which stops the body.
+        let body = under(once_with(|| (self.key.clone(), Box::new(|| true) as Box<_>)), body);
         guarded(OnLost::Stop, || Ok(()), lost, body).instrument(span).await
     }
 

@@ -6,7 +6,7 @@ use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
 use super::bell;
 use crate::{
-    dialect::{HeldRow, LeaseOps, duration, fence, micros, previous},
+    dialect::{HeldRow, LeaseOps, duration, fence, lease_give_back, micros, previous},
     key::Key,
     store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
 };
@@ -175,9 +175,7 @@ impl LeaseOps for Postgres {
         };
         if !grants.is_empty() {
             // Another process made one of the missing rows at this moment.
-            for claim in claims {
-                Self::lease_release(conn, &claim.key, claim.token, Duration::ZERO).await?;
-            }
+            lease_give_back::<Self>(conn, claims).await?;
         }
         Ok(held)
     }

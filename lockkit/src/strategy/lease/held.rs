@@ -9,7 +9,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{BUSY_PAUSE, Inner, check_ttl};
+use super::{Inner, check_ttl};
 use crate::{
     dialect::{LeaseOps, depth, failed_on_own_table},
     error::{Error, LossReason, Result},
@@ -20,7 +20,7 @@ use crate::{
     locked::{Lock, under},
     observe::{Strategy, holding},
     section::AnyTx,
-    store::{LeaseStore, Previous, Renewal, Scoped, Token},
+    store::{BUSY_PAUSE, LeaseStore, Previous, Renewal, Scoped, Token},
 };
 
 /// What became of a lease that was given back.
@@ -172,7 +172,9 @@ impl<S: LeaseStore> Lease<S> {
     pub(super) async fn back_out(self) -> Result<()> {
         let Kept { key, token, trust, .. } = &*self.kept;
         self.inner.keeper.forget(*token);
-        self.inner.store().lease_release(key, *token, Duration::ZERO).await?;
+        while self.inner.store().lease_release(key, *token, Duration::ZERO).await? == Scoped::Busy {
+            sleep(BUSY_PAUSE).await;
+        }
         trust.lose(LossReason::Released);
         Ok(())
     }

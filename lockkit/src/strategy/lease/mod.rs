@@ -41,7 +41,7 @@ use crate::{
     key::Key,
     migrate::migrate,
     policy::{check_duration, check_wait},
-    store::{Held, LeaseInfo, LeaseStore, Scoped},
+    store::{BUSY_PAUSE, Held, LeaseInfo, LeaseStore, Scoped},
     wait::Lines,
 };
 
@@ -50,9 +50,6 @@ const LIST_LIMIT: u32 = 10_000;
 
 /// How long a key is remembered that nobody holds. A clock that steps back by less cannot lower a fence.
 const RETENTION: Duration = Duration::from_hours(7 * 24);
-
-/// The pause before asking again for a row that a transaction has locked.
-const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Gives out leases that live in one store: the table `lockkit_lease` of a database, or a store of your own.
 ///

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::{Instant, timeout};
 
-use super::{BUSY_PAUSE, Inner, check_ttl, held::Lease, listen::Listening};
+use super::{Inner, check_ttl, held::Lease, listen::Listening};
 use crate::{
     error::{Error, HolderInfo, Result},
     keeper::{Kept, Terms},
@@ -16,7 +16,7 @@ use crate::{
     observe::Strategy,
     policy::{OnLost, check_wait},
     section::{finished, no_answer},
-    store::{Acquired, Claim, LeaseInfo, LeaseStore, Token},
+    store::{Acquired, BUSY_PAUSE, Claim, LeaseInfo, LeaseStore, Token},
     wait::{Turn, Waited, observed},
 };
 
