@@ -33,6 +33,18 @@
 //! What no lock can promise: that a process outside the database stops acting the instant its lease ends. Give such
 //! resources the fence and let them refuse older ones.
 //!
+//! # What it tells
+//!
+//! By [`tracing`](https://docs.rs/tracing), with the target `lockkit::observe`: the spans `lockkit.acquire` and `lockkit.hold`
+//! (`strategy`, `key`), and the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `lost` (`fence`,
+//! `held`, `reason`; a warning), `released` (`fence`, `held`), `committed`, `retrying` (`attempt`, `pause`, `error`) and
+//! `swept` (`keys`). Renewals that fail are one warning for each outage.
+//!
+//! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`: the counters `lockkit_acquired_total`,
+//! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms `lockkit_wait_seconds` and
+//! `lockkit_hold_seconds`, by `strategy` and by `prefix`: what stands before the first `:` or `/` of the key, and nothing for
+//! a key without one.
+//!
 //! # Features
 //!
 //! `postgres`, `mysql` (also MariaDB), `sqlite`: none is on by default, and no TLS is chosen for you; switch that on in

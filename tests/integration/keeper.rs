@@ -241,6 +241,10 @@ on_every_server! {
     }
 }
 
+/// How many bells somebody listens for in this database.
+const BELLS: &str = "SELECT COUNT(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
+    WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND granted";
+
 on_databases! { [postgres]
     async fn renewals_touch_no_index<S>(db: TestDb<S>) {
         let leases = Leases::builder(db.pool.clone()).ttl(MILLIS(300)).build().unwrap();
@@ -265,8 +269,7 @@ on_databases! { [postgres]
         for round in 0..3 {
             let lease = holder.lease("k").acquire().await.unwrap();
             let waiting = tokio::spawn(waiter.lease("k").wait(Duration::from_secs(20)).acquire());
-            let has_bell = "SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted";
-            while db.fetch_i64(has_bell).await != Some(1) {
+            while db.fetch_i64(BELLS).await != Some(1) {
                 sleep(MILLIS(5)).await;
             }
             if round == 1 {
@@ -290,8 +293,7 @@ on_databases! { [postgres]
         let lease = leases.lease("k").acquire().await.unwrap();
         let listening = Leases::builder(db.pool.clone()).listen().build().unwrap();
         let waiting = tokio::spawn(listening.lease("k").wait(Duration::from_secs(20)).acquire());
-        let has_bell = "SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted";
-        while db.fetch_i64(has_bell).await != Some(1) {
+        while db.fetch_i64(BELLS).await != Some(1) {
             sleep(MILLIS(5)).await;
         }
         lease.release().await.unwrap();

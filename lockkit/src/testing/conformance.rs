@@ -1,4 +1,4 @@
-//! The promises of [`LeaseStore`](crate::LeaseStore), each as a check that any store can be put to.
+//! The promises of [`LeaseStore`], each as a check that any store can be put to.
 //!
 //! The checks wait for leases to expire, a second or two in all; on a [`MemoryStore`](crate::testing::MemoryStore) in
 //! paused time they take none. They use keys of their own, so the store may hold other leases; do not run them on one that
