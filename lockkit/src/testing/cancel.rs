@@ -49,7 +49,9 @@ const MOST_POINTS: u32 = 10_000;
 /// use lockkit::testing::drop_at_every_await;
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # // A file: a connection that is closed takes a database in memory with it.
+/// # let file = std::env::temp_dir().join(format!("lockkit-awaits-{}.db", std::process::id()));
+/// # let pool = sqlx::SqlitePool::connect(&format!("sqlite:{}?mode=rwc", file.display())).await?;
 /// # let leases = lockkit::Leases::new(pool.clone()); leases.migrate().await?;
 /// let nightly = || async {
 ///     let lease = leases.lease("nightly").acquire().await?;
@@ -60,7 +62,7 @@ const MOST_POINTS: u32 = 10_000;
 /// };
 /// let drops = drop_at_every_await(nightly).checking(&pool).await;
 /// assert!(drops.completed && drops.points > 5);
-/// # Ok(()) }
+/// # pool.close().await; std::fs::remove_file(file)?; Ok(()) }
 /// ```
 pub fn drop_at_every_await<'a, Fut: Future + 'a>(
     mut make: impl FnMut() -> Fut + 'a,
@@ -73,11 +75,13 @@ pub fn drop_at_every_await<'a, Fut: Future + 'a>(
 /// ```
 /// # use lockkit::testing::drop_at_every_await_of;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # // A file: a connection that is closed takes a database in memory with it.
+/// # let file = std::env::temp_dir().join(format!("lockkit-awaits-of-{}.db", std::process::id()));
+/// # let pool = sqlx::SqlitePool::connect(&format!("sqlite:{}?mode=rwc", file.display())).await?;
 /// # let leases = lockkit::Leases::new(pool.clone()); leases.migrate().await?;
 /// let release = async || leases.lease("k").acquire().await.unwrap().release();
 /// drop_at_every_await_of(release).checking(&pool).await;
-/// # Ok(()) }
+/// # pool.close().await; std::fs::remove_file(file)?; Ok(()) }
 /// ```
 pub fn drop_at_every_await_of<'a, Prepare, Fut>(prepare: Prepare) -> DropAtEveryAwait<'a, Prepare>
 where
