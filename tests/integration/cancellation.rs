@@ -564,6 +564,12 @@ on_every_database! {
 
 on_every_server! {
     async fn session_locks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        #[with_lock(session, on = pool, key = "k")]
+        async fn function(pool: &Pool<<S as Server>::DB>) -> Result<(), Error> {
+            yield_now().await;
+            Ok(())
+        }
+
         let bench = Bench::<S>::new(db).await;
         let Bench { db, pool, .. } = &bench;
         let lock = || SessionLock::new("k").wait(PATIENCE);
@@ -604,12 +610,6 @@ on_every_server! {
         };
         bench.drop_blocked("Session::lost", lost, nothing).await;
         bench.drop_everywhere("Session::release", async || (session().await.release(), ()), nothing).await;
-
-        #[with_lock(session, on = pool, key = "k")]
-        async fn function(pool: &Pool<<S as Server>::DB>) -> Result<(), Error> {
-            yield_now().await;
-            Ok(())
-        }
         bench.drop_everywhere("a function with a session lock", async || (function(pool), ()), nothing).await;
     }
 }

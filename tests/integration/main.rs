@@ -9,7 +9,6 @@ mod leases;
 mod many;
 mod migrations;
 mod named;
-mod observed;
 mod processes;
 mod round_trips;
 mod rows;
