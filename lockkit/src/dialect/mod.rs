@@ -4,12 +4,7 @@
 //! sqlx's marker types ([`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`]) behind the feature of the same name,
 //! and are sealed: users name them in bounds, and implement [`LeaseStore`](crate::LeaseStore) for other stores.
 
-use std::{
-    error::Error as StdError,
-    future::Future,
-    ops::RangeInclusive,
-    time::{Duration, SystemTime},
-};
+use std::{error::Error as StdError, future::Future, ops::RangeInclusive, time::Duration};
 
 use sqlx::{
     Database, Pool, SqlStr,
@@ -17,27 +12,28 @@ use sqlx::{
     migrate::{Migrate, Migration, MigrationType, Migrator},
 };
 use sqlx_core::transaction::TransactionManager;
-use tokio::time::sleep;
 
 use crate::{
     error::{Error, Fault, chain},
     fence::Fence,
-    ident::Ident,
     key::Key,
     policy::Wait,
-    store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Held, Renewal, Scoped, Token},
     version::Version,
 };
 
+mod lease;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod pool;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
 pub(crate) use pool::{connection, starved};
+pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, VersionQuery};
 
 mod sealed {
     pub trait Sealed {}
@@ -342,61 +338,6 @@ pub trait RowsAffected: sealed::Sealed {
     fn affected(&self) -> u64;
 }
 
-/// What a row lock selects. The values are bound in the order of the columns.
-#[derive(Debug, Clone)]
-pub struct RowQuery {
-    pub(crate) table: Ident,
-    pub(crate) by: Vec<By>,
-    pub(crate) order_by: Vec<Ident>,
-    pub(crate) limit: Option<u32>,
-    pub(crate) skip_locked: bool,
-    pub(crate) strength: Strength,
-    pub(crate) wait: Wait,
-    pub(crate) columns: Columns,
-}
-
-/// A column and how many values it may have.
-#[derive(Debug, Clone)]
-pub(crate) struct By {
-    pub(crate) column: Ident,
-    pub(crate) values: usize,
-}
-
-/// Which columns a row lock returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Columns {
-    /// All of them.
-    All,
-    /// None: the rows are only counted.
-    None,
-}
-
-/// How strong a row lock is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Strength {
-    /// Stops writers.
-    Share,
-    /// Stops writers and other locks of this kind.
-    Update,
-    /// Stops also those who only refer to the row's key.
-    KeyChange,
-}
-
-/// What a versioned read or write addresses. The values are bound in the order of the columns.
-#[derive(Debug, Clone)]
-pub struct VersionQuery {
-    pub(crate) table: Ident,
-    pub(crate) by: Vec<By>,
-    pub(crate) version: Ident,
-}
-
-/// What a versioned save writes, and to which row.
-#[derive(Debug, Clone)]
-pub struct SaveQuery {
-    pub(crate) row: VersionQuery,
-    pub(crate) columns: Vec<Ident>,
-}
-
 /// lockkit's migrations (number, name, statements), kept in a history of their own beside the application's.
 fn migrator<const N: usize>(migrations: [(i64, &'static str, &'static str); N]) -> Migrator {
     let migration = |(number, name, sql): (i64, &'static str, _)| {
@@ -475,130 +416,6 @@ fn connection_fault(err: &sqlx::Error) -> Fault {
         | sqlx::Error::WorkerCrashed => Fault::Unavailable,
         _ => Fault::Other,
     }
-}
-
-/// The WHERE clause that compares each column with its bound values, starting at placeholder number `first`.
-fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usize) -> String) -> String {
-    let mut next = first;
-    let terms: Vec<_> = by
-        .iter()
-        .map(|By { column, values }| {
-            let marks: Vec<_> = (next..next + values).map(placeholder).collect();
-            next += values;
-            match &*marks {
-                [one] => format!("{quote}{column}{quote} = {one}"),
-                many => format!("{quote}{column}{quote} IN ({})", many.join(", ")),
-            }
-        })
-        .collect();
-    terms.join(" AND ")
-}
-
-/// The assignments of a SET clause, from placeholder number 1 on, and the step of the version.
-fn assignments(columns: &[Ident], version: &Ident, quote: char, placeholder: fn(usize) -> String) -> String {
-    let values =
-        columns.iter().zip(1..).map(|(column, mark)| format!("{quote}{column}{quote} = {}", placeholder(mark)));
-    let step = format!("{quote}{version}{quote} = {quote}{version}{quote} + 1");
-    values.chain([step]).collect::<Vec<_>>().join(", ")
-}
-
-/// The ORDER BY and LIMIT clauses of a row lock.
-fn order_and_limit(query: &RowQuery, quote: char) -> String {
-    let columns: Vec<_> = query.order_by.iter().map(|it| format!("{quote}{it}{quote}")).collect();
-    let limit = query.limit.map(|it| format!(" LIMIT {it}")).unwrap_or_default();
-    format!("ORDER BY {}{limit}", columns.join(", "))
-}
-
-/// Takes leases one after the other, where the database has no statement for all of them.
-async fn lease_acquire_in_order<DB: LeaseOps>(
-    conn: &mut DB::Connection,
-    claims: &[Claim],
-) -> sqlx::Result<AcquiredAll> {
-    let mut grants = Vec::with_capacity(claims.len());
-    for claim in claims {
-        let free_in = match DB::lease_acquire(conn, claim).await {
-            Ok(Acquired::Granted(grant)) => {
-                grants.push(grant);
-                continue;
-            }
-            Ok(Acquired::Held { free_in }) => free_in,
-            Err(err) if DB::fault(&err).is_of_the_moment() => None,
-            Err(err) => return Err(err),
-        };
-        lease_give_back::<DB>(conn, &claims[..grants.len()]).await?;
-        return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
-    }
-    Ok(AcquiredAll::Granted(grants))
-}
-
-/// Gives back what was granted a moment ago. Others who ask for it may have its row locked for the moment.
-async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, claims: &[Claim]) -> sqlx::Result<()> {
-    for Claim { key, token, .. } in claims {
-        loop {
-            match DB::lease_release(conn, key, *token, Duration::ZERO).await {
-                Ok(Scoped::Done | Scoped::Gone) => break,
-                Ok(Scoped::Busy) => {}
-                Err(err) if DB::fault(&err).is_of_the_moment() => {}
-                Err(err) => return Err(err),
-            }
-            sleep(BUSY_PAUSE).await;
-        }
-    }
-    Ok(())
-}
-
-/// The columns of a lease's row, the same on every database.
-struct HeldRow<'a> {
-    name: &'a str,
-    token: &'a [u8],
-    holder: String,
-    fence: i64,
-    acquired_us: i64,
-    now_us: i64,
-    expires_us: i64,
-    renewals: i64,
-}
-
-impl HeldRow<'_> {
-    fn held(self) -> sqlx::Result<Held> {
-        let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, renewals } = self;
-        let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
-        let info = LeaseInfo {
-            key: Key::from(name),
-            holder,
-            fence: fence(number),
-            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
-            held_for: duration(now_us - acquired_us),
-            expires_in: duration(expires_us - now_us),
-            renewals: u64::try_from(renewals).unwrap_or(0),
-        };
-        Ok(Held { token: Token::from_bytes(token), info })
-    }
-}
-
-/// Whom a lease was taken over from, going by what stood in its row; `None` when it had been given back.
-fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
-    let token = Token::from_bytes(token?.try_into().ok()?);
-    (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })
-}
-
-/// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
-fn asked(renewals: &[Renewal]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"));
-    let row = |Renewal { key, token, ttl }: &Renewal| {
-        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
-    };
-    format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
-}
-
-/// The smallest step in microseconds that the precision of a timestamp keeps, going by its trailing zeros; `micros` is
-/// the expression of its microseconds.
-fn timestamp_step(micros: &str) -> String {
-    let zeros: Vec<_> = [1_000_000, 100_000, 10_000, 1000, 100, 10]
-        .iter()
-        .map(|step| format!("WHEN {micros} % {step} = 0 THEN {step}"))
-        .collect();
-    format!("CASE {} ELSE 1 END", zeros.join(" "))
 }
 
 /// The version that the database printed as `text`.

@@ -8,7 +8,11 @@ use std::{
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 
 use crate::{
-    dialect::{Dialect, HeldRow, LeaseOps, asked, duration, fence, lease_acquire_in_order, micros},
+    dialect::{
+        Dialect, LeaseOps, duration, fence,
+        lease::{HeldRow, asked, lease_acquire_in_order},
+        micros,
+    },
     error::Fault,
     key::Key,
     store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Renewal, Scoped, Token},

@@ -7,7 +7,10 @@ use sqlx::{
 
 use super::placeholder;
 use crate::{
-    dialect::{Columns, Dialect, NamedOps, RowOps, RowQuery, Strength, matching, order_and_limit},
+    dialect::{
+        Columns, Dialect, NamedOps, RowOps, RowQuery, Strength,
+        query::{matching, order_and_limit},
+    },
     error::Fault,
     key::Key,
     policy::Wait,

@@ -7,7 +7,10 @@ use sqlx::{
 
 use super::placeholder;
 use crate::{
-    dialect::{SaveQuery, VersionOps, VersionQuery, assignments, matching, parse_version, timestamp_step},
+    dialect::{
+        SaveQuery, VersionOps, VersionQuery, parse_version,
+        query::{matching, save, timestamp_step},
+    },
     version::Version,
 };
 
@@ -73,14 +76,8 @@ impl VersionOps for MySql {
         mut arguments: MySqlArguments,
         expected: i64,
     ) -> sqlx::Result<bool> {
-        let SaveQuery { row: VersionQuery { table, by, version }, columns } = query;
-        let last = placeholder(arguments.len() + 1);
+        let sql = save(query, arguments.len() + 1, '`', placeholder);
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
-        let sql = format!(
-            "UPDATE `{table}` SET {} WHERE {} AND `{version}` = {last}",
-            assignments(columns, version, '`', placeholder),
-            matching(by, columns.len() + 1, '`', placeholder),
-        );
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)
     }

@@ -6,7 +6,11 @@ use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
 use super::bell;
 use crate::{
-    dialect::{HeldRow, LeaseOps, duration, fence, lease_give_back, micros, previous},
+    dialect::{
+        LeaseOps, duration, fence,
+        lease::{HeldRow, lease_give_back, previous},
+        micros,
+    },
     key::Key,
     store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
 };

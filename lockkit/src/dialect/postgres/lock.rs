@@ -7,7 +7,10 @@ use sqlx::{
 
 use super::{advisory_number, placeholder};
 use crate::{
-    dialect::{Columns, NamedOps, RowOps, RowQuery, Strength, matching, order_and_limit},
+    dialect::{
+        Columns, NamedOps, RowOps, RowQuery, Strength,
+        query::{matching, order_and_limit},
+    },
     key::Key,
     policy::Wait,
 };

@@ -5,7 +5,11 @@ use std::{collections::HashSet, time::Duration};
 use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    dialect::{HeldRow, LeaseOps, asked, fence, lease_acquire_in_order, micros, previous},
+    dialect::{
+        LeaseOps, fence,
+        lease::{HeldRow, asked, lease_acquire_in_order, previous},
+        micros,
+    },
     key::Key,
     store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
 };

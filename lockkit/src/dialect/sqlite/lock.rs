@@ -7,7 +7,10 @@ use sqlx::{
 
 use super::{placeholder, take_write_lock};
 use crate::{
-    dialect::{Columns, NamedOps, RowOps, RowQuery, matching, order_and_limit},
+    dialect::{
+        Columns, NamedOps, RowOps, RowQuery,
+        query::{matching, order_and_limit},
+    },
     key::Key,
     policy::Wait,
 };

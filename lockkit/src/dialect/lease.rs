@@ -1,0 +1,93 @@
+//! What leases are on every database: how rows are read, renewals sent, and several taken one after the other.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::sleep;
+
+use super::{LeaseOps, duration, fence, micros};
+use crate::{
+    key::Key,
+    store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Renewal, Scoped, Token},
+};
+
+/// Takes leases one after the other, where the database has no statement for all of them.
+pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    claims: &[Claim],
+) -> sqlx::Result<AcquiredAll> {
+    let mut grants = Vec::with_capacity(claims.len());
+    for claim in claims {
+        let free_in = match DB::lease_acquire(conn, claim).await {
+            Ok(Acquired::Granted(grant)) => {
+                grants.push(grant);
+                continue;
+            }
+            Ok(Acquired::Held { free_in }) => free_in,
+            Err(err) if DB::fault(&err).is_of_the_moment() => None,
+            Err(err) => return Err(err),
+        };
+        lease_give_back::<DB>(conn, &claims[..grants.len()]).await?;
+        return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
+    }
+    Ok(AcquiredAll::Granted(grants))
+}
+
+/// Gives back what was granted a moment ago. Others who ask for it may have its row locked for the moment.
+pub(super) async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, claims: &[Claim]) -> sqlx::Result<()> {
+    for Claim { key, token, .. } in claims {
+        loop {
+            match DB::lease_release(conn, key, *token, Duration::ZERO).await {
+                Ok(Scoped::Done | Scoped::Gone) => break,
+                Ok(Scoped::Busy) => {}
+                Err(err) if DB::fault(&err).is_of_the_moment() => {}
+                Err(err) => return Err(err),
+            }
+            sleep(BUSY_PAUSE).await;
+        }
+    }
+    Ok(())
+}
+
+/// The columns of a lease's row, the same on every database.
+pub(super) struct HeldRow<'a> {
+    pub(super) name: &'a str,
+    pub(super) token: &'a [u8],
+    pub(super) holder: String,
+    pub(super) fence: i64,
+    pub(super) acquired_us: i64,
+    pub(super) now_us: i64,
+    pub(super) expires_us: i64,
+    pub(super) renewals: i64,
+}
+
+impl HeldRow<'_> {
+    pub(super) fn held(self) -> sqlx::Result<Held> {
+        let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, renewals } = self;
+        let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
+        let info = LeaseInfo {
+            key: Key::from(name),
+            holder,
+            fence: fence(number),
+            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
+            held_for: duration(now_us - acquired_us),
+            expires_in: duration(expires_us - now_us),
+            renewals: u64::try_from(renewals).unwrap_or(0),
+        };
+        Ok(Held { token: Token::from_bytes(token), info })
+    }
+}
+
+/// Whom a lease was taken over from, going by what stood in its row; `None` when it had been given back.
+pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
+    let token = Token::from_bytes(token?.try_into().ok()?);
+    (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })
+}
+
+/// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
+pub(super) fn asked(renewals: &[Renewal]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"));
+    let row = |Renewal { key, token, ttl }: &Renewal| {
+        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
+    };
+    format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
+}

@@ -1,0 +1,106 @@
+//! What a row lock or a version asks for, and the clauses that are the same on every database but for quotes and marks.
+
+use crate::{ident::Ident, policy::Wait};
+
+/// What a row lock selects. The values are bound in the order of the columns.
+#[derive(Debug, Clone)]
+pub struct RowQuery {
+    pub(crate) table: Ident,
+    pub(crate) by: Vec<By>,
+    pub(crate) order_by: Vec<Ident>,
+    pub(crate) limit: Option<u32>,
+    pub(crate) skip_locked: bool,
+    pub(crate) strength: Strength,
+    pub(crate) wait: Wait,
+    pub(crate) columns: Columns,
+}
+
+/// A column and how many values it may have.
+#[derive(Debug, Clone)]
+pub(crate) struct By {
+    pub(crate) column: Ident,
+    pub(crate) values: usize,
+}
+
+/// Which columns a row lock returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Columns {
+    /// All of them.
+    All,
+    /// None: the rows are only counted.
+    None,
+}
+
+/// How strong a row lock is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strength {
+    /// Stops writers.
+    Share,
+    /// Stops writers and other locks of this kind.
+    Update,
+    /// Stops also those who only refer to the row's key.
+    KeyChange,
+}
+
+/// What a versioned read or write addresses. The values are bound in the order of the columns.
+#[derive(Debug, Clone)]
+pub struct VersionQuery {
+    pub(crate) table: Ident,
+    pub(crate) by: Vec<By>,
+    pub(crate) version: Ident,
+}
+
+/// What a versioned save writes, and to which row.
+#[derive(Debug, Clone)]
+pub struct SaveQuery {
+    pub(crate) row: VersionQuery,
+    pub(crate) columns: Vec<Ident>,
+}
+
+/// The WHERE clause that compares each column with its bound values, starting at placeholder number `first`.
+pub(super) fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usize) -> String) -> String {
+    let mut next = first;
+    let terms: Vec<_> = by
+        .iter()
+        .map(|By { column, values }| {
+            let marks: Vec<_> = (next..next + values).map(placeholder).collect();
+            next += values;
+            match &*marks {
+                [one] => format!("{quote}{column}{quote} = {one}"),
+                many => format!("{quote}{column}{quote} IN ({})", many.join(", ")),
+            }
+        })
+        .collect();
+    terms.join(" AND ")
+}
+
+/// The UPDATE that writes the columns of a row and moves its version on, if it is the one bound last, as number `last`.
+pub(super) fn save(query: &SaveQuery, last: usize, quote: char, placeholder: fn(usize) -> String) -> String {
+    let SaveQuery { row: VersionQuery { table, by, version }, columns } = query;
+    let values =
+        columns.iter().zip(1..).map(|(column, mark)| format!("{quote}{column}{quote} = {}", placeholder(mark)));
+    let step = format!("{quote}{version}{quote} = {quote}{version}{quote} + 1");
+    format!(
+        "UPDATE {quote}{table}{quote} SET {} WHERE {} AND {quote}{version}{quote} = {}",
+        values.chain([step]).collect::<Vec<_>>().join(", "),
+        matching(by, columns.len() + 1, quote, placeholder),
+        placeholder(last),
+    )
+}
+
+/// The ORDER BY and LIMIT clauses of a row lock.
+pub(super) fn order_and_limit(query: &RowQuery, quote: char) -> String {
+    let columns: Vec<_> = query.order_by.iter().map(|it| format!("{quote}{it}{quote}")).collect();
+    let limit = query.limit.map(|it| format!(" LIMIT {it}")).unwrap_or_default();
+    format!("ORDER BY {}{limit}", columns.join(", "))
+}
+
+/// The smallest step in microseconds that the precision of a timestamp keeps, going by its trailing zeros; `micros` is
+/// the expression of its microseconds.
+pub(super) fn timestamp_step(micros: &str) -> String {
+    let zeros: Vec<_> = [1_000_000, 100_000, 10_000, 1000, 100, 10]
+        .iter()
+        .map(|step| format!("WHEN {micros} % {step} = 0 THEN {step}"))
+        .collect();
+    format!("CASE {} ELSE 1 END", zeros.join(" "))
+}
