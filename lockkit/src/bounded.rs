@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    io::ErrorKind,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -28,6 +29,17 @@ const EACH: Duration = Duration::from_millis(100);
 /// leaves little to trust, and whoever waits for the connection waits no longer than that.
 pub(crate) fn limit_for(ttl: Duration) -> Duration {
     (ttl / 2).clamp(LEAST, LIMIT)
+}
+
+/// Whether the error says that no answer came, so that asking again may help.
+pub(crate) fn is_silence(err: &Error) -> bool {
+    match err {
+        Error::PoolStarved { .. } => true,
+        Error::Database { fault: Fault::Unavailable, source: sqlx::Error::Io(err), .. } => {
+            err.kind() == ErrorKind::TimedOut
+        }
+        _ => false,
+    }
 }
 
 /// A store whose calls all end.

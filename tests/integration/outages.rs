@@ -101,6 +101,7 @@ async fn a_lease_that_was_granted_late_is_renewed_in_time() {
         let leases = Leases::builder(MemoryStore::new()).ttl(Duration::from_secs(3)).build().unwrap();
         let late = [Failure::Slow(Duration::from_millis(1400))];
         leases.store().faults().script(Operation::Acquire, late);
+        leases.store().faults().script(Operation::Renew, [Failure::Slow(Duration::from_millis(700)); 2]);
         let lease = leases.lease("k").acquire().await.unwrap();
         leases.store().faults().script(Operation::Acquire, late);
         let several = leases.all(["a", "b"]).acquire().await.unwrap();

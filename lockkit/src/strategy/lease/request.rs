@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Inner, check_ttl, held::Lease, listen::Listening};
 use crate::{
-    bounded::limit_for,
+    bounded::{is_silence, limit_for},
     error::{Error, HolderInfo, Result},
     kept::{Kept, Terms},
     key::Key,
@@ -228,8 +228,15 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self.inner.store().silence("acquiring lease", Some(&self.key)).await
     }
 
-    /// Asks for what the mode says, without waiting.
+    /// Asks for what the mode says, without waiting for others.
     async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        match self.ask_by_mode(place, likely_free).await {
+            Err(err) if is_silence(&err) => Ok(Turn::Silent),
+            turn => turn,
+        }
+    }
+
+    async fn ask_by_mode(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
         match self.mode {
             Mode::Exclusive => {
                 let turn = if self.fair {
