@@ -3,6 +3,7 @@
 mod bad_input;
 mod cancellation;
 mod contention;
+mod depths;
 mod harness;
 mod keeper;
 mod leases;

@@ -57,6 +57,10 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     /// Fails when the database has already ended the transaction that the connection is thought to be in.
     fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// How deep the connection is in transactions that sqlx began: zero outside of any. Waits until the driver has done
+    /// what a dropped transaction left to do, where its count is not right before.
+    fn depth(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<usize>> + Send;
+
     /// Whether no transaction is open on the connection, by the word of the database.
     fn is_idle(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
 
@@ -376,7 +380,12 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
 }
 
 /// How deep the connection is in transactions: zero outside of any.
-pub(crate) fn depth<DB: Database>(conn: &DB::Connection) -> usize {
+pub(crate) async fn depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<usize, Error> {
+    DB::depth(conn).await.map_err(|err| failed::<DB>("counting the open transactions", None, err))
+}
+
+/// As [`depth`], by what sqlx has counted so far: on SQLite only right after the connection has answered something.
+pub(crate) fn counted_depth<DB: Database>(conn: &DB::Connection) -> usize {
     DB::TransactionManager::get_transaction_depth(conn)
 }
 

@@ -263,7 +263,7 @@ impl<DB: RowOps> RowLock<DB> {
             return Err(no_values("by"));
         }
         wait.check()?;
-        if depth::<DB>(conn) == 0 {
+        if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the rows would be unlocked at once".to_owned();
             return Err(Error::InvalidOption { option: "row lock", reason });
         }

@@ -93,6 +93,11 @@ impl Dialect for Postgres {
         Ok(())
     }
 
+    async fn depth(conn: &mut PgConnection) -> sqlx::Result<usize> {
+        // Counted when a transaction is dropped, not when its rollback is run.
+        Ok(PgTransactionManager::get_transaction_depth(conn))
+    }
+
     async fn is_idle(conn: &mut PgConnection) -> bool {
         // 25P01: there is no transaction to have a savepoint in. One that has failed would say 25P02.
         let err = Self::check_open(conn).await.err();

@@ -252,7 +252,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// The row may or may not be locked in the transaction; roll that back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         self.check_trusted()?;
-        if depth::<DB>(conn) == 0 {
+        if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
             return Err(Error::InvalidOption { option: "verify", reason });
         }

@@ -168,7 +168,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
             return Err(Error::InvalidOption { option: "expect", reason });
         };
         let conn = conn.as_connection();
-        let depth = depth::<DB>(conn);
+        let depth = depth::<DB>(conn).await?;
         let expected = expected.at(depth)?;
         if matches!(expected, Version::Timestamp(_)) && depth == 0 {
             let reason = "of a timestamp needs a transaction: MySQL tells the new one in a second statement".to_owned();

@@ -170,7 +170,7 @@ where
     let save = Statement::new(row)?;
     let doing = "saving a row of";
     let mut conn = on.reach(doing).await?;
-    let depth = depth::<DB>(&conn);
+    let depth = depth::<DB>(&mut conn).await?;
     if let Err(err) = made.check_open(depth) {
         conn.finish();
         return Err(err);
