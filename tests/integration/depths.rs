@@ -20,8 +20,8 @@ async fn row<S: Backend>(db: &TestDb<S>) {
     db.execute("INSERT INTO t VALUES (1, 0, 1)").await;
 }
 
-fn refused<T: std::fmt::Debug>(option: &str, result: Result<T, Error>) {
-    assert!(matches!(&result, Err(Error::InvalidOption { option: of, .. }) if *of == option), "{result:?}");
+fn refused<T: std::fmt::Debug>(option: &str, result: &Result<T, Error>) {
+    assert!(matches!(result, Err(Error::InvalidOption { option: of, .. }) if *of == option), "{result:?}");
 }
 
 on_every_database! {
@@ -60,13 +60,13 @@ on_every_database! {
         let mut conn = db.pool.acquire().await.unwrap();
         for _ in 0..ROUNDS {
             drop(conn.begin().await.unwrap());
-            refused("row lock", RowLock::table("t").by("id", 1_i64).lock(&mut *conn).await);
+            refused("row lock", &RowLock::table("t").by("id", 1_i64).lock(&mut *conn).await);
             drop(conn.begin().await.unwrap());
-            refused("named lock", NamedLock::new("n").lock(&mut *conn).await);
+            refused("named lock", &NamedLock::new("n").lock(&mut *conn).await);
             drop(conn.begin().await.unwrap());
-            refused("take_in", stock.take_in(&mut *conn, 1).await);
+            refused("take_in", &stock.take_in(&mut *conn, 1).await);
             drop(conn.begin().await.unwrap());
-            refused("verify", lease.verify(&mut conn).await);
+            refused("verify", &lease.verify(&mut conn).await);
         }
         assert_eq!(stock.left().await.unwrap(), 1000);
         lease.release().await.unwrap();
@@ -82,7 +82,7 @@ on_every_database! {
             let bumped = row().expect(version).bump(&mut *tx).await.unwrap();
             drop(tx);
             if version % 2 == 0 {
-                refused("expect", row().expect(bumped).bump(&mut *conn).await);
+                refused("expect", &row().expect(bumped).bump(&mut *conn).await);
                 // On a server the rollback is sent with the next statement.
                 S::execute(&mut conn, "SELECT 1").await.unwrap();
                 assert_eq!(row().expect(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
@@ -91,7 +91,7 @@ on_every_database! {
                     S::execute(&mut conn, "SELECT 1").await.unwrap();
                 }
                 assert_eq!(row().expect(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
-                refused("expect", row().expect(bumped).bump(&mut *conn).await);
+                refused("expect", &row().expect(bumped).bump(&mut *conn).await);
             }
         }
         assert_eq!(db.fetch_i64("SELECT version FROM t").await, Some(4 * ROUNDS + 1));
@@ -106,7 +106,7 @@ on_every_database! {
             let mut tx = conn.begin().await.unwrap();
             let saved = row.save(&mut *tx).await.unwrap();
             drop(tx);
-            refused("expect", saved.save(&mut *conn).await);
+            refused("expect", &saved.save(&mut *conn).await);
         }
         row.save(&mut *conn).await.unwrap();
         assert_eq!((row.version, db.fetch_i64("SELECT version FROM t").await), (2, Some(2)));

@@ -16,7 +16,7 @@ struct Content {
     n: i64,
 }
 
-fn is_database<T: std::fmt::Debug>(result: Result<T, Error>) {
+fn is_database<T: std::fmt::Debug>(result: &Result<T, Error>) {
     assert!(matches!(result, Err(Error::Database { .. })), "{result:?}");
 }
 
@@ -26,14 +26,14 @@ on_every_database! {
         db.execute("INSERT INTO t VALUES (1, 5, NULL)").await;
         let row = || VersionedRow::table("t").by("id", 1_i64);
         let mut tx = db.pool.begin().await.unwrap();
-        is_database(row().read::<Content>(&mut *tx).await);
-        is_database(Row::load(&mut *tx, 1).await);
+        is_database(&row().read::<Content>(&mut *tx).await);
+        is_database(&Row::load(&mut *tx, 1).await);
         for expected in [0, 1] {
-            is_database(row().expect(expected).bump(&mut *tx).await);
-            is_database(Row { id: 1, n: 6, version: expected.into() }.save(&mut *tx).await.map(drop));
+            is_database(&row().expect(expected).bump(&mut *tx).await);
+            is_database(&Row { id: 1, n: 6, version: expected.into() }.save(&mut *tx).await.map(drop));
         }
         tx.commit().await.unwrap();
-        is_database(Row::load(&db.pool, 1).await);
+        is_database(&Row::load(&db.pool, 1).await);
         assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t WHERE n = 5 AND version IS NULL").await, Some(1));
     }
 

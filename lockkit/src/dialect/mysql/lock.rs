@@ -26,7 +26,7 @@ impl RowOps for MySql {
             return Ok(Plan::NoRows);
         };
         if free.keys.is_empty() {
-            return Ok(free.into_plan(Access::default()));
+            return Ok(judged(free, Access::default()));
         }
         // The optimizer prefers a scan on a small table even where an index could serve. It is told to use one even if it
         // would do so today: tomorrow the table may be small.
@@ -41,7 +41,7 @@ impl RowOps for MySql {
             Ok(Some(forced)) => forced,
             Ok(None) => return Ok(Plan::NoRows),
             // The indexes of a view's table cannot be named.
-            Err(err) if Self::row_plan_is_old(&err) => return Ok(free.into_plan(Access::default())),
+            Err(err) if Self::row_plan_is_old(&err) => return Ok(judged(free, Access::default())),
             Err(err) => return Err(err),
         };
         // All that is selected may be in that index even so, and then the plan depends on the number of rows. A join looks
@@ -50,11 +50,11 @@ impl RowOps for MySql {
         let integers = values.types.iter().all(|it| it.name().contains("INT"));
         if many && forced.is_covered && integers && query.limit.is_none() && !query.skip_locked {
             let joined = Access { joined: true, columns: None, ..access.clone() };
-            if explain(conn, query, values, &joined).await?.is_some_and(|it| !it.is_scan()) {
+            if explain(conn, query, values, &joined).await?.is_some_and(|it| !is_scan(&it)) {
                 return Ok(Plan::Served(joined));
             }
         }
-        Ok(forced.into_plan(access))
+        Ok(judged(forced, access))
     }
 
     async fn row_lock(
@@ -94,14 +94,12 @@ struct Explained {
     plan: String,
 }
 
-impl Explained {
-    fn is_scan(&self) -> bool {
-        matches!(&*self.access, "ALL" | "index")
-    }
+fn is_scan(step: &Explained) -> bool {
+    matches!(&*step.access, "ALL" | "index")
+}
 
-    fn into_plan(self, access: Access) -> Plan {
-        if self.is_scan() { Plan::Scan(self.plan) } else { Plan::Served(access) }
-    }
+fn judged(step: Explained, access: Access) -> Plan {
+    if is_scan(&step) { Plan::Scan(step.plan) } else { Plan::Served(access) }
 }
 
 /// How the server finds the rows of the table, if it has to look for any.
@@ -126,7 +124,7 @@ async fn explain(
         let is_covered = extra.split("; ").any(|it| it == "Using index");
         let plan = format!("type={access}, possible_keys={keys}, extra={extra}");
         let step = Explained { access, keys, is_covered, plan };
-        if step.is_scan() {
+        if is_scan(&step) {
             return Ok(Some(step));
         }
         found.get_or_insert(step);
