@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Dialect, connection, depth, failed},
+    dialect::{Dialect, connection, counted_depth, depth, failed},
     error::{Error, Fault, Result},
     guard::{CommitSent, Guard, Hold},
     key::Key,
@@ -105,7 +105,7 @@ impl<DB: Dialect> Tx<DB> {
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
         let conn = &mut self.0.get_mut().conn;
-        check_depth::<DB>(conn)?;
+        check_depth::<DB>(conn).await?;
         let _sent = CommitSent::now();
         match DB::commit(conn).await {
             Ok(()) => {
@@ -144,8 +144,8 @@ impl<DB: Dialect> Tx<DB> {
 }
 
 /// Only the outermost transaction commits anything.
-fn check_depth<DB: Dialect>(conn: &DB::Connection) -> Result<()> {
-    if depth::<DB>(conn) == 1 {
+async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
+    if depth::<DB>(conn).await? == 1 {
         return Ok(());
     }
     let reason = "needs the outermost transaction, with no nested one open: only that one commits anything".to_owned();
@@ -163,7 +163,7 @@ fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
 }
 
 async fn roll_back<DB: Database>(conn: &mut DB::Connection) -> sqlx::Result<()> {
-    while depth::<DB>(conn) > 0 {
+    while counted_depth::<DB>(conn) > 0 {
         DB::TransactionManager::rollback(conn).await?;
     }
     Ok(())
@@ -210,7 +210,7 @@ impl<DB: Dialect> AnyTx<DB> for Tx<DB> {
     }
 
     async fn check_open(&mut self) -> Result<()> {
-        check_depth::<DB>(self)
+        check_depth::<DB>(self).await
     }
 
     async fn commit(self) -> Result<()> {
@@ -228,7 +228,7 @@ impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
     }
 
     async fn check_open(&mut self) -> Result<()> {
-        check_depth::<DB>(self)?;
+        check_depth::<DB>(self).await?;
         DB::check_open(self).await.map_err(commit_failed::<DB>)
     }
 

@@ -33,7 +33,7 @@ mod query;
 mod sqlite;
 
 pub(crate) use pool::{connection, starved};
-pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, VersionQuery};
+pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 
 mod sealed {
     pub trait Sealed {}
@@ -59,6 +59,10 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
 
     /// Fails when the database has already ended the transaction that the connection is thought to be in.
     fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// How deep the connection is in transactions that sqlx began: zero outside of any. Waits until the driver has done
+    /// what a dropped transaction left to do, where its count is not right before.
+    fn depth(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<usize>> + Send;
 
     /// Whether no transaction is open on the connection, by the word of the database.
     fn is_idle(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
@@ -168,21 +172,51 @@ pub trait ListenOps: LeaseOps {
     fn heard(listener: &mut Self::Listener) -> impl Future<Output = sqlx::Result<Option<Key>>> + Send;
 }
 
+/// How the rows of a lock are found.
+#[derive(Debug, Clone)]
+pub enum Plan {
+    /// An index serves, if the table is read in this way.
+    Served(Access),
+    /// The values match nothing, so that there is no plan to judge.
+    NoRows,
+    /// The whole table is read. The plan, in the database's words.
+    Scan(String),
+}
+
+/// How to read the table, where the optimizer would not choose an index by itself. By default the choice is its own.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// The clause that names the indexes to use.
+    force: String,
+    /// What to select of rows that are only counted, so that an index alone does not have it.
+    columns: Option<String>,
+    /// Whether the values are joined to the table.
+    joined: bool,
+}
+
 /// Row locks.
 pub trait RowOps: Dialect {
-    /// Selects and locks the rows. Inside a transaction.
+    /// The text of the selection, without its lock and without the way to read it. What is known about the plan of one
+    /// text is not believed of another one.
+    fn row_text(query: &RowQuery, values: &Values<Self>) -> String;
+
+    /// How the selection finds its rows.
+    fn row_plan(
+        conn: &mut Self::Connection,
+        query: &RowQuery,
+        values: &Values<Self>,
+    ) -> impl Future<Output = sqlx::Result<Plan>> + Send;
+
+    /// Selects and locks the rows, read in this way. Inside a transaction.
     fn row_lock(
         conn: &mut Self::Connection,
         query: &RowQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
+        access: &Access,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// The plan of the same selection without its lock, if it reads the whole table and no index could serve it.
-    fn row_scan(
-        conn: &mut Self::Connection,
-        query: &RowQuery,
-        arguments: &Self::Arguments,
-    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+    /// Whether the statement failed because the table has changed so that it cannot be read in the way that was found.
+    fn row_plan_is_old(err: &sqlx::Error) -> bool;
 }
 
 /// Named locks for a transaction.
@@ -261,14 +295,14 @@ pub trait VersionOps: Dialect {
     fn version_read(
         conn: &mut Self::Connection,
         query: &VersionQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
     ) -> impl Future<Output = sqlx::Result<Option<(Self::Row, Version)>>> + Send;
 
     /// Moves the version from `expected` to its successor and returns that; `None` when the row has another version.
     fn version_bump(
         conn: &mut Self::Connection,
         query: &VersionQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
         expected: &Version,
     ) -> impl Future<Output = sqlx::Result<Option<Version>>> + Send;
 
@@ -277,7 +311,7 @@ pub trait VersionOps: Dialect {
     fn version_save(
         conn: &mut Self::Connection,
         query: &SaveQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
         expected: i64,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 }
@@ -385,7 +419,12 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
 }
 
 /// How deep the connection is in transactions: zero outside of any.
-pub(crate) fn depth<DB: Database>(conn: &DB::Connection) -> usize {
+pub(crate) async fn depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<usize, Error> {
+    DB::depth(conn).await.map_err(|err| failed::<DB>("counting the open transactions", None, err))
+}
+
+/// As [`depth`], by what sqlx has counted so far: on SQLite only right after the connection has answered something.
+pub(crate) fn counted_depth<DB: Database>(conn: &DB::Connection) -> usize {
     DB::TransactionManager::get_transaction_depth(conn)
 }
 
@@ -427,12 +466,36 @@ fn connection_fault(err: &sqlx::Error) -> Fault {
     }
 }
 
-/// The version that the database printed as `text`.
-fn parse_version(is_number: bool, text: String) -> sqlx::Result<Version> {
-    if is_number {
-        return text.parse().map(Version::Number).map_err(|err| sqlx::Error::Decode(Box::new(err)));
+/// What a version column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum VersionKind {
+    Number,
+    Timestamp,
+    /// Nothing that can be moved on.
+    Other,
+}
+
+impl VersionKind {
+    fn of(version: &Version) -> Self {
+        match version {
+            Version::Number(_) => Self::Number,
+            Version::Timestamp(_) => Self::Timestamp,
+        }
     }
-    Ok(Version::Timestamp(text))
+}
+
+/// The version that the database printed as `text`, which is `None` for NULL.
+fn parse_version(kind: VersionKind, text: Option<String>) -> sqlx::Result<Version> {
+    let Some(text) = text else {
+        return Err(sqlx::Error::Decode("the version of the row is NULL".into()));
+    };
+    match kind {
+        VersionKind::Number => text.parse().map(Version::Number).map_err(|err| sqlx::Error::Decode(Box::new(err))),
+        VersionKind::Timestamp => Ok(Version::Timestamp(text)),
+        VersionKind::Other => {
+            Err(sqlx::Error::Decode("the version of the row is neither an integer nor a timestamp".into()))
+        }
+    }
 }
 
 /// A segment as read from its row.

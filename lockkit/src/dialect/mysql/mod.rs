@@ -88,6 +88,11 @@ impl Dialect for MySql {
         Ok(())
     }
 
+    async fn depth(conn: &mut MySqlConnection) -> sqlx::Result<usize> {
+        // Counted when a transaction is dropped, not when its rollback is run.
+        Ok(MySqlTransactionManager::get_transaction_depth(conn))
+    }
+
     async fn is_idle(conn: &mut MySqlConnection) -> bool {
         Self::check_open(conn).await.is_err_and(|it| Self::fault(&it) == Fault::NoTransaction)
     }

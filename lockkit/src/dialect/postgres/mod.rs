@@ -2,8 +2,8 @@
 
 use sha2::{Digest, Sha256};
 use sqlx::{
-    Executor, PgConnection, Pool, Postgres, SqlStr,
-    postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager},
+    Executor, PgConnection, Pool, Postgres, SqlStr, TypeInfo,
+    postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager, PgTypeInfo},
 };
 use sqlx_core::transaction::TransactionManager;
 
@@ -93,6 +93,11 @@ impl Dialect for Postgres {
         Ok(())
     }
 
+    async fn depth(conn: &mut PgConnection) -> sqlx::Result<usize> {
+        // Counted when a transaction is dropped, not when its rollback is run.
+        Ok(PgTransactionManager::get_transaction_depth(conn))
+    }
+
     async fn is_idle(conn: &mut PgConnection) -> bool {
         // 25P01: there is no transaction to have a savepoint in. One that has failed would say 25P02.
         let err = Self::check_open(conn).await.err();
@@ -124,6 +129,36 @@ impl RowsAffected for PgQueryResult {
 /// How the driver writes the bound value with this number, from 1.
 fn placeholder(number: usize) -> String {
     format!("${number}")
+}
+
+/// The types of the bound values, as a comment.
+///
+/// sqlx keeps prepared statements by their text, with the types that the values had at first. Values of other types would
+/// be sent in a form that the server takes for something else, so a statement of other types needs another text.
+fn typed(types: &[PgTypeInfo]) -> String {
+    let mut names: Vec<_> = types.iter().map(type_name).collect();
+    if names.windows(2).all(|two| two[0] == two[1]) {
+        names.truncate(1);
+    }
+    format!("/* {} */", names.join(", "))
+}
+
+/// The name of a built-in type, the number of another one where it is known, or else the name that the user gave it.
+fn type_name(type_info: &PgTypeInfo) -> String {
+    const FIRST_OF_USERS: u32 = 16384;
+    let name = type_info.name();
+    match type_info.oid() {
+        Some(oid) if oid.0 >= FIRST_OF_USERS || name == "?" => oid.0.to_string(),
+        _ => name.chars().map(plain).collect(),
+    }
+}
+
+/// What does not end a comment.
+fn plain(char: char) -> String {
+    if char.is_ascii_alphanumeric() || "_.[] \"".contains(char) {
+        return char.to_string();
+    }
+    char.escape_unicode().collect()
 }
 
 /// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use sqlx::{Executor, PgConnection, Postgres, Row};
 
 use crate::{
-    dialect::{Look, Segment, StockOps, depth, quantity, segment},
+    dialect::{Look, Segment, StockOps, counted_depth, quantity, segment},
     key::Key,
     policy::Wait,
 };
@@ -19,7 +19,7 @@ impl StockOps for Postgres {
     ) -> sqlx::Result<Option<u32>> {
         // A segment that was emptied between the statement's snapshot and its lock is passed over, but stays locked. Kept
         // until the end of a transaction that goes on to wait for others, it would be locked out of their order.
-        let in_a_transaction = depth::<Self>(conn) > 0;
+        let in_a_transaction = counted_depth::<Self>(conn) > 0;
         if in_a_transaction {
             conn.execute("SAVEPOINT lockkit_stock").await?;
         }
@@ -48,7 +48,7 @@ impl StockOps for Postgres {
     }
 
     async fn stock_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Look> {
-        let in_a_transaction = depth::<Self>(conn) > 0;
+        let in_a_transaction = counted_depth::<Self>(conn) > 0;
         let rows = sqlx::query(
             "SELECT segment, quantity, current_setting('transaction_isolation') = 'read committed' AS is_current
              FROM lockkit_stock

@@ -4,7 +4,7 @@
 //! Names are quoted by backticks: what stands in double quotes and is no column, SQLite takes for a string.
 
 use sqlx::{
-    AssertSqlSafe, Executor, Pool, SqlStr, Sqlite, SqliteConnection,
+    AssertSqlSafe, Connection, Executor, Pool, SqlStr, Sqlite, SqliteConnection,
     sqlite::{SqliteError, SqliteQueryResult, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -79,6 +79,17 @@ impl Dialect for Sqlite {
     async fn check_open(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
         // A COMMIT without a transaction fails.
         Ok(())
+    }
+
+    async fn depth(conn: &mut SqliteConnection) -> sqlx::Result<usize> {
+        let depth = SqliteTransactionManager::get_transaction_depth(conn);
+        if depth == 0 {
+            // What is left to do only ends transactions.
+            return Ok(depth);
+        }
+        // The worker thread rolls back what was dropped, and counts then. It answers in the order of the questions.
+        conn.ping().await?;
+        Ok(SqliteTransactionManager::get_transaction_depth(conn))
     }
 
     async fn is_idle(conn: &mut SqliteConnection) -> bool {

@@ -266,7 +266,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         self.inner.keeper.visit();
         self.check_trusted()?;
-        if depth::<DB>(conn) == 0 {
+        if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
             return Err(Error::InvalidOption { option: "verify", reason });
         }
