@@ -199,6 +199,22 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// MySQL or MariaDB writes its binary log as statements, and so refuses every write in a READ COMMITTED transaction,
+    /// which [`begin`](crate::begin) makes (error 1665).
+    #[error(
+        "the server refused a write while {doing}{}, because it writes its binary log as statements and the transaction is \
+         READ COMMITTED: set `binlog_format` to ROW or MIXED on the server",
+        of(key.as_ref())
+    )]
+    StatementLog {
+        /// What lockkit was doing.
+        doing: &'static str,
+        /// For which lock or table.
+        key: Option<Key>,
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
     /// The database failed.
     #[error("database error while {doing}{}", of(key.as_ref()))]
     Database {
@@ -250,7 +266,8 @@ impl Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A lock is held by another transaction, and the wait was refused or ran out.
+    /// A lock is held by another transaction, and the wait was refused or ran out, or the statement was ended by a
+    /// timeout of the server's or cancelled.
     Contended,
     /// Picked as the victim of a deadlock.
     Deadlock,
@@ -264,7 +281,9 @@ pub enum Fault {
     NoTransaction,
     /// The database, user or replica may not write.
     ReadOnly,
-    /// The connection broke, the server is going away, or the pool gave no connection in time.
+    /// The server's binary log of statements refuses writes in a READ COMMITTED transaction.
+    StatementLog,
+    /// The connection broke, the server is going away or takes no more connections, or the pool gave none in time.
     Unavailable,
     /// Anything else.
     Other,

@@ -3,6 +3,8 @@
 mod bad_input;
 mod cancellation;
 mod contention;
+mod ended;
+mod faults;
 mod harness;
 mod keeper;
 mod leases;

@@ -70,13 +70,22 @@ impl Dialect for Sqlite {
         begun
     }
 
+    async fn check_begun(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // A full disk or `INSERT OR ROLLBACK` ends the transaction, and later statements would commit by themselves.
+        // There is no transaction within a transaction, so a BEGIN that works has found none; the second ROLLBACK is
+        // the error that says so.
+        match conn.execute("BEGIN").await {
+            Ok(_) => conn.execute("ROLLBACK; ROLLBACK").await.map(drop),
+            Err(_) => Ok(()),
+        }
+    }
+
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
         SqliteTransactionManager::commit(conn).await
     }
 
-    async fn check_open(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // A COMMIT without a transaction fails.
-        Ok(())
+    async fn check_open(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        Self::check_begun(conn).await
     }
 
     async fn is_idle(conn: &mut SqliteConnection) -> bool {

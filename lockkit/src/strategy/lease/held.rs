@@ -12,7 +12,7 @@ use tracing::Instrument;
 use super::{Inner, check_ttl};
 use crate::{
     dialect::{LeaseOps, depth, failed_on_own_table},
-    error::{Error, LossReason, Result},
+    error::{Error, Fault, LossReason, Result},
     fence::Fence,
     guard::{Guard, Hold, guarded},
     keeper::{Kept, release_failed},
@@ -300,13 +300,13 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
             let Kept { key, token, terms, .. } = &*lease.kept;
             let given_up =
                 DB::lease_give_up(tx.connection(), key, *token, terms.min_hold, lease.kept.is_pinned()).await;
-            if !given_up.map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))? {
+            if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 // The loss is the news; a rollback that fails is done by the database.
                 drop(tx.rollback().await);
                 return Ok(Some(lease));
             }
         }
-        tx.commit().await.map(|()| None)
+        tx.commit_open().await.map(|()| None)
     };
     let ended = ended.await;
     if let Ok(None) = ended {
@@ -325,6 +325,14 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
     match ended? {
         Some(lost) => lost.check_trusted(),
         None => Ok(()),
+    }
+}
+
+/// The error of a transaction that refused to give the lease up: nothing was committed.
+fn give_up_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        Fault::NoTransaction => Error::TransactionEnded { source },
+        _ => failed_on_own_table::<DB>("committing with lease", Some(key), source),
     }
 }
 
