@@ -55,15 +55,19 @@ impl SessionOps for MySql {
         .bind(key.as_bytes())
         .bind(key.as_bytes())
         .bind(slice.as_secs_f64())
-        .fetch_one(conn)
+        .fetch_one(&mut *conn)
         .await;
         match answer {
             Ok(Some(1)) => Ok(SessionAnswer::Granted),
-            // NULL: the wait was cut short, by KILL QUERY or a bound of the session's, which MySQL reports as an error.
-            Ok(Some(0) | None) => Ok(SessionAnswer::Held),
+            Ok(Some(0)) => Ok(SessionAnswer::Held),
             Ok(Some(_)) => Ok(SessionAnswer::Elsewhere),
-            Err(err) if Self::fault(&err) == Fault::Contended => Ok(SessionAnswer::Held),
-            Err(err) => Err(err),
+            Err(err) if Self::fault(&err) != Fault::Contended => Err(err),
+            // The wait was cut short, by KILL QUERY or a bound of the session's, which MariaDB answers with NULL and
+            // MySQL with an error. The lock may have been granted in the same instant.
+            Ok(None) | Err(_) => {
+                let holds = Self::session_holds(conn, id, key).await?;
+                Ok(if holds { SessionAnswer::Granted } else { SessionAnswer::Held })
+            }
         }
     }
 
