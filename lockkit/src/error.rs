@@ -132,7 +132,8 @@ pub enum Error {
     /// The database ended the transaction before its commit, so the commit was refused.
     ///
     /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim.
-    /// On MySQL and MariaDB statements after that point ran outside a transaction.
+    /// On MySQL and MariaDB statements after that point were rolled back in a transaction of [`begin`](crate::begin); in
+    /// a `sqlx::Transaction` each was committed by itself.
     #[error(
         "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
     )]

@@ -33,6 +33,9 @@ const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 /// READ COMMITTED makes every statement after a lock see what was committed before the lock was granted. Under
 /// REPEATABLE READ a read before the lock fixes what all later reads see, and updates are lost without an error.
 ///
+/// On MySQL and MariaDB autocommit is off until the transaction ends, so what follows a deadlock in it is never committed.
+/// In a `sqlx::Transaction` each statement after a deadlock is committed by itself.
+///
 /// On SQLite this waits for other writers as long as the connection's busy timeout (5 s unless set otherwise).
 ///
 /// # Errors
@@ -303,9 +306,7 @@ impl<DB: Dialect> Hold for Open<DB> {
             if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
                 drop(ending.defuse());
             } else {
-                tracing::debug!(
-                    "closing the connection of a dropped transaction that could not be rolled back in time"
-                );
+                tracing::debug!("closing the connection of a transaction that could not be rolled back in time");
             }
         });
     }

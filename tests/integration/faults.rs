@@ -74,31 +74,48 @@ on_every_server! {
     }
 
     async fn a_wait_for_a_session_lock_that_is_cut_short_goes_on<S>(db: TestDb<S>) {
-        let holder = SessionLock::new("k").acquire(&db.pool).await.unwrap();
-        let pool = db.pool.clone();
-        let waiter = tokio::spawn(async move {
-            SessionLock::new("k").wait(Duration::from_secs(60)).acquire(&pool).await
-        });
-        let waiting = if S::NAME == "PostgreSQL" {
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1"
-        } else {
-            "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock' LIMIT 1"
-        };
         let mut other = db.connect().await;
-        let mut cut = 0;
-        while cut < 3 {
-            assert!(!waiter.is_finished(), "{:?}", waiter.await);
-            let Some(id) = S::fetch_i64(&mut other, waiting).await.unwrap() else { continue };
+        for round in 0..20 {
+            let holder = SessionLock::new("k").acquire(&db.pool).await.unwrap();
+            let pool = db.pool.clone();
+            let waiter = tokio::spawn(async move {
+                SessionLock::new("k").wait(Duration::from_secs(30)).acquire(&pool).await
+            });
+            let id = waiting_session::<S>(&mut other, &waiter).await;
             let cancel = if S::NAME == "PostgreSQL" {
                 format!("SELECT pg_cancel_backend({id})")
             } else {
                 format!("KILL QUERY {id}")
             };
-            S::execute(&mut other, &cancel).await.unwrap();
-            cut += 1;
+            if round % 2 == 0 {
+                S::execute(&mut other, &cancel).await.unwrap();
+                holder.release().await.unwrap();
+            } else {
+                // In the same instant, so that the lock may be granted to the statement that is cut short.
+                let (cancelled, released) = tokio::join!(S::execute(&mut other, &cancel), holder.release());
+                cancelled.unwrap();
+                released.unwrap();
+            }
+            waiter.await.unwrap().unwrap().release().await.unwrap();
         }
-        holder.release().await.unwrap();
-        waiter.await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+/// The session of the server that waits for a session lock.
+async fn waiting_session<S: support::Backend>(
+    conn: &mut <S::DB as sqlx::Database>::Connection,
+    waiter: &tokio::task::JoinHandle<Result<lockkit::Session<S::DB>, Error>>,
+) -> i64 {
+    let waiting = if S::NAME == "PostgreSQL" {
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1"
+    } else {
+        "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock' LIMIT 1"
+    };
+    loop {
+        assert!(!waiter.is_finished(), "it does not wait");
+        if let Some(id) = S::fetch_i64(conn, waiting).await.unwrap() {
+            return id;
+        }
     }
 }
 

@@ -5,6 +5,7 @@ mod cancellation;
 mod contention;
 mod ended;
 mod faults;
+mod galera;
 mod harness;
 mod keeper;
 mod leases;
