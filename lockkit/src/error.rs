@@ -131,7 +131,8 @@ pub enum Error {
 
     /// The database ended the transaction before its commit, so the commit was refused.
     ///
-    /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim.
+    /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim, SQLite after
+    /// `INSERT OR ROLLBACK` or when its disk is full: there each statement after that point was committed by itself.
     /// On MySQL and MariaDB statements after that point were rolled back in a transaction of [`begin`](crate::begin); in
     /// a `sqlx::Transaction` each was committed by itself.
     #[error(

@@ -4,12 +4,7 @@
 //! sqlx's marker types ([`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`]) behind the feature of the same name,
 //! and are sealed: users name them in bounds, and implement [`LeaseStore`](crate::LeaseStore) for other stores.
 
-use std::{
-    error::Error as StdError,
-    future::{Future, ready},
-    ops::RangeInclusive,
-    time::Duration,
-};
+use std::{error::Error as StdError, future::Future, ops::RangeInclusive, time::Duration};
 
 use sqlx::{
     Database, Pool, SqlStr,
@@ -50,17 +45,14 @@ mod sealed {
     note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
 )]
 pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
+    /// Whether `begin` changes settings of the session, so that `restore_session` must follow the end of the transaction.
+    const CHANGES_SESSION: bool;
+
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 
-    /// Whether `begin` changes settings of the session, so that `restore_session` must follow the end of the transaction.
-    const CHANGES_SESSION: bool = false;
-
     /// What the server is not suited for, to be told once: asked at the first `begin` on each server, empty afterwards.
-    fn caveats(pool: &Pool<Self>, conn: &mut Self::Connection) -> impl Future<Output = Vec<&'static str>> + Send {
-        let _ = (pool, conn);
-        ready(Vec::new())
-    }
+    fn caveats(pool: &Pool<Self>, conn: &mut Self::Connection) -> impl Future<Output = Vec<&'static str>> + Send;
 
     /// Begins a READ COMMITTED transaction, or takes the write lock where that is the only lock there is.
     fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -73,10 +65,7 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Restores the settings of the session that `begin` changed, and rolls back what ran after the transaction ended.
-    fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send {
-        let _ = conn;
-        ready(Ok(()))
-    }
+    fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Fails when the database has already ended a transaction of the application's that the connection is thought to
     /// be in.

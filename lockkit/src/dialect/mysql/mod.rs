@@ -65,14 +65,14 @@ impl AsConnection<MySql> for MySqlConnection {
 }
 
 impl Dialect for MySql {
+    const CHANGES_SESSION: bool = true;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
     }
-
-    const CHANGES_SESSION: bool = true;
 
     async fn caveats(pool: &Pool<Self>, conn: &mut MySqlConnection) -> Vec<&'static str> {
         if !is_first_use(&pool.connect_options()) {

@@ -72,11 +72,17 @@ impl AsConnection<Postgres> for PgConnection {
 }
 
 impl Dialect for Postgres {
+    const CHANGES_SESSION: bool = false;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn caveats(_pool: &Pool<Self>, _conn: &mut PgConnection) -> Vec<&'static str> {
+        Vec::new()
     }
 
     async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {
@@ -94,6 +100,10 @@ impl Dialect for Postgres {
         // ROLLBACK that corrects sqlx's count of open transactions something to end.
         conn.execute("SELECT 1; COMMIT AND CHAIN").await?;
         PgTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn restore_session(_conn: &mut PgConnection) -> sqlx::Result<()> {
         Ok(())
     }
 

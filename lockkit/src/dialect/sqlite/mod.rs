@@ -54,11 +54,17 @@ impl AsConnection<Sqlite> for SqliteConnection {
 }
 
 impl Dialect for Sqlite {
+    const CHANGES_SESSION: bool = false;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn caveats(_pool: &Pool<Self>, _conn: &mut SqliteConnection) -> Vec<&'static str> {
+        Vec::new()
     }
 
     async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {
@@ -82,6 +88,10 @@ impl Dialect for Sqlite {
 
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
         SqliteTransactionManager::commit(conn).await
+    }
+
+    async fn restore_session(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        Ok(())
     }
 
     async fn check_open(conn: &mut SqliteConnection) -> sqlx::Result<()> {
