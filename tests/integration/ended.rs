@@ -128,6 +128,30 @@ on_databases! {
 
 on_databases! {
     [mariadb, mysql]
+    async fn the_session_is_not_left_without_autocommit_by_a_runtime_that_ends<S>(db: TestDb<S>) {
+        let pool = db.pool_of(1).await;
+        for end in ["commit", "rollback", "drop"] {
+            // Of this runtime, so that it outlives the other one.
+            drop(pool.acquire().await.unwrap());
+            let other = pool.clone();
+            let ended = std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let tx = lockkit::begin(&other).await.unwrap();
+                    match end {
+                        "commit" => tx.commit().await.unwrap(),
+                        "rollback" => tx.rollback().await.unwrap(),
+                        _ => drop(tx),
+                    }
+                });
+            });
+            tokio::task::spawn_blocking(|| ended.join().unwrap()).await.unwrap();
+            let mut conn = pool.acquire().await.unwrap();
+            let autocommit = S::fetch_i64(&mut conn, "SELECT @@autocommit + 0").await.unwrap();
+            assert_eq!(autocommit, Some(1), "after {end}");
+        }
+    }
+
     async fn the_session_is_as_before_after_every_kind_of_end<S>(db: TestDb<S>) {
         let pool = db.pool_of(1).await;
         for autocommit in [1, 0] {
