@@ -138,8 +138,10 @@ pub enum Error {
 
     /// The database ended the transaction before its commit, so the commit was refused.
     ///
-    /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim.
-    /// On MySQL and MariaDB statements after that point ran outside a transaction.
+    /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim, SQLite after
+    /// `INSERT OR ROLLBACK` or when its disk is full: there each statement after that point was committed by itself.
+    /// On MySQL and MariaDB statements after that point were rolled back in a transaction of [`begin`](crate::begin); in
+    /// a `sqlx::Transaction` each was committed by itself.
     #[error(
         "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
     )]
@@ -206,6 +208,22 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// MySQL or MariaDB writes its binary log as statements, and so refuses every write in a READ COMMITTED transaction,
+    /// which [`begin`](crate::begin) makes (error 1665).
+    #[error(
+        "the server refused a write while {doing}{}, because it writes its binary log as statements and the transaction is \
+         READ COMMITTED: set `binlog_format` to ROW or MIXED on the server",
+        of(key.as_ref())
+    )]
+    StatementLog {
+        /// What lockkit was doing.
+        doing: &'static str,
+        /// For which lock or table.
+        key: Option<Key>,
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
     /// The database failed.
     #[error("database error while {doing}{}", of(key.as_ref()))]
     Database {
@@ -257,7 +275,8 @@ impl Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A lock is held by another transaction, and the wait was refused or ran out.
+    /// A lock is held by another transaction, and the wait was refused or ran out, or the statement was ended by a
+    /// timeout of the server's or cancelled.
     Contended,
     /// Picked as the victim of a deadlock.
     Deadlock,
@@ -271,7 +290,9 @@ pub enum Fault {
     NoTransaction,
     /// The database, user or replica may not write.
     ReadOnly,
-    /// The connection broke, the server is going away, or the pool gave no connection in time.
+    /// The server's binary log of statements refuses writes in a READ COMMITTED transaction.
+    StatementLog,
+    /// The connection broke, the server is going away or takes no more connections, or the pool gave none in time.
     Unavailable,
     /// Anything else.
     Other,

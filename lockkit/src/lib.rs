@@ -37,8 +37,9 @@
 //!
 //! By [`tracing`](https://docs.rs/tracing), with the target `lockkit::observe`: the spans `lockkit.acquire` and `lockkit.hold`
 //! (`strategy`, `key`), and the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `lost` (`fence`,
-//! `held`, `reason`; a warning, once for each lease or session lock), `released` (`fence`, `held`), `committed`, `retrying` (`attempt`, `pause`, `error`) and
-//! `swept` (`keys`). Renewals that fail are one warning for each outage.
+//! `held`, `reason`; a warning, once for each lease or session lock), `released` (`fence`, `held`), `committed`, `retrying`
+//! (`attempt`, `pause`, `error`) and `swept` (`keys`). Renewals that fail are one warning for each outage. The first [`begin`] on
+//! a MySQL or MariaDB server warns of what the server is not suited for: a node of a Galera cluster, a binary log of statements.
 //!
 //! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`: the counters `lockkit_acquired_total`,
 //! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms `lockkit_wait_seconds` and

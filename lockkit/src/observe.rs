@@ -89,6 +89,11 @@ pub(crate) fn swept(keys: u64) {
     tracing::debug!(keys, "swept");
 }
 
+/// What the server is not suited for.
+pub(crate) fn caveat(caveat: &'static str) {
+    tracing::warn!("{caveat}");
+}
+
 /// A transaction was committed.
 pub(crate) fn committed() {
     tracing::debug!("committed");

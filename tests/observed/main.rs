@@ -245,3 +245,17 @@ async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() 
         assert_eq!(found.get(name), Some(&count), "{name} among {found:?}");
     }
 }
+
+#[tokio::test]
+async fn a_cluster_with_several_nodes_is_warned_of_once() {
+    let Some(db) = TestDb::<support::Galera>::unless_left_out().await else { return };
+    for is_told in [true, false] {
+        let told = Told::default();
+        {
+            let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
+            lockkit::begin(&db.pool_of(1).await).await.unwrap().rollback().await.unwrap();
+        }
+        let told = told.0.lock().unwrap();
+        assert_eq!(told.keys().any(|it| it.contains("Galera cluster")), is_told, "{:?}", told.keys());
+    }
+}

@@ -48,16 +48,30 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     /// Whether a network stands between this process and the database, so that an answer may never come.
     const IS_REMOTE: bool = true;
 
+    /// Whether `begin` changes settings of the session, so that `restore_session` must follow the end of the transaction.
+    const CHANGES_SESSION: bool;
+
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
+
+    /// What the server is not suited for, to be told once: asked at the first `begin` on each server, empty afterwards.
+    fn caveats(pool: &Pool<Self>, conn: &mut Self::Connection) -> impl Future<Output = Vec<&'static str>> + Send;
 
     /// Begins a READ COMMITTED transaction, or takes the write lock where that is the only lock there is.
     fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Commits, and fails when the database has already ended the transaction.
+    /// Fails when the database has already ended the transaction of `begin`, unless it refuses every further statement
+    /// then.
+    fn check_begun(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Commits the transaction of `begin` that `check_begun` found open.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Fails when the database has already ended the transaction that the connection is thought to be in.
+    /// Restores the settings of the session that `begin` changed, and rolls back what ran after the transaction ended.
+    fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Fails when the database has already ended a transaction of the application's that the connection is thought to
+    /// be in.
     fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// How deep the connection is in transactions that sqlx began: zero outside of any. Waits until the driver has done
@@ -402,8 +416,10 @@ async fn is_migrated<C: Migrate>(conn: &mut C, migrator: &Migrator) -> bool {
 
 /// An error of the database, in lockkit's words.
 pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
-    let fault = DB::fault(&source);
-    Error::Database { doing, key: key.cloned(), fault, source }
+    match DB::fault(&source) {
+        Fault::StatementLog => Error::StatementLog { doing, key: key.cloned(), source },
+        fault => Error::Database { doing, key: key.cloned(), fault, source },
+    }
 }
 
 /// As [`failed`], where a missing table or column can only be lockkit's own.

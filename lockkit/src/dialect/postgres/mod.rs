@@ -46,14 +46,18 @@ mod version;
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
     // https://www.postgresql.org/docs/current/errcodes-appendix.html
     match err.code() {
-        "55P03" => Fault::Contended,
+        // A lock timeout. A statement timeout, which lockkit never sets, or a cancelled statement: it did nothing but wait.
+        "55P03" | "57014" => Fault::Contended,
         "40P01" => Fault::Deadlock,
         "40001" => Fault::Serialization,
         "23505" => Fault::Duplicate,
         "42P01" | "42703" | "3F000" => Fault::NoTable,
-        "25P01" | "25P02" => Fault::NoTransaction,
+        // The timeout of an idle transaction strikes between two statements only, so the next one was not run.
+        "25P01" | "25P02" | "25P03" => Fault::NoTransaction,
         "25006" => Fault::ReadOnly,
-        "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "08006" | "08003" => Fault::Unavailable,
+        "57P01" | "57P02" | "57P03" | "57P05" | "25P04" | "53300" => Fault::Unavailable,
+        // PgBouncer, too, says so (08P01) when it has no connection to lend.
+        code if code.starts_with("08") => Fault::Unavailable,
         _ => Fault::Other,
     }
 }
@@ -68,6 +72,8 @@ impl AsConnection<Postgres> for PgConnection {
 }
 
 impl Dialect for Postgres {
+    const CHANGES_SESSION: bool = false;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
@@ -75,8 +81,17 @@ impl Dialect for Postgres {
         }
     }
 
+    async fn caveats(_pool: &Pool<Self>, _conn: &mut PgConnection) -> Vec<&'static str> {
+        Vec::new()
+    }
+
     async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {
         PgTransactionManager::begin(conn, Some(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))).await
+    }
+
+    async fn check_begun(_conn: &mut PgConnection) -> sqlx::Result<()> {
+        // A transaction that has failed refuses every statement.
+        Ok(())
     }
 
     async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -85,6 +100,10 @@ impl Dialect for Postgres {
         // ROLLBACK that corrects sqlx's count of open transactions something to end.
         conn.execute("SELECT 1; COMMIT AND CHAIN").await?;
         PgTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn restore_session(_conn: &mut PgConnection) -> sqlx::Result<()> {
         Ok(())
     }
 

@@ -55,12 +55,17 @@ impl AsConnection<Sqlite> for SqliteConnection {
 
 impl Dialect for Sqlite {
     const IS_REMOTE: bool = false;
+    const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn caveats(_pool: &Pool<Self>, _conn: &mut SqliteConnection) -> Vec<&'static str> {
+        Vec::new()
     }
 
     async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {
@@ -72,13 +77,26 @@ impl Dialect for Sqlite {
         begun
     }
 
+    async fn check_begun(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // A full disk or `INSERT OR ROLLBACK` ends the transaction, and later statements would commit by themselves.
+        // There is no transaction within a transaction, so a BEGIN that works has found none; the second ROLLBACK is
+        // the error that says so.
+        match conn.execute("BEGIN").await {
+            Ok(_) => conn.execute("ROLLBACK; ROLLBACK").await.map(drop),
+            Err(_) => Ok(()),
+        }
+    }
+
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
         SqliteTransactionManager::commit(conn).await
     }
 
-    async fn check_open(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // A COMMIT without a transaction fails.
+    async fn restore_session(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
         Ok(())
+    }
+
+    async fn check_open(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        Self::check_begun(conn).await
     }
 
     async fn depth(conn: &mut SqliteConnection) -> sqlx::Result<usize> {

@@ -13,9 +13,9 @@ use super::{Inner, check_ttl};
 use crate::{
     bounded::limit_for,
     dialect::{LeaseOps, depth, failed_on_own_table},
-    error::{Error, LossReason, Result},
+    error::{Error, Fault, LossReason, Result},
     fence::Fence,
-    guard::{CommitSent, Guard, Hold, guarded},
+    guard::{Guard, Hold, guarded},
     keeper::Unfinished,
     kept::{Kept, release_failed},
     key::Key,
@@ -321,7 +321,7 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
             let Kept { key, token, terms, .. } = &*lease.kept;
             let given_up =
                 DB::lease_give_up(tx.connection(), key, *token, terms.min_hold, lease.kept.is_pinned()).await;
-            if !given_up.map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))? {
+            if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }
         }
@@ -332,9 +332,7 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
     let refused = match given_up.unwrap_or_else(|_| Err(no_answer(doing, leases.first().map(Lease::key)))) {
         Ok(None) => {
             // From here on only the answer tells whether the work was done.
-            let sent = CommitSent::now();
-            let committed = timeout(limit, tx.commit()).await;
-            drop(sent);
+            let committed = timeout(limit, tx.commit_open()).await;
             match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out() })) {
                 Ok(()) => {
                     committing.into_iter().map(Guard::defuse).for_each(|it| it.inner.committed(&it.kept));
@@ -379,6 +377,14 @@ impl<S: LeaseStore> Hold for Committing<S> {
         let Self { kept, inner, unfinished } = self;
         give_back_later(inner, kept.clone(), unfinished, Vec::new());
         kept.lose(LossReason::Released);
+    }
+}
+
+/// The error of a transaction that refused to give the lease up: nothing was committed.
+fn give_up_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        Fault::NoTransaction => Error::TransactionEnded { source },
+        _ => failed_on_own_table::<DB>("committing with lease", Some(key), source),
     }
 }
 
