@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Dialect, connection, counted_depth, depth, failed},
+    dialect::{Dialect, check_in, connection, counted_depth, depth, failed},
     error::{Error, Fault, Result},
     guard::{CommitSent, Guard, Hold},
     key::Key,
@@ -289,6 +289,8 @@ impl<DB: Dialect> Open<DB> {
     fn give_back(self) {
         if DB::CHANGES_SESSION {
             self.abandon();
+        } else {
+            check_in::<DB>(self.conn);
         }
     }
 }
@@ -307,7 +309,7 @@ impl<DB: Dialect> Hold for Open<DB> {
             };
             // A statement may still be on its way, or waiting for a lock, when its future was dropped.
             if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
-                drop(ending.defuse());
+                check_in::<DB>(ending.defuse().conn);
             } else {
                 tracing::debug!("closing the connection of a transaction that could not be rolled back in time");
             }

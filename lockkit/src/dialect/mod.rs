@@ -32,7 +32,7 @@ mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-pub(crate) use pool::{connection, starved};
+pub(crate) use pool::{check_in, connection, starved};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 
 mod sealed {

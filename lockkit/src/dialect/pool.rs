@@ -125,7 +125,7 @@ async fn call<DB: Dialect, T>(
 }
 
 /// Gives the connection back. sqlx pings it first, without a bound of its own.
-fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
+pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     if DB::IS_REMOTE {
         let returning = conn.return_to_pool();
         tokio::spawn(async move { _ = timeout(RETURN_LIMIT, returning).await });
