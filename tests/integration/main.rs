@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod cancellation;
+mod clocks;
 mod contention;
 mod harness;
 mod keeper;

@@ -4,11 +4,13 @@ use std::io;
 use std::net;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
 use url::Url;
 
 /// A proxy in front of one server. Its connections end when it is dropped.
@@ -25,6 +27,7 @@ struct State {
     round_trips: AtomicU64,
     stalled: watch::Sender<bool>,
     drops_replies: AtomicBool,
+    reply_delay_ms: AtomicU64,
     reset: Notify,
 }
 
@@ -42,6 +45,7 @@ impl Proxy {
             round_trips: AtomicU64::new(0),
             stalled: watch::Sender::new(false),
             drops_replies: AtomicBool::new(false),
+            reply_delay_ms: AtomicU64::new(0),
             reset: Notify::new(),
         });
         let listener = net::TcpListener::bind("127.0.0.1:0").expect("listen on a free port");
@@ -75,6 +79,12 @@ impl Proxy {
         self.state.drops_replies.store(dropped, Ordering::SeqCst);
     }
 
+    /// Holds each reply back for so long, as a slow network does.
+    pub fn delay_replies(&self, delay: Duration) {
+        let millis = u64::try_from(delay.as_millis()).expect("a delay of less than an age");
+        self.state.reply_delay_ms.store(millis, Ordering::SeqCst);
+    }
+
     /// Breaks all connections; new ones can be made.
     pub fn reset(&self) {
         self.state.reset.notify_waiters();
@@ -104,16 +114,19 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let server_spoke_last = AtomicBool::new(true);
-    let requests = pump(&mut from_client, &mut to_server, &state, || {
+    let asked = || {
         if server_spoke_last.swap(false, Ordering::SeqCst) {
             state.round_trips.fetch_add(1, Ordering::SeqCst);
         }
         true
-    });
-    let replies = pump(&mut from_server, &mut to_client, &state, || {
+    };
+    let requests = pump(&mut from_client, &mut to_server, &state, asked, || Duration::ZERO);
+    let answered = || {
         server_spoke_last.store(true, Ordering::SeqCst);
         !state.drops_replies.load(Ordering::SeqCst)
-    });
+    };
+    let delay = || Duration::from_millis(state.reply_delay_ms.load(Ordering::SeqCst));
+    let replies = pump(&mut from_server, &mut to_client, &state, answered, delay);
     tokio::select! {
         biased; // So that nothing gets through once `reset` has returned.
         () = reset => {
@@ -127,12 +140,13 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies bytes until the end of the stream, asking before each burst whether to pass it on.
+/// Copies bytes until the end of the stream, asking before each burst how long to hold it back and whether to pass it on.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     state: &State,
     passes: impl Fn() -> bool,
+    delay: impl Fn() -> Duration,
 ) -> io::Result<()> {
     let mut stalled = state.stalled.subscribe();
     let mut buffer = vec![0; 16 * 1024];
@@ -141,6 +155,10 @@ async fn pump(
         stalled.wait_for(|stalled| !stalled).await.expect("BUG: the state has the sender");
         if length == 0 {
             return to.shutdown().await;
+        }
+        let delay = delay();
+        if !delay.is_zero() {
+            sleep(delay).await;
         }
         if passes() {
             to.write_all(&buffer[..length]).await?;

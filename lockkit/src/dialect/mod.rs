@@ -89,6 +89,18 @@ pub trait LeaseOps: Dialect {
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
     fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
 
+    /// Cuts the expiry of a lease, read by an earlier statement, to its ttl from now, if the row still has both and the
+    /// expiry is further away than that. Never waits for the row.
+    ///
+    /// Compared with the earlier read because a statement may be older than the row that it finds: what was there before
+    /// the statement began was not written later than now, unless the clock was set back.
+    fn lease_cut(
+        conn: &mut Self::Connection,
+        key: &Key,
+        expires_us: i64,
+        ttl_us: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// See [`LeaseStore::lease_renew`](crate::LeaseStore::lease_renew).
     fn lease_renew(
         conn: &mut Self::Connection,

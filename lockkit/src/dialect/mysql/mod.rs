@@ -21,10 +21,11 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str); 4] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
     (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
     (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
 ];
 
 mod lease;

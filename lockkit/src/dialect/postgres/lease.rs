@@ -8,7 +8,7 @@ use super::bell;
 use crate::{
     dialect::{
         LeaseOps, duration, fence,
-        lease::{HeldRow, lease_give_back, previous},
+        lease::{Found, HeldRow, lease_found, lease_give_back, previous},
         micros,
     },
     key::Key,
@@ -19,6 +19,49 @@ use crate::{
 // (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR KEY
 // SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
 // free it or forget it.
+
+/// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
+/// `greatest` and `least` pass over NULL.
+macro_rules! lives {
+    ($ttl:literal) => {
+        concat!(
+            "expires_us = greatest(least(l.expires_us, ",
+            now!(),
+            " + l.ttl_us), ",
+            now!(),
+            " + ",
+            $ttl,
+            "),
+             ttl_us = CASE WHEN least(l.expires_us, ",
+            now!(),
+            " + l.ttl_us) > ",
+            now!(),
+            " + ",
+            $ttl,
+            "
+                 THEN l.ttl_us ELSE ",
+            $ttl,
+            " END,
+             acquired_us = l.acquired_us - greatest(0, l.expires_us - l.ttl_us - ",
+            now!(),
+            ")"
+        )
+    };
+}
+
+/// A lease that is given back stays taken by `$nobody` for what is left of `$min_hold`.
+macro_rules! stays_taken {
+    ($min_hold:literal, $nobody:literal) => {
+        stays_taken!(@ concat!("(", $min_hold, " - greatest(0, ", now!(), " - l.acquired_us))"), $nobody)
+    };
+    (@ $left:expr, $nobody:literal) => {
+        concat!(
+            "token = CASE WHEN ", $left, " > 0 THEN ", $nobody, " END,
+             expires_us = CASE WHEN ", $left, " > 0 THEN ", now!(), " + ", $left, " ELSE 0 END,
+             ttl_us = CASE WHEN ", $left, " > 0 THEN ", $left, " ELSE l.ttl_us END"
+        )
+    };
+}
 
 impl LeaseOps for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
@@ -40,7 +83,7 @@ impl LeaseOps for Postgres {
             now!(),
             " END,
                      renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
-                     token = $2, holder = $3, expires_us = ",
+                     token = $2, holder = $3, ttl_us = $4, expires_us = ",
             now!(),
             " + $4
                  FROM free
@@ -50,32 +93,36 @@ impl LeaseOps for Postgres {
             now!(),
             " - free.expires_us AS expired_us
              ), made AS (
-                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
+                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
                  SELECT $1, $2, $3, ",
             now!(),
             ", ",
             now!(),
             ", ",
             now!(),
-            " + $4
+            " + $4, $4
                  WHERE NOT EXISTS (SELECT FROM lockkit_lease WHERE name = $1)
                  ON CONFLICT DO NOTHING
                  RETURNING fence
              )
-             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us FROM taken
+             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us, false AS ahead
+             FROM taken
              UNION ALL
-             SELECT true, fence, '', 0, NULL, 0, 0 FROM made
+             SELECT true, fence, '', 0, NULL, 0, 0, false FROM made
              UNION ALL
              SELECT false, fence, '', 0, NULL, 0, expires_us - ",
             now!(),
-            " FROM lockkit_lease
+            ", coalesce(expires_us - ttl_us > ",
+            now!(),
+            ", false)
+             FROM lockkit_lease
              WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)"
         ))
         .bind(claim.key.as_str())
         .bind(claim.token.as_bytes().as_slice())
         .bind(&*claim.holder)
         .bind(micros(claim.ttl))
-        .fetch_optional(conn)
+        .fetch_optional(&mut *conn)
         .await?;
         let Some(row) = row else {
             // Another process made the row at this moment.
@@ -83,6 +130,11 @@ impl LeaseOps for Postgres {
         };
         if row.try_get("granted")? {
             return Ok(Acquired::Granted(grant(&row)?));
+        }
+        if row.try_get("ahead")? {
+            // The clock was set back: the look cuts the expiry.
+            let held = Self::lease_look(conn, &claim.key).await?;
+            return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
         }
         // Expired, but still locked by somebody: when it will be free is not known.
         let left = duration(row.try_get("left_us")?);
@@ -120,7 +172,7 @@ impl LeaseOps for Postgres {
             now!(),
             " END,
                      renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
-                     token = free.new_token, holder = $3, expires_us = ",
+                     token = free.new_token, holder = $3, ttl_us = $4, expires_us = ",
             now!(),
             " + $4
                  FROM free, every
@@ -130,14 +182,14 @@ impl LeaseOps for Postgres {
             now!(),
             " - free.expires_us AS expired_us
              ), made AS (
-                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
+                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
                  SELECT missing.name, missing.token, $3, ",
             now!(),
             ", ",
             now!(),
             ", ",
             now!(),
-            " + $4
+            " + $4, $4
                  FROM missing, every
                  WHERE every.one
                  ON CONFLICT DO NOTHING
@@ -150,7 +202,9 @@ impl LeaseOps for Postgres {
              SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
                  greatest(0, l.expires_us - ",
             now!(),
-            ") AS left_us
+            ") AS left_us, coalesce(l.expires_us - l.ttl_us > ",
+            now!(),
+            ", false) AS ahead
              FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
              ORDER BY a.number"
         ))
@@ -167,7 +221,11 @@ impl LeaseOps for Postgres {
                 grants.push(grant(row)?);
                 continue;
             }
-            let left = duration(row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0));
+            let mut left = duration(row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0));
+            if row.try_get("ahead")? {
+                // The clock was set back: the look cuts the expiry.
+                left = Self::lease_look(conn, &claim.key).await?.map_or(Duration::ZERO, |it| it.info.expires_in);
+            }
             let free_in = (!left.is_zero()).then_some(left);
             // The one that is in the way, not those that are free without it.
             if held.is_none() || free_in.is_some() {
@@ -185,19 +243,44 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        sqlx::query(concat!(
+        let row = sqlx::query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE name = $1 AND token IS NOT NULL AND expires_us > ",
             now!()
         ))
         .bind(key.as_str())
-        .fetch_optional(conn)
-        .await?
-        .map(|row| held(&row))
-        .transpose()
+        .fetch_optional(&mut *conn)
+        .await?;
+        match row {
+            Some(row) => Ok(Some(lease_found::<Self>(conn, found(&row)?).await?)),
+            None => Ok(None),
+        }
+    }
+
+    async fn lease_cut(conn: &mut PgConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
+        sqlx::query(concat!(
+            "WITH ahead AS MATERIALIZED (
+                 SELECT name, expires_us - ttl_us - ",
+            now!(),
+            " AS by FROM lockkit_lease
+                 WHERE name = $1 AND expires_us = $2 AND ttl_us = $3 AND expires_us - ttl_us > ",
+            now!(),
+            "
+                 FOR NO KEY UPDATE SKIP LOCKED
+             )
+             UPDATE lockkit_lease AS l
+             SET expires_us = l.expires_us - ahead.by, acquired_us = l.acquired_us - ahead.by
+             FROM ahead WHERE l.name = ahead.name"
+        ))
+        .bind(key.as_str())
+        .bind(expires_us)
+        .bind(ttl_us)
+        .execute(conn)
+        .await?;
+        Ok(())
     }
 
     async fn lease_renew(conn: &mut PgConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
@@ -215,9 +298,10 @@ impl LeaseOps for Postgres {
                  ORDER BY l.name
                  FOR NO KEY UPDATE OF l SKIP LOCKED
              ), renewed AS (
-                 UPDATE lockkit_lease AS l SET expires_us = greatest(l.expires_us, ",
-            now!(),
-            " + mine.ttl), renewals = l.renewals + 1
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            lives!("mine.ttl"),
+            ", renewals = l.renewals + 1
                  FROM mine WHERE l.name = mine.name
                  RETURNING l.name
              )
@@ -254,12 +338,9 @@ impl LeaseOps for Postgres {
                  FOR UPDATE SKIP LOCKED
              ), freed AS (
                  UPDATE lockkit_lease AS l
-                 SET token = CASE WHEN l.acquired_us + $3 > ",
-            now!(),
-            " THEN $4 END,
-                     expires_us = CASE WHEN l.acquired_us + $3 > ",
-            now!(),
-            " THEN l.acquired_us + $3 ELSE 0 END
+                 SET ",
+            stays_taken!("$3", "$4"),
+            "
                  FROM mine WHERE l.name = mine.name
                  RETURNING 1
              )
@@ -292,10 +373,10 @@ impl LeaseOps for Postgres {
                    AND current_setting('transaction_isolation') LIKE 'read%'
                  FOR KEY SHARE
              ), written AS (
-                 UPDATE lockkit_lease
-                 SET expires_us = greatest(expires_us, ",
-            now!(),
-            " + $3), renewals = renewals + 1
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            lives!("$3"),
+            ", renewals = l.renewals + 1
                  WHERE name = $1 AND token = $2 AND expires_us > ",
             now!(),
             "
@@ -321,13 +402,10 @@ impl LeaseOps for Postgres {
     ) -> sqlx::Result<bool> {
         let row = sqlx::query(concat!(
             "WITH freed AS (
-                 UPDATE lockkit_lease
-                 SET token = CASE WHEN acquired_us + $3 > ",
-            now!(),
-            " THEN $4 END,
-                     expires_us = CASE WHEN acquired_us + $3 > ",
-            now!(),
-            " THEN acquired_us + $3 ELSE 0 END
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            stays_taken!("$3", "$4"),
+            "
                  WHERE name = $1 AND token = $2 AND ($6 OR expires_us > ",
             now!(),
             ")
@@ -348,10 +426,10 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        sqlx::query(concat!(
+        let rows = sqlx::query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE starts_with(name, $1) AND name >= $1 AND token IS NOT NULL AND expires_us > ",
             now!(),
@@ -361,11 +439,13 @@ impl LeaseOps for Postgres {
         ))
         .bind(prefix)
         .bind(i64::from(limit))
-        .fetch_all(conn)
-        .await?
-        .iter()
-        .map(held)
-        .collect()
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut held = Vec::with_capacity(rows.len());
+        for row in &rows {
+            held.push(lease_found::<Self>(conn, found(row)?).await?);
+        }
+        Ok(held)
     }
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
@@ -392,7 +472,7 @@ impl LeaseOps for Postgres {
     }
 }
 
-fn held(row: &PgRow) -> sqlx::Result<Held> {
+fn found(row: &PgRow) -> sqlx::Result<Found> {
     HeldRow {
         name: row.try_get("name")?,
         token: row.try_get("token")?,
@@ -401,9 +481,10 @@ fn held(row: &PgRow) -> sqlx::Result<Held> {
         acquired_us: row.try_get("acquired_us")?,
         now_us: row.try_get("now_us")?,
         expires_us: row.try_get("expires_us")?,
+        ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
     }
-    .held()
+    .found()
 }
 
 fn grant(row: &PgRow) -> sqlx::Result<Grant> {

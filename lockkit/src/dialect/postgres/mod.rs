@@ -18,9 +18,10 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
 ];
 
 /// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory

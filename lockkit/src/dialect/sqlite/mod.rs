@@ -20,9 +20,10 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/sqlite/0004_ttl.sql")),
 ];
 
 mod lease;
