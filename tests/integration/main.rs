@@ -13,6 +13,7 @@ mod named;
 mod processes;
 mod round_trips;
 mod rows;
+mod schemas;
 mod send;
 mod sessions;
 mod stock;

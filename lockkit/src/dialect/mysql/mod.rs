@@ -6,13 +6,15 @@
 
 use sqlx::{
     Executor, MySql, MySqlConnection, Pool, SqlStr,
-    migrate::MigrateError,
     mysql::{MySqlDatabaseError, MySqlQueryResult, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    policy::Wait,
+};
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
 macro_rules! now {
@@ -30,6 +32,7 @@ const MIGRATIONS: [(i64, &str, &str); 4] = [
 
 mod lease;
 mod lock;
+mod migrate;
 mod session;
 mod stock;
 mod version;
@@ -93,26 +96,14 @@ impl Dialect for MySql {
         Self::check_open(conn).await.is_err_and(|it| Self::fault(&it) == Fault::NoTransaction)
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = pool.options().clone().min_connections(0).max_connections(1);
-        let own = own.connect_with((*pool.connect_options()).clone()).await?;
-        // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is
-        // none, one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not
-        // needed.
-        let done = match migrator.run(&own).await {
-            Err(MigrateError::Dirty(_)) => {
-                sqlx::query("DELETE FROM _lockkit_migrations WHERE NOT success").execute(&own).await?;
-                migrator.run(&own).await
-            }
-            done => done,
-        };
-        own.close().await;
-        done
+    fn is_denied(err: &sqlx::Error) -> bool {
+        // The whole database, a table, a column.
+        let number = err.as_database_error().and_then(|it| it.try_downcast_ref()).map(MySqlDatabaseError::number);
+        number.is_some_and(|it| matches!(it, 1044 | 1142 | 1143))
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 

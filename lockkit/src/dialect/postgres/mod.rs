@@ -8,7 +8,11 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, key::Key, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    key::Key,
+    policy::Wait,
+};
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
 /// long past in a statement that waited.
@@ -40,6 +44,7 @@ macro_rules! ring {
 mod lease;
 mod listen;
 mod lock;
+mod migrate;
 mod session;
 mod stock;
 mod version;
@@ -100,17 +105,12 @@ impl Dialect for Postgres {
         err.and_then(sqlx::Error::into_database_error).is_some_and(|it| it.code().as_deref() == Some("25P01"))
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = pool.options().clone().min_connections(0).max_connections(1);
-        let own = own.connect_with((*pool.connect_options()).clone()).await?;
-        let done = migrator.run(&own).await;
-        own.close().await;
-        done
+    fn is_denied(err: &sqlx::Error) -> bool {
+        err.as_database_error().and_then(|it| it.code()).is_some_and(|it| it == "42501")
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 

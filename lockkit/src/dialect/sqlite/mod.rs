@@ -10,7 +10,10 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    policy::Wait,
+};
 
 /// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
 /// the write lock.
@@ -28,6 +31,7 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
 
 mod lease;
 mod lock;
+mod migrate;
 mod stock;
 mod version;
 
@@ -85,13 +89,13 @@ impl Dialect for Sqlite {
         conn.execute("BEGIN; ROLLBACK").await.is_ok()
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On the pool itself: a database in memory is on no other connection.
-        migrator.run(pool).await
+    fn is_denied(_err: &sqlx::Error) -> bool {
+        // There are no users. A file that may not be written is read-only.
+        false
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 
