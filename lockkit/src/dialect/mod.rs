@@ -29,7 +29,9 @@ mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-pub(crate) use pool::{connection, starved};
+pub(crate) use pool::{checkout, connection, starved};
+#[cfg(feature = "postgres")]
+pub use postgres::behind_pooler;
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, VersionQuery};
 
 mod sealed {
@@ -44,6 +46,10 @@ mod sealed {
 pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
+
+    /// Finds out what must be known of the database before the first statement on a connection of this pool. What goes
+    /// wrong here goes wrong again at that statement.
+    fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 
     /// Begins a READ COMMITTED transaction, or takes the write lock where that is the only lock there is.
     fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;

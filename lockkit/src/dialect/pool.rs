@@ -19,8 +19,19 @@ use crate::{
 /// not in it.
 static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
 
-/// A connection of the pool.
+/// A connection of the pool, whose database is known.
 pub(crate) async fn connection<DB: Dialect>(
+    pool: &Pool<DB>,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<PoolConnection<DB>> {
+    let mut conn = checkout(pool, doing, key).await?;
+    DB::greet(&mut conn, pool).await;
+    Ok(conn)
+}
+
+/// A connection of the pool.
+pub(crate) async fn checkout<DB: Dialect>(
     pool: &Pool<DB>,
     doing: &'static str,
     key: Option<&Key>,

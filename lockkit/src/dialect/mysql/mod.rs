@@ -70,6 +70,8 @@ impl Dialect for MySql {
         }
     }
 
+    async fn greet(_conn: &mut MySqlConnection, _pool: &Pool<Self>) {}
+
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
         // The savepoint is a mark that the commit checks. The variable tells the statements of the transaction what no
         // system variable tells; it is cleared by the commit, and where a rollback leaves it, it costs others a wait.

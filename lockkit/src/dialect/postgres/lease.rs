@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
-use super::bell;
+use super::{bell, pooler::query};
 use crate::{
     dialect::{
         LeaseOps, duration, fence,
@@ -67,7 +67,7 @@ impl LeaseOps for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         // A held lease is only read: an INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a
         // transaction id and wait for the disk each time it fails.
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH free AS MATERIALIZED (
                  SELECT name, holder, fence, token, expires_us FROM lockkit_lease
                  WHERE name = $1 AND (expires_us <= ",
@@ -147,7 +147,7 @@ impl LeaseOps for Postgres {
         };
         let names: Vec<_> = claims.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = claims.iter().map(|it| it.token.as_bytes().as_slice()).collect();
-        let rows = sqlx::query(concat!(
+        let rows = query(concat!(
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS a (name, token, number)
              ), free AS MATERIALIZED (
@@ -243,7 +243,7 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
             " AS now_us, expires_us, ttl_us, renewals
@@ -261,7 +261,7 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_cut(conn: &mut PgConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
-        sqlx::query(concat!(
+        query(concat!(
             "WITH ahead AS MATERIALIZED (
                  SELECT name, expires_us - ttl_us - ",
             now!(),
@@ -287,7 +287,7 @@ impl LeaseOps for Postgres {
         let names: Vec<_> = renewals.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
-        let rows = sqlx::query(concat!(
+        let rows = query(concat!(
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) WITH ORDINALITY AS a (name, token, ttl, number)
              ), mine AS MATERIALIZED (
@@ -328,7 +328,7 @@ impl LeaseOps for Postgres {
         min_hold: Duration,
     ) -> sqlx::Result<Scoped> {
         // Not waiting for the disk is safe here: a release that a crash undoes is one that waits out its ttl.
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH mine AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
                  WHERE name = $1 AND token = $2 AND expires_us > ",
@@ -364,7 +364,7 @@ impl LeaseOps for Postgres {
     async fn lease_pin(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
         // Where the transaction's snapshot is fixed, a renewal beside it would make its own writes to the row fail, so
         // there the row is written now and renewals wait.
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH pinned AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
                  WHERE name = $1 AND token = $2 AND expires_us > ",
@@ -400,7 +400,7 @@ impl LeaseOps for Postgres {
         min_hold: Duration,
         pinned: bool,
     ) -> sqlx::Result<bool> {
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH freed AS (
                  UPDATE lockkit_lease AS l
                  SET ",
@@ -426,7 +426,7 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        let rows = sqlx::query(concat!(
+        let rows = query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
             " AS now_us, expires_us, ttl_us, renewals
@@ -450,7 +450,7 @@ impl LeaseOps for Postgres {
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
         // A fence above the clock must not be forgotten: the next one is made from the clock.
-        let done = sqlx::query(concat!(
+        let done = query(concat!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
                  SELECT name FROM lockkit_lease
@@ -475,7 +475,8 @@ impl LeaseOps for Postgres {
 fn found(row: &PgRow) -> sqlx::Result<Found> {
     HeldRow {
         name: row.try_get("name")?,
-        token: row.try_get("token")?,
+        // Not as a slice, which sqlx cannot lend from text.
+        token: &row.try_get::<Vec<u8>, _>("token")?,
         holder: row.try_get("holder")?,
         fence: row.try_get("fence")?,
         acquired_us: row.try_get("acquired_us")?,
@@ -491,7 +492,7 @@ fn grant(row: &PgRow) -> sqlx::Result<Grant> {
     let previous = previous(
         row.try_get("holder")?,
         row.try_get("old_fence")?,
-        row.try_get("old_token")?,
+        row.try_get::<Option<Vec<u8>>, _>("old_token")?.as_deref(),
         row.try_get("expired_us")?,
     );
     Ok(Grant { fence: fence(row.try_get("fence")?), previous })

@@ -45,9 +45,12 @@ mod lease;
 mod listen;
 mod lock;
 mod migrate;
+mod pooler;
 mod session;
 mod stock;
 mod version;
+
+pub use pooler::behind_pooler;
 
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
     // https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -79,6 +82,10 @@ impl Dialect for Postgres {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {
+        pooler::look_for(conn, pool).await;
     }
 
     async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {

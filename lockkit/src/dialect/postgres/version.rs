@@ -1,11 +1,11 @@
 //! Versions of rows on PostgreSQL.
 
 use sqlx::{
-    Arguments, AssertSqlSafe, Column, PgConnection, Postgres, Row, TypeInfo,
+    Arguments, Column, PgConnection, Postgres, Row, TypeInfo,
     postgres::{PgArguments, PgRow},
 };
 
-use super::placeholder;
+use super::{placeholder, pooler};
 use crate::{
     dialect::{
         SaveQuery, VersionOps, VersionQuery, parse_version,
@@ -25,7 +25,7 @@ impl VersionOps for Postgres {
             "SELECT *, \"{version}\"::text AS lockkit_version FROM \"{table}\" WHERE {}",
             matching(by, 1, '"', placeholder),
         );
-        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await? else {
+        let Some(row) = pooler::fetch_all(conn, sql, arguments).await?.pop() else {
             return Ok(None);
         };
         let text: String = row.try_get("lockkit_version")?;
@@ -61,7 +61,8 @@ impl VersionOps for Postgres {
         let sql = format!(
             "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text"
         );
-        let text: Option<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await?;
+        let row = pooler::fetch_all(conn, sql, arguments).await?.pop();
+        let text: Option<String> = row.map(|it| it.try_get(0)).transpose()?;
         text.map(|it| parse_version(matches!(expected, Version::Number(_)), it)).transpose()
     }
 
@@ -73,7 +74,7 @@ impl VersionOps for Postgres {
     ) -> sqlx::Result<bool> {
         let sql = save(query, arguments.len() + 1, '"', placeholder);
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
-        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        let done = pooler::execute(conn, sql, arguments).await?;
         Ok(done.rows_affected() > 0)
     }
 }

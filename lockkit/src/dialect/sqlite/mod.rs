@@ -66,6 +66,8 @@ impl Dialect for Sqlite {
         }
     }
 
+    async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}
+
     async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {
         // IMMEDIATE: a transaction that reads first and writes later fails at once when another one wrote in between.
         let statement = SqlStr::from_static("BEGIN IMMEDIATE");
