@@ -15,13 +15,13 @@ const NO_RETRIES: Duration = Duration::from_secs(4);
 
 /// The error and its sources, as an application prints them.
 fn text(err: &Error) -> String {
-    let mut text = err.to_string();
+    let mut texts = vec![err.to_string()];
     let mut source = err.source();
     while let Some(err) = source {
-        text += &format!(": {err}");
+        texts.push(err.to_string());
         source = err.source();
     }
-    text
+    texts.join(": ")
 }
 
 async fn assert_leases_work<S: Backend>(pool: &Pool<S::DB>) {
@@ -60,19 +60,16 @@ async fn a_user<S: Backend>(db: &TestDb<S>, rights: &str, tables: &[&str]) -> (S
     let mut url = Url::parse(&db.url).expect("a URL made by TestDb");
     let database = url.path().trim_start_matches('/').to_owned();
     let user = format!("u{}", database.trim_start_matches("lockkit_"));
-    let mut sql = match S::NAME {
+    let made = match S::NAME {
         "PostgreSQL" => {
             format!("CREATE ROLE {user} LOGIN PASSWORD 'secret'; REVOKE CREATE ON SCHEMA public FROM PUBLIC;")
         }
         _ => format!("CREATE USER {user} IDENTIFIED BY 'secret';"),
     };
-    if !rights.is_empty() {
-        sql += &format!("GRANT {rights} ON {database}.* TO {user};");
-    }
+    let all = (!rights.is_empty()).then(|| format!("GRANT {rights} ON {database}.* TO {user};"));
     let prefix = if S::NAME == "PostgreSQL" { String::new() } else { format!("{database}.") };
-    for table in tables {
-        sql += &format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {prefix}{table} TO {user};");
-    }
+    let on_tables = tables.iter().map(|it| format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {prefix}{it} TO {user};"));
+    let sql: String = [made].into_iter().chain(all).chain(on_tables).collect();
     db.execute(&sql).await;
     url.set_username(&user).expect("a URL with a host");
     url.set_password(Some("secret")).expect("a URL with a host");

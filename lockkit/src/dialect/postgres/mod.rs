@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 use sqlx::{
     Executor, PgConnection, Pool, Postgres, SqlStr,
+    error::DatabaseError,
     postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -113,7 +114,7 @@ impl Dialect for Postgres {
     }
 
     fn is_denied(err: &sqlx::Error) -> bool {
-        err.as_database_error().and_then(|it| it.code()).is_some_and(|it| it == "42501")
+        err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| it == "42501")
     }
 
     async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! A pooler between this process and PostgreSQL that lends a session for one transaction only, such as PgBouncer in
+//! A pooler between this process and PostgreSQL that lends a session for one transaction only, such as `PgBouncer` in
 //! transaction mode: whether there is one, and how statements are sent through it.
 //!
 //! sqlx prepares each statement by a name and runs it by that name in a later message, which such a pooler may send to
@@ -17,6 +17,7 @@ use std::{
 
 use sqlx::{
     Arguments, AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row,
+    error::{BoxDynError, DatabaseError},
     postgres::{PgArguments, PgQueryResult, PgRow, PgTransactionManager},
     raw_sql,
 };
@@ -31,15 +32,18 @@ const TOLD_YES: u8 = 2;
 const TOLD_NO: u8 = 3;
 
 /// The servers and databases that were asked.
-static ASKED: LazyLock<Mutex<HashSet<(String, u16, Option<String>)>>> = LazyLock::new(Mutex::default);
+static ASKED: LazyLock<Mutex<HashSet<Target>>> = LazyLock::new(Mutex::default);
+
+/// Host, port and database.
+type Target = (String, u16, Option<String>);
 
 /// Tells lockkit whether a pooler in transaction mode stands between this process and PostgreSQL.
 ///
 /// Without this call lockkit finds out by itself, once for each database, when it first takes a connection from a pool:
-/// PgBouncer keeps a setting from the server (`extra_float_digits`) that sqlx sends with every connection. From then on no
+/// `PgBouncer` keeps a setting from the server (`extra_float_digits`) that sqlx sends with every connection. From then on no
 /// statement of lockkit's in this process is prepared by name. Call it with `true` at start when the first statement of
 /// lockkit's may run in a transaction of your own (`pool.begin()`) or behind another pooler, and with `false` where
-/// the pooler is in session mode or prepares statements by itself (PgBouncer with `max_prepared_statements`).
+/// the pooler is in session mode or prepares statements by itself (`PgBouncer` with `max_prepared_statements`).
 ///
 /// sqlx prepares *your* statements by name, whatever `statement_cache_capacity` says. Behind a pooler that does not know prepared
 /// statements they can fail, or run another client's statement; use `query(…).persistent(false)` in a transaction, or a
@@ -96,7 +100,7 @@ fn is_lost_own_statement(err: &sqlx::Error) -> bool {
 }
 
 fn has_code(err: &sqlx::Error, codes: &[&str]) -> bool {
-    err.as_database_error().and_then(|it| it.code()).is_some_and(|it| codes.contains(&&*it))
+    err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| codes.contains(&&*it))
 }
 
 fn in_a_transaction(conn: &PgConnection) -> bool {
@@ -176,7 +180,7 @@ impl Statement {
             let digits = part.len() - part.trim_start_matches(|it: char| it.is_ascii_digit()).len();
             let number: usize = part[..digits].parse().unwrap_or(0);
             let value = number.checked_sub(1).and_then(|it| self.values.get(it));
-            value.expect("BUG: a statement names a value that was not bound").write_to(&mut text)?;
+            text.push_str(&value.expect("BUG: a statement names a value that was not bound").text()?);
             text.push_str(&part[digits..]);
         }
         Ok(text)
@@ -197,7 +201,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    fn add_to(&self, arguments: &mut PgArguments) -> Result<(), sqlx::error::BoxDynError> {
+    fn add_to(&self, arguments: &mut PgArguments) -> Result<(), BoxDynError> {
         match self {
             Self::Bool(value) => arguments.add(*value),
             Self::Int(value) => arguments.add(*value),
@@ -212,10 +216,10 @@ impl Value {
     }
 
     /// As an expression of the same type.
-    fn write_to(&self, text: &mut String) -> sqlx::Result<()> {
+    fn text(&self) -> sqlx::Result<String> {
         let array = |values: Vec<String>, of: &str| format!("(ARRAY[{}]::{of}[])", values.join(","));
         let numbers = |values: &mut dyn Iterator<Item = String>| values.collect::<Vec<_>>();
-        text.push_str(&match self {
+        Ok(match self {
             Self::Bool(value) => value.to_string(),
             Self::Int(value) => format!("({value}::integer)"),
             Self::Long(value) => format!("({value}::bigint)"),
@@ -226,8 +230,7 @@ impl Value {
             Self::Longs(values) => array(numbers(&mut values.iter().map(i64::to_string)), "bigint"),
             Self::Texts(values) => array(values.iter().map(|it| literal(it)).collect::<sqlx::Result<_>>()?, "text"),
             Self::ManyBytes(values) => array(values.iter().map(|it| bytes(it)).collect(), "bytea"),
-        });
-        Ok(())
+        })
     }
 }
 
@@ -337,4 +340,28 @@ async fn is_idle(conn: &mut PgConnection) -> sqlx::Result<bool> {
         return Ok(false);
     }
     raw_sql("SELECT now() = statement_timestamp() AS is_idle").fetch_one(conn).await?.try_get("is_idle")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stand_in_the_text_in_their_places_and_cannot_end_their_literals() {
+        let mut statement = query("SELECT $1, $2, $11, $10 FROM t WHERE a = $3 AND b = $4");
+        for value in [r"it's \", r"\'; DROP TABLE t; --"] {
+            statement = statement.bind(value);
+        }
+        statement = statement.bind(-1_i64).bind(&b"\x00'"[..]);
+        for number in 5..12 {
+            statement = statement.bind(number);
+        }
+        assert_eq!(
+            statement.text().expect("no value has NUL"),
+            r"SELECT (E'it\'s \\'::text), (E'\\\'; DROP TABLE t; --'::text), (11::integer), (10::integer) FROM t "
+                .to_owned()
+                + "WHERE a = (-1::bigint) AND b = decode('0027', 'hex')"
+        );
+        assert!(query("SELECT $1").bind("a\0b").text().is_err());
+    }
 }
