@@ -182,4 +182,16 @@ on_databases! {
         let row = raw_sql("SELECT count(*) FROM pg_prepared_statements").fetch_one(&pool).await.unwrap();
         assert_eq!(sqlx::Row::get::<i64, _>(&row, 0), 0);
     }
+
+    async fn a_prepared_statement_that_is_gone_is_no_error_outside_a_transaction<S>(db: TestDb<S>) {
+        items(&db).await;
+        let pool = PgPoolOptions::new().max_connections(1).connect(&db.url).await.unwrap();
+        let leases = Leases::new(pool.clone());
+        for _ in 0..2 {
+            leases.show("k").await.unwrap();
+            Item::load(&pool, 1).await.unwrap();
+            // As another session of the server has none of them.
+            raw_sql("DEALLOCATE ALL").execute(&pool).await.unwrap();
+        }
+    }
 }

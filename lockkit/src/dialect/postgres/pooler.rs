@@ -277,6 +277,10 @@ value_from! {
     Vec<&[u8]> => |it| Self::ManyBytes(it.into_iter().map(<[u8]>::to_vec).collect()),
 }
 
+/// Makes another text of a statement. sqlx would run one that this connection has prepared by name before, whatever
+/// `persistent` says.
+const UNNAMED: &str = " /* unnamed */";
+
 /// Runs a statement with values of the caller's types.
 pub(super) async fn fetch_all(
     conn: &mut PgConnection,
@@ -295,7 +299,7 @@ pub(super) async fn fetch_all(
             done => return done,
         }
     }
-    let unnamed = sqlx::query_with(AssertSqlSafe(sql), arguments).persistent(false);
+    let unnamed = sqlx::query_with(AssertSqlSafe(sql + UNNAMED), arguments).persistent(false);
     if !is_idle(conn).await? {
         return unnamed.fetch_all(conn).await;
     }
@@ -323,7 +327,7 @@ pub(super) async fn execute(
             done => return done,
         }
     }
-    let unnamed = sqlx::query_with(AssertSqlSafe(sql), arguments).persistent(false);
+    let unnamed = sqlx::query_with(AssertSqlSafe(sql + UNNAMED), arguments).persistent(false);
     if !is_idle(conn).await? {
         return unnamed.execute(conn).await;
     }
