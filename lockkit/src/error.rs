@@ -136,6 +136,26 @@ pub enum Error {
         source: sqlx::migrate::MigrateError,
     },
 
+    /// The history of lockkit's migrations may not be read, and the tables are not as this version needs them.
+    #[error(
+        "lockkit's tables are not up to date, and their history may not be read: run the migrations as a user who may \
+         create tables, and grant this one SELECT on `_lockkit_migrations`"
+    )]
+    HistoryDenied {
+        /// What the database said.
+        source: sqlx::Error,
+    },
+
+    /// A migration was cut short, and its mark in the history could not be removed.
+    #[error(
+        "lockkit's migration {number} was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, \
+         and run the migrations again (they can be repeated)"
+    )]
+    MigrationCutShort {
+        /// The number of the migration.
+        number: i64,
+    },
+
     /// The database ended the transaction before its commit, so the commit was refused.
     ///
     /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim, SQLite after

@@ -85,6 +85,8 @@ pub mod testing;
 #[path = "private.rs"]
 pub mod __private;
 
+#[cfg(feature = "postgres")]
+pub use dialect::behind_pooler;
 pub use dialect::{
     AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
     SessionOps, StockOps, VersionOps,

@@ -25,6 +25,9 @@ use crate::{
 ///   grant before it, for the life of the store;
 /// - asking again with the token that holds the lease grants it again, with the same fence and a new expiry;
 /// - a token that no longer holds the lease changes nothing;
+/// - an expiry that is further away than the ttl that the lease was last granted or renewed for means that the store's
+///   clock was set back. The lease is then held for that ttl from the operation that finds it so, and no longer: not free
+///   at once, because its holder may have renewed it right before the step;
 /// - no operation waits for another holder: what is locked at the moment is [`Acquired::Held`] or [`Scoped::Busy`].
 ///
 /// A call that takes too long is dropped half-way: after half of the ttl (between 500 ms and 5 s), a renewal after its pause.
@@ -41,11 +44,13 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         acquire_in_order(self, claims)
     }
 
-    /// Reads who holds the lease now, without writing; `None` when it is free or expired.
+    /// Reads who holds the lease now; `None` when it is free or expired. Writes nothing, unless the store's clock was set
+    /// back and the expiry must be cut.
     fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<Held>>> + Send;
 
     /// Makes each of the leases that is unexpired live for at least its `ttl` from now; never shortens one, whatever the
-    /// order in which renewals arrive. Answers for each, in the same order.
+    /// order in which renewals arrive, unless the store's clock was set back. Answers for each, in the same order;
+    /// [`Scoped::Done`] only if the lease does live that long.
     fn lease_renew(&self, renewals: &[Renewal]) -> impl Future<Output = Result<Vec<Scoped>>> + Send;
 
     /// Gives an unexpired lease back. The fence is kept for the next grant.

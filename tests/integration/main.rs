@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod cancellation;
+mod clocks;
 mod commits;
 mod contention;
 mod depths;
@@ -19,6 +20,7 @@ mod processes;
 mod round_trips;
 mod rows;
 mod runtimes;
+mod schemas;
 mod send;
 mod sessions;
 mod shutdown;

@@ -4,11 +4,13 @@ use std::io;
 use std::net;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
 use url::Url;
 
 /// A proxy in front of one server. Its connections end when it is dropped.
@@ -25,6 +27,7 @@ struct State {
     round_trips: AtomicU64,
     stalled: watch::Sender<bool>,
     drops_replies: AtomicBool,
+    reply_delay_ms: AtomicU64,
     reset: Notify,
     /// The number of the next connection, and of the first that is not silent.
     connections: AtomicU64,
@@ -48,6 +51,7 @@ impl Proxy {
             round_trips: AtomicU64::new(0),
             stalled: watch::Sender::new(false),
             drops_replies: AtomicBool::new(false),
+            reply_delay_ms: AtomicU64::new(0),
             reset: Notify::new(),
             connections: AtomicU64::new(0),
             first_heard: AtomicU64::new(0),
@@ -102,6 +106,12 @@ impl Proxy {
         self.state.holds_replies.send_replace(false);
     }
 
+    /// Holds each reply back for so long, as a slow network does.
+    pub fn delay_replies(&self, delay: Duration) {
+        let millis = u64::try_from(delay.as_millis()).expect("a delay of less than an age");
+        self.state.reply_delay_ms.store(millis, Ordering::SeqCst);
+    }
+
     /// Breaks all connections; new ones can be made.
     pub fn reset(&self) {
         self.state.reset.notify_waiters();
@@ -134,7 +144,7 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let (mut from_server, mut to_server) = server.split();
     let server_spoke_last = AtomicBool::new(true);
     let (requests_gates, replies_gates) = ([&state.stalled], [&state.stalled, &state.holds_replies]);
-    let requests = pump(&mut from_client, &mut to_server, &requests_gates, |request| {
+    let requested = |request: &[u8]| {
         if server_spoke_last.swap(false, Ordering::SeqCst) {
             state.round_trips.fetch_add(1, Ordering::SeqCst);
         }
@@ -143,11 +153,14 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
             state.holds_replies.send_replace(true);
         }
         !is_silent()
-    });
-    let replies = pump(&mut from_server, &mut to_client, &replies_gates, |_| {
+    };
+    let requests = pump(&mut from_client, &mut to_server, &requests_gates, requested, || Duration::ZERO);
+    let answered = |_: &[u8]| {
         server_spoke_last.store(true, Ordering::SeqCst);
         !state.drops_replies.load(Ordering::SeqCst) && !is_silent()
-    });
+    };
+    let delay = || Duration::from_millis(state.reply_delay_ms.load(Ordering::SeqCst));
+    let replies = pump(&mut from_server, &mut to_client, &replies_gates, answered, delay);
     tokio::select! {
         biased; // So that nothing gets through once `reset` has returned.
         () = reset => {
@@ -161,12 +174,14 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies bytes until the end of the stream, unless one of the gates is shut, asking before each burst whether to pass it on.
+/// Copies bytes until the end of the stream, unless one of the gates is shut, asking before each burst how long to hold it back and
+/// whether to pass it on.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     gates: &[&watch::Sender<bool>],
     passes: impl Fn(&[u8]) -> bool,
+    delay: impl Fn() -> Duration,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
@@ -176,6 +191,10 @@ async fn pump(
         }
         if length == 0 {
             return to.shutdown().await;
+        }
+        let delay = delay();
+        if !delay.is_zero() {
+            sleep(delay).await;
         }
         if passes(&buffer[..length]) {
             to.write_all(&buffer[..length]).await?;

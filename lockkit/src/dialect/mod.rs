@@ -6,11 +6,7 @@
 
 use std::{error::Error as StdError, future::Future, ops::RangeInclusive, time::Duration};
 
-use sqlx::{
-    Database, Pool, SqlStr,
-    error::DatabaseError,
-    migrate::{Migrate, Migration, MigrationType, Migrator},
-};
+use sqlx::{Database, Pool, error::DatabaseError};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
@@ -22,6 +18,7 @@ use crate::{
     version::Version,
 };
 
+mod history;
 mod lease;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -32,7 +29,9 @@ mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-pub(crate) use pool::{check_in, connection, starved};
+pub(crate) use pool::{check_in, checkout, connection, starved};
+#[cfg(feature = "postgres")]
+pub use postgres::behind_pooler;
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 
 mod sealed {
@@ -53,6 +52,10 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
 
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
+
+    /// Finds out what must be known of the database before the first statement on a connection of this pool. What goes
+    /// wrong here goes wrong again at that statement.
+    fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 
     /// What the server is not suited for, to be told once: asked at the first `begin` on each server, empty afterwards.
     fn caveats(pool: &Pool<Self>, conn: &mut Self::Connection) -> impl Future<Output = Vec<&'static str>> + Send;
@@ -81,8 +84,11 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     /// Whether no transaction is open on the connection, by the word of the database.
     fn is_idle(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
 
+    /// Whether the user lacks a right. Decided by code.
+    fn is_denied(err: &sqlx::Error) -> bool;
+
     /// Applies lockkit's migrations.
-    fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
+    fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
 /// A connection whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut *tx)` needs no type.
@@ -109,6 +115,18 @@ pub trait LeaseOps: Dialect {
 
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
     fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
+
+    /// Cuts the expiry of a lease, read by an earlier statement, to its ttl from now, if the row still has both and the
+    /// expiry is further away than that. Never waits for the row.
+    ///
+    /// Compared with the earlier read because a statement may be older than the row that it finds: what was there before
+    /// the statement began was not written later than now, unless the clock was set back.
+    fn lease_cut(
+        conn: &mut Self::Connection,
+        key: &Key,
+        expires_us: i64,
+        ttl_us: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// See [`LeaseStore::lease_renew`](crate::LeaseStore::lease_renew).
     fn lease_renew(
@@ -395,25 +413,6 @@ pub trait RowsAffected: sealed::Sealed {
     fn affected(&self) -> u64;
 }
 
-/// lockkit's migrations (number, name, statements), kept in a history of their own beside the application's.
-fn migrator<const N: usize>(migrations: [(i64, &'static str, &'static str); N]) -> Migrator {
-    let migration = |(number, name, sql): (i64, &'static str, _)| {
-        Migration::new(number, name.into(), MigrationType::Simple, SqlStr::from_static(sql), false)
-    };
-    let mut migrator = Migrator::with_migrations(migrations.map(migration).to_vec());
-    migrator.dangerous_set_table_name(HISTORY);
-    migrator
-}
-
-const HISTORY: &str = "_lockkit_migrations";
-
-/// Whether the history says that nothing is left to do: who may create no table can find that out too.
-async fn is_migrated<C: Migrate>(conn: &mut C, migrator: &Migrator) -> bool {
-    let Ok(None) = conn.dirty_version(HISTORY).await else { return false };
-    let Ok(applied) = conn.list_applied_migrations(HISTORY).await else { return false };
-    migrator.iter().all(|it| applied.iter().any(|done| (done.version, &done.checksum) == (it.version, &it.checksum)))
-}
-
 /// An error of the database, in lockkit's words.
 pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
@@ -427,7 +426,9 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
     if DB::fault(&source) == Fault::NoTable {
         return Error::NotMigrated {
             hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
-                   `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`",
+                   `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \
+                   where that command has nothing to do, the table was dropped and its history kept: delete the rows of \
+                   `_lockkit_migrations` first (the migrations can be repeated)",
             source,
         };
     }

@@ -31,8 +31,19 @@ const RETURN_LIMIT: Duration = Duration::from_millis(500);
 /// How long a new connection may take that is opened to see whether the server answers at all.
 const PROBE_LIMIT: Duration = Duration::from_millis(400);
 
-/// A connection of the pool.
+/// A connection of the pool, whose database is known.
 pub(crate) async fn connection<DB: Dialect>(
+    pool: &Pool<DB>,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<PoolConnection<DB>> {
+    let mut conn = checkout(pool, doing, key).await?;
+    DB::greet(&mut conn, pool).await;
+    Ok(conn)
+}
+
+/// A connection of the pool.
+pub(crate) async fn checkout<DB: Dialect>(
     pool: &Pool<DB>,
     doing: &'static str,
     key: Option<&Key>,
@@ -115,6 +126,7 @@ async fn call<DB: Dialect, T>(
 ) -> Result<T> {
     let conn = checked_out(pool, ping_limit, doing, key).await?;
     let mut call = Guard::new(Call { conn, runtime: Handle::current(), is_remote: DB::IS_REMOTE });
+    DB::greet(&mut call.get_mut().conn, pool).await;
     let answer = operation(&mut call.get_mut().conn).await;
     let conn = call.defuse().conn;
     match &answer {

@@ -11,7 +11,7 @@ use tokio::{
 use tracing::Instrument;
 
 use crate::{
-    dialect::{SessionAnswer, SessionOps, connection, failed, starved},
+    dialect::{SessionAnswer, SessionOps, checkout, failed, starved},
     error::{Error, Fault, LossReason, Result},
     guard::{Guard, Hold, guarded},
     key::Key,
@@ -145,7 +145,7 @@ impl SessionLock {
         let failed = |err| failed::<DB>(doing, Some(&self.key), err);
 
         let connected_by = deadline.map(|it| it.max(started + FIRST_ANSWER));
-        let conn = until(connected_by, connection(pool, doing, Some(&self.key))).await;
+        let conn = until(connected_by, checkout(pool, doing, Some(&self.key))).await;
         let conn = match conn {
             Some(conn) => conn?,
             None => return Err(starved(pool).await.unwrap_or_else(|| no_answer(doing, Some(&self.key)))),

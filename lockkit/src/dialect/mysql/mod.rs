@@ -8,13 +8,15 @@ use std::sync::{Mutex, PoisonError};
 
 use sqlx::{
     Executor, MySql, MySqlConnection, Pool, Row, SqlStr,
-    migrate::MigrateError,
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlQueryResult, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    policy::Wait,
+};
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
 macro_rules! now {
@@ -23,14 +25,16 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str); 4] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
     (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
     (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
 ];
 
 mod lease;
 mod lock;
+mod migrate;
 mod session;
 mod stock;
 mod version;
@@ -73,6 +77,8 @@ impl Dialect for MySql {
             other => connection_fault(other),
         }
     }
+
+    async fn greet(_conn: &mut MySqlConnection, _pool: &Pool<Self>) {}
 
     async fn caveats(pool: &Pool<Self>, conn: &mut MySqlConnection) -> Vec<&'static str> {
         if !is_first_use(&pool.connect_options()) {
@@ -121,26 +127,14 @@ impl Dialect for MySql {
         Self::check_open(conn).await.is_err_and(|it| Self::fault(&it) == Fault::NoTransaction)
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = pool.options().clone().min_connections(0).max_connections(1);
-        let own = own.connect_with((*pool.connect_options()).clone()).await?;
-        // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is
-        // none, one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not
-        // needed.
-        let done = match migrator.run(&own).await {
-            Err(MigrateError::Dirty(_)) => {
-                sqlx::query("DELETE FROM _lockkit_migrations WHERE NOT success").execute(&own).await?;
-                migrator.run(&own).await
-            }
-            done => done,
-        };
-        own.close().await;
-        done
+    fn is_denied(err: &sqlx::Error) -> bool {
+        // The whole database, a table, a column.
+        let number = err.as_database_error().and_then(|it| it.try_downcast_ref()).map(MySqlDatabaseError::number);
+        number.is_some_and(|it| matches!(it, 1044 | 1142 | 1143))
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 

@@ -1,11 +1,11 @@
 //! Row locks and named locks on PostgreSQL.
 
 use sqlx::{
-    Arguments, AssertSqlSafe, PgConnection, Postgres,
+    Arguments, PgConnection, Postgres, Row,
     postgres::{PgRow, PgTypeInfo},
 };
 
-use super::{advisory_number, placeholder, typed};
+use super::{advisory_number, placeholder, pooler, typed};
 use crate::{
     dialect::{
         Access, Columns, NamedOps, Plan, RowOps, RowQuery, Strength, Values,
@@ -24,7 +24,7 @@ impl RowOps for Postgres {
         // The catalogue decides. A plan would not do: the planner prefers a scan on a small table even where an index
         // could serve, and an index that only serves the order, or a value that can match nothing, hides one.
         let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str().to_owned()).collect();
-        let served: bool = sqlx::query_scalar(
+        let served: bool = pooler::query(
             "SELECT EXISTS (
                  SELECT FROM pg_index AS i
                  JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
@@ -34,13 +34,14 @@ impl RowOps for Postgres {
         .bind(format!("\"{}\"", query.table))
         .bind(columns)
         .fetch_one(&mut *conn)
-        .await?;
+        .await?
+        .try_get(0)?;
         if served {
             return Ok(Plan::Served(Access::default()));
         }
-        let explain = AssertSqlSafe(format!("EXPLAIN (COSTS OFF) {}", Self::row_text(query, values)));
-        let explain = sqlx::query_scalar_with(explain, values.arguments.clone()).persistent(false);
-        let lines: Vec<String> = explain.fetch_all(conn).await?;
+        let explain = format!("EXPLAIN (COSTS OFF) {}", Self::row_text(query, values));
+        let rows = pooler::fetch_all(conn, explain, values.arguments.clone()).await?;
+        let lines = rows.iter().map(|row| row.try_get::<String, _>(0)).collect::<sqlx::Result<Vec<_>>>()?;
         Ok(Plan::Scan(lines.join("; ")))
     }
 
@@ -85,7 +86,7 @@ impl RowOps for Postgres {
                 )
             }
         };
-        sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await
+        pooler::fetch_all(conn, sql, arguments).await
     }
 
     fn row_plan_is_old(_err: &sqlx::Error) -> bool {
@@ -117,15 +118,16 @@ impl NamedOps for Postgres {
         let number = advisory_number("named", key);
         let granted = match wait {
             Wait::Forever => {
-                sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
+                pooler::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
                 true
             }
             Wait::Never => {
-                sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(number).fetch_one(conn).await?
+                let row = pooler::query("SELECT pg_try_advisory_xact_lock($1)").bind(number).fetch_one(conn).await?;
+                row.try_get(0)?
             }
             Wait::AtMost(_) => {
                 // The value that is put back depends on the lock, so it is put back after the wait.
-                sqlx::query(
+                pooler::query(
                     "WITH was AS MATERIALIZED (
                          SELECT current_setting('lock_timeout') AS v
                      ), bound AS MATERIALIZED (

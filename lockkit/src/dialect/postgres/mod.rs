@@ -3,12 +3,17 @@
 use sha2::{Digest, Sha256};
 use sqlx::{
     Executor, PgConnection, Pool, Postgres, SqlStr, TypeInfo,
+    error::DatabaseError,
     postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager, PgTypeInfo},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, key::Key, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    key::Key,
+    policy::Wait,
+};
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
 /// long past in a statement that waited.
@@ -18,9 +23,10 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
 ];
 
 /// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
@@ -39,9 +45,13 @@ macro_rules! ring {
 mod lease;
 mod listen;
 mod lock;
+mod migrate;
+mod pooler;
 mod session;
 mod stock;
 mod version;
+
+pub use pooler::behind_pooler;
 
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
     // https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -79,6 +89,10 @@ impl Dialect for Postgres {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {
+        pooler::look_for(conn, pool).await;
     }
 
     async fn caveats(_pool: &Pool<Self>, _conn: &mut PgConnection) -> Vec<&'static str> {
@@ -123,17 +137,12 @@ impl Dialect for Postgres {
         err.and_then(sqlx::Error::into_database_error).is_some_and(|it| it.code().as_deref() == Some("25P01"))
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = pool.options().clone().min_connections(0).max_connections(1);
-        let own = own.connect_with((*pool.connect_options()).clone()).await?;
-        let done = migrator.run(&own).await;
-        own.close().await;
-        done
+    fn is_denied(err: &sqlx::Error) -> bool {
+        err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| it == "42501")
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 

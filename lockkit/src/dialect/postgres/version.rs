@@ -1,8 +1,8 @@
 //! Versions of rows on PostgreSQL.
 
-use sqlx::{Arguments, AssertSqlSafe, Column, PgConnection, Postgres, Row, TypeInfo, postgres::PgRow};
+use sqlx::{Arguments, Column, PgConnection, Postgres, Row, TypeInfo, postgres::PgRow};
 
-use super::{placeholder, typed};
+use super::{placeholder, pooler, typed};
 use crate::{
     dialect::{
         SaveQuery, Values, VersionKind, VersionOps, VersionQuery, parse_version,
@@ -23,7 +23,7 @@ impl VersionOps for Postgres {
             matching(by, 1, '"', placeholder),
             typed(&values.types),
         );
-        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_optional(conn).await? else {
+        let Some(row) = pooler::fetch_all(conn, sql, values.arguments).await?.pop() else {
             return Ok(None);
         };
         let kind = match row.try_column(version.as_str())?.type_info().name() {
@@ -64,8 +64,8 @@ impl VersionOps for Postgres {
             "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text {}",
             typed(&types),
         );
-        let text: Option<Option<String>> =
-            sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await?;
+        let row = pooler::fetch_all(conn, sql, arguments).await?.pop();
+        let text: Option<Option<String>> = row.map(|it| it.try_get(0)).transpose()?;
         text.map(|it| parse_version(VersionKind::of(expected), it)).transpose()
     }
 
@@ -78,7 +78,7 @@ impl VersionOps for Postgres {
         let Values { mut arguments, types } = values;
         let sql = format!("{} {}", save(query, types.len() + 1, '"', placeholder), typed(&types));
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
-        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        let done = pooler::execute(conn, sql, arguments).await?;
         Ok(done.rows_affected() > 0)
     }
 }

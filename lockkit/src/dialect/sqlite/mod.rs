@@ -10,7 +10,10 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    policy::Wait,
+};
 
 /// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
 /// the write lock.
@@ -20,13 +23,15 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/sqlite/0004_ttl.sql")),
 ];
 
 mod lease;
 mod lock;
+mod migrate;
 mod stock;
 mod version;
 
@@ -63,6 +68,8 @@ impl Dialect for Sqlite {
             other => connection_fault(other),
         }
     }
+
+    async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}
 
     async fn caveats(_pool: &Pool<Self>, _conn: &mut SqliteConnection) -> Vec<&'static str> {
         Vec::new()
@@ -115,13 +122,13 @@ impl Dialect for Sqlite {
         conn.execute("BEGIN; ROLLBACK").await.is_ok()
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On the pool itself: a database in memory is on no other connection.
-        migrator.run(pool).await
+    fn is_denied(_err: &sqlx::Error) -> bool {
+        // There are no users. A file that may not be written is read-only.
+        false
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 
