@@ -16,6 +16,7 @@ mod all;
 mod held;
 mod listen;
 mod many;
+mod place;
 mod queue;
 mod request;
 

@@ -2,13 +2,13 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::time::{Instant, timeout};
 
-use super::{Inner, check_ttl, held::Lease, listen::Listening};
+use super::{Inner, check_ttl, held::Lease, many::MAX_PERMITS, place::Place};
 use crate::{
     error::{Error, HolderInfo, Result},
     keeper::{Kept, Terms},
@@ -139,7 +139,10 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// Outside a Tokio runtime.
     pub async fn try_acquire(self) -> Result<Option<Lease<S>>> {
         self.check()?;
-        match self.ask(&Place::default(), true).await? {
+        let place = Place::default();
+        let turn = if self.fair { self.try_fairly(&place).await } else { self.ask_now(&place, true).await };
+        place.give_back().await;
+        match turn? {
             Turn::Done(lease) => Ok(Some(lease)),
             Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
         }
@@ -192,6 +195,10 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 let reason = "has no permits; give it at least one".to_owned();
                 Err(Error::InvalidOption { option: "semaphore", reason })
             }
+            Mode::Permit(permits) if permits > MAX_PERMITS => {
+                let reason = format!("has {permits} permits; give it {MAX_PERMITS} at most");
+                Err(Error::InvalidOption { option: "semaphore", reason })
+            }
             Mode::Permit(_) | Mode::Read | Mode::Write if self.fair => {
                 let reason = "is for single leases; semaphores and readers have no queue among processes".to_owned();
                 Err(Error::InvalidOption { option: "fair", reason })
@@ -211,6 +218,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
             Waited::Held => true,
             Waited::NoAnswer => false,
         };
+        place.give_back().await;
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
         let holder = match timeout(BUSY_PAUSE * 5, self.in_the_way()).await {
@@ -225,21 +233,26 @@ impl<S: LeaseStore> LeaseRequest<S> {
         Err(Error::Contended { key: self.key, waited, holder })
     }
 
-    /// Asks for what the mode says, without waiting.
+    /// Asks once, in the order of those who wait.
     async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        let turn = if self.fair {
+            self.ask_fairly(place, likely_free).await?
+        } else {
+            self.ask_patiently(place, likely_free).await?
+        };
+        if let (Mode::Exclusive, Turn::Held { .. } | Turn::Queued { .. }, Some(ears)) =
+            (self.mode, &turn, &self.inner.ears)
+        {
+            let inner = Arc::downgrade(&self.inner);
+            place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store(), &self.key));
+        }
+        Ok(turn)
+    }
+
+    /// Asks once for what the mode says, whoever else waits.
+    pub(super) async fn ask_now(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
         match self.mode {
-            Mode::Exclusive => {
-                let turn = if self.fair {
-                    self.ask_in_turn(place, likely_free).await?
-                } else {
-                    self.ask_for(&self.key, likely_free).await?
-                };
-                if let (Turn::Held { .. } | Turn::Queued { .. }, Some(ears)) = (&turn, &self.inner.ears) {
-                    let inner = Arc::downgrade(&self.inner);
-                    place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store(), &self.key));
-                }
-                Ok(turn)
-            }
+            Mode::Exclusive => self.ask_for(&self.key, likely_free).await,
             Mode::Permit(permits) => self.ask_for_permit(permits, likely_free).await,
             Mode::Read => self.ask_to_read(likely_free).await,
             Mode::Write => self.ask_to_write(place, likely_free).await,
@@ -256,7 +269,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     }
 
     /// The waiting line of this process. Readers and writers of one key are in one line.
-    fn line(&self) -> Key {
+    pub(super) fn line(&self) -> Key {
         match self.mode {
             Mode::Exclusive => self.key.clone(),
             Mode::Permit(_) => format!("{}/permit", self.key).into(),
@@ -269,9 +282,19 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let store = self.inner.store();
         let held = match self.mode {
             Mode::Exclusive => store.lease_look(&self.key).await?,
-            _ => store.lease_list(&format!("{}/", self.key), 1).await?.pop(),
+            Mode::Permit(_) => store.lease_list(&format!("{}/permit/", self.key), 1).await?.pop(),
+            Mode::Read => store.lease_look(&self.writer()).await?,
+            Mode::Write => match store.lease_list(&format!("{}/reader/", self.key), 1).await?.pop() {
+                Some(reader) => Some(reader),
+                None => store.lease_look(&self.writer()).await?,
+            },
         };
         Ok(held.map(|it| it.info))
+    }
+
+    /// Whether it waits at all.
+    pub(super) fn waits(&self) -> bool {
+        !self.wait.is_zero()
     }
 
     fn claim(&self, key: &Key) -> Claim {
@@ -282,31 +305,6 @@ impl<S: LeaseStore> LeaseRequest<S> {
     fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
         Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line: self.line() }
-    }
-}
-
-/// What a caller has while it waits: a ticket, or the lease that keeps new readers out, and ears. Given back if it stops
-/// waiting.
-#[derive(Debug)]
-pub(super) struct Place<S: LeaseStore> {
-    lease: Mutex<Option<Lease<S>>>,
-    listening: OnceLock<Listening>,
-}
-
-impl<S: LeaseStore> Place<S> {
-    /// Takes it out, if it can still be trusted.
-    pub(super) fn take(&self) -> Option<Lease<S>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner).take().filter(Lease::is_trusted)
-    }
-
-    pub(super) fn put(&self, lease: Lease<S>) {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
-    }
-}
-
-impl<S: LeaseStore> Default for Place<S> {
-    fn default() -> Self {
-        Self { lease: Mutex::new(None), listening: OnceLock::new() }
     }
 }
 
