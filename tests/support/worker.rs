@@ -52,6 +52,9 @@ where
         ["hold", "row"] => worker.hold_row().await,
         ["hold", "named"] => worker.hold_name().await,
         ["hold", "lease"] => worker.hold_lease().await,
+        ["keep", way] => worker.keep(way).await,
+        ["compete"] => worker.compete().await,
+        ["write"] => worker.write_all_the_time().await,
         ["commit"] => worker.commit().await,
         ["pin"] => worker.pin().await,
         ["run"] => worker.run().await,
@@ -110,6 +113,43 @@ where
         S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
         println!("holding {}", lease.fence());
         std::future::pending::<()>().await;
+    }
+
+    /// Asks for the lease in this way, for as long as it takes, and keeps it.
+    async fn keep(self, way: &str) {
+        let request = match way {
+            "lease" => self.leases.lease("item:1"),
+            "fair" => self.leases.lease("item:1").fair(),
+            "permit" => self.leases.semaphore("item:1", 1),
+            "write" => self.leases.rw("item:1").write(),
+            _ => panic!("{way} is not a way to ask"),
+        };
+        println!("asking");
+        let _lease = request.wait(Duration::from_hours(1)).acquire().await.expect("acquire the lease");
+        println!("holding");
+        std::future::pending::<()>().await;
+    }
+
+    /// Has a transaction that writes open most of the time.
+    async fn write_all_the_time(self) {
+        println!("asking");
+        loop {
+            let tx = self.write().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            drop(tx.commit().await);
+        }
+    }
+
+    /// Takes the lease and writes under it, again and again.
+    async fn compete(self) {
+        println!("asking");
+        loop {
+            let lease = self.lease().await;
+            let tx = self.write().await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            // On SQLite, others may have the whole database locked for too long.
+            drop(lease.commit(tx).await);
+        }
     }
 
     /// Takes the lease, writes, and commits under it when told so.

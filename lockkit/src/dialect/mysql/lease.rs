@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 use crate::{
     dialect::{
         Dialect, LeaseOps, duration, fence,
-        lease::{HeldRow, asked, lease_acquire_in_order},
+        lease::{HeldRow, asked, lease_acquire_in_order, prefix_end},
         micros,
     },
     error::Fault,
@@ -316,13 +316,14 @@ impl LeaseOps for MySql {
             now!(),
             " AS now_us, expires_us, renewals
              FROM lockkit_lease
-             WHERE name >= ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
+             WHERE name >= ? AND name < ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
             now!(),
             "
              ORDER BY name
              LIMIT ?"
         ))
         .bind(prefix.as_bytes())
+        .bind(prefix_end(prefix).into_bytes())
         .bind(prefix.as_bytes())
         .bind(prefix.as_bytes())
         .bind(limit)

@@ -8,7 +8,7 @@ use super::bell;
 use crate::{
     dialect::{
         LeaseOps, duration, fence,
-        lease::{HeldRow, lease_give_back, previous},
+        lease::{HeldRow, lease_give_back, prefix_end, previous},
         micros,
     },
     key::Key,
@@ -19,6 +19,25 @@ use crate::{
 // (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR KEY
 // SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
 // free it or forget it.
+
+/// The leases held now, `$1` at most.
+macro_rules! list {
+    ($condition:literal) => {
+        concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, renewals
+             FROM lockkit_lease
+             WHERE ",
+            $condition,
+            "token IS NOT NULL AND expires_us > ",
+            now!(),
+            "
+             ORDER BY name
+             LIMIT $1"
+        )
+    };
+}
 
 impl LeaseOps for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
@@ -348,24 +367,20 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, renewals
-             FROM lockkit_lease
-             WHERE starts_with(name, $1) AND name >= $1 AND token IS NOT NULL AND expires_us > ",
-            now!(),
-            "
-             ORDER BY name
-             LIMIT $2"
-        ))
-        .bind(prefix)
-        .bind(i64::from(limit))
-        .fetch_all(conn)
-        .await?
-        .iter()
-        .map(held)
-        .collect()
+        if prefix.is_empty() {
+            // No text is greater than every other one in every encoding.
+            let rows = sqlx::query(list!("")).bind(i64::from(limit)).fetch_all(conn).await?;
+            return rows.iter().map(held).collect();
+        }
+        sqlx::query(list!("starts_with(name, $2) AND name >= $2 AND name < $3 AND "))
+            .bind(i64::from(limit))
+            .bind(prefix)
+            .bind(prefix_end(prefix))
+            .fetch_all(conn)
+            .await?
+            .iter()
+            .map(held)
+            .collect()
     }
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {

@@ -7,7 +7,7 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     dialect::{
         LeaseOps, fence,
-        lease::{HeldRow, asked, lease_acquire_in_order, previous},
+        lease::{HeldRow, asked, lease_acquire_in_order, prefix_end, previous},
         micros,
     },
     key::Key,
@@ -170,7 +170,7 @@ impl LeaseOps for Sqlite {
             now!(),
             " AS now_us, expires_us, renewals
              FROM lockkit_lease
-             WHERE name >= ?1 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
+             WHERE name >= ?1 AND name < ?3 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
             now!(),
             "
              ORDER BY name
@@ -178,6 +178,7 @@ impl LeaseOps for Sqlite {
         ))
         .bind(prefix)
         .bind(limit)
+        .bind(prefix_end(prefix))
         .fetch_all(conn)
         .await?
         .iter()

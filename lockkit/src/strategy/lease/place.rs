@@ -8,13 +8,13 @@ use std::{
 use tokio::time::{Instant, timeout};
 
 use super::{held::Lease, listen::Listening};
-use crate::{fence::Fence, key::Key, keeper::release_failed, store::LeaseStore};
+use crate::{fence::Fence, keeper::release_failed, key::Key, store::LeaseStore};
 
 /// The longest time for giving back what was taken while waiting. The rest goes on in the background.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 
 /// How much later an expiry must be to be another one: answers take different times.
-const CLOCKS_DIFFER: Duration = Duration::from_millis(5);
+const ANSWERS_DIFFER: Duration = Duration::from_millis(5);
 
 /// The state of one waiting request. Dropping it gives back in the background what it took.
 #[derive(Debug)]
@@ -51,14 +51,19 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// The lease is held. An expiry that is later than before is that of another holder, or of a renewal.
+    /// The lease is held. Another holder has a later expiry, and so has a renewal; without one, the lease is locked for a
+    /// moment.
     pub(super) fn held(&mut self, free_in: Option<Duration>) {
         let now = Instant::now();
         let expires = free_in.map(|it| now + it);
-        if expires > self.expires.map(|it| it + CLOCKS_DIFFER) {
+        let changed = match (expires, self.expires) {
+            (Some(expires), Some(before)) => expires > before + ANSWERS_DIFFER,
+            (expires, before) => expires.is_some() != before.is_some(),
+        };
+        if changed {
             self.moved = now;
+            self.expires = expires;
         }
-        self.expires = expires.or(self.expires);
     }
 }
 

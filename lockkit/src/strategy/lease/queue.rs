@@ -34,9 +34,12 @@ const LONGEST: Duration = Duration::from_millis(250);
 /// the lease free before it takes it: the owners of those tickets are dead or stopped.
 const SILENCE: Duration = Duration::from_millis(100);
 
+/// The shortest time that a ticket lives without a renewal.
+const SHORTEST_TICKET: Duration = Duration::from_millis(500);
+
 /// How the tickets of a request are served.
 struct Order {
-    /// How long a ticket stays in the queue after its process died.
+    /// How long a ticket stays in the queue after its process died, at most. Not longer than the lease would, either.
     ticket_ttl: Duration,
     /// How many of the oldest tickets ask for the lease. With two, the next one asks already while the first is served.
     front: u32,
@@ -53,6 +56,10 @@ const LOOSE: Order = Order { ticket_ttl: Duration::from_millis(1500), front: 2, 
 impl<S: LeaseStore> LeaseRequest<S> {
     /// Asks for what the mode says; queues after [`PATIENCE`].
     pub(super) async fn ask_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        // A writer that waits for the last readers keeps everybody else out already, so nobody is before it.
+        if place.has_writer() {
+            return self.ask_now(place, likely_free).await;
+        }
         if place.ticket().is_some() {
             return self.ask_in_turn(place, likely_free, &self.order()).await;
         }
@@ -103,8 +110,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let (fence, key) = match place.ticket() {
             Some(ticket) => ticket,
             None => {
-                let request =
-                    LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(order.ticket_ttl);
+                let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl);
+                let request = LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl);
                 match request.ask_for_slot("queue", TICKETS, true).await? {
                     Turn::Done(ticket) => {
                         let number = (ticket.fence(), ticket.key().clone());
@@ -118,11 +125,15 @@ impl<S: LeaseStore> LeaseRequest<S> {
         // Who is at the front stays there: tickets only become older.
         let is_at_front = |it: &Progress| it.seen.is_some_and(|(ahead, _)| ahead < order.front);
         let mut progress = place.progress(|_| {});
+        let mut next_end = LONGEST;
         if !progress.as_ref().is_some_and(is_at_front) {
             let waiting = self.inner.store().lease_list(&self.queue(), TICKETS).await?;
-            let older = waiting.iter().map(|it| (it.info.fence, &it.info.key)).filter(|it| *it < (fence, &key));
+            let older = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
             let ahead = u32::try_from(older.clone().count()).unwrap_or(TICKETS);
-            let oldest = older.min().map_or(fence, |it| it.0);
+            let oldest = older.clone().map(|it| it.fence).min().unwrap_or(fence);
+            // A ticket whose owner died ends; the others are renewed long before.
+            let ends_in = older.map(|it| it.expires_in + Duration::from_millis(1)).min();
+            next_end = ends_in.unwrap_or(LONGEST).max(NEXT);
             progress = place.progress(|it| {
                 if it.seen != Some((ahead, oldest)) {
                     *it = Progress { seen: Some((ahead, oldest)), moved: Instant::now(), ..*it };
@@ -149,7 +160,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
             };
         }
         let behind = ahead - order.front + 1;
-        let pause = (STEP * behind).max(still / 4).min(LONGEST);
+        let pause = (STEP * behind).max(still / 4).min(next_end).min(LONGEST);
         if order.overtakes && still >= SILENCE {
             return self.overtake(place, behind, pause).await;
         }
@@ -204,4 +215,105 @@ impl<S: LeaseStore> LeaseRequest<S> {
 /// The pause, but not past the moment at which the holder's lease ends.
 fn until_free(pause: Duration, free_in: Option<Duration>) -> Duration {
     free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::{task::JoinHandle, time::sleep};
+
+    use super::*;
+    use crate::{
+        Leases,
+        store::{Acquired, Claim, Token},
+        testing::MemoryStore,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn waiting(leases: &Leases<MemoryStore>) -> JoinHandle<Lease<MemoryStore>> {
+        let request = leases.lease("k").wait(60 * SECOND);
+        tokio::spawn(async move { request.acquire().await.unwrap() })
+    }
+
+    async fn tickets(store: &MemoryStore) -> usize {
+        store.lease_list("k/queue/", 100).await.unwrap().len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_short_moment_writes_nothing() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let waiting = waiting(&there);
+        sleep(PATIENCE - Duration::from_millis(2)).await;
+        assert_eq!(tickets(&store).await, 0);
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(tickets(&store).await, 1, "a ticket was taken");
+        lease.release().await.unwrap();
+        let lease = waiting.await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(tickets(&store).await, 0, "it was given back with the grant");
+        drop(lease);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_had_the_lease_a_moment_ago_stands_back_for_those_who_queue() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let waiting = waiting(&there);
+        sleep(SECOND).await;
+        lease.release().await.unwrap();
+        let again = tokio::spawn({
+            let request = here.lease("k").wait(60 * SECOND);
+            async move { request.acquire().await.unwrap().fence() }
+        });
+        let lease = waiting.await.unwrap();
+        let fence = lease.fence();
+        assert!(!again.is_finished());
+        lease.release().await.unwrap();
+        assert!(again.await.unwrap() > fence);
+
+        // A request that does not wait has no place to wait for, and asks.
+        let lease = there.lease("k").acquire().await.unwrap();
+        let waiting = self::waiting(&here);
+        sleep(SECOND).await;
+        lease.release().await.unwrap();
+        there.lease("k").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+        drop(waiting.await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dead_tickets_do_not_keep_the_living_out_of_a_free_lease() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        for number in 0..5 {
+            let key = format!("k/queue/{number}").into();
+            let claim = Claim { key, token: Token::random(), holder: Arc::from("dead"), ttl: 60 * SECOND };
+            assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        }
+        let waiting = waiting(&there);
+        sleep(SECOND).await;
+        assert_eq!(tickets(&store).await, 6);
+        lease.release().await.unwrap();
+        let freed = Instant::now();
+        drop(waiting.await.unwrap());
+        assert!(freed.elapsed() < SECOND / 2, "{:?}", freed.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_in_the_queue_soon_has_what_is_held_shortly_and_asks_seldom_for_what_is_held_long() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let mut waiting = waiting(&there);
+        sleep(Duration::from_millis(200)).await;
+        lease.release().await.unwrap();
+        let freed = Instant::now();
+        drop((&mut waiting).await.unwrap());
+        assert!(freed.elapsed() <= Duration::from_millis(40), "{:?}", freed.elapsed());
+    }
 }

@@ -1,10 +1,6 @@
 //! How a lease is asked for: once, with waiting, or around a body of work.
 
-use std::{
-    future::Future,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -90,13 +86,14 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self
     }
 
-    /// Serves waiting processes in the order in which they came.
+    /// Serves waiting processes strictly in the order in which they came.
     ///
-    /// Callers of one process queue in order anyway; among processes it is luck who asks next after a release. A fair
-    /// request takes a ticket (a short lease of its own, `<key>/queue/<number>`) and asks for the lease when no older
-    /// ticket is left. All who want the lease must ask fairly: others do not look at the queue. It costs two round trips
-    /// more when somebody waits and one when nobody does, and a process that dies while it waits holds the others up for
-    /// up to 5 s. For leases made by [`Leases::lease`](crate::Leases::lease) only.
+    /// Callers of one process queue in order anyway, and a plain request that has waited for 50 ms is not kept out by
+    /// other processes, but may be overtaken. A fair request takes a ticket (a short lease of its own,
+    /// `<key>/queue/<number>`) as soon as the lease is held, and asks for the lease when no older ticket is left. For a
+    /// strict order, all requests for the lease must be fair. It costs two round trips more when somebody waits and one
+    /// when nobody does, and a process that dies while it waits holds the others up for the ttl of the lease it asked
+    /// for, 3 s at most. For leases made by [`Leases::lease`](crate::Leases::lease) only.
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self
@@ -106,6 +103,10 @@ impl<S: LeaseStore> LeaseRequest<S> {
     ///
     /// Callers of one process queue in order, and only the first of them asks the store, without holding a connection
     /// between two questions. The lease is renewed in the background from now on.
+    ///
+    /// No process that waits is kept out by others. A request that has waited for 50 ms takes a ticket, a short lease
+    /// named `<key>/queue/<number>`, and a process that had the lease within the last second lets the owners of tickets go
+    /// first. Shorter waits write nothing. The order of the tickets is kept roughly; [`fair`](Self::fair) keeps it strictly.
     ///
     /// A second `acquire` of the same key in the same task waits like any other: leases are not re-entrant, because a
     /// lease that one task holds twice would be freed by the first of two releases.
@@ -128,6 +129,9 @@ impl<S: LeaseStore> LeaseRequest<S> {
     }
 
     /// The lease if it is free now; `None` when somebody else holds it. Asks once and does not queue.
+    ///
+    /// It may overtake requests that wait, except where it is [`fair`](Self::fair): then the answer is also `None` while
+    /// others queue. What it took on the way (a writer's lease while readers hold theirs) is given back before the answer.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
