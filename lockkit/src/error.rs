@@ -66,6 +66,13 @@ pub enum Error {
         source: BoxError,
     },
 
+    /// [`Leases::close`](crate::Leases::close) was called: this process takes no more leases.
+    #[error("lease `{key}` was not taken: these `Leases` are closed")]
+    Closed {
+        /// The lease.
+        key: Key,
+    },
+
     /// No row matches, so no row was locked.
     #[error("no row of `{table}` matches, so nothing was locked")]
     NoSuchRow {
@@ -294,6 +301,8 @@ pub enum LossReason {
     Unreachable,
     /// This process gave it back.
     Released,
+    /// This process closed its [`Leases`](crate::Leases), which gave it back.
+    Closed,
 }
 
 impl fmt::Display for LossReason {
@@ -303,6 +312,7 @@ impl fmt::Display for LossReason {
             Self::Stolen => "it was taken from this holder before it expired",
             Self::Unreachable => "the database could not be reached to renew it",
             Self::Released => "it had been released",
+            Self::Closed => "its `Leases` were closed",
         })
     }
 }

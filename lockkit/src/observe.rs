@@ -61,11 +61,12 @@ pub(crate) fn released(strategy: Strategy, key: &Key, fence: Fence, held: Durati
     record("lockkit_hold_seconds", strategy, key, held);
 }
 
-/// A lease was lost.
-pub(crate) fn lost(key: &Key, fence: Fence, held: Duration, reason: LossReason) {
-    tracing::warn!(strategy = Strategy::Lease.name(), %key, %fence, ?held, ?reason, "lost");
-    count("lockkit_lost_total", Strategy::Lease, key);
-    record("lockkit_hold_seconds", Strategy::Lease, key, held);
+/// A lease or session lock was lost. Session locks have no fence.
+pub(crate) fn lost(strategy: Strategy, key: &Key, fence: Option<Fence>, held: Duration, reason: LossReason) {
+    let fence = fence.map(tracing::field::display);
+    tracing::warn!(strategy = strategy.name(), %key, fence, ?held, ?reason, "lost");
+    count("lockkit_lost_total", strategy, key);
+    record("lockkit_hold_seconds", strategy, key, held);
 }
 
 /// Leases were renewed by one statement.

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    io,
     ops::{Deref, DerefMut},
     time::Duration,
 };
@@ -18,7 +19,7 @@ use tokio::{
 use crate::{
     dialect::{Dialect, connection, depth, failed},
     error::{Error, Fault, Result},
-    guard::{Guard, Hold},
+    guard::{CommitSent, Guard, Hold},
     key::Key,
     observe,
     policy::Wait,
@@ -105,6 +106,7 @@ impl<DB: Dialect> Tx<DB> {
     pub async fn commit(mut self) -> Result<()> {
         let conn = &mut self.0.get_mut().conn;
         check_depth::<DB>(conn)?;
+        let _sent = CommitSent::now();
         match DB::commit(conn).await {
             Ok(()) => {
                 drop(self.0.defuse());
@@ -294,16 +296,22 @@ pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>
         Ok(result) => result,
         Err(failed) => match failed.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime has shut down.
-            Err(_) => Err(no_answer(doing, None)),
+            Err(_) => {
+                let source = sqlx::Error::Io(io::Error::other("the runtime has shut down"));
+                Err(Error::Database { doing, key: None, fault: Fault::Unavailable, source })
+            }
         },
     }
 }
 
-/// No answer came in time, or none will.
+/// No answer came in time.
 pub(crate) fn no_answer(doing: &'static str, key: Option<&Key>) -> Error {
-    let source = sqlx::Error::PoolTimedOut;
-    Error::Database { doing, key: key.cloned(), fault: Fault::Unavailable, source }
+    Error::Database { doing, key: key.cloned(), fault: Fault::Unavailable, source: timed_out() }
+}
+
+/// What the driver would say of a server that does not answer, if it noticed.
+pub(crate) fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"))
 }
 
 /// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.

@@ -43,6 +43,8 @@ pub(crate) enum Turn<T> {
     /// Older tickets exist, or this request is the next one. Retry after `ahead` releases in this process, or after
     /// `pause`.
     Queued { ahead: u32, pause: Duration },
+    /// The store did not answer in the time that it is given.
+    Silent,
 }
 
 /// How waiting ended.
@@ -131,8 +133,11 @@ impl Lines {
                 return Ok(without);
             };
             limit = deadline;
-            without = Waited::Held;
-            let (ahead, pause) = match turn? {
+            let turn = turn?;
+            if !matches!(turn, Turn::Silent) {
+                without = Waited::Held;
+            }
+            let (ahead, pause) = match turn {
                 Turn::Done(taken) => return Ok(Waited::Done(taken)),
                 Turn::Held { free_in: Some(free_in) } => {
                     locked_pauses = PAUSES.ceilings();
@@ -143,9 +148,11 @@ impl Lines {
                 // A lock for a moment says nothing of how long the lease is held, so these pauses grow by themselves.
                 Turn::Held { free_in: None } => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
                 Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
+                // The answer was waited for long enough.
+                Turn::Silent => (0, PAUSES.base),
             };
             if Instant::now() >= deadline {
-                return Ok(Waited::Held);
+                return Ok(without);
             }
             let freed = async {
                 freed.await;

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod cancellation;
+mod commits;
 mod contention;
 mod harness;
 mod keeper;
@@ -9,11 +10,14 @@ mod leases;
 mod many;
 mod migrations;
 mod named;
+mod outages;
 mod processes;
 mod round_trips;
 mod rows;
+mod runtimes;
 mod send;
 mod sessions;
+mod shutdown;
 mod slots;
 mod stock;
 mod stores;

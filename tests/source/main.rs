@@ -10,16 +10,17 @@ use std::path::Path;
 use crate::code::{Token, code};
 
 /// The modules of `lockkit`, lowest first. A module knows those of the lines above its own, and no others.
-const LAYERS: [&[&str]; 14] = [
+const LAYERS: [&[&str]; 15] = [
     &["fence", "version"],
     &["error", "key"],
     &["ident"],
     &["observe", "policy"],
-    &["store"],
+    &["guard", "store"],
     &["dialect"],
-    &["guard", "locked", "trust", "wait"],
+    &["locked", "trust", "wait"],
     &["section", "plan", "on"],
     &["retry"],
+    &["bounded", "kept"],
     &["keeper", "migrate"],
     &[
         "strategy::lease",

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,6 +26,12 @@ struct State {
     stalled: watch::Sender<bool>,
     drops_replies: AtomicBool,
     reset: Notify,
+    /// The number of the next connection, and of the first that is not silent.
+    connections: AtomicU64,
+    first_heard: AtomicU64,
+    /// What a request must contain for all replies to be held back from then on.
+    holds_replies_to: Mutex<Option<&'static str>>,
+    holds_replies: watch::Sender<bool>,
 }
 
 impl Proxy {
@@ -43,6 +49,10 @@ impl Proxy {
             stalled: watch::Sender::new(false),
             drops_replies: AtomicBool::new(false),
             reset: Notify::new(),
+            connections: AtomicU64::new(0),
+            first_heard: AtomicU64::new(0),
+            holds_replies_to: Mutex::default(),
+            holds_replies: watch::Sender::new(false),
         });
         let listener = net::TcpListener::bind("127.0.0.1:0").expect("listen on a free port");
         listener.set_nonblocking(true).expect("make the listener non-blocking");
@@ -75,6 +85,23 @@ impl Proxy {
         self.state.drops_replies.store(dropped, Ordering::SeqCst);
     }
 
+    /// Makes all connections half-open: their packets vanish, in both directions and for ever, and nobody is told. New ones can be
+    /// made.
+    pub fn half_open(&self) {
+        self.state.first_heard.store(self.state.connections.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// Holds all replies back from when a client next sends this text, until [`pass_replies`](Self::pass_replies).
+    pub fn hold_replies_to(&self, text: &'static str) {
+        *self.state.holds_replies_to.lock().expect("no code panics while it holds the lock") = Some(text);
+    }
+
+    /// Lets the replies go on that [`hold_replies_to`](Self::hold_replies_to) holds back.
+    pub fn pass_replies(&self) {
+        *self.state.holds_replies_to.lock().expect("no code panics while it holds the lock") = None;
+        self.state.holds_replies.send_replace(false);
+    }
+
     /// Breaks all connections; new ones can be made.
     pub fn reset(&self) {
         self.state.reset.notify_waiters();
@@ -96,6 +123,8 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 }
 
 async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
+    let number = state.connections.fetch_add(1, Ordering::SeqCst);
+    let is_silent = || number < state.first_heard.load(Ordering::SeqCst);
     let reset = state.reset.notified();
     let mut server = TcpStream::connect(&state.server).await?;
     client.set_nodelay(true)?;
@@ -104,15 +133,20 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let server_spoke_last = AtomicBool::new(true);
-    let requests = pump(&mut from_client, &mut to_server, &state, || {
+    let (requests_gates, replies_gates) = ([&state.stalled], [&state.stalled, &state.holds_replies]);
+    let requests = pump(&mut from_client, &mut to_server, &requests_gates, |request| {
         if server_spoke_last.swap(false, Ordering::SeqCst) {
             state.round_trips.fetch_add(1, Ordering::SeqCst);
         }
-        true
+        let held = *state.holds_replies_to.lock().expect("no code panics while it holds the lock");
+        if held.is_some_and(|it| request.windows(it.len()).any(|part| part == it.as_bytes())) {
+            state.holds_replies.send_replace(true);
+        }
+        !is_silent()
     });
-    let replies = pump(&mut from_server, &mut to_client, &state, || {
+    let replies = pump(&mut from_server, &mut to_client, &replies_gates, |_| {
         server_spoke_last.store(true, Ordering::SeqCst);
-        !state.drops_replies.load(Ordering::SeqCst)
+        !state.drops_replies.load(Ordering::SeqCst) && !is_silent()
     });
     tokio::select! {
         biased; // So that nothing gets through once `reset` has returned.
@@ -127,22 +161,23 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies bytes until the end of the stream, asking before each burst whether to pass it on.
+/// Copies bytes until the end of the stream, unless one of the gates is shut, asking before each burst whether to pass it on.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    state: &State,
-    passes: impl Fn() -> bool,
+    gates: &[&watch::Sender<bool>],
+    passes: impl Fn(&[u8]) -> bool,
 ) -> io::Result<()> {
-    let mut stalled = state.stalled.subscribe();
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        stalled.wait_for(|stalled| !stalled).await.expect("BUG: the state has the sender");
+        for gate in gates {
+            gate.subscribe().wait_for(|shut| !shut).await.expect("BUG: the state has the sender");
+        }
         if length == 0 {
             return to.shutdown().await;
         }
-        if passes() {
+        if passes(&buffer[..length]) {
             to.write_all(&buffer[..length]).await?;
         }
     }

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::{LeaseOps, duration, fence, micros};
 use crate::{
     key::Key,
-    store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Release, Renewal, Scoped, Token},
 };
 
 /// Takes leases one after the other, where the database has no statement for all of them.
@@ -85,11 +85,23 @@ pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expire
 
 /// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
 pub(super) fn asked(renewals: &[Renewal]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"));
     let row = |Renewal { key, token, ttl }: &Renewal| {
         format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
     };
     format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
+}
+
+/// Releases as one parameter: as [`asked`], with the least holding time, and the token that stays where that is not over.
+pub(super) fn given_back(releases: &[Release]) -> String {
+    let row = |Release { key, token, min_hold }: &Release| {
+        let (name, token, nobody) = (hex(key.as_bytes()), hex(token.as_bytes()), hex(Token::nobody().as_bytes()));
+        format!(r#"["{name}","{token}",{},"{nobody}"]"#, micros(*min_hold))
+    };
+    format!("[{}]", releases.iter().map(row).collect::<Vec<_>>().join(","))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }
 
 /// The least text that is greater than every text that starts with `prefix`. Without this bound, a list of the leases

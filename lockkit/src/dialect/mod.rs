@@ -18,7 +18,7 @@ use crate::{
     fence::Fence,
     key::Key,
     policy::Wait,
-    store::{Acquired, AcquiredAll, Claim, Held, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Held, Release, Renewal, Scoped, Token},
     version::Version,
 };
 
@@ -45,6 +45,9 @@ mod sealed {
     note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
 )]
 pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
+    /// Whether a network stands between this process and the database, so that an answer may never come.
+    const IS_REMOTE: bool = true;
+
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 
@@ -102,6 +105,12 @@ pub trait LeaseOps: Dialect {
         token: Token,
         min_hold: Duration,
     ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
+
+    /// See [`LeaseStore::lease_release_all`](crate::LeaseStore::lease_release_all).
+    fn lease_release_all(
+        conn: &mut Self::Connection,
+        releases: &[Release],
+    ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
 
     /// Inside a transaction: keeps everybody else from taking the lease until the transaction ends, while its holder may
     /// go on renewing it where the database can tell the two apart. `false` when the token no longer holds it.

@@ -1,7 +1,7 @@
 //! Leases on MySQL and MariaDB.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -10,12 +10,12 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 use crate::{
     dialect::{
         Dialect, LeaseOps, duration, fence,
-        lease::{HeldRow, asked, lease_acquire_in_order, prefix_end},
+        lease::{HeldRow, asked, given_back, lease_acquire_in_order, prefix_end},
         micros,
     },
     error::Fault,
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
 };
 
 // What holds a lease, in the record locks of InnoDB
@@ -126,6 +126,25 @@ macro_rules! asked {
          )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)
          WHERE l.token = UNHEX(asked.token) AND l.expires_us > "
     };
+}
+
+/// As [`asked`], for leases that are given back.
+macro_rules! returned {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (
+             name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
+             token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
+             min_hold BIGINT PATH '$[2]',
+             nobody   CHAR(32) CHARACTER SET ascii PATH '$[3]'
+         )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)"
+    };
+}
+
+/// The tokens among those asked for that hold their lease.
+async fn held_of(conn: &mut MySqlConnection, asked: &str) -> sqlx::Result<HashSet<Vec<u8>>> {
+    let sql =
+        concat!("SELECT l.token FROM ", returned!(), " WHERE l.token = UNHEX(asked.token) AND l.expires_us > ", now!());
+    Ok(sqlx::query_scalar(sql).bind(asked).fetch_all(conn).await?.into_iter().collect())
 }
 
 impl LeaseOps for MySql {
@@ -242,6 +261,45 @@ impl LeaseOps for MySql {
         // Lost, or locked by a transaction that pins it?
         let held = Self::lease_look(conn, key).await?;
         Ok(if held.is_some_and(|it| it.token == token) { Scoped::Busy } else { Scoped::Gone })
+    }
+
+    async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        // The UPDATE cannot say which rows it changed, so those that are there are read before it.
+        let asked = given_back(releases);
+        let held = held_of(conn, &asked).await?;
+        let done = sqlx::query(concat!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             UPDATE (
+                 SELECT l.name, asked.min_hold, asked.nobody FROM ",
+            returned!(),
+            "
+                 /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
+                 WHERE l.token = UNHEX(asked.token) AND l.expires_us > ",
+            now!(),
+            "
+                 LIMIT 18446744073709551615
+                 FOR UPDATE /*!80000 OF l, t */ SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+             SET l.token = IF(l.acquired_us + mine.min_hold > ",
+            now!(),
+            ", UNHEX(mine.nobody), NULL), l.expires_us = IF(l.acquired_us + mine.min_hold > ",
+            now!(),
+            ", l.acquired_us + mine.min_hold, 0)"
+        ))
+        .bind(&asked)
+        .execute(&mut *conn)
+        .await?;
+        let busy = if done.rows_affected() < held.len() as u64 { held_of(conn, &asked).await? } else { HashSet::new() };
+        let answer = |it: &Release| {
+            let token = it.token.as_bytes().as_slice();
+            match (held.contains(token), busy.contains(token)) {
+                (_, true) => Scoped::Busy,
+                (true, false) => Scoped::Done,
+                (false, false) => Scoped::Gone,
+            }
+        };
+        Ok(releases.iter().map(answer).collect())
     }
 
     async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {

@@ -12,7 +12,7 @@ use crate::{
         micros,
     },
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
 };
 
 // What holds a lease, in the row locks of PostgreSQL
@@ -297,6 +297,56 @@ impl LeaseOps for Postgres {
         .fetch_one(conn)
         .await?;
         scoped(&row)
+    }
+
+    async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        let names: Vec<_> = releases.iter().map(|it| it.key.as_str()).collect();
+        let tokens: Vec<_> = releases.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+        let min_holds: Vec<_> = releases.iter().map(|it| micros(it.min_hold)).collect();
+        let nobodies: Vec<_> = releases.iter().map(|_| Token::nobody().as_bytes().to_vec()).collect();
+        let bells: Vec<_> = releases.iter().map(|it| bell(&it.key)).collect();
+        let rows = sqlx::query(concat!(
+            "WITH asked AS MATERIALIZED (
+                 SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[])
+                     WITH ORDINALITY AS a (name, token, min_hold, nobody, bell, number)
+             ), mine AS MATERIALIZED (
+                 SELECT l.name, a.min_hold, a.nobody FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
+                 WHERE l.expires_us > ",
+            now!(),
+            "
+                   AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
+                 ORDER BY l.name
+                 FOR UPDATE OF l SKIP LOCKED
+             ), freed AS (
+                 UPDATE lockkit_lease AS l
+                 SET token = CASE WHEN l.acquired_us + mine.min_hold > ",
+            now!(),
+            " THEN mine.nobody END,
+                     expires_us = CASE WHEN l.acquired_us + mine.min_hold > ",
+            now!(),
+            " THEN l.acquired_us + mine.min_hold ELSE 0 END
+                 FROM mine WHERE l.name = mine.name
+                 RETURNING l.name
+             )
+             SELECT f.name IS NOT NULL AS done, l.name IS NOT NULL AS held,
+                 CASE WHEN f.name IS NOT NULL AND NOT pg_try_advisory_xact_lock(a.bell)
+                     THEN pg_notify('lockkit_freed', a.name)::text
+                 END AS rung
+             FROM asked AS a
+             LEFT JOIN freed AS f USING (name)
+             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
+            now!(),
+            "
+             ORDER BY a.number"
+        ))
+        .bind(names)
+        .bind(tokens)
+        .bind(min_holds)
+        .bind(nobodies)
+        .bind(bells)
+        .fetch_all(conn)
+        .await?;
+        rows.iter().map(scoped).collect()
     }
 
     async fn lease_pin(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {

@@ -7,11 +7,11 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     dialect::{
         LeaseOps, fence,
-        lease::{HeldRow, asked, lease_acquire_in_order, prefix_end, previous},
+        lease::{HeldRow, asked, given_back, lease_acquire_in_order, prefix_end, previous},
         micros,
     },
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
 };
 
 /// A lease before it is acquired.
@@ -135,6 +135,33 @@ impl LeaseOps for Sqlite {
     ) -> sqlx::Result<Scoped> {
         let done = give_up(conn, key, token, min_hold, false).await?;
         Ok(if done { Scoped::Done } else { Scoped::Gone })
+    }
+
+    async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        let done: Vec<String> = sqlx::query_scalar(concat!(
+            "UPDATE lockkit_lease
+             SET token = CASE WHEN acquired_us + asked.min_hold > ",
+            now!(),
+            " THEN unhex(asked.nobody) END,
+                 expires_us = CASE WHEN acquired_us + asked.min_hold > ",
+            now!(),
+            " THEN acquired_us + asked.min_hold ELSE 0 END
+             FROM (
+                 SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS min_hold, value ->> 3 AS nobody
+                 FROM json_each(?1)
+             ) AS asked
+             WHERE lockkit_lease.name = CAST(unhex(asked.name) AS TEXT) AND lockkit_lease.token = unhex(asked.token)
+               AND expires_us > ",
+            now!(),
+            "
+             RETURNING lockkit_lease.name"
+        ))
+        .bind(given_back(releases))
+        .fetch_all(conn)
+        .await?;
+        let done: HashSet<_> = done.iter().map(String::as_str).collect();
+        let answer = |it: &Release| if done.contains(it.key.as_str()) { Scoped::Done } else { Scoped::Gone };
+        Ok(releases.iter().map(answer).collect())
     }
 
     async fn lease_pin(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {

@@ -54,6 +54,8 @@ impl AsConnection<Sqlite> for SqliteConnection {
 }
 
 impl Dialect for Sqlite {
+    const IS_REMOTE: bool = false;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),

@@ -8,7 +8,7 @@ use super::{
     place::Place,
     request::{LeaseRequest, Mode},
 };
-use crate::{error::Result, key::Key, store::LeaseStore, wait::Turn};
+use crate::{bounded::limit_for, error::Result, key::Key, store::LeaseStore, wait::Turn};
 
 /// How many readers there may be at once, so that the rows they leave behind stay few.
 const READERS: u32 = 1024;
@@ -91,14 +91,14 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// for readers. Whoever comes second sees the other.
     pub(super) async fn ask_to_read(&self, likely_free: bool) -> Result<Turn<Lease<S>>> {
         let writer = self.writer();
-        if !likely_free && let Some(held) = self.inner.store().lease_look(&writer).await? {
+        if !likely_free && let Some(held) = self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
         }
         let lease = match self.ask_for_slot("reader", READERS, true).await? {
             Turn::Done(lease) => lease,
             held => return Ok(held),
         };
-        match self.inner.store().lease_look(&writer).await? {
+        match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             None => Ok(Turn::Done(lease)),
             Some(held) => {
                 lease.back_out().await?;
@@ -115,7 +115,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 held => return Ok(held),
             }
         }
-        let readers = self.inner.store().lease_list(&format!("{}/reader/", self.key), READERS).await?;
+        let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
         match (readers.iter().map(|it| it.info.expires_in).max(), place.take_writer()) {
             (None, Some(writer)) => Ok(Turn::Done(writer)),
             (last, Some(writer)) => {
@@ -133,12 +133,13 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let prefix = format!("{}/{role}/", self.key);
         let mut number = likely_free.then(|| fastrand::u32(..slots));
         for _ in 0..TRIES {
-            if let Some(number) = number
-                && let Turn::Done(lease) = self.ask_for(&Key::from(format!("{prefix}{number}")), true).await?
-            {
-                return Ok(Turn::Done(lease));
+            if let Some(number) = number {
+                match self.ask_for(&Key::from(format!("{prefix}{number}")), true).await? {
+                    Turn::Held { .. } => {}
+                    turn => return Ok(turn),
+                }
             }
-            let held = self.inner.store().lease_list(&prefix, MAX_PERMITS).await?;
+            let held = self.inner.store().list(&prefix, MAX_PERMITS).await?;
             let slot = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < slots);
             let taken: BTreeMap<u32, _> =
                 held.iter().filter_map(|it| Some((slot(&it.info.key)?, it.info.expires_in))).collect();

@@ -8,7 +8,7 @@ use std::{
 use tokio::time::{Instant, timeout};
 
 use super::{held::Lease, listen::Listening};
-use crate::{fence::Fence, keeper::release_failed, key::Key, store::LeaseStore};
+use crate::{fence::Fence, kept::release_failed, key::Key, store::LeaseStore};
 
 /// The longest time for giving back what was taken while waiting. The rest goes on in the background.
 const GIVE_BACK: Duration = Duration::from_secs(1);

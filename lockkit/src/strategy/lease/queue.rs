@@ -13,7 +13,7 @@ use super::{
     place::{Place, Progress},
     request::{LeaseRequest, Mode},
 };
-use crate::{error::Result, key::Key, store::LeaseStore, wait::Turn};
+use crate::{bounded::limit_for, error::Result, key::Key, store::LeaseStore, wait::Turn};
 
 /// How long a plain request waits before it takes a ticket. Shorter waits write nothing.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -88,9 +88,9 @@ impl<S: LeaseStore> LeaseRequest<S> {
     pub(super) async fn ask_fairly(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
         if place.ticket().is_none()
             && likely_free
-            && let Turn::Done(lease) = self.try_fairly(place).await?
+            && let turn @ (Turn::Done(_) | Turn::Silent) = self.try_fairly(place).await?
         {
-            return Ok(Turn::Done(lease));
+            return Ok(turn);
         }
         self.ask_in_turn(place, likely_free, &STRICT).await
     }
@@ -127,7 +127,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let mut progress = place.progress(|_| {});
         let mut next_end = LONGEST;
         if !progress.as_ref().is_some_and(is_at_front) {
-            let waiting = self.inner.store().lease_list(&self.queue(), TICKETS).await?;
+            let waiting = self.inner.store().list(&self.queue(), TICKETS).await?;
             let older = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
             let ahead = u32::try_from(older.clone().count()).unwrap_or(TICKETS);
             let oldest = older.clone().map(|it| it.fence).min().unwrap_or(fence);
@@ -153,10 +153,11 @@ impl<S: LeaseStore> LeaseRequest<S> {
                     let pause = (still / 4).clamp(NEXT, LONGEST);
                     Ok(Turn::Queued { ahead: 0, pause: until_free(pause, free_in) })
                 }
-                turn => {
+                Turn::Done(lease) => {
                     place.drop_ticket();
-                    Ok(turn)
+                    Ok(Turn::Done(lease))
                 }
+                turn => Ok(turn),
             };
         }
         let behind = ahead - order.front + 1;
@@ -170,7 +171,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// Takes the lease past older tickets if their owners leave it free: they are dead or stopped.
     async fn overtake(&self, place: &Place<S>, ahead: u32, pause: Duration) -> Result<Turn<Lease<S>>> {
         if self.mode == Mode::Exclusive {
-            if let Some(held) = self.inner.store().lease_look(&self.key).await? {
+            if let Some(held) = self.inner.store().look(&self.key, limit_for(self.ttl)).await? {
                 place.progress(|it| it.free_since = None);
                 return Ok(Turn::Queued { ahead, pause: until_free(pause, Some(held.info.expires_in)) });
             }
@@ -182,10 +183,11 @@ impl<S: LeaseStore> LeaseRequest<S> {
         }
         match self.ask_now(place, false).await? {
             Turn::Held { free_in } => Ok(Turn::Queued { ahead, pause: until_free(pause, free_in) }),
-            turn => {
+            Turn::Done(lease) => {
                 place.drop_ticket();
-                Ok(turn)
+                Ok(Turn::Done(lease))
             }
+            turn => Ok(turn),
         }
     }
 
@@ -199,7 +201,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// Whether there are tickets for what is asked for.
     async fn somebody_queues(&self) -> Result<bool> {
-        Ok(!self.inner.store().lease_list(&self.queue(), 1).await?.is_empty())
+        Ok(!self.inner.store().list(&self.queue(), 1).await?.is_empty())
     }
 
     fn queue(&self) -> String {
