@@ -51,6 +51,12 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 
+    /// How long the connection waits for the lock of the whole database. `None` where there is no such lock.
+    fn waits_for(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Option<Duration>>> + Send;
+
+    /// Makes the connection wait for the lock of the whole database for so long.
+    fn wait_for(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Begins a READ COMMITTED transaction, or takes the write lock where that is the only lock there is.
     fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;
 

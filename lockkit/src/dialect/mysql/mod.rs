@@ -4,6 +4,8 @@
 //! `/*!80000 … */`, MySQL the other way round
 //! (<https://mariadb.com/kb/en/comment-syntax/>, <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
 
+use std::time::Duration;
+
 use sqlx::{
     Executor, MySql, MySqlConnection, Pool, SqlStr,
     migrate::MigrateError,
@@ -64,6 +66,14 @@ impl Dialect for MySql {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn waits_for(_conn: &mut MySqlConnection) -> sqlx::Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    async fn wait_for(_conn: &mut MySqlConnection, _wait: Duration) -> sqlx::Result<()> {
+        Ok(())
     }
 
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
