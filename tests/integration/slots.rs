@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{AcquiredAll, Claim, Error, Key, LeaseStore, Leases, Token};
-use support::{Server, TestDb, on_every_database};
+use support::{TestDb, on_every_database};
 use tokio::time::timeout;
 
 /// Longer than anything takes that happens at all.

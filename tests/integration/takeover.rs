@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use lockkit::{Lease, LeaseRequest, Leases};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::Pool;
-use support::{Backend, Server, TestDb, on_every_database};
+use support::draws::Stock;
+use support::{Backend, Sqlite, TestDb, on_every_database};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
@@ -27,8 +28,13 @@ struct Holder {
 
 impl Holder {
     fn start<S: Backend>(db: &TestDb<S>, way: &str) -> Self {
+        Self::work(db, &["keep", way])
+    }
+
+    fn work<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_test-worker"))
-            .args([S::NAME, &*db.url, "keep", way])
+            .args([S::NAME, &*db.url])
+            .args(work)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -36,6 +42,10 @@ impl Holder {
             .expect("start a worker");
         let output = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         Self { child, output }
+    }
+
+    fn start_writing(db: &TestDb<Sqlite>) -> Self {
+        Self::work(db, &["write"])
     }
 
     async fn says(&mut self, what: &str) {
@@ -108,4 +118,26 @@ on_every_database! {
         let late = lateness(&db, "write", |leases| leases.rw("item:1").write()).await;
         assert!(late < LATE, "{late:?} late");
     }
+}
+
+/// `SQLite` has one lock for all writers, and its own wait for it starves beside others that write all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_free_lease_is_granted_beside_processes_that_write_all_the_time() {
+    let Some(db) = TestDb::<Sqlite>::unless_left_out().await else { return };
+    Stock::fill(&db, 1).await;
+    let mut writers: Vec<_> = (0..4).map(|_| Holder::start_writing(&db)).collect();
+    for writer in &mut writers {
+        writer.says("writing").await;
+    }
+    let leases = Leases::new(db.pool.clone());
+    let started = Instant::now();
+    for round in 0..12 {
+        // The writers get going again.
+        sleep(Duration::from_millis(50)).await;
+        let lease = leases.lease("k").try_acquire().await.unwrap();
+        let lease = lease.unwrap_or_else(|| panic!("refused in round {round}, though nobody holds it"));
+        lease.release().await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(20), "round {round} took until {:?}", started.elapsed());
+    }
+    println!("12 leases beside 4 processes that write: {:?}", started.elapsed());
 }

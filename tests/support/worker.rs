@@ -53,7 +53,6 @@ where
         ["hold", "named"] => worker.hold_name().await,
         ["hold", "lease"] => worker.hold_lease().await,
         ["keep", way] => worker.keep(way).await,
-        ["compete"] => worker.compete().await,
         ["write"] => worker.write_all_the_time().await,
         ["commit"] => worker.commit().await,
         ["pin"] => worker.pin().await,
@@ -132,23 +131,14 @@ where
 
     /// Has a transaction that writes open most of the time.
     async fn write_all_the_time(self) {
-        println!("asking");
+        let pause = Duration::from_millis(5);
         loop {
-            let tx = self.write().await;
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            drop(tx.commit().await);
-        }
-    }
-
-    /// Takes the lease and writes under it, again and again.
-    async fn compete(self) {
-        println!("asking");
-        loop {
-            let lease = self.lease().await;
-            let tx = self.write().await;
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            // On SQLite, others may have the whole database locked for too long.
-            drop(lease.commit(tx).await);
+            // Beside others that do the same, it may not be its turn for a long time.
+            let Ok(mut tx) = lockkit::begin(&self.pool).await else { continue };
+            S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+            tokio::time::sleep(pause).await;
+            tx.commit().await.expect("commit");
+            println!("writing");
         }
     }
 

@@ -34,8 +34,8 @@ const RETURN_LIMIT: Duration = Duration::from_millis(500);
 /// How long a new connection may take that is opened to see whether the server answers at all.
 const PROBE_LIMIT: Duration = Duration::from_millis(400);
 
-/// How long one try for the lock of the whole database takes. SQLite tries four times within it.
-const SHORT_TRY: Duration = Duration::from_millis(8);
+/// How long one try for the lock of the whole database takes. SQLite tries three times within it.
+const SHORT_TRY: Duration = Duration::from_millis(3);
 
 /// A connection of the pool.
 pub(crate) async fn connection<DB: Dialect>(
