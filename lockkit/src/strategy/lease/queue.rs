@@ -30,9 +30,12 @@ const STEP: Duration = Duration::from_millis(4);
 /// The longest pause between two questions.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// How long the queue stands still before a plain request looks past the older tickets, and how long it must then see
-/// the lease free before it takes it: the owners of those tickets are dead or stopped.
+/// How long the queue stands still before a plain request looks past the older tickets.
 const SILENCE: Duration = Duration::from_millis(100);
+
+/// How long a plain request must see the lease free before it takes it past older tickets. Longer than [`LONGEST`]: their
+/// owners are dead or stopped, or they would have asked.
+const FREE_FOR: Duration = Duration::from_millis(300);
 
 /// The shortest time that a ticket lives without a renewal.
 const SHORTEST_TICKET: Duration = Duration::from_millis(500);
@@ -147,6 +150,11 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let still = progress.moved.elapsed();
         let ahead = progress.seen.map_or(0, |it| it.0);
         if is_at_front(&progress) {
+            // The first in the queue may be within a long pause. A request that comes to a free lease, as that of the
+            // process that has just released it, does not take it before the first has had the time to ask.
+            if order.overtakes && ahead > 0 && progress.expires.is_none() && self.mode == Mode::Exclusive {
+                return self.overtake(place, 0, STEP).await;
+            }
             return match self.ask_now(place, likely_free).await? {
                 Turn::Held { free_in } => {
                     let still = place.progress(|it| it.held(free_in)).map_or(still, |it| it.moved.elapsed());
@@ -172,12 +180,16 @@ impl<S: LeaseStore> LeaseRequest<S> {
     async fn overtake(&self, place: &Place<S>, ahead: u32, pause: Duration) -> Result<Turn<Lease<S>>> {
         if self.mode == Mode::Exclusive {
             if let Some(held) = self.inner.store().look(&self.key, limit_for(self.ttl)).await? {
-                place.progress(|it| it.free_since = None);
-                return Ok(Turn::Queued { ahead, pause: until_free(pause, Some(held.info.expires_in)) });
+                let free_in = Some(held.info.expires_in);
+                place.progress(|it| {
+                    it.free_since = None;
+                    it.held(free_in);
+                });
+                return Ok(Turn::Queued { ahead, pause: until_free(pause, free_in) });
             }
             let now = Instant::now();
             let progress = place.progress(|it| it.free_since = it.free_since.or(Some(now)));
-            if progress.and_then(|it| it.free_since).is_none_or(|it| it + SILENCE > now) {
+            if progress.and_then(|it| it.free_since).is_none_or(|it| it + FREE_FOR > now) {
                 return Ok(Turn::Queued { ahead, pause: pause.min(SILENCE) });
             }
         }
@@ -303,19 +315,19 @@ mod tests {
         lease.release().await.unwrap();
         let freed = Instant::now();
         drop(waiting.await.unwrap());
-        assert!(freed.elapsed() < SECOND / 2, "{:?}", freed.elapsed());
+        assert!(freed.elapsed() < SECOND, "{:?}", freed.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_in_the_queue_soon_has_what_is_held_shortly_and_asks_seldom_for_what_is_held_long() {
+    async fn the_first_in_the_queue_soon_has_what_was_held_shortly() {
         let store = MemoryStore::new();
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
         let lease = here.lease("k").acquire().await.unwrap();
-        let mut waiting = waiting(&there);
+        let waiting = waiting(&there);
         sleep(Duration::from_millis(200)).await;
         lease.release().await.unwrap();
         let freed = Instant::now();
-        drop((&mut waiting).await.unwrap());
+        drop(waiting.await.unwrap());
         assert!(freed.elapsed() <= Duration::from_millis(40), "{:?}", freed.elapsed());
     }
 }
