@@ -140,8 +140,8 @@ async fn call<DB: Dialect, T>(
 /// As [`call`], for an operation that writes a lease.
 ///
 /// Where all writers share one lock, it waits for that in many short tries, for as long as the connection would. SQLite's
-/// own wait tries every 100 ms only after a while (https://www.sqlite.org/c3ref/busy_timeout.html says that it sleeps
-/// several times), and may not get the lock at all beside others that write all the time.
+/// own wait (<https://www.sqlite.org/c3ref/busy_timeout.html>) sleeps for 100 ms between two tries after a while, and may
+/// not get the lock at all beside others that write all the time.
 async fn write<DB: Dialect, T>(
     pool: &Pool<DB>,
     ping_limit: Duration,

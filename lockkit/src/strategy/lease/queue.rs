@@ -131,11 +131,11 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let mut next_end = LONGEST;
         if !progress.as_ref().is_some_and(is_at_front) {
             let waiting = self.inner.store().list(&self.queue(), TICKETS).await?;
-            let older = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
-            let ahead = u32::try_from(older.clone().count()).unwrap_or(TICKETS);
-            let oldest = older.clone().map(|it| it.fence).min().unwrap_or(fence);
+            let before = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
+            let ahead = u32::try_from(before.clone().count()).unwrap_or(TICKETS);
+            let oldest = before.clone().map(|it| it.fence).min().unwrap_or(fence);
             // A ticket whose owner died ends; the others are renewed long before.
-            let ends_in = older.map(|it| it.expires_in + Duration::from_millis(1)).min();
+            let ends_in = before.map(|it| it.expires_in + Duration::from_millis(1)).min();
             next_end = ends_in.unwrap_or(LONGEST).max(NEXT);
             progress = place.progress(|it| {
                 if it.seen != Some((ahead, oldest)) {
