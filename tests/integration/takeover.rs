@@ -7,7 +7,7 @@ use lockkit::{Lease, LeaseRequest, Leases};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::Pool;
 use support::draws::Stock;
-use support::{Backend, Sqlite, TestDb, on_every_database};
+use support::{Backend, Server, Sqlite, TestDb, on_every_database};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
@@ -59,12 +59,14 @@ impl Holder {
     }
 }
 
+type Store<S> = Pool<<S as Server>::DB>;
+
 /// Kills a process that holds what `way` names, and two that wait for it longer than somebody here does. Returns how much
 /// later than the last of their leases ended it is granted here.
 async fn lateness<S: Backend>(
     db: &TestDb<S>,
     way: &str,
-    request: fn(&Leases<Pool<S::DB>>) -> LeaseRequest<Pool<S::DB>>,
+    request: fn(&Leases<Store<S>>) -> LeaseRequest<Store<S>>,
 ) -> Duration {
     let mut holders = vec![Holder::start(db, way)];
     holders[0].says("asking").await;

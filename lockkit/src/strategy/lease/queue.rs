@@ -110,19 +110,18 @@ impl<S: LeaseStore> LeaseRequest<S> {
     ///
     /// A ticket's number is its fence: it comes from the store's clock, whichever key it was granted for.
     async fn ask_in_turn(&self, place: &Place<S>, likely_free: bool, order: &Order) -> Result<Turn<Lease<S>>> {
-        let (fence, key) = match place.ticket() {
-            Some(ticket) => ticket,
-            None => {
-                let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl);
-                let request = LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl);
-                match request.ask_for_slot("queue", TICKETS, true).await? {
-                    Turn::Done(ticket) => {
-                        let number = (ticket.fence(), ticket.key().clone());
-                        place.set_ticket(ticket);
-                        number
-                    }
-                    held => return Ok(held),
+        let (fence, key) = if let Some(ticket) = place.ticket() {
+            ticket
+        } else {
+            let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl);
+            let request = LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl);
+            match request.ask_for_slot("queue", TICKETS, true).await? {
+                Turn::Done(ticket) => {
+                    let number = (ticket.fence(), ticket.key().clone());
+                    place.set_ticket(ticket);
+                    number
                 }
+                held => return Ok(held),
             }
         };
         // Who is at the front stays there: tickets only become older.
@@ -261,7 +260,7 @@ mod tests {
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
         let lease = here.lease("k").acquire().await.unwrap();
         let waiting = waiting(&there);
-        sleep(PATIENCE - Duration::from_millis(2)).await;
+        sleep(PATIENCE.saturating_sub(Duration::from_millis(2))).await;
         assert_eq!(tickets(&store).await, 0);
         sleep(Duration::from_millis(10)).await;
         assert_eq!(tickets(&store).await, 1, "a ticket was taken");
