@@ -124,11 +124,14 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 held => return Ok(held),
             }
         };
-        // Who is at the front stays there: tickets only become older.
         let is_at_front = |it: &Progress| it.seen.is_some_and(|(ahead, _)| ahead < order.front);
+        // A request at the front stays there, because tickets only become older. Whether it is the first matters until it
+        // has seen the lease held.
+        let is_settled =
+            |it: &Progress| is_at_front(it) && (it.expires.is_some() || it.seen.is_some_and(|it| it.0 == 0));
         let mut progress = place.progress(|_| {});
         let mut next_end = LONGEST;
-        if !progress.as_ref().is_some_and(is_at_front) {
+        if !progress.as_ref().is_some_and(is_settled) {
             let waiting = self.inner.store().list(&self.queue(), TICKETS).await?;
             let before = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
             let ahead = u32::try_from(before.clone().count()).unwrap_or(TICKETS);
