@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const TICKETS: u32 = 1024;
 
 /// The shortest pause of the requests at the front of the queue.
-const NEXT: Duration = Duration::from_millis(2);
+const NEXT: Duration = Duration::from_millis(1);
 
 /// The shortest pause of the other requests, for each ticket between theirs and the front.
 const STEP: Duration = Duration::from_millis(4);
