@@ -133,6 +133,12 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let mut next_end = LONGEST;
         if !progress.as_ref().is_some_and(is_settled) {
             let waiting = self.inner.store().list(&self.queue(), TICKETS).await?;
+            // On a clock of milliseconds, two tickets can have one number. The later of the two takes another.
+            let is_first_look = progress.as_ref().is_some_and(|it| it.seen.is_none());
+            if is_first_look && waiting.iter().any(|it| it.info.fence == fence && it.info.key != key) {
+                place.drop_ticket();
+                return Ok(Turn::Queued { ahead: 1, pause: NEXT });
+            }
             let before = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
             let ahead = u32::try_from(before.clone().count()).unwrap_or(TICKETS);
             let oldest = before.clone().map(|it| it.fence).min().unwrap_or(fence);
