@@ -1,4 +1,4 @@
-//! Processes compete for one lease: how long each of them waits, with and without a queue.
+//! Processes compete for one lease: how long each of them waits, in rough and in strict order.
 //!
 //! ```text
 //! cargo run --example fairness                                  # eight processes on a temporary SQLite file
@@ -6,9 +6,9 @@
 //! cargo run --example fairness -- --processes 20 --seconds 30 --url mysql://user:password@localhost/shop
 //! ```
 //!
-//! Without a queue it is luck who asks next after a release. With `.fair()` the processes are served in the order in which
-//! they came, and nobody's wait is much longer than another's. On PostgreSQL both are measured once more with `.listen()`,
-//! where a release wakes those who wait.
+//! A plain request takes a ticket after 50 ms, so no process is kept out, but the order is kept only roughly. With `.fair()`
+//! the processes are served in the order in which they came, and nobody's wait is much longer than another's. On PostgreSQL
+//! both are measured once more with `.listen()`, where a release wakes those who wait.
 
 use std::{
     env,
@@ -31,7 +31,7 @@ use tokio::{
 const HOLD: Duration = Duration::from_millis(2);
 
 #[derive(Parser)]
-#[command(about = "How long processes wait that compete for one lease, with and without a queue.")]
+#[command(about = "How long processes wait that compete for one lease, in rough and in strict order.")]
 struct Args {
     /// The database: `postgres://…`, `mysql://…` or `sqlite://…`. A temporary SQLite file without it.
     #[arg(long)]

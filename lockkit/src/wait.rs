@@ -24,6 +24,12 @@ use crate::{
 /// The pauses between two questions to the store. The first are short, for locks that are held briefly.
 const PAUSES: Backoff = Backoff { base: Duration::from_millis(4), cap: Duration::from_millis(250) };
 
+/// How long a process remembers that it had a lease.
+const LATELY: Duration = Duration::from_secs(1);
+
+/// How often a process that takes the same lease again and again looks for others that queue.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
 /// How long the first question may take where the caller's own wait is shorter.
 const FIRST_ANSWER: Duration = Duration::from_millis(500);
 
@@ -31,9 +37,11 @@ const FIRST_ANSWER: Duration = Duration::from_millis(500);
 pub(crate) enum Turn<T> {
     /// The lease is taken.
     Done(T),
-    /// Somebody else holds it; it is free after this time unless it is renewed or released.
+    /// Somebody else holds it; it is free after this time unless it is renewed or released. Without a time, somebody has
+    /// it locked at this moment.
     Held { free_in: Option<Duration> },
-    /// Others come first: to be asked again after so many releases, or after this pause where they are not heard.
+    /// Older tickets exist, or this request is the next one. Retry after `ahead` releases in this process, or after
+    /// `pause`.
     Queued { ahead: u32, pause: Duration },
     /// The store did not answer in the time that it is given.
     Silent,
@@ -55,7 +63,20 @@ pub(crate) enum Waited<T> {
 /// Only the first in a line asks the store; the others wait here, in order, without a connection. A release in the
 /// same process wakes the first at once.
 #[derive(Debug, Default)]
-pub(crate) struct Lines(Mutex<HashMap<Key, Weak<Line>>>);
+pub(crate) struct Lines {
+    lines: Mutex<HashMap<Key, Weak<Line>>>,
+    lately: Mutex<HashMap<Key, Lately>>,
+}
+
+/// What this process had a moment ago.
+#[derive(Debug)]
+struct Lately {
+    given_back: Instant,
+    /// When it was last seen that others queue.
+    queued: Option<Instant>,
+    /// When it was last seen that nobody queues.
+    nobody_queued: Option<Instant>,
+}
 
 #[derive(Debug, Default)]
 struct Line {
@@ -97,7 +118,7 @@ impl Lines {
         let Ok(_first) = timeout_at(deadline, line.first.lock()).await else {
             return Ok(Waited::NoAnswer);
         };
-        let mut pauses = PAUSES.ceilings();
+        let (mut pauses, mut locked_pauses) = (PAUSES.ceilings(), PAUSES.ceilings());
         let mut likely_free = true;
         let mut without = Waited::NoAnswer;
         let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
@@ -118,11 +139,14 @@ impl Lines {
             }
             let (ahead, pause) = match turn {
                 Turn::Done(taken) => return Ok(Waited::Done(taken)),
-                Turn::Held { free_in } => {
+                Turn::Held { free_in: Some(free_in) } => {
+                    locked_pauses = PAUSES.ceilings();
                     let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
                     // Never sleep past the moment at which the holder's lease ends.
-                    (0, free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1))))
+                    (0, pause.min(free_in + Duration::from_millis(1)))
                 }
+                // A lock for a moment says nothing of how long the lease is held, so these pauses grow by themselves.
+                Turn::Held { free_in: None } => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
                 Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
                 // The answer was waited for long enough.
                 Turn::Silent => (0, PAUSES.base),
@@ -140,6 +164,43 @@ impl Lines {
                 () = freed => true,
                 () = sleep(pause.min(deadline.saturating_duration_since(Instant::now()))) => false,
             };
+        }
+    }
+
+    /// This process gave the lease back: as [`freed`](Self::freed), and remembered for [`LATELY`].
+    pub(crate) fn given_back(&self, key: &Key) {
+        let now = Instant::now();
+        {
+            let mut lately = lock(&self.lately);
+            match lately.get_mut(key) {
+                Some(it) if it.given_back + LATELY > now => it.given_back = now,
+                _ => {
+                    if lately.len() == lately.capacity() {
+                        lately.retain(|_, it| it.given_back + LATELY > now);
+                    }
+                    lately.insert(key.clone(), Lately { given_back: now, queued: None, nobody_queued: None });
+                }
+            }
+        }
+        self.freed(key);
+    }
+
+    /// Whether this process is to look for others that queue before it takes what it had a moment ago. A process that
+    /// takes the same lease all the time looks every [`LOOK_EVERY`], or each time if others queued lately.
+    pub(crate) fn looks_at_queue(&self, key: &Key) -> bool {
+        let now = Instant::now();
+        lock(&self.lately).get(key).is_some_and(|it| {
+            let is_contended = it.queued.is_some_and(|then| then + LATELY > now);
+            it.given_back + LATELY > now
+                && (is_contended || it.nobody_queued.is_none_or(|then| then + LOOK_EVERY <= now))
+        })
+    }
+
+    /// This process looked for others that queue.
+    pub(crate) fn looked_at_queue(&self, key: &Key, somebody_queues: bool) {
+        if let Some(it) = lock(&self.lately).get_mut(key) {
+            let seen = if somebody_queues { &mut it.queued } else { &mut it.nobody_queued };
+            *seen = Some(Instant::now());
         }
     }
 
@@ -166,8 +227,13 @@ impl Lines {
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<Key, Weak<Line>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lines)
     }
+}
+
+/// No code panics while it holds one of these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Takes a lock, and tells of it and of the wait for it.

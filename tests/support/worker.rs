@@ -52,6 +52,8 @@ where
         ["hold", "row"] => worker.hold_row().await,
         ["hold", "named"] => worker.hold_name().await,
         ["hold", "lease"] => worker.hold_lease().await,
+        ["keep", way] => worker.keep(way).await,
+        ["write"] => worker.write_all_the_time().await,
         ["commit"] => worker.commit().await,
         ["pin"] => worker.pin().await,
         ["run"] => worker.run().await,
@@ -110,6 +112,34 @@ where
         S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
         println!("holding {}", lease.fence());
         std::future::pending::<()>().await;
+    }
+
+    /// Asks for the lease in this way, for as long as it takes, and keeps it.
+    async fn keep(self, way: &str) {
+        let request = match way {
+            "lease" => self.leases.lease("item:1"),
+            "fair" => self.leases.lease("item:1").fair(),
+            "permit" => self.leases.semaphore("item:1", 1),
+            "write" => self.leases.rw("item:1").write(),
+            _ => panic!("{way} is not a way to ask"),
+        };
+        println!("asking");
+        let _lease = request.wait(Duration::from_hours(1)).acquire().await.expect("acquire the lease");
+        println!("holding");
+        std::future::pending::<()>().await;
+    }
+
+    /// Has a transaction that writes open most of the time.
+    async fn write_all_the_time(self) {
+        let pause = Duration::from_millis(5);
+        loop {
+            // Beside others that do the same, it may not be its turn for a long time.
+            let Ok(mut tx) = lockkit::begin(&self.pool).await else { continue };
+            S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
+            tokio::time::sleep(pause).await;
+            tx.commit().await.expect("commit");
+            println!("writing");
+        }
     }
 
     /// Takes the lease, writes, and commits under it when told so.

@@ -141,3 +141,27 @@ pub(super) fn given_back(releases: &[Release]) -> String {
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }
+
+/// The least text that is greater than every text that starts with `prefix`. Without this bound, a list of the leases
+/// with a prefix would read all rows behind them.
+pub(super) fn prefix_end(prefix: &str) -> String {
+    let end = prefix.char_indices().rev().find_map(|(at, last)| {
+        let next = (last..=char::MAX).nth(1)?;
+        Some(format!("{}{next}", &prefix[..at]))
+    });
+    // Greater than every key: keys have 255 bytes at most.
+    end.unwrap_or_else(|| char::MAX.to_string().repeat(64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_prefix_is_greater_than_all_that_starts_with_it_and_no_more() {
+        assert_eq!(prefix_end("k/queue/"), "k/queue0");
+        assert_eq!(prefix_end("k\u{d7ff}"), "k\u{e000}");
+        assert_eq!(prefix_end("k\u{10ffff}"), "l");
+        assert!(*prefix_end("") > *char::MAX.to_string().repeat(63));
+    }
+}

@@ -53,6 +53,12 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 
+    /// How long the connection waits for the lock of the whole database. `None` where there is no such lock.
+    fn waits_for(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Option<Duration>>> + Send;
+
+    /// Makes the connection wait for the lock of the whole database for so long.
+    fn wait_for(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Finds out what must be known of the database before the first statement on a connection of this pool. What goes
     /// wrong here goes wrong again at that statement.
     fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;

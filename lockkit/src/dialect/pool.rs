@@ -6,8 +6,11 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Connection, Database, Pool, pool::PoolConnection};
-use tokio::{runtime::Handle, time::timeout};
+use sqlx::{Connection, Pool, pool::PoolConnection};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{Dialect, LeaseOps, failed, failed_on_own_table};
 use crate::{
@@ -30,6 +33,9 @@ const RETURN_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long a new connection may take that is opened to see whether the server answers at all.
 const PROBE_LIMIT: Duration = Duration::from_millis(400);
+
+/// How long one try for the lock of the whole database takes. SQLite tries three times within it.
+const SHORT_TRY: Duration = Duration::from_millis(3);
 
 /// A connection of the pool, whose database is known.
 pub(crate) async fn connection<DB: Dialect>(
@@ -99,19 +105,26 @@ pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
 
 /// A connection with a statement on its way. Unless it is given back, it is closed: nobody knows when an answer will come, and
 /// until then it would keep its place in the pool.
-struct Call<DB: Database> {
+struct Call<DB: Dialect> {
     conn: PoolConnection<DB>,
     /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
-    is_remote: bool,
+    /// How long the connection waited for the lock of the whole database, if it waits shortly now.
+    waited: Option<Duration>,
 }
 
-impl<DB: Database> Hold for Call<DB> {
+impl<DB: Dialect> Hold for Call<DB> {
     fn abandon(self) {
-        let Self { conn, runtime, is_remote } = self;
+        let Self { mut conn, runtime, waited } = self;
         let _inside = runtime.enter();
-        if is_remote {
+        if DB::IS_REMOTE {
             drop(conn.detach());
+        } else if let Some(waited) = waited {
+            runtime.spawn(async move {
+                if DB::wait_for(&mut conn, waited).await.is_err() {
+                    drop(conn.detach());
+                }
+            });
         }
     }
 }
@@ -125,7 +138,7 @@ async fn call<DB: Dialect, T>(
     operation: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
 ) -> Result<T> {
     let conn = checked_out(pool, ping_limit, doing, key).await?;
-    let mut call = Guard::new(Call { conn, runtime: Handle::current(), is_remote: DB::IS_REMOTE });
+    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
     DB::greet(&mut call.get_mut().conn, pool).await;
     let answer = operation(&mut call.get_mut().conn).await;
     let conn = call.defuse().conn;
@@ -134,6 +147,67 @@ async fn call<DB: Dialect, T>(
         _ => check_in::<DB>(conn),
     }
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+}
+
+/// As [`call`], for an operation that writes a lease.
+///
+/// Where all writers share one lock, it waits for that in many short tries, for as long as the connection would. SQLite's
+/// own wait (<https://www.sqlite.org/c3ref/busy_timeout.html>) sleeps for 100 ms between two tries after a while, and may
+/// not get the lock at all beside others that write all the time.
+async fn write<DB: Dialect, T>(
+    pool: &Pool<DB>,
+    ping_limit: Duration,
+    doing: &'static str,
+    key: Option<&Key>,
+    operation: impl AsyncFnOnce(&mut DB::Connection, Tries) -> sqlx::Result<T>,
+) -> Result<T> {
+    if DB::IS_REMOTE {
+        return call(pool, ping_limit, doing, key, async |conn| operation(conn, Tries { until: None }).await).await;
+    }
+    let conn = checked_out(pool, ping_limit, doing, key).await?;
+    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    let answer = async {
+        let Call { conn, waited, .. } = call.get_mut();
+        *waited = DB::waits_for(conn).await?;
+        let wait = waited.unwrap_or_default();
+        DB::wait_for(conn, wait.min(SHORT_TRY)).await?;
+        let answer = operation(conn, Tries { until: Some(Instant::now() + wait) }).await;
+        DB::wait_for(conn, wait).await?;
+        *waited = None;
+        answer
+    };
+    let answer = answer.await;
+    // Dropping the call restores the wait if that failed.
+    drop(call);
+    answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+}
+
+/// For how long to try for the lock of the whole database.
+struct Tries {
+    until: Option<Instant>,
+}
+
+impl Tries {
+    /// Whether to try again after this error, after a moment.
+    async fn again<DB: Dialect>(&self, err: &sqlx::Error) -> bool {
+        let again = DB::fault(err) == Fault::Contended && self.until.is_some_and(|it| Instant::now() < it);
+        if again {
+            sleep(Duration::from_millis(1)).await;
+        }
+        again
+    }
+}
+
+/// Runs the operation until it is not refused for the lock of the whole database.
+macro_rules! tried {
+    ($tries:ident, $operation:expr) => {
+        loop {
+            match $operation.await {
+                Err(err) if $tries.again::<DB>(&err).await => {}
+                answer => break answer,
+            }
+        }
+    };
 }
 
 /// Gives the connection back. sqlx pings it first, without a bound of its own.
@@ -190,8 +264,8 @@ fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let answer = call(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn| {
-            DB::lease_acquire(conn, claim).await
+        let answer = write(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
+            tried!(tries, DB::lease_acquire(conn, claim))
         });
         unless_locked(answer.await, Acquired::Held { free_in: None })
     }
@@ -210,23 +284,23 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
         let Some(first) = renewals.first() else { return Ok(Vec::new()) };
-        let answer = call(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn| {
-            DB::lease_renew(conn, renewals).await
+        let answer = write(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
+            tried!(tries, DB::lease_renew(conn, renewals))
         });
         unless_locked(answer.await, vec![Scoped::Busy; renewals.len()])
     }
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
-        let answer = call(self, PING_LIMIT, "releasing lease", Some(key), async |conn| {
-            DB::lease_release(conn, key, token, min_hold).await
+        let answer = write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
+            tried!(tries, DB::lease_release(conn, key, token, min_hold))
         });
         unless_locked(answer.await, Scoped::Busy)
     }
 
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Scoped>> {
         let Some(first) = releases.first() else { return Ok(Vec::new()) };
-        let answer = call(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn| {
-            DB::lease_release_all(conn, releases).await
+        let answer = write(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn, tries| {
+            tried!(tries, DB::lease_release_all(conn, releases))
         });
         unless_locked(answer.await, vec![Scoped::Busy; releases.len()])
     }

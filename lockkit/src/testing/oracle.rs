@@ -358,6 +358,7 @@ mod tests {
             }
             drop(held);
         }
-        assert_eq!(oracle.assert_exclusive(), 50, "20 and 20 held ones, and 10 of the others");
+        // The others wait for the end of the ttl, with a ticket each.
+        assert_eq!(oracle.assert_exclusive(), 60, "20 and 20 held ones, and 10 of the others with 10 tickets");
     }
 }

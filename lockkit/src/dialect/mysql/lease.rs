@@ -10,7 +10,9 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 use crate::{
     dialect::{
         Dialect, LeaseOps, duration, fence,
-        lease::{Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, lease_found},
+        lease::{
+            Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, lease_found, prefix_end,
+        },
         micros,
     },
     error::Fault,
@@ -432,13 +434,14 @@ impl LeaseOps for MySql {
             now!(),
             " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
-             WHERE name >= ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
+             WHERE name >= ? AND name < ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
             now!(),
             "
              ORDER BY name
              LIMIT ?"
         ))
         .bind(prefix.as_bytes())
+        .bind(prefix_end(prefix).into_bytes())
         .bind(prefix.as_bytes())
         .bind(prefix.as_bytes())
         .bind(limit)

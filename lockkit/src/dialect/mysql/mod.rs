@@ -4,7 +4,10 @@
 //! `/*!80000 … */`, MySQL the other way round
 //! (<https://mariadb.com/kb/en/comment-syntax/>, <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use sqlx::{
     Executor, MySql, MySqlConnection, Pool, Row, SqlStr,
@@ -76,6 +79,14 @@ impl Dialect for MySql {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn waits_for(_conn: &mut MySqlConnection) -> sqlx::Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    async fn wait_for(_conn: &mut MySqlConnection, _wait: Duration) -> sqlx::Result<()> {
+        Ok(())
     }
 
     async fn greet(_conn: &mut MySqlConnection, _pool: &Pool<Self>) {}

@@ -8,7 +8,7 @@ use super::{bell, pooler::query};
 use crate::{
     dialect::{
         LeaseOps, duration, fence,
-        lease::{Found, HeldRow, lease_found, lease_give_back, previous},
+        lease::{Found, HeldRow, lease_found, lease_give_back, prefix_end, previous},
         micros,
     },
     key::Key,
@@ -19,6 +19,25 @@ use crate::{
 // (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR KEY
 // SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
 // free it or forget it.
+
+/// The leases held now, `$1` at most.
+macro_rules! list {
+    ($condition:literal) => {
+        concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, ttl_us, renewals
+             FROM lockkit_lease
+             WHERE ",
+            $condition,
+            "token IS NOT NULL AND expires_us > ",
+            now!(),
+            "
+             ORDER BY name
+             LIMIT $1"
+        )
+    };
+}
 
 /// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
 /// `greatest` and `least` pass over NULL.
@@ -474,21 +493,17 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        let rows = query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, ttl_us, renewals
-             FROM lockkit_lease
-             WHERE starts_with(name, $1) AND name >= $1 AND token IS NOT NULL AND expires_us > ",
-            now!(),
-            "
-             ORDER BY name
-             LIMIT $2"
-        ))
-        .bind(prefix)
-        .bind(i64::from(limit))
-        .fetch_all(&mut *conn)
-        .await?;
+        let rows = if prefix.is_empty() {
+            // No text is greater than every other one in every encoding.
+            query(list!("")).bind(i64::from(limit)).fetch_all(&mut *conn).await?
+        } else {
+            query(list!("starts_with(name, $2) AND name >= $2 AND name < $3 AND "))
+                .bind(i64::from(limit))
+                .bind(prefix)
+                .bind(prefix_end(prefix))
+                .fetch_all(&mut *conn)
+                .await?
+        };
         let mut held = Vec::with_capacity(rows.len());
         for row in &rows {
             held.push(lease_found::<Self>(conn, found(row)?).await?);

@@ -1,6 +1,8 @@
 //! PostgreSQL 12 and later: the statements, and what its SQLSTATEs mean.
 
 use sha2::{Digest, Sha256};
+use std::time::Duration;
+
 use sqlx::{
     Executor, PgConnection, Pool, Postgres, SqlStr, TypeInfo,
     error::DatabaseError,
@@ -89,6 +91,14 @@ impl Dialect for Postgres {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn waits_for(_conn: &mut PgConnection) -> sqlx::Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    async fn wait_for(_conn: &mut PgConnection, _wait: Duration) -> sqlx::Result<()> {
+        Ok(())
     }
 
     async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {

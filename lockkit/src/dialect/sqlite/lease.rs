@@ -7,7 +7,7 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     dialect::{
         LeaseOps, fence,
-        lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, lease_found, previous},
+        lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, lease_found, prefix_end, previous},
         micros,
     },
     key::Key,
@@ -268,7 +268,7 @@ impl LeaseOps for Sqlite {
             now!(),
             " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
-             WHERE name >= ?1 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
+             WHERE name >= ?1 AND name < ?3 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
             now!(),
             "
              ORDER BY name
@@ -276,6 +276,7 @@ impl LeaseOps for Sqlite {
         ))
         .bind(prefix)
         .bind(limit)
+        .bind(prefix_end(prefix))
         .fetch_all(&mut *conn)
         .await?;
         let mut held = Vec::with_capacity(rows.len());

@@ -3,6 +3,8 @@
 //! SQLite has one lock for all writers of a database file. Every lock that lives in a transaction is that lock here.
 //! Names are quoted by backticks: what stands in double quotes and is no column, SQLite takes for a string.
 
+use std::time::Duration;
+
 use sqlx::{
     AssertSqlSafe, Connection, Executor, Pool, SqlStr, Sqlite, SqliteConnection,
     sqlite::{SqliteError, SqliteQueryResult, SqliteTransactionManager},
@@ -67,6 +69,15 @@ impl Dialect for Sqlite {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn waits_for(conn: &mut SqliteConnection) -> sqlx::Result<Option<Duration>> {
+        let millis: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn).await?;
+        Ok(Some(Duration::from_millis(u64::try_from(millis).unwrap_or(0))))
+    }
+
+    async fn wait_for(conn: &mut SqliteConnection, wait: Duration) -> sqlx::Result<()> {
+        set_busy_timeout(conn, i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)).await
     }
 
     async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}

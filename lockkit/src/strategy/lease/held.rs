@@ -457,7 +457,7 @@ impl<S: LeaseStore> Inner<S> {
     fn ended(&self, kept: &Kept) {
         self.keeper.forget(kept.token);
         kept.released();
-        self.lines.freed(&kept.terms.line);
+        self.lines.given_back(&kept.terms.line);
     }
 
     /// The lease was given up by a commit.

@@ -1,22 +1,30 @@
 //! Several holders of one key: permits, readers and writers. Each of them has a lease of its own beside the key's.
 
-use std::{collections::HashSet, time::Duration};
+use std::collections::BTreeMap;
 
 use super::{
     Leases,
     held::Lease,
-    request::{LeaseRequest, Mode, Place},
+    place::Place,
+    request::{LeaseRequest, Mode},
 };
 use crate::{bounded::limit_for, error::Result, key::Key, store::LeaseStore, wait::Turn};
 
 /// How many readers there may be at once, so that the rows they leave behind stay few.
 const READERS: u32 = 1024;
 
+/// The most permits that one key may have.
+pub(super) const MAX_PERMITS: u32 = 10_000;
+
+/// How often to try for a number that the store says is free, where others take it first.
+const TRIES: u32 = 16;
+
 impl<S: LeaseStore> Leases<S> {
     /// A request for one of `permits` leases that the key stands for: at most so many hold one at a time.
     ///
     /// A permit is a lease like any other, named `<key>/permit/<number>`, with a fence that rises for that number. All
-    /// who use the key should ask for the same number of permits; who asks for fewer uses the first ones only.
+    /// requests for the key should give the same number of permits, 1 to 10,000; one that gives fewer uses the first ones
+    /// only.
     ///
     /// # Example
     /// ```
@@ -74,24 +82,9 @@ impl<S: LeaseStore> ReadWrite<S> {
 }
 
 impl<S: LeaseStore> LeaseRequest<S> {
-    /// One of the permits: any at first, then one that is free.
+    /// One of the permits.
     pub(super) async fn ask_for_permit(&self, permits: u32, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        let named = |number| Key::from(format!("{}/permit/{number}", self.key));
-        let mut key = likely_free.then(|| named(fastrand::u32(..permits)));
-        loop {
-            if let Some(key) = key
-                && let Turn::Done(lease) = self.ask_for(&key, true).await?
-            {
-                return Ok(Turn::Done(lease));
-            }
-            let held = self.inner.store().list(&format!("{}/permit/", self.key), permits).await?;
-            let taken: HashSet<_> = held.iter().map(|it| &it.info.key).collect();
-            let free: Vec<_> = (0..permits).map(named).filter(|it| !taken.contains(it)).collect();
-            key = fastrand::choice(free);
-            if key.is_none() {
-                return Ok(Turn::Held { free_in: held.iter().map(|it| it.info.expires_in).min() });
-            }
-        }
+        self.ask_for_slot("permit", permits, likely_free).await
     }
 
     /// A reader first says that it reads and then looks for a writer; a writer first says that it writes and then looks
@@ -101,8 +94,9 @@ impl<S: LeaseStore> LeaseRequest<S> {
         if !likely_free && let Some(held) = self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
         }
-        let Turn::Done(lease) = self.ask_for_number("reader", READERS).await? else {
-            return Ok(Turn::Held { free_in: Some(Duration::ZERO) });
+        let lease = match self.ask_for_slot("reader", READERS, true).await? {
+            Turn::Done(lease) => lease,
+            held => return Ok(held),
         };
         match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             None => Ok(Turn::Done(lease)),
@@ -115,33 +109,68 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// See [`ask_to_read`](Self::ask_to_read). The writer keeps its lease while it waits for the readers before it.
     pub(super) async fn ask_to_write(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        let writer = match place.take() {
-            Some(writer) => writer,
-            None => match self.ask_for(&self.writer(), likely_free).await? {
-                Turn::Done(writer) => writer,
+        if !place.has_writer() {
+            match self.ask_for(&self.writer(), likely_free).await? {
+                Turn::Done(writer) => place.set_writer(writer),
                 held => return Ok(held),
-            },
-        };
-        let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
-        let Some(last) = readers.iter().map(|it| it.info.expires_in).max() else {
-            return Ok(Turn::Done(writer));
-        };
-        place.put(writer);
-        Ok(Turn::Held { free_in: Some(last) })
-    }
-
-    /// A lease of the key's whose number does not matter.
-    pub(super) async fn ask_for_number(&self, role: &str, numbers: u32) -> Result<Turn<Lease<S>>> {
-        for _ in 0..8 {
-            let key = Key::from(format!("{}/{role}/{}", self.key, fastrand::u32(..numbers)));
-            if let Turn::Done(lease) = self.ask_for(&key, true).await? {
-                return Ok(Turn::Done(lease));
             }
         }
+        let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
+        match (readers.iter().map(|it| it.info.expires_in).max(), place.take_writer()) {
+            (None, Some(writer)) => Ok(Turn::Done(writer)),
+            (last, Some(writer)) => {
+                place.set_writer(writer);
+                Ok(Turn::Held { free_in: last })
+            }
+            // Its trust ran out meanwhile.
+            (last, None) => Ok(Turn::Held { free_in: last }),
+        }
+    }
+
+    /// A lease named `<key>/<role>/<number>` with a number below `slots`: a random one at first if it is likely to be
+    /// free, then one that the store says is free. Refused only if none is.
+    pub(super) async fn ask_for_slot(&self, role: &str, slots: u32, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        let prefix = format!("{}/{role}/", self.key);
+        let mut number = likely_free.then(|| fastrand::u32(..slots));
+        for _ in 0..TRIES {
+            if let Some(number) = number {
+                match self.ask_for(&Key::from(format!("{prefix}{number}")), true).await? {
+                    Turn::Held { .. } => {}
+                    turn => return Ok(turn),
+                }
+            }
+            let held = self.inner.store().list(&prefix, MAX_PERMITS).await?;
+            let slot = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < slots);
+            let taken: BTreeMap<u32, _> =
+                held.iter().filter_map(|it| Some((slot(&it.info.key)?, it.info.expires_in))).collect();
+            let free = slots.saturating_sub(u32::try_from(taken.len()).unwrap_or(slots));
+            if free == 0 {
+                return Ok(Turn::Held { free_in: taken.into_values().min() });
+            }
+            number = Some(nth_free(taken.into_keys(), fastrand::u32(..free)));
+        }
+        // Others were faster each time.
         Ok(Turn::Held { free_in: None })
     }
 
-    fn writer(&self) -> Key {
+    pub(super) fn writer(&self) -> Key {
         format!("{}/writer", self.key).into()
+    }
+}
+
+/// The number that has `nth` numbers before it which are not taken.
+fn nth_free(taken: impl Iterator<Item = u32>, nth: u32) -> u32 {
+    taken.fold(nth, |number, it| if it <= number { number + 1 } else { number })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nth_free_number_is_found_among_those_that_are_taken() {
+        assert_eq!(nth_free([].into_iter(), 3), 3);
+        let free = |nth| nth_free([0, 1, 4, 6].into_iter(), nth);
+        assert_eq!([free(0), free(1), free(2), free(3)], [2, 3, 5, 7]);
     }
 }

@@ -17,6 +17,7 @@ mod close;
 mod held;
 mod listen;
 mod many;
+mod place;
 mod queue;
 mod request;
 

@@ -1,14 +1,10 @@
 //! How a lease is asked for: once, with waiting, or around a body of work.
 
-use std::{
-    future::Future,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{Inner, check_ttl, held::Lease, listen::Listening};
+use super::{Inner, check_ttl, held::Lease, many::MAX_PERMITS, place::Place};
 use crate::{
     bounded::{is_silence, limit_for},
     error::{Error, HolderInfo, Result},
@@ -91,13 +87,14 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self
     }
 
-    /// Serves waiting processes in the order in which they came.
+    /// Serves waiting processes strictly in the order in which they came.
     ///
-    /// Callers of one process queue in order anyway; among processes it is luck who asks next after a release. A fair
-    /// request takes a ticket (a short lease of its own, `<key>/queue/<number>`) and asks for the lease when no older
-    /// ticket is left. All who want the lease must ask fairly: others do not look at the queue. It costs two round trips
-    /// more when somebody waits and one when nobody does, and a process that dies while it waits holds the others up for
-    /// up to 5 s. For leases made by [`Leases::lease`](crate::Leases::lease) only.
+    /// Callers of one process queue in order anyway, and a plain request that has waited for 50 ms is not kept out by
+    /// other processes, but may be overtaken. A fair request takes a ticket (a short lease of its own,
+    /// `<key>/queue/<number>`) as soon as the lease is held, and asks for the lease when no older ticket is left. For a
+    /// strict order, all requests for the lease must be fair. It costs two round trips more when somebody waits and one
+    /// when nobody does, and a process that dies while it waits holds the others up for the ttl of the lease it asked
+    /// for, 3 s at most. For leases made by [`Leases::lease`](crate::Leases::lease) only.
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self
@@ -107,6 +104,10 @@ impl<S: LeaseStore> LeaseRequest<S> {
     ///
     /// Callers of one process queue in order, and only the first of them asks the store, without holding a connection
     /// between two questions. The lease is renewed in the background from now on.
+    ///
+    /// No process that waits is kept out by others. A request that has waited for 50 ms takes a ticket, a short lease
+    /// named `<key>/queue/<number>`, and a process that had the lease within the last second lets the owners of tickets go
+    /// first. Shorter waits write nothing. The order of the tickets is kept roughly; [`fair`](Self::fair) keeps it strictly.
     ///
     /// A second `acquire` of the same key in the same task waits like any other: leases are not re-entrant, because a
     /// lease that one task holds twice would be freed by the first of two releases.
@@ -130,6 +131,9 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// The lease if it is free now; `None` when somebody else holds it. Asks once and does not queue.
     ///
+    /// It may overtake requests that wait, except where it is [`fair`](Self::fair): then the answer is also `None` while
+    /// others queue. What it took on the way (a writer's lease while readers hold theirs) is given back before the answer.
+    ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
     ///
@@ -140,7 +144,10 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// Outside a Tokio runtime.
     pub async fn try_acquire(self) -> Result<Option<Lease<S>>> {
         self.check()?;
-        match self.ask(&Place::default(), true).await? {
+        let place = Place::default();
+        let turn = if self.fair { self.try_fairly(&place).await } else { self.ask_now(&place, true).await };
+        place.give_back().await;
+        match turn? {
             Turn::Done(lease) => Ok(Some(lease)),
             Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
             Turn::Silent => Err(self.silence().await),
@@ -194,6 +201,10 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 let reason = "has no permits; give it at least one".to_owned();
                 Err(Error::InvalidOption { option: "semaphore", reason })
             }
+            Mode::Permit(permits) if permits > MAX_PERMITS => {
+                let reason = format!("has {permits} permits; give it {MAX_PERMITS} at most");
+                Err(Error::InvalidOption { option: "semaphore", reason })
+            }
             Mode::Permit(_) | Mode::Read | Mode::Write if self.fair => {
                 let reason = "is for single leases; semaphores and readers have no queue among processes".to_owned();
                 Err(Error::InvalidOption { option: "fair", reason })
@@ -213,6 +224,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
             Waited::Held => true,
             Waited::NoAnswer => false,
         };
+        place.give_back().await;
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
         let holder = match timeout(BUSY_PAUSE * 5, self.in_the_way()).await {
@@ -228,28 +240,30 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self.inner.store().silence("acquiring lease", Some(&self.key)).await
     }
 
-    /// Asks for what the mode says, without waiting for others.
+    /// Asks once, in the order of those who wait.
     async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        match self.ask_by_mode(place, likely_free).await {
-            Err(err) if is_silence(&err) => Ok(Turn::Silent),
-            turn => turn,
+        let turn = if self.fair {
+            self.ask_fairly(place, likely_free).await
+        } else {
+            self.ask_patiently(place, likely_free).await
+        };
+        let turn = match turn {
+            Err(err) if is_silence(&err) => Turn::Silent,
+            turn => turn?,
+        };
+        if let (Mode::Exclusive, Turn::Held { .. } | Turn::Queued { .. }, Some(ears)) =
+            (self.mode, &turn, &self.inner.ears)
+        {
+            let inner = Arc::downgrade(&self.inner);
+            place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store().unbounded(), &self.key));
         }
+        Ok(turn)
     }
 
-    async fn ask_by_mode(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+    /// Asks once for what the mode says, whoever else waits.
+    pub(super) async fn ask_now(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
         match self.mode {
-            Mode::Exclusive => {
-                let turn = if self.fair {
-                    self.ask_in_turn(place, likely_free).await?
-                } else {
-                    self.ask_for(&self.key, likely_free).await?
-                };
-                if let (Turn::Held { .. } | Turn::Queued { .. }, Some(ears)) = (&turn, &self.inner.ears) {
-                    let inner = Arc::downgrade(&self.inner);
-                    place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store().unbounded(), &self.key));
-                }
-                Ok(turn)
-            }
+            Mode::Exclusive => self.ask_for(&self.key, likely_free).await,
             Mode::Permit(permits) => self.ask_for_permit(permits, likely_free).await,
             Mode::Read => self.ask_to_read(likely_free).await,
             Mode::Write => self.ask_to_write(place, likely_free).await,
@@ -266,7 +280,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     }
 
     /// The waiting line of this process. Readers and writers of one key are in one line.
-    fn line(&self) -> Key {
+    pub(super) fn line(&self) -> Key {
         match self.mode {
             Mode::Exclusive => self.key.clone(),
             Mode::Permit(_) => format!("{}/permit", self.key).into(),
@@ -276,12 +290,22 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// Who has what is asked for.
     async fn in_the_way(&self) -> Result<Option<LeaseInfo>> {
-        let store = self.inner.store();
+        let (store, limit) = (self.inner.store(), limit_for(self.ttl));
         let held = match self.mode {
-            Mode::Exclusive => store.look(&self.key, limit_for(self.ttl)).await?,
-            _ => store.list(&format!("{}/", self.key), 1).await?.pop(),
+            Mode::Exclusive => store.look(&self.key, limit).await?,
+            Mode::Permit(_) => store.list(&format!("{}/permit/", self.key), 1).await?.pop(),
+            Mode::Read => store.look(&self.writer(), limit).await?,
+            Mode::Write => match store.list(&format!("{}/reader/", self.key), 1).await?.pop() {
+                Some(reader) => Some(reader),
+                None => store.look(&self.writer(), limit).await?,
+            },
         };
         Ok(held.map(|it| it.info))
+    }
+
+    /// Whether it waits at all.
+    pub(super) fn waits(&self) -> bool {
+        !self.wait.is_zero()
     }
 
     fn claim(&self, key: &Key) -> Claim {
@@ -292,31 +316,6 @@ impl<S: LeaseStore> LeaseRequest<S> {
     fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
         Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line: self.line() }
-    }
-}
-
-/// What a caller has while it waits: a ticket, or the lease that keeps new readers out, and ears. Given back if it stops
-/// waiting.
-#[derive(Debug)]
-pub(super) struct Place<S: LeaseStore> {
-    lease: Mutex<Option<Lease<S>>>,
-    listening: OnceLock<Listening>,
-}
-
-impl<S: LeaseStore> Place<S> {
-    /// Takes it out, if it can still be trusted.
-    pub(super) fn take(&self) -> Option<Lease<S>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner).take().filter(Lease::is_trusted)
-    }
-
-    pub(super) fn put(&self, lease: Lease<S>) {
-        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
-    }
-}
-
-impl<S: LeaseStore> Default for Place<S> {
-    fn default() -> Self {
-        Self { lease: Mutex::new(None), listening: OnceLock::new() }
     }
 }
 

@@ -1,0 +1,146 @@
+//! What a request has while it waits, and gives back when it stops waiting.
+
+use std::{
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{Instant, timeout};
+
+use super::{held::Lease, listen::Listening};
+use crate::{fence::Fence, kept::release_failed, key::Key, store::LeaseStore};
+
+/// The longest time for giving back what was taken while waiting. The rest goes on in the background.
+const GIVE_BACK: Duration = Duration::from_secs(1);
+
+/// How much later an expiry must be to be another one: answers take different times.
+const ANSWERS_DIFFER: Duration = Duration::from_millis(5);
+
+/// The state of one waiting request. Dropping it gives back in the background what it took.
+#[derive(Debug)]
+pub(super) struct Place<S: LeaseStore> {
+    pub(super) listening: OnceLock<Listening>,
+    asked: OnceLock<Instant>,
+    taken: Mutex<Taken<S>>,
+}
+
+#[derive(Debug)]
+struct Taken<S: LeaseStore> {
+    ticket: Option<Ticket<S>>,
+    writer: Option<Lease<S>>,
+}
+
+/// A place in the queue of the processes.
+#[derive(Debug)]
+struct Ticket<S: LeaseStore> {
+    lease: Lease<S>,
+    progress: Progress,
+}
+
+/// What a ticket's owner has seen of the queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Progress {
+    /// How many older tickets there were, and the oldest of them. `None` before the first look.
+    pub(super) seen: Option<(u32, Fence)>,
+    /// When that changed last, or the lease got another holder.
+    pub(super) moved: Instant,
+    /// When the holder's lease ends.
+    pub(super) expires: Option<Instant>,
+    /// Since when the lease is seen free without any of the older tickets taking it.
+    pub(super) free_since: Option<Instant>,
+}
+
+impl Progress {
+    /// The lease is held. Another holder has a later expiry, and so has a renewal; without one, the lease is locked for a
+    /// moment.
+    pub(super) fn held(&mut self, free_in: Option<Duration>) {
+        let now = Instant::now();
+        let expires = free_in.map(|it| now + it);
+        let changed = match (expires, self.expires) {
+            (Some(expires), Some(before)) => expires > before + ANSWERS_DIFFER,
+            (expires, before) => expires.is_some() != before.is_some(),
+        };
+        if changed {
+            self.moved = now;
+            self.expires = expires;
+        }
+    }
+}
+
+impl<S: LeaseStore> Place<S> {
+    /// How long ago the first question was asked; `None` if this is the first one.
+    pub(super) fn waited(&self) -> Option<Duration> {
+        if let Some(asked) = self.asked.get() {
+            return Some(asked.elapsed());
+        }
+        self.asked.get_or_init(Instant::now);
+        None
+    }
+
+    /// The ticket's number and name, if it can still be trusted.
+    pub(super) fn ticket(&self) -> Option<(Fence, Key)> {
+        let taken = self.taken();
+        let ticket = taken.ticket.as_ref().filter(|it| it.lease.is_trusted())?;
+        Some((ticket.lease.fence(), ticket.lease.key().clone()))
+    }
+
+    /// Replaces a ticket that was lost.
+    pub(super) fn set_ticket(&self, lease: Lease<S>) {
+        let progress = Progress { seen: None, moved: Instant::now(), expires: None, free_since: None };
+        self.taken().ticket = Some(Ticket { lease, progress });
+    }
+
+    /// What the ticket's owner has seen of the queue; changed by `change`.
+    pub(super) fn progress(&self, change: impl FnOnce(&mut Progress)) -> Option<Progress> {
+        let mut taken = self.taken();
+        let progress = &mut taken.ticket.as_mut()?.progress;
+        change(progress);
+        Some(*progress)
+    }
+
+    /// Gives the ticket back in the background.
+    pub(super) fn drop_ticket(&self) {
+        // Not within the lock.
+        let ticket = self.taken().ticket.take();
+        drop(ticket);
+    }
+
+    /// Whether it has the writer's lease, and can still trust it.
+    pub(super) fn has_writer(&self) -> bool {
+        self.taken().writer.as_ref().is_some_and(Lease::is_trusted)
+    }
+
+    pub(super) fn set_writer(&self, writer: Lease<S>) {
+        self.taken().writer = Some(writer);
+    }
+
+    pub(super) fn take_writer(&self) -> Option<Lease<S>> {
+        self.taken().writer.take().filter(Lease::is_trusted)
+    }
+
+    /// Gives back what was taken on the way, so that it keeps nobody out once the request is answered.
+    pub(super) async fn give_back(&self) {
+        let (ticket, writer) = {
+            let mut taken = self.taken();
+            (taken.ticket.take().map(|it| it.lease), taken.writer.take())
+        };
+        let giving_back = async {
+            for lease in [writer, ticket].into_iter().flatten() {
+                release_failed(lease.release().await);
+            }
+        };
+        // A release that takes longer goes on in the background.
+        drop(timeout(GIVE_BACK, giving_back).await);
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken<S>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: LeaseStore> Default for Place<S> {
+    fn default() -> Self {
+        let taken = Mutex::new(Taken { ticket: None, writer: None });
+        Self { listening: OnceLock::new(), asked: OnceLock::new(), taken }
+    }
+}

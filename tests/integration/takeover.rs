@@ -1,0 +1,145 @@
+//! How soon the lease of killed processes is taken over.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use lockkit::{Lease, LeaseRequest, Leases};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlx::Pool;
+use support::draws::Stock;
+use support::{Backend, Server, Sqlite, TestDb, on_every_database};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::{sleep, timeout};
+
+/// The ttl of the worker's leases.
+const TTL: Duration = Duration::from_secs(1);
+/// Longer than anything takes that happens at all.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// How much later than the end of the ttl somebody else has the lease, at most: 0.1 s and one poll (0.25 s), and what a
+/// busy machine takes.
+const LATE: Duration = Duration::from_millis(1200);
+
+/// A process that asks for the lease and keeps it.
+struct Holder {
+    child: Child,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Holder {
+    fn start<S: Backend>(db: &TestDb<S>, way: &str) -> Self {
+        Self::work(db, &["keep", way])
+    }
+
+    fn work<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_test-worker"))
+            .args([S::NAME, &*db.url])
+            .args(work)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("start a worker");
+        let output = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        Self { child, output }
+    }
+
+    fn start_writing(db: &TestDb<Sqlite>) -> Self {
+        Self::work(db, &["write"])
+    }
+
+    async fn says(&mut self, what: &str) {
+        let line = timeout(PATIENCE, self.output.next_line()).await.expect("a line in time").expect("read a line");
+        assert_eq!(line.as_deref(), Some(what));
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw).expect("it runs");
+        kill_process(id, signal).expect("send a signal");
+    }
+}
+
+type Store<S> = Pool<<S as Server>::DB>;
+
+/// Kills a process that holds what `way` names, and two that wait for it longer than somebody here does. Returns how much
+/// later than the last of their leases ended it is granted here.
+async fn lateness<S: Backend>(
+    db: &TestDb<S>,
+    way: &str,
+    request: fn(&Leases<Store<S>>) -> LeaseRequest<Store<S>>,
+) -> Duration {
+    let mut holders = vec![Holder::start(db, way)];
+    holders[0].says("asking").await;
+    holders[0].says("holding").await;
+    for _ in 0..2 {
+        let mut waiter = Holder::start(db, way);
+        waiter.says("asking").await;
+        holders.push(waiter);
+    }
+    // Whoever waits queues by now.
+    sleep(TTL / 2).await;
+    let leases = Leases::builder(db.pool_of(4).await).ttl(TTL).build().unwrap();
+    let waiting: tokio::task::JoinHandle<Lease<_>> = tokio::spawn({
+        let request = request(&leases).wait(PATIENCE);
+        async move { request.acquire().await.unwrap() }
+    });
+    sleep(TTL / 2).await;
+    for holder in &holders {
+        holder.signal(Signal::STOP);
+    }
+    for holder in &holders {
+        holder.signal(Signal::KILL);
+    }
+    let killed = Instant::now();
+    let lease = waiting.await.unwrap();
+    let taken = killed.elapsed();
+    lease.release().await.unwrap();
+    // Nothing of what they held can end later than a ttl after they were killed.
+    let late = taken.saturating_sub(TTL);
+    println!("{}: {way} is taken over {taken:.0?} after the processes were killed", S::NAME);
+    late
+}
+
+on_every_database! {
+    async fn the_lease_of_killed_processes_is_taken_over_when_it_ends<S>(db: TestDb<S>) {
+        let late = lateness(&db, "lease", |leases| leases.lease("item:1")).await;
+        assert!(late < LATE, "{late:?} late");
+    }
+
+    async fn a_fair_queue_of_killed_processes_keeps_nobody_out_for_longer_than_the_ttl<S>(db: TestDb<S>) {
+        let late = lateness(&db, "fair", |leases| leases.lease("item:1").fair()).await;
+        assert!(late < LATE, "{late:?} late");
+    }
+
+    async fn a_permit_of_a_killed_process_is_taken_over_when_it_ends<S>(db: TestDb<S>) {
+        let late = lateness(&db, "permit", |leases| leases.semaphore("item:1", 1)).await;
+        assert!(late < LATE, "{late:?} late");
+    }
+
+    async fn killed_writers_keep_nobody_out_for_longer_than_the_ttl<S>(db: TestDb<S>) {
+        let late = lateness(&db, "write", |leases| leases.rw("item:1").write()).await;
+        assert!(late < LATE, "{late:?} late");
+    }
+}
+
+/// `SQLite` has one lock for all writers, and its own wait for it starves beside others that write all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_free_lease_is_granted_beside_processes_that_write_all_the_time() {
+    let Some(db) = TestDb::<Sqlite>::unless_left_out().await else { return };
+    Stock::fill(&db, 1).await;
+    let mut writers: Vec<_> = (0..4).map(|_| Holder::start_writing(&db)).collect();
+    for writer in &mut writers {
+        writer.says("writing").await;
+    }
+    let leases = Leases::new(db.pool.clone());
+    let started = Instant::now();
+    for round in 0..12 {
+        // The writers get going again.
+        sleep(Duration::from_millis(50)).await;
+        let lease = leases.lease("k").try_acquire().await.unwrap();
+        let lease = lease.unwrap_or_else(|| panic!("refused in round {round}, though nobody holds it"));
+        lease.release().await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(20), "round {round} took until {:?}", started.elapsed());
+    }
+    println!("12 leases beside 4 processes that write: {:?}", started.elapsed());
+}
