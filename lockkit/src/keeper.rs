@@ -157,8 +157,8 @@ impl<S: LeaseStore> Keeper<S> {
             return Some(here);
         }
         let state = self.0.state();
-        let living = state.rounds.iter().filter(|it| it.task != Task::Ended).map(|it| &it.runtime);
-        living.cloned().find(is_other)
+        let mut living = state.rounds.iter().filter(|it| it.task != Task::Ended).map(|it| &it.runtime);
+        living.find(|it| is_other(it)).cloned()
     }
 
     /// The lease was renewed just now by somebody else than the task.
@@ -413,7 +413,7 @@ async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
     while let Some(shared) = leaving.shared.upgrade() {
         let now = Instant::now();
         let (due, next_renewal) = shared.take_due(leaving.runtime, now);
-        renew_all(&shared, due);
+        renew_all(&shared, &due);
         let (sweeps, next_sweep) = shared.take_sweep(now);
         if sweeps && let Some(sweep) = shared.sweep {
             tokio::spawn(sweep_all(shared.clone(), sweep.retention));
@@ -428,7 +428,7 @@ async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
 }
 
 /// Starts the renewals of these leases, the most urgent first.
-fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: Vec<Arc<Kept>>) {
+fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: &[Arc<Kept>]) {
     let mut lanes: [Vec<Vec<Arc<Kept>>>; LANES] = Default::default();
     for (number, batch) in due.chunks(BATCH).enumerate() {
         lanes[number % LANES].push(batch.to_vec());

@@ -326,13 +326,13 @@ fn close<DB: Database>(conn: PoolConnection<DB>) {
 pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>) -> Result<T> {
     match task.await {
         Ok(result) => result,
-        Err(failed) => match failed.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => {
-                let source = sqlx::Error::Io(io::Error::other("the runtime has shut down"));
-                Err(Error::Database { doing, key: None, fault: Fault::Unavailable, source })
+        Err(failed) => {
+            if let Ok(panic) = failed.try_into_panic() {
+                std::panic::resume_unwind(panic);
             }
-        },
+            let source = sqlx::Error::Io(io::Error::other("the runtime has shut down"));
+            Err(Error::Database { doing, key: None, fault: Fault::Unavailable, source })
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkit::Leases;
-use support::{TestDb, on_every_database};
+use support::{TestDb, on_databases, on_every_database};
 use tokio::runtime;
 use tokio::time::sleep;
 
@@ -42,5 +42,32 @@ on_every_database! {
         thread::spawn(move || drop(other)).join().unwrap();
         leases.lease("k").wait(Duration::from_secs(30)).acquire().await.unwrap().release().await.unwrap();
         here.release().await.unwrap();
+    }
+}
+
+/// How many bells somebody listens for in this database.
+const BELLS: &str = "SELECT COUNT(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
+    WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND granted";
+
+on_databases! { [postgres]
+    async fn releases_are_heard_though_the_runtime_that_first_listened_has_ended<S>(db: TestDb<S>) {
+        let holder = Leases::new(db.pool.clone());
+        let listening = Leases::builder(db.pool_of(3).await).listen().build().unwrap();
+        let held = holder.lease("k").acquire().await.unwrap();
+        let elsewhere = listening.clone();
+        let other = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        other.spawn(async move { elsewhere.lease("k").acquire().await });
+        while db.fetch_i64(BELLS).await != Some(1) {
+            sleep(Duration::from_millis(5)).await;
+        }
+        thread::spawn(move || drop(other)).join().unwrap();
+
+        let waiting = tokio::spawn(listening.lease("k").wait(Duration::from_secs(30)).acquire());
+        // Somebody rings the bell that is listened for again.
+        while db.fetch_i64(BELLS).await != Some(1) {
+            sleep(Duration::from_millis(5)).await;
+        }
+        held.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
     }
 }

@@ -222,7 +222,9 @@ impl<S: LeaseStore> MultiRequest<S> {
             let sent = Instant::now();
             let given_back = |claims: Vec<Claim>| {
                 // Some may have been granted all the same.
-                claims.into_iter().for_each(|it| Lease::give_back_in_background(inner.clone(), it));
+                for claim in claims {
+                    Lease::give_back_in_background(inner.clone(), claim);
+                }
             };
             match inner.store().acquire_all(&claims).await {
                 Ok(Some(AcquiredAll::Granted(grants))) => {

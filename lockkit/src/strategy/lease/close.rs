@@ -93,7 +93,9 @@ impl<S: LeaseStore> Leases<S> {
 
 async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
     let held = inner.keeper.close();
-    held.iter().for_each(|it| it.lose(LossReason::Closed));
+    for kept in &held {
+        kept.lose(LossReason::Closed);
+    }
     let closing = async {
         for batch in held.chunks(BATCH) {
             let mut releases: Vec<_> = batch.iter().map(|it| it.release()).collect();
@@ -106,7 +108,9 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
                 // Pinned by a transaction, which ends when its body does.
                 sleep(BUSY_PAUSE).await;
             }
-            batch.iter().for_each(|it| inner.lines.freed(&it.terms.line));
+            for kept in batch {
+                inner.lines.freed(&kept.terms.line);
+            }
         }
         inner.keeper.finished().await;
         Ok(())

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     pin::Pin,
-    sync::{Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -14,14 +14,19 @@ use tokio::{
 };
 
 use super::Inner;
-use crate::{dialect::ListenOps, key::Key, observe::tolerated, store::LeaseStore};
+use crate::{
+    dialect::ListenOps,
+    guard::{Guard, Hold},
+    key::Key,
+    observe::tolerated,
+    store::LeaseStore,
+};
 
 /// The pause before a listener that lost its connection opens another.
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// What the listening task is, for a kind of store.
-pub(super) type Listen<S> =
-    fn(Weak<Inner<S>>, S, UnboundedReceiver<Interest>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Listen<S> = fn(Weak<Inner<S>>, S, Guard<Hearing>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Somebody waits for a lease, or no longer.
 #[derive(Debug)]
@@ -30,26 +35,49 @@ pub(super) enum Interest {
     Until(Key),
 }
 
-/// The ears of one process: a task that starts with the first wait.
+/// The ears of one process: a task that starts with the first wait, and again when the runtime that it ran on has ended.
 pub(super) struct Ears<S: LeaseStore> {
     interest: UnboundedSender<Interest>,
-    not_started: Mutex<Option<(Listen<S>, UnboundedReceiver<Interest>)>>,
+    listen: Listen<S>,
+    stopped: Arc<Mutex<Option<Heard>>>,
 }
 
 impl<S: LeaseStore> Ears<S> {
     pub(super) fn new(listen: Listen<S>) -> Self {
         let (interest, receiver) = unbounded_channel();
-        Self { interest, not_started: Mutex::new(Some((listen, receiver))) }
+        let heard = Heard { interest: receiver, waited_for: HashMap::new() };
+        Self { interest, listen, stopped: Arc::new(Mutex::new(Some(heard))) }
     }
 
     /// Listens for the key until the answer is dropped.
     pub(super) fn listen_for(&self, inner: &Weak<Inner<S>>, store: &S, key: &Key) -> Listening {
-        if let Some((listen, receiver)) = self.not_started.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            tokio::spawn(listen(inner.clone(), store.clone(), receiver));
+        if let Some(heard) = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let hearing = Guard::new(Hearing { heard, stopped: self.stopped.clone() });
+            tokio::spawn((self.listen)(inner.clone(), store.clone(), hearing));
         }
-        // The task ends only with its `Leases`, or with the runtime.
+        // The receiver lives as long as `self`, or the task.
         let _ = self.interest.send(Interest::From(key.clone()));
         Listening { interest: self.interest.clone(), key: key.clone() }
+    }
+}
+
+/// What the listening task goes by.
+#[derive(Debug)]
+struct Heard {
+    interest: UnboundedReceiver<Interest>,
+    /// How many wait for each key.
+    waited_for: HashMap<Key, u32>,
+}
+
+/// Owned by the listening task. When its runtime ends, the next wait starts another one.
+pub(super) struct Hearing {
+    heard: Heard,
+    stopped: Arc<Mutex<Option<Heard>>>,
+}
+
+impl Hold for Hearing {
+    fn abandon(self) {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.heard);
     }
 }
 
@@ -69,15 +97,14 @@ impl Drop for Listening {
 pub(super) fn listen<DB: ListenOps>(
     inner: Weak<Inner<Pool<DB>>>,
     pool: Pool<DB>,
-    interest: UnboundedReceiver<Interest>,
+    hearing: Guard<Hearing>,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    Box::pin(hear::<DB>(inner, pool, interest))
+    Box::pin(hear::<DB>(inner, pool, hearing))
 }
 
-async fn hear<DB: ListenOps>(inner: Weak<Inner<Pool<DB>>>, pool: Pool<DB>, mut interest: UnboundedReceiver<Interest>) {
-    let mut waited_for = HashMap::new();
+async fn hear<DB: ListenOps>(inner: Weak<Inner<Pool<DB>>>, pool: Pool<DB>, mut hearing: Guard<Hearing>) {
     while inner.strong_count() > 0 {
-        if let Err(err) = hear_until_broken::<DB>(&inner, &pool, &mut interest, &mut waited_for).await {
+        if let Err(err) = hear_until_broken::<DB>(&inner, &pool, &mut hearing.get_mut().heard).await {
             tolerated("listening for releases, which are asked for instead", &err);
         }
         sleep(RECONNECT).await;
@@ -88,8 +115,7 @@ async fn hear<DB: ListenOps>(inner: Weak<Inner<Pool<DB>>>, pool: Pool<DB>, mut i
 async fn hear_until_broken<DB: ListenOps>(
     inner: &Weak<Inner<Pool<DB>>>,
     pool: &Pool<DB>,
-    interest: &mut UnboundedReceiver<Interest>,
-    waited_for: &mut HashMap<Key, u32>,
+    Heard { interest, waited_for }: &mut Heard,
 ) -> sqlx::Result<()> {
     let mut listener = DB::listen(pool).await?;
     for key in waited_for.keys() {
