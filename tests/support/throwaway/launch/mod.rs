@@ -14,16 +14,21 @@ use std::{fs, io};
 pub(crate) use self::pgbouncer::prepare as prepare_pgbouncer;
 
 /// A server that is ready to be started.
-pub(super) struct Launch {
-    pub(super) command: Command,
+#[derive(Debug)]
+pub struct Launch {
+    /// The server's program. A setting that is appended replaces the same one before it.
+    pub command: Command,
     /// The administrator's URL.
-    pub(super) url: String,
+    pub url: String,
     /// The signal that ends the server at once, whatever becomes of the data.
-    pub(super) stop: &'static str,
+    pub stop: &'static str,
 }
 
-/// Sets a server up in an empty folder.
-pub(super) fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch> {
+/// Sets a server up in an empty folder: `postgres`, `mariadb` or `mysql`.
+///
+/// # Errors
+/// If the server's programs are missing or fail.
+pub fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch> {
     match name {
         "postgres" => postgres::prepare(folder, port),
         "mariadb" => mariadb::prepare(folder, port),
@@ -33,7 +38,10 @@ pub(super) fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch
 }
 
 /// A port below those that the kernel gives to outgoing connections, which could take it before the server does.
-pub(crate) fn free_port() -> io::Result<u16> {
+///
+/// # Errors
+/// If there is none.
+pub fn free_port() -> io::Result<u16> {
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).expect("BUG: less than 10,000");
     (first..first + 1_000)
         .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
@@ -51,11 +59,13 @@ fn supervised(program: &Path, stop: &str) -> Command {
 }
 
 fn run(command: &mut Command) -> io::Result<()> {
-    let status = command.status()?;
-    if status.success() {
+    // Only its failure is worth reading.
+    let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output()?;
+    if output.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(format!("{command:?}: {status}")))
+    let text = [output.stdout, output.stderr].concat();
+    Err(io::Error::other(format!("{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&text))))
 }
 
 /// Finds a program in one of the folders or the `PATH`.
