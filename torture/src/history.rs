@@ -52,6 +52,8 @@ pub(crate) struct History {
     /// From the heal to the end of the lane, where the lane has a time to heal.
     pub(crate) healing: Option<(u64, u64)>,
     pub(crate) ttl: u64,
+    /// When the workers were told to end.
+    pub(crate) ended: u64,
 }
 
 /// Puts events, in the order of the clock, together to operations.

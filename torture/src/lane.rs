@@ -163,6 +163,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         lives: std::mem::take(&mut crew.lives),
         healing: (!heals.is_zero() && fault.heals()).then_some((healed, ended)),
         ttl: u64::try_from(ttl.as_nanos())?,
+        ended,
         ..History::default()
     };
     read_database::<S>(&url, &mut history).await?;

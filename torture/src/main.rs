@@ -7,6 +7,7 @@ mod faults;
 mod history;
 mod lane;
 mod oracle;
+mod probes;
 mod proxy;
 mod rack;
 mod report;

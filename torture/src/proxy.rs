@@ -12,7 +12,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_local};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use url::Url;
 
 /// What the network does now. Each field is a fault of its own.
@@ -32,6 +32,8 @@ pub(crate) struct Weather {
     pub(crate) delay: Duration,
     /// The answer to one in this many COMMITs is lost.
     pub(crate) commits_lost: Option<u32>,
+    /// The answer to each COMMIT is this late.
+    pub(crate) commits_late: Duration,
 }
 
 /// How the connection goes on whose COMMIT's answer is lost.
@@ -125,12 +127,14 @@ struct Line {
     /// Nothing gets through any more.
     dead: Cell<bool>,
     lost: watch::Sender<Lost>,
+    /// When the next answer may pass.
+    late: Cell<Option<Instant>>,
 }
 
 async fn connect(client: TcpStream, shared: Rc<Shared>) -> io::Result<()> {
     let mut cuts = shared.cuts.subscribe();
     let mut weather = shared.weather.subscribe();
-    let line = Rc::new(Line { shared, dead: Cell::new(false), lost: watch::Sender::new(Lost::No) });
+    let line = Rc::new(Line { shared, dead: Cell::new(false), lost: watch::Sender::new(Lost::No), late: Cell::new(None) });
     if weather.borrow_and_update().half_open {
         // As if the first packet was lost: nobody ever answers.
         let _ = cuts.changed().await;
@@ -217,6 +221,12 @@ async fn pump((from, to): &mut (OwnedReadHalf, OwnedWriteHalf), line: &Line, req
         let is_lost = *line.lost.borrow() != Lost::No;
         if !requests && (now.answers_vanish || is_lost) {
             continue;
+        }
+        if requests && !now.commits_late.is_zero() && has_commit(&buffer[..length]) {
+            line.late.set(Some(Instant::now() + now.commits_late));
+        }
+        if let (false, Some(late)) = (requests, line.late.take()) {
+            sleep_until(late).await;
         }
         if requests
             && !is_lost

@@ -15,8 +15,9 @@ use url::Url;
 
 use crate::faults::Fault;
 use crate::lane::{self, Plan, Site};
+use crate::probes::{self, Found};
 use crate::report::{Report, Row};
-use crate::rig::Rig;
+use crate::rig::{Rig, answers};
 use crate::server::{PrivateServer, Settings};
 
 #[derive(Args, Clone, Debug)]
@@ -55,6 +56,9 @@ pub(crate) struct LongArgs {
     /// Which faults; all of them by default.
     #[arg(long, value_delimiter = ',')]
     faults: Vec<Fault>,
+    /// Only the faults.
+    #[arg(long)]
+    without_probes: bool,
     #[arg(long, default_value_t = 20.0)]
     seconds_per_fault: f64,
     /// How long the workers have to recover from each fault.
@@ -81,16 +85,17 @@ struct Rack {
     turns: Vec<Turn>,
     /// A server of its own for each fault.
     fresh: bool,
+    probes: bool,
     url: Option<String>,
     bar: ProgressBar,
 }
 
 pub(crate) async fn quick(args: QuickArgs) -> Result<ExitCode> {
-    run(args.common, QUICK.to_vec(), false, None).await
+    run(args.common, QUICK.to_vec(), false, true, None).await
 }
 
 pub(crate) async fn long(args: LongArgs) -> Result<ExitCode> {
-    let LongArgs { mut common, url, faults, seconds_per_fault, seconds_to_heal } = args;
+    let LongArgs { mut common, url, faults, without_probes, seconds_per_fault, seconds_to_heal } = args;
     if let Some(url) = &url {
         common.databases = vec![code_of(url)?.to_owned()];
     }
@@ -100,17 +105,23 @@ pub(crate) async fn long(args: LongArgs) -> Result<ExitCode> {
         faults.insert(0, Fault::Stop);
     }
     let turns = faults.into_iter().map(|fault| (fault, seconds_per_fault, seconds_to_heal)).collect();
-    run(common, turns, true, url).await
+    run(common, turns, true, !without_probes, url).await
 }
 
-async fn run(common: Common, turns: Vec<Turn>, fresh: bool, url: Option<String>) -> Result<ExitCode> {
+async fn run(
+    common: Common,
+    turns: Vec<Turn>,
+    fresh: bool,
+    probes: bool,
+    url: Option<String>,
+) -> Result<ExitCode> {
     std::fs::create_dir_all(&common.out)?;
-    let bar = ProgressBar::new((turns.len() * common.databases.len()) as u64);
+    let bar = ProgressBar::new(((turns.len() + usize::from(probes)) * common.databases.len()) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {msg}")?);
     bar.enable_steady_tick(Duration::from_millis(500));
     let (out, databases) = (common.out.clone(), common.databases.clone());
     let at_once = Rc::new(Semaphore::new(common.at_once.max(1)));
-    let rack = Rc::new(Rack { common, turns, fresh, url, bar: bar.clone() });
+    let rack = Rc::new(Rack { common, turns, fresh, probes, url, bar: bar.clone() });
     let mut running = Vec::new();
     for database in databases {
         let (rack, at_once) = (Rc::clone(&rack), Rc::clone(&at_once));
@@ -141,6 +152,14 @@ impl Rack {
         }
         let mut rows = Vec::new();
         let mut site = None;
+        if self.probes {
+            self.bar.set_message(format!("{}: probes", S::NAME));
+            match self.probe::<S>(&mut site).await {
+                Ok(found) => rows.extend(found.into_iter().map(|it| Row::probe(S::NAME, it))),
+                Err(err) => rows.push(Row::broken(S::NAME, "probes", &format!("{err:#}"))),
+            }
+            self.bar.inc(1);
+        }
         for (number, (fault, lasts, heals)) in self.turns.iter().enumerate() {
             self.bar.set_message(format!("{}: {}", S::NAME, fault.name()));
             let private = self.url.is_none();
@@ -174,19 +193,34 @@ impl Rack {
         Ok(rows)
     }
 
+    async fn probe<S: Rig>(&self, site: &mut Option<Site>) -> Result<Vec<Found>> {
+        let site = self.site::<S>(site, &Settings::default()).await?;
+        let name = format!("lockkit_torture_{}_probes", std::process::id());
+        let (url, _) = site.database::<S>(&name).await?;
+        let found = probes::all::<S>(&url).await;
+        site.forget::<S>(&name).await?;
+        found
+    }
+
     async fn one<S: Rig>(&self, site: &mut Option<Site>, plan: &Plan, name: &str) -> Result<lane::Lane> {
+        let settings = if self.fresh { plan.fault.settings::<S>() } else { Settings::default() };
+        lane::run::<S>(self.site::<S>(site, &settings).await?, plan, name).await
+    }
+
+    /// The site, made if there is none.
+    async fn site<'a, S: Rig>(&self, site: &'a mut Option<Site>, settings: &Settings) -> Result<&'a mut Site> {
         if site.is_none() {
             *site = Some(match &self.url {
                 Some(url) => Site::Given(url.clone()),
                 None if S::HAS_SERVER => {
-                    let settings = if self.fresh { plan.fault.settings::<S>() } else { Settings::default() };
-                    Site::Private(Box::new(PrivateServer::start(S::CODE, &settings).await?))
+                    let server = PrivateServer::start(S::CODE, settings).await?;
+                    answers::<S>(&server.url).await?;
+                    Site::Private(Box::new(server))
                 }
                 None => Site::Folder(tempfile::tempdir()?),
             });
         }
-        let site = site.as_mut().context("a site")?;
-        lane::run::<S>(site, plan, name).await
+        site.as_mut().context("a site")
     }
 }
 

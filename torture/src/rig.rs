@@ -6,7 +6,10 @@ use anyhow::Result;
 use lockkit::{RowLock, Session, SessionLock, Version, Versioned, VersionedRow};
 use sqlx::{AssertSqlSafe, Connection as _, Database, Pool, raw_sql};
 use support::{Backend, MariaDb, MySql, Postgres, Sqlite};
+use tokio::time::{Instant, sleep};
 use url::Url;
+
+use crate::probes::{self, Found, Ground};
 
 type Connection<S> = <<S as support::Server>::DB as Database>::Connection;
 
@@ -49,6 +52,9 @@ pub(crate) trait Rig: Backend {
         key: String,
         wait: Duration,
     ) -> impl Future<Output = lockkit::Result<Option<Session<Self::DB>>>> + Send;
+
+    /// The probes that make sense on this database only.
+    fn own_probes(ground: &Ground<Self>) -> impl Future<Output = Vec<Found>>;
 }
 
 macro_rules! binding_functions {
@@ -94,6 +100,10 @@ impl Rig for Postgres {
         of_others(conn, "pg_cancel_backend").await
     }
 
+    async fn own_probes(ground: &Ground<Self>) -> Vec<Found> {
+        probes::of_postgres(ground).await
+    }
+
     binding_functions!();
     session_function!();
 }
@@ -119,6 +129,10 @@ macro_rules! rig_of_the_mysql_family {
 
             async fn cancel(conn: &mut Connection<Self>) -> Result<u64> {
                 kill(conn, "KILL QUERY").await
+            }
+
+            async fn own_probes(ground: &Ground<Self>) -> Vec<Found> {
+                probes::of_the_mysql_family(ground).await
             }
 
             binding_functions!();
@@ -155,6 +169,10 @@ impl Rig for Sqlite {
         Ok(0)
     }
 
+    async fn own_probes(ground: &Ground<Self>) -> Vec<Found> {
+        probes::of_sqlite(ground).await
+    }
+
     async fn session(_: &Pool<Self::DB>, _: String, _: Duration) -> lockkit::Result<Option<Session<Self::DB>>> {
         Ok(None)
     }
@@ -165,6 +183,17 @@ impl Rig for Sqlite {
 /// A connection that belongs to no pool.
 pub(crate) async fn connect<S: Rig>(url: &str) -> Result<Connection<S>> {
     Ok(Connection::<S>::connect(url).await?)
+}
+
+/// Waits until the server answers, as after its start or recovery.
+pub(crate) async fn answers<S: Rig>(url: &str) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match execute::<S>(url, "SELECT 1").await {
+            Err(_) if Instant::now() < deadline => sleep(Duration::from_millis(50)).await,
+            result => return result.map(drop),
+        }
+    }
 }
 
 /// Runs one statement on a connection of its own.

@@ -232,9 +232,9 @@ impl Stage<'_> {
             Fault::Sweep => self.sweep::<S>(end).await,
             Fault::Connections => self.use_up_connections::<S>(end).await,
             Fault::ReadOnly => self.make_read_only::<S>(end).await,
-            Fault::Restart => self.restart_server(end).await,
+            Fault::Restart => self.restart_server::<S>(end).await,
             Fault::Freeze => self.freeze_server(end).await,
-            Fault::DiskFull => self.fill_the_disk(end).await,
+            Fault::DiskFull => self.fill_the_disk::<S>(end).await,
             Fault::Clock => self.move_the_clock(end).await,
             Fault::Promote | Fault::PromoteSync => self.promote_the_replica(fault, end).await,
         }

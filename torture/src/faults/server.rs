@@ -10,10 +10,11 @@ use tokio::time::{Instant, sleep};
 use crate::clock;
 use crate::event::Kind;
 use crate::faults::{Fault, Stage};
+use crate::rig::{Rig, answers};
 use crate::server::PrivateServer;
 
 impl Stage<'_> {
-    pub(super) async fn restart_server(&mut self, end: Instant) -> Result<()> {
+    pub(super) async fn restart_server<S: Rig>(&mut self, end: Instant) -> Result<()> {
         sleep(Duration::from_millis(500)).await;
         while Instant::now() < end {
             let from = clock::now();
@@ -21,6 +22,7 @@ impl Stage<'_> {
             server.kill()?;
             sleep(Duration::from_millis(500)).await;
             server.restart().await?;
+            answers::<S>(&self.url).await?;
             self.mark(from, "server killed");
             sleep(Duration::from_secs(4).min(end.saturating_duration_since(Instant::now()))).await;
         }
@@ -41,7 +43,7 @@ impl Stage<'_> {
     }
 
     /// Writes until there is no room, and makes room again.
-    pub(super) async fn fill_the_disk(&mut self, end: Instant) -> Result<()> {
+    pub(super) async fn fill_the_disk<S: Rig>(&mut self, end: Instant) -> Result<()> {
         let folder = self.private_server()?.folder().to_owned();
         let filler = folder.join("filler");
         while Instant::now() < end {
@@ -61,6 +63,7 @@ impl Stage<'_> {
             if server.has_ended() {
                 server.restart().await?;
             }
+            answers::<S>(&self.url).await?;
             self.mark(from, "disk full");
             sleep(Duration::from_secs(3)).await;
         }

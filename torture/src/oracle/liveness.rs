@@ -10,6 +10,10 @@ use crate::oracle::Violation;
 pub(super) const LEFT: &str = "still locked";
 pub(super) const RECOVERY: &str = "never recovered";
 pub(super) const HUNG: &str = "hung";
+pub(super) const TAKE_OVER: &str = "never taken over";
+
+/// How long after a ttl a dead holder's key may stay taken on a busy machine.
+const PATIENCE: u64 = 5 * SECOND;
 
 /// A process that has lived so much shorter before the end of a lane need not have recovered.
 const SETTLED: u64 = 3 * SECOND;
@@ -41,6 +45,23 @@ pub(super) fn never_recovered(history: &History) -> Vec<Violation> {
     found
 }
 
+/// The key of a dead holder that nobody got long after its ttl. How long it takes is reported, not judged.
+pub(super) fn never_taken_over(history: &History) -> Vec<Violation> {
+    let limit = history.ttl + PATIENCE;
+    let mut found = Vec::new();
+    for (worker, killed) in history.lives.iter().filter_map(|(id, life)| Some((*id, life.killed?))) {
+        for (key, died) in keys_held_at(history, worker, killed) {
+            let next = next_grant(history, worker, key, died);
+            if next.unwrap_or(history.ended).saturating_sub(died) > limit {
+                let until = next.map_or("at all".to_owned(), |at| format!("for {:.1} s", seconds(at - died)));
+                let text = format!("{key}: worker {worker} died, and nobody got it {until}");
+                found.push(Violation::new(TAKE_OVER, Kind::Lease, died, text));
+            }
+        }
+    }
+    found
+}
+
 /// A process that did not end when it was told to, though every operation of its has a limit.
 pub(super) fn hung(history: &History) -> Vec<Violation> {
     let hung = history.lives.iter().filter(|(_, life)| life.hung);
@@ -59,9 +80,7 @@ pub(crate) fn longest_take_over(history: &History) -> Option<f64> {
     let mut longest = None;
     for (worker, killed) in history.lives.iter().filter_map(|(id, life)| Some((*id, life.killed?))) {
         for (key, died) in keys_held_at(history, worker, killed) {
-            let others = || history.sections.iter().filter(|it| it.worker != worker);
-            let next = others().flat_map(|it| grants(it, key)).filter(|at| *at > died).min();
-            longest = longest.max(next.map(|at| at - died));
+            longest = longest.max(next_grant(history, worker, key, died).map(|at| at - died));
         }
     }
     longest.map(seconds)
@@ -86,6 +105,12 @@ fn keys_held_at(history: &History, worker: u32, killed: u64) -> Vec<(&str, u64)>
     let mine = history.sections.iter().filter(|it| it.worker == worker && it.kind.is_lease() && it.kind != Kind::Own);
     let open = mine.filter(|it| it.answered.is_none() && it.failed.is_none() && it.believed_until >= killed);
     open.flat_map(|it| it.granted.iter().map(|(key, _, _)| (key.as_str(), killed))).collect()
+}
+
+/// When another worker was granted the key after its holder's death.
+fn next_grant(history: &History, worker: u32, key: &str, died: u64) -> Option<u64> {
+    let others = history.sections.iter().filter(|it| it.worker != worker);
+    others.flat_map(|it| grants(it, key)).filter(|at| *at > died).min()
 }
 
 fn grants<'a>(section: &'a Section, key: &'a str) -> impl Iterator<Item = u64> + 'a {
@@ -160,6 +185,12 @@ mod tests {
         let mut heir = own_commit(2, 7 * SECOND);
         (heir.kind, heir.granted) = (Kind::Lease, vec![("lease/0".into(), 9, 6 * SECOND)]);
         history.sections = vec![dead, heir];
+        history.ended = 30 * SECOND;
         assert_eq!(longest_take_over(&history), Some(1.0));
+        assert_eq!(never_taken_over(&history), []);
+        history.sections[1].granted[0].2 = 12 * SECOND;
+        assert_eq!(never_taken_over(&history).len(), 1);
+        history.sections.pop();
+        assert_eq!(never_taken_over(&history).len(), 1);
     }
 }

@@ -60,6 +60,7 @@ pub(crate) fn judge(history: &History, excuses: Excuses) -> Vec<Violation> {
     found.extend(overlap::of_beliefs(history));
     found.extend(liveness::left_locked(history));
     found.extend(liveness::never_recovered(history));
+    found.extend(liveness::never_taken_over(history));
     found.extend(liveness::hung(history));
     for violation in &mut found {
         let excuse = match violation.oracle {

@@ -12,6 +12,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::lane::Lane;
+use crate::probes::Found;
 use crate::oracle::{Violation, longest_take_over, seconds_to_recover, shares};
 use crate::rig::Rig;
 
@@ -78,6 +79,19 @@ impl Row {
         Self { database, fault, left_out: Some(reason.into()), ..Self::default() }
     }
 
+    pub(crate) fn probe(database: &str, found: Found) -> Self {
+        let Found { probe, seconds, broken } = found;
+        let violation =
+            |text| Violation { oracle: "probe", kind: probe, text, at: 0, excused: None };
+        Self {
+            database: database.into(),
+            fault: format!("probe: {probe}"),
+            seconds,
+            violations: broken.map(violation).into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn broken(database: &str, fault: &str, reason: &str) -> Self {
         let (database, fault) = (database.into(), fault.into());
         Self { database, fault, broken: Some(reason.into()), ..Self::default() }
@@ -99,6 +113,9 @@ impl Row {
             let text = |((oracle, kind), times)| format!("{times} × {oracle} ({kind})");
             found.into_iter().map(text).collect::<Vec<_>>().join(", ")
         };
+        if let ([violation], None) = (&*self.violations, self.controls) {
+            return format!("**{}**", violation.text);
+        }
         let (counted, excused) = (count(true), count(false));
         let mut text = if counted.is_empty() { "0".to_owned() } else { format!("**{counted}**") };
         if !excused.is_empty() {
