@@ -225,7 +225,7 @@ async fn pump((from, to): &mut (OwnedReadHalf, OwnedWriteHalf), line: &Line, req
         if requests && !now.commits_late.is_zero() && has_commit(&buffer[..length]) {
             line.late.set(Some(Instant::now() + now.commits_late));
         }
-        if let (false, Some(late)) = (requests, line.late.take()) {
+        if !requests && let Some(late) = line.late.take() {
             sleep_until(late).await;
         }
         if requests

@@ -25,15 +25,15 @@ impl Stage<'_> {
     }
 
     pub(super) async fn stop_holders(&mut self, end: Instant) -> Result<()> {
-        for kind in [Kind::PlainCommit, Kind::Lease].into_iter().cycle() {
+        for kind in [Kind::PlainCommit, Kind::PlainCommit, Kind::Lease].into_iter().cycle() {
             if Instant::now() >= end {
                 break;
             }
             let Some(worker) = self.crew.next_holder(kind).await else { break };
             let from = clock::now();
-            self.crew.stop_for(worker, self.ttl.mul_f64(1.7)).await?;
+            self.crew.stop_for(worker, self.ttl.mul_f64(2.3)).await?;
             self.mark(from, format!("stop {worker}"));
-            sleep(self.ttl / 3).await;
+            sleep(self.ttl / 4).await;
         }
         Ok(())
     }

@@ -65,10 +65,10 @@ pub(super) async fn second_runtime<S: Rig>(ground: &Ground<S>) -> Result<Verdict
     let pool = PoolOptions::<S::DB>::new().max_connections(4).connect_lazy_with((*options).clone());
     let leases = ground.leases(&pool, 800).build()?;
     let first = leases.clone();
-    spawn_blocking(move || -> Result<()> {
+    let _held = spawn_blocking(move || -> Result<_> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async { first.lease("probe/first").acquire().await?.release().await })?;
-        Ok(())
+        let lease = runtime.block_on(first.lease("probe/first").acquire())?;
+        Ok(lease)
     })
     .await??;
     let lease = leases.lease("probe/second").wait(Duration::from_secs(4)).acquire().await?;

@@ -12,9 +12,6 @@ use crate::rig::{Rig, connect};
 
 /// The answer to COMMIT comes after the ttl: whatever `run` says of it, it is not that nothing was committed.
 pub(super) async fn late_answer_of_commit<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
-    if !S::HAS_SERVER {
-        return Ok(Ok(()));
-    }
     const OP: i64 = 778;
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
@@ -44,18 +41,21 @@ pub(super) async fn late_answer_of_commit<S: Rig>(ground: &Ground<S>) -> Result<
 
 /// A server that says nothing: a wait ends in its time, and is not told that the pool is too small.
 pub(super) async fn silent_server<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
-    if !S::HAS_SERVER {
-        return Ok(Ok(()));
-    }
     const WAIT: Duration = Duration::from_millis(600);
     const LATE: Duration = Duration::from_millis(1_000);
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
     let pool = ground.pool_at(proxy.url(), 4).await?;
     let leases = ground.leases(&pool, 1_500).own_connections(2).build()?;
-    leases.lease("probe/silent").acquire().await?.release().await?;
-    proxy.set(Weather { requests_stall: true, answers_stall: true, ..Weather::default() });
+    // Somebody else has both, so that the waiters ask who it is.
+    let holder = ground.leases(&ground.pool, 20_000).build()?;
+    let held = holder.all(["probe/silent", "probe/silent/a"]).acquire().await?;
+    leases.lease("probe/silent/b").acquire().await?.release().await?;
     let began = Instant::now();
+    let falls_silent = async {
+        sleep(WAIT / 3).await;
+        proxy.set(Weather { requests_stall: true, answers_stall: true, ..Weather::default() });
+    };
     let one = async {
         let result = leases.lease("probe/silent").wait(WAIT).acquire().await.map(drop);
         (result, began.elapsed())
@@ -64,8 +64,9 @@ pub(super) async fn silent_server<S: Rig>(ground: &Ground<S>) -> Result<Verdict>
         let result = leases.all(["probe/silent/a", "probe/silent/b"]).wait(WAIT).acquire().await.map(drop);
         (result, began.elapsed())
     };
-    let (one, both) = tokio::join!(one, both);
+    let (one, both, ()) = tokio::join!(one, both, falls_silent);
     proxy.cut();
+    held.release().await?;
     proxy.set(Weather::default());
     let mut wrong = Vec::new();
     for (what, (result, time)) in [("acquire", one), ("all().acquire", both)] {
@@ -81,31 +82,29 @@ pub(super) async fn silent_server<S: Rig>(ground: &Ground<S>) -> Result<Verdict>
 
 /// While somebody locks the lease's row and answers are late, the holder trusts its lease no longer than the store does.
 pub(super) async fn trust_and_expiry<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
-    if !S::HAS_SERVER {
-        return Ok(Ok(()));
-    }
     const KEY: &str = "probe/trust";
     const SLACK: Duration = Duration::from_millis(30);
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
     let pool = ground.pool_at(proxy.url(), 4).await?;
-    let leases = ground.leases(&pool, 1_500).build()?;
-    let shows = ground.leases(&ground.pool, 1_500).build()?;
+    // Asked more often than every third of the ttl, or a late answer would find the lease expired.
+    let leases = ground.leases(&pool, 1_600).renew_every(Duration::from_millis(200)).build()?;
+    let shows = ground.leases(&ground.pool, 1_600).build()?;
     let lease = leases.lease(KEY).acquire().await?;
-    proxy.set(Weather { delay: Duration::from_millis(150), ..Weather::default() });
+    proxy.set(Weather { delay: Duration::from_millis(250), ..Weather::default() });
     let mut locker = connect::<S>(&ground.url).await?;
     let end = Instant::now() + Duration::from_secs(4);
     let mut excess = Duration::ZERO;
     let mut locked = false;
     while Instant::now() < end && lease.is_trusted() {
-        // Locked for 250 ms of every 350.
+        // Locked for 700 ms of every 900.
         let sql = if locked { "COMMIT".to_owned() } else { format!("{} FOR UPDATE", row_of(KEY)) };
         if !locked {
             S::execute(&mut locker, "BEGIN").await?;
         }
         S::execute(&mut locker, &sql).await?;
         locked = !locked;
-        let pause = Instant::now() + Duration::from_millis(if locked { 250 } else { 100 });
+        let pause = Instant::now() + Duration::from_millis(if locked { 700 } else { 200 });
         while Instant::now() < pause {
             let trusted_until = lease.trusted_until();
             let Some(stored) = shows.show(KEY).await? else { break };

@@ -16,9 +16,6 @@ const AFTER: i64 = 777;
 /// A transaction that the database rolled back: its next statement stores nothing, its commit is refused as ended, and a
 /// lease whose holder still trusts it stays taken.
 pub(super) async fn dead_transaction<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
-    if !S::HAS_SERVER {
-        return Ok(Ok(()));
-    }
     let (pool, others) = (ground.pool(3).await?, ground.pool(2).await?);
     let (here, there) = (ground.leases(&pool, 5_000).build()?, ground.leases(&others, 5_000).build()?);
     let lease = here.lease("probe/victim").acquire().await?;

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::clock::SECOND;
 use crate::lane::Lane;
 use crate::probes::Found;
 use crate::oracle::{Violation, longest_take_over, seconds_to_recover, shares};
@@ -53,7 +54,9 @@ pub(crate) struct Row {
 
 impl Row {
     pub(crate) fn of<S: Rig>(lane: &Lane) -> Self {
-        let lasting: Vec<_> = lane.history.lives.iter().filter(|(_, it)| it.killed.is_none()).collect();
+        // Those that lived as long as the lane.
+        let from_the_begin = |it: &crate::crew::Life| it.killed.is_none() && it.began < lane.began + 2 * SECOND;
+        let lasting: Vec<_> = lane.history.lives.iter().filter(|(_, it)| from_the_begin(it)).collect();
         let shares = shares(&lane.history);
         let shares = lasting.iter().filter_map(|(id, _)| shares.get(id).copied());
         let (smallest, largest) = shares.fold((1.0, 0.0), |(low, high), it| (f64::min(low, it), f64::max(high, it)));
