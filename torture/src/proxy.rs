@@ -30,6 +30,8 @@ pub(crate) struct Weather {
     pub(crate) refuses: bool,
     /// Every burst is this late.
     pub(crate) delay: Duration,
+    /// Every answer is this much later.
+    pub(crate) answers_late: Duration,
     /// The answer to one in this many COMMITs is lost.
     pub(crate) commits_lost: Option<u32>,
     /// The answer to each COMMIT is this late.
@@ -211,6 +213,9 @@ async fn pump((from, to): &mut (OwnedReadHalf, OwnedWriteHalf), line: &Line, req
         let now = weather.wait_for(|weather| !stalls(weather)).await.map(|it| it.clone()).unwrap_or_default();
         if !now.delay.is_zero() {
             sleep(now.delay.mul_f64(0.5 + fastrand::f64())).await;
+        }
+        if !requests && !now.answers_late.is_zero() {
+            sleep(now.answers_late).await;
         }
         if length == 0 {
             return Ok(());

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sqlx::pool::PoolOptions;
+use tokio::sync::oneshot;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
@@ -12,6 +13,9 @@ use crate::rig::Rig;
 
 /// How many compete for turns, each as if in a process of its own.
 const COMPETITORS: usize = 8;
+
+/// How often a race is tried.
+const ROUNDS: u32 = 30;
 
 /// With a hold of 2 ms, nobody gets less than one turn in twenty.
 pub(super) async fn shares<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
@@ -46,7 +50,7 @@ pub(super) async fn slow_checkout<S: Rig>(ground: &Ground<S>) -> Result<Verdict>
     let leases = ground.leases(&pool, 1_500).build()?;
     let busy = pool.acquire().await?;
     let free = async {
-        sleep(Duration::from_millis(1_150)).await;
+        sleep(Duration::from_millis(1_300)).await;
         drop(busy);
     };
     let (lease, ()) = tokio::join!(leases.lease("probe/checkout").wait(Duration::from_secs(4)).acquire(), free);
@@ -64,19 +68,28 @@ pub(super) async fn second_runtime<S: Rig>(ground: &Ground<S>) -> Result<Verdict
     let options = ground.pool.connect_options();
     let pool = PoolOptions::<S::DB>::new().max_connections(4).connect_lazy_with((*options).clone());
     let leases = ground.leases(&pool, 800).build()?;
+    let (keeps, kept) = oneshot::channel();
+    let (end, ends) = oneshot::channel::<()>();
     let first = leases.clone();
-    let _held = spawn_blocking(move || -> Result<_> {
+    let thread = spawn_blocking(move || -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let lease = runtime.block_on(first.lease("probe/first").acquire())?;
-        Ok(lease)
-    })
-    .await??;
+        runtime.block_on(async {
+            let lease = first.lease("probe/first").acquire().await?;
+            let _ = keeps.send(());
+            let _ = ends.await;
+            drop(lease.release().await);
+            Ok(())
+        })
+    });
+    kept.await?;
     let lease = leases.lease("probe/second").wait(Duration::from_secs(4)).acquire().await?;
+    drop(end);
+    thread.await??;
     sleep(Duration::from_millis(1_600)).await;
     if lease.is_trusted() {
         return Ok(Ok(()));
     }
-    Ok(Err("the runtime that kept the first lease ended, and the next lease was not renewed".into()))
+    Ok(Err("the runtime that took the first lease ended, and another runtime's lease was renewed no more".into()))
 }
 
 /// A writer that tried in vain is in nobody's way once it has its answer.
@@ -84,7 +97,7 @@ pub(super) async fn try_gives_back<S: Rig>(ground: &Ground<S>) -> Result<Verdict
     let (pool, others) = (ground.pool(2).await?, ground.pool(2).await?);
     let (here, there) = (ground.leases(&pool, 5_000).build()?, ground.leases(&others, 5_000).build()?);
     let mut refused = 0;
-    for round in 0..10 {
+    for round in 0..ROUNDS {
         let key = format!("probe/try/{round}");
         let reader = here.rw(key.clone()).read().acquire().await?;
         if here.rw(key.clone()).write().try_acquire().await?.is_some() {
@@ -96,5 +109,5 @@ pub(super) async fn try_gives_back<S: Rig>(ground: &Ground<S>) -> Result<Verdict
     if refused == 0 {
         return Ok(Ok(()));
     }
-    Ok(Err(format!("after a writer's `try_acquire` said None, {refused} of 10 readers were refused beside a reader")))
+    Ok(Err(format!("after a writer's `try_acquire` said None, {refused} of {ROUNDS} readers were refused beside a reader")))
 }

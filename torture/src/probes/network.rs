@@ -80,46 +80,40 @@ pub(super) async fn silent_server<S: Rig>(ground: &Ground<S>) -> Result<Verdict>
     Ok(if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) })
 }
 
-/// While somebody locks the lease's row and answers are late, the holder trusts its lease no longer than the store does.
+/// Somebody locks the lease's row, and answers are late: the holder trusts its lease no longer than the store does.
 pub(super) async fn trust_and_expiry<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     const KEY: &str = "probe/trust";
-    const SLACK: Duration = Duration::from_millis(30);
+    const TTL: u64 = 2_000;
+    const SLACK: Duration = Duration::from_millis(50);
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
     let pool = ground.pool_at(proxy.url(), 4).await?;
-    // Asked more often than every third of the ttl, or a late answer would find the lease expired.
-    let leases = ground.leases(&pool, 1_600).renew_every(Duration::from_millis(200)).build()?;
-    let shows = ground.leases(&ground.pool, 1_600).build()?;
+    let leases = ground.leases(&pool, TTL).renew_every(Duration::from_millis(400)).build()?;
+    let shows = ground.leases(&ground.pool, TTL).build()?;
     let lease = leases.lease(KEY).acquire().await?;
-    proxy.set(Weather { delay: Duration::from_millis(250), ..Weather::default() });
+    let granted = lease.trusted_until();
     let mut locker = connect::<S>(&ground.url).await?;
-    let end = Instant::now() + Duration::from_secs(4);
+    while lease.trusted_until() == granted && lease.is_trusted() {
+        sleep(Duration::from_millis(5)).await;
+    }
+    // A renewal was answered just now. The next one finds the row locked.
+    S::execute(&mut locker, "BEGIN").await?;
+    S::execute(&mut locker, &format!("SELECT fence FROM lockkit_lease WHERE name = '{KEY}' FOR UPDATE")).await?;
+    proxy.set(Weather { answers_late: Duration::from_millis(600), ..Weather::default() });
+    let end = Instant::now() + Duration::from_millis(TTL + 200);
     let mut excess = Duration::ZERO;
-    let mut locked = false;
-    while Instant::now() < end && lease.is_trusted() {
-        // Locked for 700 ms of every 900.
-        let sql = if locked { "COMMIT".to_owned() } else { format!("{} FOR UPDATE", row_of(KEY)) };
-        if !locked {
-            S::execute(&mut locker, "BEGIN").await?;
-        }
-        S::execute(&mut locker, &sql).await?;
-        locked = !locked;
-        let pause = Instant::now() + Duration::from_millis(if locked { 700 } else { 200 });
-        while Instant::now() < pause {
-            let trusted_until = lease.trusted_until();
-            let Some(stored) = shows.show(KEY).await? else { break };
-            let until = std::time::Instant::now() + stored.expires_in;
+    while Instant::now() < end {
+        let trusted_until = lease.trusted_until();
+        let stored = shows.show(KEY).await?.map(|it| it.expires_in).unwrap_or_default();
+        let until = std::time::Instant::now() + stored;
+        if lease.is_trusted() {
             excess = excess.max(trusted_until.saturating_duration_since(until));
-            sleep(Duration::from_millis(20)).await;
         }
+        sleep(Duration::from_millis(20)).await;
     }
     proxy.set(Weather::default());
     if excess <= SLACK {
         return Ok(Ok(()));
     }
     Ok(Err(format!("the holder trusted its lease {excess:.2?} longer than the store")))
-}
-
-fn row_of(key: &str) -> String {
-    format!("SELECT fence FROM lockkit_lease WHERE name = '{key}'")
 }

@@ -82,8 +82,9 @@ impl<S: Rig> Worker<S> {
     pub(super) async fn commit_beside_a_lease(&self, op: &Op) -> Result<(), Failure> {
         let lease = self.leases.lease(op.key.clone()).acquire().await?;
         let fence = lease.fence().as_i64();
-        op.granted(fence, Some(lease.trusted_until()));
         let seen = self.read(op.account).await?;
+        // Said after the read, so that whoever is stopped when it says so has read.
+        op.granted(fence, Some(lease.trusted_until()));
         sleep(Duration::from_millis(60)).await;
         let mut tx = lockkit::begin(&self.pool).await?;
         bounded(write::<S>(&mut tx, op, op.account, seen, fence, "")).await?;
