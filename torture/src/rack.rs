@@ -1,5 +1,6 @@
 //! The runs: which faults on which databases, in which order, and what is written at the end.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use url::Url;
 use crate::faults::Fault;
 use crate::lane::{self, Plan, Site};
 use crate::probes::{self, Found};
-use crate::report::{Report, Row};
+use crate::report::{Report, Row, lacks_controls};
 use crate::rig::{Rig, answers};
 use crate::server::{PrivateServer, Settings};
 
@@ -78,6 +79,9 @@ const QUICK: [Turn; 7] = [
     (Fault::Terminate, 4.0, 0.0),
     (Fault::Abort, 4.0, 0.0),
 ];
+
+/// How often the controls get another lane if they were not violated.
+const AGAIN: u32 = 2;
 
 /// A run on one database.
 struct Rack {
@@ -160,7 +164,21 @@ impl Rack {
             }
             self.bar.inc(1);
         }
-        for (number, (fault, lasts, heals)) in self.turns.iter().enumerate() {
+        let mut turns: VecDeque<_> = self.turns.iter().copied().collect();
+        let mut again = AGAIN;
+        let mut number = 0;
+        loop {
+            let Some((fault, lasts, heals)) = turns.pop_front() else {
+                if again == 0 || !lacks_controls(&rows) {
+                    break;
+                }
+                // Whether a stop meets the control in the right moment is luck.
+                again -= 1;
+                turns.push_back((Fault::Stop, 6.0, 0.0));
+                self.bar.inc_length(1);
+                continue;
+            };
+            number += 1;
             self.bar.set_message(format!("{}: {}", S::NAME, fault.name()));
             let private = self.url.is_none();
             let row = match fault.left_out::<S>(private) {
@@ -170,9 +188,9 @@ impl Rack {
                         site = None;
                     }
                     let plan = Plan {
-                        fault: *fault,
-                        lasts: Duration::from_secs_f64(*lasts),
-                        heals: Duration::from_secs_f64(*heals),
+                        fault,
+                        lasts: Duration::from_secs_f64(lasts),
+                        heals: Duration::from_secs_f64(heals),
                         processes: self.common.processes,
                         ttl: Duration::from_millis(self.common.ttl_ms),
                     };

@@ -72,11 +72,15 @@ impl PrivateServer {
             let library = faketime().context("libfaketime is not installed")?;
             let clock = folder.path().join("clock");
             fs::write(&clock, "+0")?;
-            command
-                .env("LD_PRELOAD", library)
-                .env("FAKETIME_TIMESTAMP_FILE", clock)
-                .env("FAKETIME_NO_CACHE", "1")
-                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            command = with_environment(
+                &command,
+                &[
+                    format!("LD_PRELOAD={}", library.display()),
+                    format!("FAKETIME_TIMESTAMP_FILE={}", clock.display()),
+                    "FAKETIME_NO_CACHE=1".to_owned(),
+                    "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
+                ],
+            );
         }
         let log = File::create_new(folder.path().join("log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
@@ -148,7 +152,9 @@ impl PrivateServer {
             .tempdir_in(folder_for_data())?;
         let data = folder.path().join("data");
         fs::create_dir(&data)?;
-        let program = Path::new(self.command.get_args().find(|it| it.as_encoded_bytes().ends_with(b"/postgres")).unwrap_or_else(|| self.command.get_program()));
+        fs::set_permissions(&data, Permissions::from_mode(0o700))?;
+        let mut programs = self.command.get_args().filter(|it| it.as_encoded_bytes().ends_with(b"/postgres"));
+        let program = Path::new(programs.next().unwrap_or_else(|| self.command.get_program()));
         let as_root = fs::metadata("/proc/self").is_ok_and(|it| std::os::unix::fs::MetadataExt::uid(&it) == 0);
         let mut backup = if as_root {
             Command::new("chown").arg("postgres").arg(&data).status()?;
@@ -275,6 +281,21 @@ impl Drop for PrivateServer {
 
 pub(crate) fn pid(child: &Child) -> Result<Pid> {
     Pid::from_raw(i32::try_from(child.id())?).context("a process has an id")
+}
+
+/// The same command, whose server alone gets these variables: what starts it as another user would spoil them.
+fn with_environment(command: &Command, variables: &[String]) -> Command {
+    let mut new = Command::new(command.get_program());
+    let mut is_there = false;
+    for argument in command.get_args() {
+        let name = argument.as_encoded_bytes();
+        if !is_there && (name.ends_with(b"/postgres") || name.ends_with(b"/mariadbd")) {
+            new.arg("env").args(variables);
+            is_there = true;
+        }
+        new.arg(argument);
+    }
+    new
 }
 
 /// libfaketime as Debian packages it.

@@ -48,7 +48,9 @@ impl<S: Rig> Ground<S> {
     }
 
     async fn pool_at(&self, url: &str, connections: u32) -> Result<Pool<S::DB>> {
-        let options = PoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(5));
+        // Without a ping before each use, which would be late as well where answers are.
+        let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
+        let options = options.acquire_timeout(Duration::from_secs(5));
         Ok(options.connect(url).await?)
     }
 

@@ -88,7 +88,7 @@ pub(super) async fn trust_and_expiry<S: Rig>(ground: &Ground<S>) -> Result<Verdi
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
     let pool = ground.pool_at(proxy.url(), 4).await?;
-    let leases = ground.leases(&pool, TTL).renew_every(Duration::from_millis(400)).build()?;
+    let leases = ground.leases(&pool, TTL).renew_every(Duration::from_millis(250)).build()?;
     let shows = ground.leases(&ground.pool, TTL).build()?;
     let lease = leases.lease(KEY).acquire().await?;
     let granted = lease.trusted_until();
@@ -99,7 +99,7 @@ pub(super) async fn trust_and_expiry<S: Rig>(ground: &Ground<S>) -> Result<Verdi
     // A renewal was answered just now. The next one finds the row locked.
     S::execute(&mut locker, "BEGIN").await?;
     S::execute(&mut locker, &format!("SELECT fence FROM lockkit_lease WHERE name = '{KEY}' FOR UPDATE")).await?;
-    proxy.set(Weather { answers_late: Duration::from_millis(600), ..Weather::default() });
+    proxy.set(Weather { answers_late: Duration::from_millis(350), ..Weather::default() });
     let end = Instant::now() + Duration::from_millis(TTL + 200);
     let mut excess = Duration::ZERO;
     while Instant::now() < end {

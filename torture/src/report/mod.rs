@@ -156,14 +156,12 @@ impl Report {
 
     /// The databases on which the lanes' controls never failed.
     fn without_controls(&self) -> Vec<String> {
-        let mut controls: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-        for row in &self.rows {
-            if let Some((no_lock, plain)) = row.controls {
-                let all = controls.entry(&row.database).or_default();
-                *all = (all.0 + no_lock, all.1 + plain);
-            }
+        let mut databases: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+        for row in self.rows.iter().filter(|it| it.controls.is_some()) {
+            databases.entry(&row.database).or_default().push(row);
         }
-        controls.into_iter().filter(|(_, all)| all.0 == 0 || all.1 == 0).map(|(it, _)| it.to_owned()).collect()
+        let void = databases.into_iter().filter(|(_, rows)| lacks_controls(rows.iter().copied()));
+        void.map(|(database, _)| database.to_owned()).collect()
     }
 
     fn table(&self) -> String {
@@ -203,6 +201,13 @@ impl Report {
         }
         panels
     }
+}
+
+/// Whether one of the two controls was never violated in the lanes of a database.
+pub(crate) fn lacks_controls<'a>(rows: impl IntoIterator<Item = &'a Row>) -> bool {
+    let controls = rows.into_iter().filter_map(|it| it.controls);
+    let (no_lock, plain) = controls.fold((0, 0), |all, it| (all.0 + it.0, all.1 + it.1));
+    no_lock == 0 || plain == 0
 }
 
 #[cfg(test)]
