@@ -6,7 +6,7 @@
 //! - [`Proxy`] stands between a test and its server, counts round trips and breaks connections.
 //!
 //! The servers are throwaway ones, started by the first test that needs them; see `throwaway`. The environment
-//! variables `LOCKKIT_POSTGRES_URL`, `LOCKKIT_MARIADB_URL` and `LOCKKIT_MYSQL_URL` name servers to use instead.
+//! variables `LOCKKIT_POSTGRES_URL`, `LOCKKIT_MARIADB_URL`, `LOCKKIT_MYSQL_URL` and `LOCKKIT_GALERA_URL` name servers to use instead.
 
 pub mod draws;
 mod mysql;
@@ -20,7 +20,7 @@ mod sqlite;
 mod test_db;
 pub mod throwaway;
 
-pub use crate::mysql::{MariaDb, MySql};
+pub use crate::mysql::{Galera, MariaDb, MySql};
 pub use crate::pgbouncer::PgBouncer;
 pub use crate::plain_sql::PlainSql;
 pub use crate::postgres::Postgres;

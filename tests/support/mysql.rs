@@ -1,8 +1,11 @@
 //! `MariaDB` and `MySQL`: making and deleting databases, and what their system tables say about other sessions.
 
-use sqlx::{MySqlConnection, Result};
+use std::time::{Duration, Instant};
 
-use crate::throwaway::SharedServer;
+use sqlx::{Connection, MySqlConnection, Result};
+use url::Url;
+
+use crate::throwaway::{GALERA_NODES, SharedServer};
 use crate::{PlainSql, Server};
 
 /// `MariaDB`, a throwaway one or the one at `LOCKKIT_MARIADB_URL`.
@@ -13,8 +16,14 @@ pub struct MariaDb;
 #[derive(Clone, Copy, Debug)]
 pub struct MySql;
 
+/// A cluster of `MariaDB` nodes that Galera replicates between: a throwaway one, or the one whose first node is at
+/// `LOCKKIT_GALERA_URL` and whose others are at the ports that follow. A test's database is reached by the first node.
+#[derive(Clone, Copy, Debug)]
+pub struct Galera;
+
 static MARIADB: SharedServer = SharedServer::new("mariadb", "LOCKKIT_MARIADB_URL");
 static MYSQL: SharedServer = SharedServer::new("mysql", "LOCKKIT_MYSQL_URL");
+static GALERA: SharedServer = SharedServer::new("galera", "LOCKKIT_GALERA_URL");
 
 impl Server for MariaDb {
     type DB = sqlx::MySql;
@@ -53,6 +62,69 @@ impl Server for MySql {
 
     async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
         leftovers(conn).await
+    }
+}
+
+impl Server for Galera {
+    type DB = sqlx::MySql;
+
+    const NAME: &'static str = "Galera";
+
+    const VERSION: &'static str = "
+        SELECT CONCAT(variable_value, ' in ', VERSION()) FROM information_schema.global_status
+        WHERE variable_name = 'WSREP_PROVIDER_VERSION'";
+
+    fn left_out() -> Option<String> {
+        std::env::var("LOCKKIT_WITHOUT_GALERA").ok().filter(|reason| !reason.is_empty())
+    }
+
+    async fn create_database() -> String {
+        let url = GALERA.create_database::<sqlx::MySql>().await;
+        for node in Self::nodes(&url) {
+            wait_for_node(&node).await;
+        }
+        url
+    }
+
+    async fn drop_database(url: &str) -> Result<()> {
+        GALERA.drop_database::<sqlx::MySql>(url, drop_sql).await
+    }
+
+    async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
+        leftovers(conn).await
+    }
+}
+
+impl Galera {
+    /// The URLs of the database with this URL, by way of each node.
+    ///
+    /// # Panics
+    /// If the URL is none of [`Server::create_database`].
+    pub fn nodes(url: &str) -> Vec<String> {
+        let url = Url::parse(url).expect("a URL");
+        let port = url.port().expect("a URL with a port");
+        let node = |number| {
+            let mut url = url.clone();
+            url.set_port(Some(port + number)).expect("a URL with a port");
+            url.into()
+        };
+        (0..GALERA_NODES).map(node).collect()
+    }
+}
+
+/// Waits until the node has the database and takes statements.
+async fn wait_for_node(url: &str) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let asked = async {
+            let mut conn = MySqlConnection::connect(url).await?;
+            sqlx::MySql::execute(&mut conn, "SET wsrep_sync_wait = 15; SELECT 1").await
+        };
+        match asked.await {
+            Ok(_) => return,
+            Err(err) => assert!(Instant::now() < deadline, "{url} is not ready: {err}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 

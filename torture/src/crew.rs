@@ -25,7 +25,8 @@ const END: Duration = Duration::from_secs(8);
 #[derive(Clone, Debug)]
 pub(crate) struct Recipe {
     pub(crate) server: &'static str,
-    pub(crate) url: String,
+    /// Each worker has one of these.
+    pub(crate) urls: Vec<String>,
     pub(crate) ttl: Duration,
     pub(crate) pool: u32,
     pub(crate) own: u32,
@@ -72,7 +73,8 @@ impl Crew {
     pub(crate) async fn add(&mut self) -> Result<u32> {
         let id = self.next;
         self.next += 1;
-        let Recipe { server, url, ttl, pool, own, kinds } = &self.recipe;
+        let Recipe { server, urls, ttl, pool, own, kinds } = &self.recipe;
+        let url = &urls[id as usize % urls.len()];
         // It dies with the conductor, also while it is stopped.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])

@@ -111,9 +111,14 @@ pub(crate) struct Event {
 pub(crate) enum What {
     Asked,
     /// The lock is held; a lease with this fence, trusted until this instant.
-    Granted { fence: i64, until: u64 },
+    Granted {
+        fence: i64,
+        until: u64,
+    },
     /// A renewal moved the end of the trust.
-    Renewed { until: u64 },
+    Renewed {
+        until: u64,
+    },
     /// The holder was told of the loss.
     Lost,
     /// The holder's belief ends: it is about to give the lock back.
@@ -121,9 +126,16 @@ pub(crate) enum What {
     /// The commit is about to be sent.
     Sent,
     /// How the commit was answered.
-    Answered { answer: Answer, class: String },
+    Answered {
+        answer: Answer,
+        class: String,
+    },
     /// The operation failed before its commit was sent, or nobody was there to wait for the answer.
-    Failed { doing: String, class: String, text: String },
+    Failed {
+        doing: String,
+        class: String,
+        text: String,
+    },
 }
 
 /// What the caller of a commit was told.

@@ -17,7 +17,7 @@ use crate::faults::{Fault, Mark, Stage};
 use crate::history::{Balance, Entry, History, sections};
 use crate::oracle::{self, Violation};
 use crate::proxy::{Proxy, Weather};
-use crate::rig::{Rig, connect, execute, in_database, make_tables};
+use crate::rig::{Rig, connect, execute, in_database, make_tables, nodes};
 use crate::server::PrivateServer;
 use crate::worker::{fill_stock, left_in_stock};
 
@@ -108,7 +108,8 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
     } else {
         None
     };
-    let proxy = if S::HAS_SERVER {
+    // The workers of a cluster use all of its nodes.
+    let proxy = if S::HAS_SERVER && S::NODES == 1 {
         let url = pooler.as_ref().map_or(&*workers, |it| it.url());
         Some(Proxy::start(url, ttl * 3).await?)
     } else {
@@ -116,7 +117,11 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
     };
     let mut recipe = Recipe {
         server: S::CODE,
-        url: proxy.as_ref().map_or(workers, |it| it.url().to_owned()),
+        urls: match &proxy {
+            Some(proxy) => vec![proxy.url().to_owned()],
+            None if S::NODES > 1 => nodes::<S>(&workers)?,
+            None => vec![workers],
+        },
         ttl,
         pool: 6,
         own: 2,
@@ -167,7 +172,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         ..History::default()
     };
     read_database::<S>(&url, &mut history).await?;
-    let violations = oracle::judge(&history, fault.excuses());
+    let violations = oracle::judge(&history, fault.excuses::<S>());
     let controls = oracle::controls(&history);
     site.forget::<S>(name).await?;
     Ok(Lane { fault, began, ended, history, marks, violations, controls })

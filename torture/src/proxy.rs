@@ -136,7 +136,8 @@ struct Line {
 async fn connect(client: TcpStream, shared: Rc<Shared>) -> io::Result<()> {
     let mut cuts = shared.cuts.subscribe();
     let mut weather = shared.weather.subscribe();
-    let line = Rc::new(Line { shared, dead: Cell::new(false), lost: watch::Sender::new(Lost::No), late: Cell::new(None) });
+    let line =
+        Rc::new(Line { shared, dead: Cell::new(false), lost: watch::Sender::new(Lost::No), late: Cell::new(None) });
     if weather.borrow_and_update().half_open {
         // As if the first packet was lost: nobody ever answers.
         let _ = cuts.changed().await;

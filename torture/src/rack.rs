@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use support::{MariaDb, MySql, Postgres, Sqlite};
+use support::{Galera, MariaDb, MySql, Postgres, Sqlite};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
 use url::Url;
@@ -18,12 +18,12 @@ use crate::faults::Fault;
 use crate::lane::{self, Plan, Site};
 use crate::probes::{self, Found};
 use crate::report::{Report, Row, lacks_controls};
-use crate::rig::{Rig, answers};
+use crate::rig::{Rig, answers, nodes};
 use crate::server::{PrivateServer, Settings};
 
 #[derive(Args, Clone, Debug)]
 struct Common {
-    /// The databases: postgres, mariadb, mysql, sqlite.
+    /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB.
     #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "sqlite"])]
     databases: Vec<String>,
     /// How many worker processes compete.
@@ -112,13 +112,7 @@ pub(crate) async fn long(args: LongArgs) -> Result<ExitCode> {
     run(common, turns, true, !without_probes, url).await
 }
 
-async fn run(
-    common: Common,
-    turns: Vec<Turn>,
-    fresh: bool,
-    probes: bool,
-    url: Option<String>,
-) -> Result<ExitCode> {
+async fn run(common: Common, turns: Vec<Turn>, fresh: bool, probes: bool, url: Option<String>) -> Result<ExitCode> {
     std::fs::create_dir_all(&common.out)?;
     let bar = ProgressBar::new(((turns.len() + usize::from(probes)) * common.databases.len()) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {msg}")?);
@@ -136,7 +130,8 @@ async fn run(
                 MariaDb::CODE => rack.torture::<MariaDb>().await,
                 MySql::CODE => rack.torture::<MySql>().await,
                 Sqlite::CODE => rack.torture::<Sqlite>().await,
-                other => bail!("{other} is none of postgres, mariadb, mysql, sqlite"),
+                Galera::CODE => rack.torture::<Galera>().await,
+                other => bail!("{other} is none of postgres, mariadb, mysql, sqlite, galera"),
             }
         }));
     }
@@ -156,7 +151,8 @@ impl Rack {
         }
         let mut rows = Vec::new();
         let mut site = None;
-        if self.probes {
+        // What they look for has nothing to do with a second node.
+        if self.probes && S::NODES == 1 {
             self.bar.set_message(format!("{}: probes", S::NAME));
             match self.probe::<S>(&mut site).await {
                 Ok(found) => rows.extend(found.into_iter().map(|it| Row::probe(S::NAME, it))),
@@ -232,7 +228,9 @@ impl Rack {
                 Some(url) => Site::Given(url.clone()),
                 None if S::HAS_SERVER => {
                     let server = PrivateServer::start(S::CODE, settings).await?;
-                    answers::<S>(&server.url).await?;
+                    for node in nodes::<S>(&server.url)? {
+                        answers::<S>(&node).await?;
+                    }
                     Site::Private(Box::new(server))
                 }
                 None => Site::Folder(tempfile::tempdir()?),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use lockkit::{RowLock, Session, SessionLock, Version, Versioned, VersionedRow};
 use sqlx::{AssertSqlSafe, Connection as _, Database, Pool, raw_sql};
-use support::{Backend, MariaDb, MySql, Postgres, Sqlite};
+use support::{Backend, Galera, MariaDb, MySql, Postgres, Sqlite};
 use tokio::time::{Instant, sleep};
 use url::Url;
 
@@ -25,6 +25,8 @@ pub(crate) trait Rig: Backend {
     /// As the command line names it.
     const CODE: &'static str;
     const HAS_SERVER: bool = true;
+    /// How many servers its clients may use alike; their ports follow each other.
+    const NODES: u16 = 1;
 
     /// Ends all other sessions in this connection's database.
     fn terminate(conn: &mut Connection<Self>) -> impl Future<Output = Result<u64>>;
@@ -35,8 +37,11 @@ pub(crate) trait Rig: Backend {
     /// SQL for the server's clock in microseconds.
     const NOW: &'static str;
 
-    fn lock_row(conn: &mut Connection<Self>, id: i64, wait: Duration)
-    -> impl Future<Output = lockkit::Result<()>> + Send;
+    fn lock_row(
+        conn: &mut Connection<Self>,
+        id: i64,
+        wait: Duration,
+    ) -> impl Future<Output = lockkit::Result<()>> + Send;
 
     fn read_version(conn: &mut Connection<Self>, id: i64) -> impl Future<Output = lockkit::Result<Version>> + Send;
 
@@ -118,9 +123,10 @@ async fn of_others(conn: &mut sqlx::PgConnection, function: &str) -> Result<u64>
 }
 
 macro_rules! rig_of_the_mysql_family {
-    ($server:ty, $code:literal) => {
+    ($server:ty, $code:literal, $nodes:expr) => {
         impl Rig for $server {
             const CODE: &'static str = $code;
+            const NODES: u16 = $nodes;
             const NOW: &'static str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
             async fn terminate(conn: &mut Connection<Self>) -> Result<u64> {
@@ -141,8 +147,9 @@ macro_rules! rig_of_the_mysql_family {
     };
 }
 
-rig_of_the_mysql_family!(MariaDb, "mariadb");
-rig_of_the_mysql_family!(MySql, "mysql");
+rig_of_the_mysql_family!(MariaDb, "mariadb", 1);
+rig_of_the_mysql_family!(MySql, "mysql", 1);
+rig_of_the_mysql_family!(Galera, "galera", support::throwaway::GALERA_NODES);
 
 async fn kill(conn: &mut sqlx::MySqlConnection, statement: &str) -> Result<u64> {
     let sql = "SELECT CAST(id AS CHAR) FROM information_schema.processlist
@@ -202,6 +209,17 @@ pub(crate) async fn execute<S: Rig>(url: &str, sql: &str) -> Result<u64> {
     let changed = S::execute(&mut conn, sql).await?;
     conn.close().await?;
     Ok(changed)
+}
+
+/// The URLs of the nodes, which are at the ports that follow the first one's.
+pub(crate) fn nodes<S: Rig>(url: &str) -> Result<Vec<String>> {
+    let first = Url::parse(url)?;
+    let node = |number| {
+        let mut url = first.clone();
+        url.set_port(Some(first.port().context("a port")? + number)).ok().context("a URL with a port")?;
+        Ok(url.into())
+    };
+    (0..S::NODES).map(node).collect()
 }
 
 /// The URL of another database on the same server.

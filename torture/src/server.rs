@@ -6,6 +6,7 @@ use std::io::{Read, Seek};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{env, fs, thread};
 
@@ -32,6 +33,8 @@ pub(crate) struct PrivateServer {
     stop: Signal,
     child: Child,
     log: File,
+    /// The other nodes of a cluster.
+    others: Vec<Child>,
 }
 
 /// What differs from a server that is only fast.
@@ -57,11 +60,13 @@ impl PrivateServer {
         if let Some(megabytes) = settings.disk {
             mount(folder.path(), megabytes)?;
         }
-        let port = free_port()?;
+        let port = free_ports(throwaway::ports(name))?;
         let path = folder.path().to_owned();
         // A thread of its own, because a proxy runs on this one.
-        let Launch { mut command, url, .. } =
+        let Launch { commands, url, .. } =
             tokio::task::spawn_blocking(move || throwaway::prepare(name, &path, port)).await??;
+        let mut commands = commands.into_iter();
+        let mut command = commands.next().context("a server has a program")?;
         // A setting that comes later wins.
         let durable: &[&str] = match name {
             "postgres" => &["-c", "fsync=on", "-c", "synchronous_commit=on", "-c", "full_page_writes=on"],
@@ -87,8 +92,18 @@ impl PrivateServer {
         let child = command.spawn()?;
         let stop = if name == "postgres" { Signal::QUIT } else { Signal::KILL };
         let log = File::open(folder.path().join("log"))?;
-        let mut server = Self { name, url, port, folder, command, stop, child, log };
+        let mut server = Self { name, url, port, folder, command, stop, child, log, others: Vec::new() };
         server.wait_until_it_listens().await?;
+        for (mut command, port) in commands.zip(port + 1..) {
+            let log = File::create_new(server.folder.path().join(format!("log{port}")))?;
+            command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+            server.others.push(command.spawn()?);
+            let deadline = Instant::now() + START;
+            while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+                anyhow::ensure!(Instant::now() < deadline, "a node of {name} does not listen after {START:?}");
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
         Ok(server)
     }
 
@@ -165,12 +180,14 @@ impl PrivateServer {
         } else {
             Command::new(program.with_file_name("pg_basebackup"))
         };
-        backup.args(["-R", "-c", "fast", "-h", "127.0.0.1", "-U", "root", "-p", &self.port.to_string(), "-D"]).arg(&data);
+        backup
+            .args(["-R", "-c", "fast", "-h", "127.0.0.1", "-U", "root", "-p", &self.port.to_string(), "-D"])
+            .arg(&data);
         let output = tokio::task::spawn_blocking(move || backup.output()).await??;
         if !output.status.success() {
             bail!("pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
         }
-        let port = free_port()?;
+        let port = free_ports(1)?;
         let old = self.folder.path().join("data");
         let mut command = Command::new(self.command.get_program());
         for argument in self.command.get_args() {
@@ -189,7 +206,7 @@ impl PrivateServer {
         let mut url = url::Url::parse(&self.url)?;
         url.set_port(Some(port)).ok().context("a URL with a port")?;
         let (name, stop) = (self.name, self.stop);
-        let mut replica = Self { name, url: url.into(), port, folder, command, stop, child, log };
+        let mut replica = Self { name, url: url.into(), port, folder, command, stop, child, log, others: Vec::new() };
         replica.wait_until_it_listens().await?;
 
         let mut primary = PgConnection::connect(&self.url).await?;
@@ -258,6 +275,9 @@ impl PrivateServer {
 
 impl Drop for PrivateServer {
     fn drop(&mut self) {
+        for node in self.others.iter_mut().rev() {
+            let _ = (node.kill(), node.wait());
+        }
         if self.has_ended() {
             unmount(self.folder.path());
             return;
@@ -317,19 +337,18 @@ fn rustix_free(path: &Path) -> u64 {
     df.lines().nth(1).and_then(|it| it.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Two servers that start at once would find the same free port.
-fn free_port() -> Result<u16> {
-    use std::sync::Mutex;
-    static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+/// The first of so many free ports that follow each other. Two servers that start at once would find the same ones.
+fn free_ports(count: u16) -> Result<u16> {
+    static NEXT: Mutex<u16> = Mutex::new(0);
 
-    let mut taken = TAKEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let first = throwaway::free_port()?;
-    let free = |port: &u16| {
-        !taken.contains(port) && std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok()
-    };
-    let port = (first..first + 1_000).find(free).context("no free port")?;
-    taken.push(port);
-    Ok(port)
+    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    if *next == 0 {
+        *next = throwaway::free_ports(count)?;
+    }
+    let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let first = (*next..*next + 2_000).find(|first| (*first..first + count).all(is_free)).context("no free port")?;
+    *next = first + count;
+    Ok(first)
 }
 
 fn mount(folder: &Path, megabytes: u32) -> Result<()> {

@@ -28,17 +28,20 @@ pub fn supervise(name: &str, state: &Path) -> io::Result<()> {
         .tempdir_in(folder_for_data())?;
     fs::write(state.join("folder"), folder.path().as_os_str().as_encoded_bytes())?;
 
-    let port = launch::free_port()?;
-    let Launch { mut command, url, stop } = launch::prepare(name, folder.path(), port)?;
-    let mut server = RunningServer { child: command.spawn()?, stop };
-    wait_until_it_listens(&mut server.child, port)?;
+    let port = launch::free_ports(launch::ports(name))?;
+    let Launch { commands, url, stop } = launch::prepare(name, folder.path(), port)?;
+    let mut servers = Vec::new();
+    for (mut command, port) in commands.into_iter().zip(port..) {
+        servers.push(RunningServer { child: command.spawn()?, stop });
+        wait_until_it_listens(&mut servers, port)?;
+    }
     // In one step, so that nobody reads half of it.
     fs::write(state.join("url.new"), url)?;
     fs::rename(state.join("url.new"), state.join("url"))?;
 
-    let users = wait_until_unused(&mut server.child, state)?;
+    let users = wait_until_unused(&mut servers, state)?;
     remove_if_there(&state.join("url"))?;
-    drop(server);
+    drop(servers);
     folder.close()?;
     remove_if_there(&state.join("folder"))?;
     // A test process that comes now waits for `users` until all is gone, and then starts another supervisor.
@@ -68,10 +71,10 @@ fn remove_leftover(state: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn wait_until_it_listens(server: &mut Child, port: u16) -> io::Result<()> {
+fn wait_until_it_listens(servers: &mut [RunningServer], port: u16) -> io::Result<()> {
     let deadline = Instant::now() + START;
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        check_alive(server)?;
+        check_alive(servers)?;
         if Instant::now() > deadline {
             return Err(io::Error::other(format!("it does not listen after {START:?}")));
         }
@@ -81,10 +84,10 @@ fn wait_until_it_listens(server: &mut Child, port: u16) -> io::Result<()> {
 }
 
 /// Returns the lock that keeps new test processes waiting.
-fn wait_until_unused(server: &mut Child, state: &Path) -> io::Result<File> {
+fn wait_until_unused(servers: &mut [RunningServer], state: &Path) -> io::Result<File> {
     let mut last_used = Instant::now();
     loop {
-        check_alive(server)?;
+        check_alive(servers)?;
         let users = open(&state.join("users"))?;
         if users.try_lock().is_err() {
             last_used = Instant::now();
@@ -96,11 +99,13 @@ fn wait_until_unused(server: &mut Child, state: &Path) -> io::Result<File> {
     }
 }
 
-fn check_alive(server: &mut Child) -> io::Result<()> {
-    match server.try_wait()? {
-        Some(status) => Err(io::Error::other(format!("the server ended: {status}"))),
-        None => Ok(()),
+fn check_alive(servers: &mut [RunningServer]) -> io::Result<()> {
+    for server in servers {
+        if let Some(status) = server.child.try_wait()? {
+            return Err(io::Error::other(format!("the server ended: {status}")));
+        }
     }
+    Ok(())
 }
 
 /// A server that is stopped when this is dropped, whether it ran or failed to start.

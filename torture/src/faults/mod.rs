@@ -96,6 +96,9 @@ impl Fault {
         if !S::HAS_SERVER && !of_processes {
             return Some("there is no server");
         }
+        if S::NODES > 1 && !of_processes {
+            return Some("for single servers only");
+        }
         let of_server =
             [Restart, Freeze, Isolation, Timeouts, Connections, ReadOnly, DiskFull, Clock, Promote, PromoteSync];
         if !on_a_private_server && (of_server.contains(&self) || self == PgBouncer) {
@@ -152,7 +155,7 @@ impl Fault {
     }
 
     /// What nobody can promise under it.
-    pub(crate) fn excuses(self) -> Excuses {
+    pub(crate) fn excuses<S: Rig>(self) -> Excuses {
         use Fault::{
             Abort, Clock, Freeze, Isolation, Kill, None as Nothing, PoolOfOne, PoolOfTwo, Promote, PromoteSync, Slow,
             Steal, Stop, Sweep,
@@ -168,7 +171,9 @@ impl Fault {
             [Nothing, Kill, Stop, Abort, Freeze, Steal, Sweep, Isolation, PoolOfOne, PoolOfTwo, Slow, Clock];
         let sessions =
             (!keeps_sessions.contains(&self)).then_some("a session lock ends with its connection, unheard at first");
-        Excuses { beliefs, missing, sessions }
+        // Their locks are those of one node.
+        let nodes = (S::NODES > 1).then_some("this lock excludes nobody on another node");
+        Excuses { beliefs, missing, sessions: sessions.or(nodes), names: nodes }
     }
 
     /// Whether the network and server are well at the end, so that every process must work again.

@@ -47,6 +47,8 @@ pub(crate) struct Excuses {
     pub(crate) missing: Option<&'static str>,
     /// A session lock ends with its connection, and its holder hears of that later.
     pub(crate) sessions: Option<&'static str>,
+    /// A named lock is that of one server of several.
+    pub(crate) names: Option<&'static str>,
 }
 
 /// All violations of a history, without those of the controls, which are counted apart.
@@ -68,6 +70,7 @@ pub(crate) fn judge(history: &History, excuses: Excuses) -> Vec<Violation> {
             overlap::BELIEFS => excuses.beliefs,
             commits::MISSING | ledger::SUMS => excuses.missing,
             ledger::LOST if violation.kind == Kind::Session.name() => excuses.sessions,
+            ledger::LOST if violation.kind == Kind::Named.name() => excuses.names,
             _ => None,
         };
         violation.excused = violation.excused.or(excuse);

@@ -109,5 +109,7 @@ pub(super) async fn try_gives_back<S: Rig>(ground: &Ground<S>) -> Result<Verdict
     if refused == 0 {
         return Ok(Ok(()));
     }
-    Ok(Err(format!("after a writer's `try_acquire` said None, {refused} of {ROUNDS} readers were refused beside a reader")))
+    Ok(Err(format!(
+        "after a writer's `try_acquire` said None, {refused} of {ROUNDS} readers were refused beside a reader"
+    )))
 }

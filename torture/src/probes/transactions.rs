@@ -31,7 +31,8 @@ pub(super) async fn dead_transaction<S: Rig>(ground: &Ground<S>) -> Result<Verdi
         S::execute(&mut tx, &format!("UPDATE account SET cents = cents WHERE id = {mine}")).await?;
         S::execute(&mut other, "START TRANSACTION").await?;
         // Whoever has changed less becomes the victim.
-        S::execute(&mut other, &format!("UPDATE account SET cents = cents + 1 WHERE id = {theirs} OR id > 1000")).await?;
+        S::execute(&mut other, &format!("UPDATE account SET cents = cents + 1 WHERE id = {theirs} OR id > 1000"))
+            .await?;
         let waits = async {
             let sql = format!("UPDATE account SET cents = cents WHERE id = {mine}");
             let _ = timeout(Duration::from_secs(3), S::execute(&mut other, &sql)).await;

@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use crate::clock::SECOND;
 use crate::lane::Lane;
-use crate::probes::Found;
 use crate::oracle::{Violation, longest_take_over, seconds_to_recover, shares};
+use crate::probes::Found;
 use crate::rig::Rig;
 
 use self::timeline::Panel;
@@ -84,8 +84,7 @@ impl Row {
 
     pub(crate) fn probe(database: &str, found: Found) -> Self {
         let Found { probe, seconds, broken } = found;
-        let violation =
-            |text| Violation { oracle: "probe", kind: probe, text, at: 0, excused: None };
+        let violation = |text| Violation { oracle: "probe", kind: probe, text, at: 0, excused: None };
         Self {
             database: database.into(),
             fault: format!("probe: {probe}"),
@@ -150,7 +149,10 @@ impl Report {
             return Ok(ExitCode::from(2));
         }
         let violated = self.rows.iter().filter(|it| it.is_violated()).count();
-        println!("{}", if violated == 0 { "No violation.".to_owned() } else { format!("VIOLATED in {violated} rows.") });
+        println!(
+            "{}",
+            if violated == 0 { "No violation.".to_owned() } else { format!("VIOLATED in {violated} rows.") }
+        );
         Ok(if violated == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 

@@ -10,8 +10,7 @@ use crate::lane::Lane;
 const PIXELS_PER_SECOND: f64 = 70.0;
 const LEFT: f64 = 110.0;
 const ROW: f64 = 16.0;
-const COLOURS: [&str; 8] =
-    ["#4e79a7", "#f28e2b", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#9c755f", "#86bcb6"];
+const COLOURS: [&str; 8] = ["#4e79a7", "#f28e2b", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#9c755f", "#86bcb6"];
 
 /// A lane as it is drawn. Times are seconds from its begin.
 #[derive(Debug)]
@@ -107,7 +106,12 @@ impl Panel {
         }
         let mut second = 0.0;
         while second <= self.seconds {
-            writeln!(svg, r##"<text x="{:.1}" y="{:.1}" font-size="8" fill="#666">{second} s</text>"##, x(second), bottom + 11.0)?;
+            writeln!(
+                svg,
+                r##"<text x="{:.1}" y="{:.1}" font-size="8" fill="#666">{second} s</text>"##,
+                x(second),
+                bottom + 11.0
+            )?;
             second += 1.0;
         }
         Ok(())

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use lockkit::Leases;
 use sqlx::{Database, Pool, pool::PoolOptions};
-use support::{MariaDb, MySql, Postgres, Sqlite};
+use support::{Galera, MariaDb, MySql, Postgres, Sqlite};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -56,6 +56,7 @@ pub(crate) async fn run(args: WorkerArgs) -> Result<()> {
         MariaDb::CODE => work::<MariaDb>(args).await,
         MySql::CODE => work::<MySql>(args).await,
         Sqlite::CODE => work::<Sqlite>(args).await,
+        Galera::CODE => work::<Galera>(args).await,
         other => bail!("{other} is not a server"),
     }
 }

@@ -83,7 +83,8 @@ impl Op {
     }
 
     fn say_of(&self, key: &str, what: What) {
-        let event = Event { at: clock::now(), worker: self.worker, op: self.id, kind: self.kind, key: key.into(), what };
+        let event =
+            Event { at: clock::now(), worker: self.worker, op: self.id, kind: self.kind, key: key.into(), what };
         say(&Said::Happened(event));
     }
 
@@ -149,10 +150,7 @@ impl Op {
 }
 
 /// The value of an account.
-pub(super) async fn value<S: Rig>(
-    conn: &mut <S::DB as Database>::Connection,
-    account: i64,
-) -> Result<i64, Failure> {
+pub(super) async fn value<S: Rig>(conn: &mut <S::DB as Database>::Connection, account: i64) -> Result<i64, Failure> {
     let value = S::fetch_i64(conn, &format!("SELECT value FROM account WHERE id = {account}")).await;
     value.map_err(|err| Failure::sql("read", &err))?.ok_or_else(|| Failure::refused("NoAccount"))
 }
@@ -182,7 +180,6 @@ pub(super) async fn enter<S: Rig>(
     seen: i64,
     fence: i64,
 ) -> Result<(), Failure> {
-    let sql =
-        format!("INSERT INTO ledger (op, account, seen, fence) VALUES ({}, {account}, {seen}, {fence})", op.id);
+    let sql = format!("INSERT INTO ledger (op, account, seen, fence) VALUES ({}, {account}, {seen}, {fence})", op.id);
     S::execute(conn, &sql).await.map(drop).map_err(|err| Failure::sql("write", &err))
 }

@@ -24,7 +24,7 @@ pub(super) fn prepare(folder: &Path, port: u16) -> io::Result<Launch> {
         "--performance-schema-instrument=transaction=ON",
         "--performance-schema-consumer-events-transactions-current=ON",
     ]);
-    Ok(Launch { command, url: format!("mysql://root@127.0.0.1:{port}"), stop: STOP })
+    Ok(Launch { commands: vec![command], url: format!("mysql://root@127.0.0.1:{port}"), stop: STOP })
 }
 
 /// What `MariaDB` and `MySQL` have in common.

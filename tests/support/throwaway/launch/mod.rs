@@ -1,5 +1,6 @@
 //! The command lines: how each server is set up in a folder and started, tuned for tests that lose nothing by a crash.
 
+mod galera;
 mod mariadb;
 mod mysql;
 mod pgbouncer;
@@ -9,22 +10,31 @@ use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::{fs, io};
+use std::{env, fs, io};
 
 pub(crate) use self::pgbouncer::prepare as prepare_pgbouncer;
 
 /// A server that is ready to be started.
 #[derive(Debug)]
 pub struct Launch {
-    /// The server's program. A setting that is appended replaces the same one before it.
-    pub command: Command,
-    /// The administrator's URL.
+    /// One for each node of a cluster: the first listens on the port that was given, the others on those that follow it.
+    /// Each is started when the one before it listens. A setting that is appended replaces the same one before it.
+    pub commands: Vec<Command>,
+    /// The administrator's URL; the first node's.
     pub url: String,
     /// The signal that ends the server at once, whatever becomes of the data.
     pub stop: &'static str,
 }
 
-/// Sets a server up in an empty folder: `postgres`, `mariadb` or `mysql`.
+/// How many ports the server needs, which follow each other.
+pub fn ports(name: &str) -> u16 {
+    if name == "galera" { galera::PORTS } else { 1 }
+}
+
+/// How many nodes a throwaway Galera cluster has.
+pub const GALERA_NODES: u16 = galera::NODES;
+
+/// Sets a server up in an empty folder: `postgres`, `mariadb`, `mysql` or `galera`.
 ///
 /// # Errors
 /// If the server's programs are missing or fail.
@@ -33,18 +43,25 @@ pub fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch> {
         "postgres" => postgres::prepare(folder, port),
         "mariadb" => mariadb::prepare(folder, port),
         "mysql" => mysql::prepare(folder, port),
+        "galera" => galera::prepare(folder, port),
         _ => Err(io::Error::other(format!("unknown server {name}"))),
     }
 }
 
 /// A port below those that the kernel gives to outgoing connections, which could take it before the server does.
+pub(crate) fn free_port() -> io::Result<u16> {
+    free_ports(1)
+}
+
+/// The first of so many free ports that follow each other.
 ///
 /// # Errors
 /// If there is none.
-pub fn free_port() -> io::Result<u16> {
+pub fn free_ports(count: u16) -> io::Result<u16> {
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).expect("BUG: less than 10,000");
+    let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     (first..first + 1_000)
-        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .find(|port| (*port..port + count).all(is_free))
         .ok_or_else(|| io::Error::other("no free port"))
 }
 
@@ -70,12 +87,13 @@ fn run(command: &mut Command) -> io::Result<()> {
 
 /// Finds a program in one of the folders or the `PATH`.
 fn find(program: &str, folders: &[PathBuf]) -> io::Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut candidates = folders.iter().cloned().chain(std::env::split_paths(&path)).map(|folder| folder.join(program));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut candidates = folders.iter().cloned().chain(env::split_paths(&path)).map(|folder| folder.join(program));
     candidates.find(|candidate| candidate.is_file()).ok_or_else(|| {
         io::Error::other(format!(
             "{program} is not installed. Run tests/run, or: \
-             apt-get install --no-install-recommends postgresql pgbouncer mariadb-server-core mariadb-client-core"
+             apt-get install --no-install-recommends postgresql pgbouncer mariadb-server-core mariadb-client-core \
+             galera-4 rsync lsof (wsrep_sst_rsync and wsrep_sst_common are in mariadb-server, which need not be installed)"
         ))
     })
 }
@@ -83,6 +101,14 @@ fn find(program: &str, folders: &[PathBuf]) -> io::Result<PathBuf> {
 /// `--name=path`, as the servers of the `MySQL` family want it.
 fn option(name: &str, path: &Path) -> String {
     format!("--{name}={}", path.display())
+}
+
+/// Where `tests/run` unpacks what it does not install.
+fn cache() -> PathBuf {
+    match env::var_os("XDG_CACHE_HOME") {
+        Some(cache) => PathBuf::from(cache),
+        None => env::home_dir().unwrap_or_default().join(".cache"),
+    }
 }
 
 fn is_root() -> bool {

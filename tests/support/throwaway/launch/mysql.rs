@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{env, fs, io};
 
 use crate::throwaway::launch::mariadb::server_arguments;
-use crate::throwaway::launch::{Launch, is_root, option, run, supervised};
+use crate::throwaway::launch::{Launch, cache, is_root, option, run, supervised};
 
 const STOP: &str = "KILL";
 
@@ -20,14 +20,10 @@ pub(super) fn prepare(folder: &Path, port: u16) -> io::Result<Launch> {
     let mut command = mysqld(&root)?;
     server_arguments(&mut command, folder, port);
     command.args(["--disable-log-bin", "--mysqlx=OFF"]);
-    Ok(Launch { command, url: format!("mysql://root@127.0.0.1:{port}"), stop: STOP })
+    Ok(Launch { commands: vec![command], url: format!("mysql://root@127.0.0.1:{port}"), stop: STOP })
 }
 
 fn unpacked_root() -> io::Result<PathBuf> {
-    let cache = || match env::var_os("XDG_CACHE_HOME") {
-        Some(cache) => PathBuf::from(cache),
-        None => env::home_dir().unwrap_or_default().join(".cache"),
-    };
     let root = env::var_os("LOCKKIT_MYSQL_ROOT").map_or_else(|| cache().join("lockkit/mysql"), PathBuf::from);
     if root.join("usr/sbin/mysqld").exists() {
         return Ok(root);

@@ -35,7 +35,7 @@ pub(super) fn prepare(folder: &Path, port: u16) -> io::Result<Launch> {
         command.arg("-c").arg(setting);
     }
     let url = format!("postgres://root@127.0.0.1:{port}/postgres");
-    Ok(Launch { command, url, stop: STOP })
+    Ok(Launch { commands: vec![command], url, stop: STOP })
 }
 
 /// Where Debian has the programs of each version, the newest first.
