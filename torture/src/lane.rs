@@ -10,7 +10,7 @@ use support::PgBouncer;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-use crate::clock::{self, SECOND};
+use crate::clock;
 use crate::crew::{Crew, Recipe};
 use crate::event::Kind;
 use crate::faults::{Fault, Mark, Stage};
@@ -263,6 +263,6 @@ impl Lane {
     }
 
     pub(crate) fn seconds(&self) -> f64 {
-        Duration::from_nanos(self.ended - self.began).as_secs_f64().max(1.0 / SECOND as f64)
+        oracle::seconds(self.ended - self.began)
     }
 }

@@ -17,6 +17,7 @@ use url::Url;
 
 /// What the network does now. Each field is a fault of its own.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fault, and any may come with any other")]
 pub(crate) struct Weather {
     /// Packets vanish in both directions, for ever on the connections that are open in this weather or made in it.
     pub(crate) half_open: bool,

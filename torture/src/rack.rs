@@ -24,7 +24,7 @@ use crate::server::{PrivateServer, Settings};
 #[derive(Args, Clone, Debug)]
 struct Common {
     /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB.
-    #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "sqlite"])]
+    #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "galera", "sqlite"])]
     databases: Vec<String>,
     /// How many worker processes compete.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=32))]
@@ -126,11 +126,11 @@ async fn run(common: Common, turns: Vec<Turn>, fresh: bool, probes: bool, url: O
         running.push(spawn_local(async move {
             let _turn = at_once.acquire().await?;
             match database.as_str() {
-                Postgres::CODE => rack.torture::<Postgres>().await,
-                MariaDb::CODE => rack.torture::<MariaDb>().await,
-                MySql::CODE => rack.torture::<MySql>().await,
-                Sqlite::CODE => rack.torture::<Sqlite>().await,
-                Galera::CODE => rack.torture::<Galera>().await,
+                Postgres::CODE => Box::pin(rack.torture::<Postgres>()).await,
+                MariaDb::CODE => Box::pin(rack.torture::<MariaDb>()).await,
+                MySql::CODE => Box::pin(rack.torture::<MySql>()).await,
+                Sqlite::CODE => Box::pin(rack.torture::<Sqlite>()).await,
+                Galera::CODE => Box::pin(rack.torture::<Galera>()).await,
                 other => bail!("{other} is none of postgres, mariadb, mysql, sqlite, galera"),
             }
         }));
@@ -177,27 +177,26 @@ impl Rack {
             number += 1;
             self.bar.set_message(format!("{}: {}", S::NAME, fault.name()));
             let private = self.url.is_none();
-            let row = match fault.left_out::<S>(private) {
-                Some(reason) => Row::left_out(S::NAME, &fault.name(), reason),
-                None => {
-                    if self.fresh {
+            let row = if let Some(reason) = fault.left_out::<S>(private) {
+                Row::left_out(S::NAME, &fault.name(), reason)
+            } else {
+                if self.fresh {
+                    site = None;
+                }
+                let plan = Plan {
+                    fault,
+                    lasts: Duration::from_secs_f64(lasts),
+                    heals: Duration::from_secs_f64(heals),
+                    processes: self.common.processes,
+                    ttl: Duration::from_millis(self.common.ttl_ms),
+                };
+                let name = format!("lockkit_torture_{}_{number}", std::process::id());
+                match self.one::<S>(&mut site, &plan, &name).await {
+                    Ok(lane) => Row::of::<S>(&lane),
+                    Err(err) => {
+                        // The next lane gets another server.
                         site = None;
-                    }
-                    let plan = Plan {
-                        fault,
-                        lasts: Duration::from_secs_f64(lasts),
-                        heals: Duration::from_secs_f64(heals),
-                        processes: self.common.processes,
-                        ttl: Duration::from_millis(self.common.ttl_ms),
-                    };
-                    let name = format!("lockkit_torture_{}_{number}", std::process::id());
-                    match self.one::<S>(&mut site, &plan, &name).await {
-                        Ok(lane) => Row::of::<S>(&lane),
-                        Err(err) => {
-                            // The next lane gets another server.
-                            site = None;
-                            Row::broken(S::NAME, &fault.name(), &format!("{err:#}"))
-                        }
+                        Row::broken(S::NAME, &fault.name(), &format!("{err:#}"))
                     }
                 }
             };

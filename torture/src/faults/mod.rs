@@ -77,7 +77,7 @@ pub(crate) enum Fault {
     Promote,
     /// The primary dies, and a synchronous replica takes its place.
     PromoteSync,
-    /// The workers' connections go through PgBouncer in transaction mode.
+    /// The workers' connections go through `PgBouncer` in transaction mode.
     PgBouncer,
 }
 

@@ -66,10 +66,9 @@ pub(crate) fn judge(history: &History, excuses: Excuses) -> Vec<Violation> {
     found.extend(liveness::hung(history));
     for violation in &mut found {
         let excuse = match violation.oracle {
-            overlap::BELIEFS if violation.kind == Kind::Session.name() => excuses.sessions,
+            overlap::BELIEFS | ledger::LOST if violation.kind == Kind::Session.name() => excuses.sessions,
             overlap::BELIEFS => excuses.beliefs,
             commits::MISSING | ledger::SUMS => excuses.missing,
-            ledger::LOST if violation.kind == Kind::Session.name() => excuses.sessions,
             ledger::LOST if violation.kind == Kind::Named.name() => excuses.names,
             _ => None,
         };

@@ -22,7 +22,7 @@ pub(super) async fn shares<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     let end = Instant::now() + Duration::from_millis(2_500);
     let mut competing = JoinSet::new();
     for _ in 0..COMPETITORS {
-        let leases = ground.leases(&ground.pool(2).await?, 5_000).build()?;
+        let leases = Ground::<S>::leases(&ground.pool(2).await?, 5_000).build()?;
         competing.spawn(async move {
             let mut turns = 0_u32;
             while Instant::now() < end {
@@ -47,7 +47,7 @@ pub(super) async fn shares<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
 /// A lease that is granted with little trust left is renewed before that ends.
 pub(super) async fn slow_checkout<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     let pool = ground.pool(1).await?;
-    let leases = ground.leases(&pool, 1_500).build()?;
+    let leases = Ground::<S>::leases(&pool, 1_500).build()?;
     let busy = pool.acquire().await?;
     let free = async {
         sleep(Duration::from_millis(1_300)).await;
@@ -67,7 +67,7 @@ pub(super) async fn slow_checkout<S: Rig>(ground: &Ground<S>) -> Result<Verdict>
 pub(super) async fn second_runtime<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     let options = ground.pool.connect_options();
     let pool = PoolOptions::<S::DB>::new().max_connections(4).connect_lazy_with((*options).clone());
-    let leases = ground.leases(&pool, 800).build()?;
+    let leases = Ground::<S>::leases(&pool, 800).build()?;
     let (keeps, kept) = oneshot::channel();
     let (end, ends) = oneshot::channel::<()>();
     let first = leases.clone();
@@ -95,7 +95,7 @@ pub(super) async fn second_runtime<S: Rig>(ground: &Ground<S>) -> Result<Verdict
 /// A writer that tried in vain is in nobody's way once it has its answer.
 pub(super) async fn try_gives_back<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     let (pool, others) = (ground.pool(2).await?, ground.pool(2).await?);
-    let (here, there) = (ground.leases(&pool, 5_000).build()?, ground.leases(&others, 5_000).build()?);
+    let (here, there) = (Ground::<S>::leases(&pool, 5_000).build()?, Ground::<S>::leases(&others, 5_000).build()?);
     let mut refused = 0;
     for round in 0..ROUNDS {
         let key = format!("probe/try/{round}");

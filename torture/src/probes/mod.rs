@@ -55,7 +55,7 @@ impl<S: Rig> Ground<S> {
     }
 
     /// The settings of leases, as another process would have.
-    fn leases(&self, pool: &Pool<S::DB>, ttl_ms: u64) -> LeasesBuilder<Pool<S::DB>> {
+    fn leases(pool: &Pool<S::DB>, ttl_ms: u64) -> LeasesBuilder<Pool<S::DB>> {
         Leases::builder(pool.clone()).ttl(Duration::from_millis(ttl_ms)).never_sweep()
     }
 }

@@ -16,7 +16,7 @@ pub(super) async fn late_answer_of_commit<S: Rig>(ground: &Ground<S>) -> Result<
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
     let pool = ground.pool_at(proxy.url(), 3).await?;
-    let leases = ground.leases(&pool, 700).own_connections(2).build()?;
+    let leases = Ground::<S>::leases(&pool, 700).own_connections(2).build()?;
     let ran: lockkit::Result<()> = leases
         .lease("probe/late")
         .run(|lease| async {
@@ -46,9 +46,9 @@ pub(super) async fn silent_server<S: Rig>(ground: &Ground<S>) -> Result<Verdict>
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
     let pool = ground.pool_at(proxy.url(), 4).await?;
-    let leases = ground.leases(&pool, 1_500).own_connections(2).build()?;
+    let leases = Ground::<S>::leases(&pool, 1_500).own_connections(2).build()?;
     // Somebody else has both, so that the waiters ask who it is.
-    let holder = ground.leases(&ground.pool, 20_000).build()?;
+    let holder = Ground::<S>::leases(&ground.pool, 20_000).build()?;
     let held = holder.all(["probe/silent", "probe/silent/a"]).acquire().await?;
     leases.lease("probe/silent/b").acquire().await?.release().await?;
     let began = Instant::now();
@@ -88,8 +88,8 @@ pub(super) async fn trust_and_expiry<S: Rig>(ground: &Ground<S>) -> Result<Verdi
 
     let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
     let pool = ground.pool_at(proxy.url(), 4).await?;
-    let leases = ground.leases(&pool, TTL).renew_every(Duration::from_millis(250)).build()?;
-    let shows = ground.leases(&ground.pool, TTL).build()?;
+    let leases = Ground::<S>::leases(&pool, TTL).renew_every(Duration::from_millis(250)).build()?;
+    let shows = Ground::<S>::leases(&ground.pool, TTL).build()?;
     let lease = leases.lease(KEY).acquire().await?;
     let granted = lease.trusted_until();
     let mut locker = connect::<S>(&ground.url).await?;

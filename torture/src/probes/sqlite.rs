@@ -29,7 +29,7 @@ async fn null_version(ground: &Ground<Sqlite>) -> Result<Verdict> {
 }
 
 async fn dropped_savepoint(ground: &Ground<Sqlite>) -> Result<Verdict> {
-    let leases = ground.leases(&ground.pool, 5_000).build()?;
+    let leases = Ground::<Sqlite>::leases(&ground.pool, 5_000).build()?;
     let mut refused = Vec::new();
     for _ in 0..ROUNDS {
         let lease = leases.lease("probe/savepoint").acquire().await?;

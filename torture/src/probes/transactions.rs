@@ -17,7 +17,7 @@ const AFTER: i64 = 777;
 /// lease whose holder still trusts it stays taken.
 pub(super) async fn dead_transaction<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     let (pool, others) = (ground.pool(3).await?, ground.pool(2).await?);
-    let (here, there) = (ground.leases(&pool, 5_000).build()?, ground.leases(&others, 5_000).build()?);
+    let (here, there) = (Ground::<S>::leases(&pool, 5_000).build()?, Ground::<S>::leases(&others, 5_000).build()?);
     let lease = here.lease("probe/victim").acquire().await?;
     let holder = lease.share();
     let mut tx = lockkit::begin(&pool).await?;

@@ -101,9 +101,6 @@ impl Row {
 
     /// How often each oracle was violated, and how often that is excused.
     fn verdict(&self) -> String {
-        if let Some(reason) = &self.left_out {
-            return format!("left out: {reason}");
-        }
         if let Some(reason) = &self.broken {
             return format!("**could not run**: {}", reason.lines().next().unwrap_or_default());
         }
@@ -171,7 +168,7 @@ impl Report {
             "| fault | database | seconds | acquisitions | committed | violations | longest take-over | recovered after \
              | shares of the lease | controls: no lock, plain commit |\n|---|---|---|---|---|---|---|---|---|---|\n",
         );
-        for row in &self.rows {
+        for row in self.rows.iter().filter(|it| it.left_out.is_none()) {
             let seconds = |it: Option<f64>| it.map(|it| format!("{it:.2} s")).unwrap_or_default();
             let shares = row.shares.map(|(low, high)| format!("{:.0}–{:.0} %", low * 100.0, high * 100.0));
             let controls = row.controls.map(|(no_lock, plain)| format!("{no_lock}, {plain}"));
@@ -190,6 +187,15 @@ impl Report {
                 controls.unwrap_or_default()
             )
             .unwrap_or_default();
+        }
+        let mut left_out: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+        for row in &self.rows {
+            if let Some(reason) = &row.left_out {
+                left_out.entry((&row.database, reason)).or_default().push(&row.fault);
+            }
+        }
+        for ((database, reason), faults) in left_out {
+            writeln!(table, "\nLeft out on {database} ({reason}): {}.", faults.join(", ")).unwrap_or_default();
         }
         table
     }

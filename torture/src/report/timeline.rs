@@ -10,6 +10,11 @@ use crate::lane::Lane;
 const PIXELS_PER_SECOND: f64 = 70.0;
 const LEFT: f64 = 110.0;
 const ROW: f64 = 16.0;
+/// Where a row is below the first one.
+fn below(row: usize) -> f64 {
+    f64::from(u32::try_from(row).unwrap_or(0)) * ROW
+}
+
 const COLOURS: [&str; 8] = ["#4e79a7", "#f28e2b", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#9c755f", "#86bcb6"];
 
 /// A lane as it is drawn. Times are seconds from its begin.
@@ -62,12 +67,12 @@ impl Panel {
     }
 
     fn height(&self) -> f64 {
-        60.0 + self.keys.len() as f64 * ROW
+        60.0 + below(self.keys.len())
     }
 
     fn draw(&self, svg: &mut String, top: f64) -> std::fmt::Result {
         let x = |seconds: f64| LEFT + seconds * PIXELS_PER_SECOND;
-        let (first, bottom) = (top + 36.0, top + 36.0 + self.keys.len() as f64 * ROW);
+        let (first, bottom) = (top + 36.0, top + 36.0 + below(self.keys.len()));
         writeln!(svg, r#"<text x="8" y="{:.1}" font-weight="bold">{}</text>"#, top + 14.0, escape(&self.title))?;
         for (from, to, text) in &self.marks {
             let width = ((to - from) * PIXELS_PER_SECOND).max(1.5);
@@ -81,10 +86,10 @@ impl Panel {
             )?;
         }
         for (row, key) in self.keys.iter().enumerate() {
-            writeln!(svg, r#"<text x="8" y="{:.1}">{}</text>"#, first + row as f64 * ROW + 11.0, escape(key))?;
+            writeln!(svg, r#"<text x="8" y="{:.1}">{}</text>"#, first + below(row) + 11.0, escape(key))?;
         }
         for hold in &self.holds {
-            let (y, width) = (first + hold.key as f64 * ROW, ((hold.to - hold.from) * PIXELS_PER_SECOND).max(0.7));
+            let (y, width) = (first + below(hold.key), ((hold.to - hold.from) * PIXELS_PER_SECOND).max(0.7));
             let colour = COLOURS[hold.worker as usize % COLOURS.len()];
             // Full where it was committed, pale where it was not.
             let (opacity, height) = if hold.answer == Some(Answer::Committed) { (1.0, 11) } else { (0.45, 7) };
@@ -123,10 +128,10 @@ pub(super) fn svg(database: &str, panels: &[&Panel]) -> String {
     let width = LEFT + 40.0 + panels.iter().map(|it| it.seconds * PIXELS_PER_SECOND).fold(400.0, f64::max);
     let height = 40.0 + panels.iter().map(|it| it.height()).sum::<f64>();
     let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" font-family="sans-serif" font-size="10">
+        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" font-family="sans-serif" font-size="10">
 <rect width="100%" height="100%" fill="white"/>
 <text x="8" y="20" font-size="14">{}: holders of each key, a colour for each worker. Full: committed. Red: the fault; a red line: a violation.</text>
-"##,
+"#,
         escape(database)
     );
     let mut top = 34.0;

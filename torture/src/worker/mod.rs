@@ -173,13 +173,11 @@ impl<S: Rig> Worker<S> {
     /// Reads the value of an account on a connection of the pool, outside of any transaction.
     async fn read(&self, account: i64) -> Result<i64, Failure> {
         let mut conn = self.pool.acquire().await.map_err(|err| Failure::sql("read", &err))?;
-        match timeout(STATEMENT, op::value::<S>(&mut conn, account)).await {
-            Ok(value) => value,
-            Err(_) => {
-                drop(conn.detach());
-                Err(Failure::of_the_caller("a read was not answered in time"))
-            }
+        if let Ok(value) = timeout(STATEMENT, op::value::<S>(&mut conn, account)).await {
+            return value;
         }
+        drop(conn.detach());
+        Err(Failure::of_the_caller("a read was not answered in time"))
     }
 }
 
