@@ -66,6 +66,13 @@ pub enum Error {
         source: BoxError,
     },
 
+    /// [`Leases::close`](crate::Leases::close) was called: this process takes no more leases.
+    #[error("lease `{key}` was not taken: these `Leases` are closed")]
+    Closed {
+        /// The lease.
+        key: Key,
+    },
+
     /// No row matches, so no row was locked.
     #[error("no row of `{table}` matches, so nothing was locked")]
     NoSuchRow {
@@ -129,10 +136,32 @@ pub enum Error {
         source: sqlx::migrate::MigrateError,
     },
 
+    /// The history of lockkit's migrations may not be read, and the tables are not as this version needs them.
+    #[error(
+        "lockkit's tables are not up to date, and their history may not be read: run the migrations as a user who may \
+         create tables, and grant this one SELECT on `_lockkit_migrations`"
+    )]
+    HistoryDenied {
+        /// What the database said.
+        source: sqlx::Error,
+    },
+
+    /// A migration was cut short, and its mark in the history could not be removed.
+    #[error(
+        "lockkit's migration {number} was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, \
+         and run the migrations again (they can be repeated)"
+    )]
+    MigrationCutShort {
+        /// The number of the migration.
+        number: i64,
+    },
+
     /// The database ended the transaction before its commit, so the commit was refused.
     ///
-    /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim.
-    /// On MySQL and MariaDB statements after that point ran outside a transaction.
+    /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim, SQLite after
+    /// `INSERT OR ROLLBACK` or when its disk is full: there each statement after that point was committed by itself.
+    /// On MySQL and MariaDB statements after that point were rolled back in a transaction of [`begin`](crate::begin); in
+    /// a `sqlx::Transaction` each was committed by itself.
     #[error(
         "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
     )]
@@ -199,6 +228,22 @@ pub enum Error {
         source: sqlx::Error,
     },
 
+    /// MySQL or MariaDB writes its binary log as statements, and so refuses every write in a READ COMMITTED transaction,
+    /// which [`begin`](crate::begin) makes (error 1665).
+    #[error(
+        "the server refused a write while {doing}{}, because it writes its binary log as statements and the transaction is \
+         READ COMMITTED: set `binlog_format` to ROW or MIXED on the server",
+        of(key.as_ref())
+    )]
+    StatementLog {
+        /// What lockkit was doing.
+        doing: &'static str,
+        /// For which lock or table.
+        key: Option<Key>,
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
     /// The database failed.
     #[error("database error while {doing}{}", of(key.as_ref()))]
     Database {
@@ -250,7 +295,8 @@ impl Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A lock is held by another transaction, and the wait was refused or ran out.
+    /// A lock is held by another transaction, and the wait was refused or ran out, or the statement was ended by a
+    /// timeout of the server's or cancelled.
     Contended,
     /// Picked as the victim of a deadlock.
     Deadlock,
@@ -264,7 +310,9 @@ pub enum Fault {
     NoTransaction,
     /// The database, user or replica may not write.
     ReadOnly,
-    /// The connection broke, the server is going away, or the pool gave no connection in time.
+    /// The server's binary log of statements refuses writes in a READ COMMITTED transaction.
+    StatementLog,
+    /// The connection broke, the server is going away or takes no more connections, or the pool gave none in time.
     Unavailable,
     /// Anything else.
     Other,
@@ -294,6 +342,8 @@ pub enum LossReason {
     Unreachable,
     /// This process gave it back.
     Released,
+    /// This process closed its [`Leases`](crate::Leases), which gave it back.
+    Closed,
 }
 
 impl fmt::Display for LossReason {
@@ -303,6 +353,7 @@ impl fmt::Display for LossReason {
             Self::Stolen => "it was taken from this holder before it expired",
             Self::Unreachable => "the database could not be reached to renew it",
             Self::Released => "it had been released",
+            Self::Closed => "its `Leases` were closed",
         })
     }
 }

@@ -5,6 +5,10 @@ use std::{
     future::{Future, poll_fn},
     ops::Deref,
     pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::Poll,
 };
 
@@ -59,7 +63,44 @@ impl<H: Hold> fmt::Debug for Guard<H> {
     }
 }
 
-/// Runs `body`, and ends it with an error when the lease that it runs under is lost.
+tokio::task_local! {
+    /// The commits of the body that runs now.
+    static COMMITS: Arc<Commits>;
+}
+
+/// The commits of one body that were sent and not answered yet.
+struct Commits {
+    unanswered: AtomicUsize,
+    around: Option<Arc<Self>>,
+}
+
+/// A commit that is on its way. Until this is dropped, no body around it is stopped: only the answer to the commit tells
+/// whether the work was done.
+pub(crate) struct CommitSent(Option<Arc<Commits>>);
+
+impl CommitSent {
+    /// The commit is sent next.
+    pub(crate) fn now() -> Self {
+        let innermost = COMMITS.try_with(Arc::clone).ok();
+        bodies(innermost.as_deref()).for_each(|it| _ = it.unanswered.fetch_add(1, Ordering::Relaxed));
+        Self(innermost)
+    }
+}
+
+impl Drop for CommitSent {
+    fn drop(&mut self) {
+        bodies(self.0.as_deref()).for_each(|it| _ = it.unanswered.fetch_sub(1, Ordering::Relaxed));
+    }
+}
+
+/// The innermost body and those around it.
+fn bodies(innermost: Option<&Commits>) -> impl Iterator<Item = &Commits> {
+    std::iter::successors(innermost, |it| it.around.as_deref())
+}
+
+/// Runs `body`, and ends it with an error when the lock that it runs under is lost.
+///
+/// A body whose commit is on its way is not ended: the caller would repeat work that was done.
 pub(crate) async fn guarded<T, E: From<Error>>(
     on_lost: OnLost,
     check: impl Fn() -> Result<()>,
@@ -71,17 +112,31 @@ pub(crate) async fn guarded<T, E: From<Error>>(
         check()?;
         return Ok(value);
     }
-    let (mut body, mut lost) = (pin!(body), pin!(lost));
+    let commits = Arc::new(Commits { unanswered: AtomicUsize::new(0), around: COMMITS.try_with(Arc::clone).ok() });
+    let is_committing = || commits.unanswered.load(Ordering::Relaxed) > 0;
+    let (mut body, mut lost) = (pin!(COMMITS.scope(commits.clone(), body)), pin!(lost));
     poll_fn(|context| {
-        // The clock is asked before every step. A process that was stopped may hear of what its body waits for before
-        // it hears of the timer.
-        if let Err(err) = check() {
+        let committing = is_committing();
+        if !committing {
+            // Check the clock before each poll: after SIGSTOP the body's I/O can wake before the timer.
+            if let Err(err) = check() {
+                return Poll::Ready(Err(err.into()));
+            }
+            if let Poll::Ready(err) = lost.as_mut().poll(context) {
+                return Poll::Ready(Err(err.into()));
+            }
+        }
+        if let Poll::Ready(result) = body.as_mut().poll(context) {
+            return Poll::Ready(result.and_then(|value| check().map(|()| value).map_err(E::from)));
+        }
+        // The commit was answered during this poll: from here on the loss must wake the body again.
+        if committing
+            && !is_committing()
+            && let Poll::Ready(err) = lost.as_mut().poll(context)
+        {
             return Poll::Ready(Err(err.into()));
         }
-        if let Poll::Ready(err) = lost.as_mut().poll(context) {
-            return Poll::Ready(Err(err.into()));
-        }
-        body.as_mut().poll(context).map(|result| check().map_err(E::from).and(result))
+        Poll::Pending
     })
     .await
 }

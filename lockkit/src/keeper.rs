@@ -1,8 +1,10 @@
-//! Keeps the leases of a process alive: one task per [`Leases`](crate::Leases) renews those that are due, many in one
-//! statement, and sweeps.
+//! Keeps the leases of a process alive: renews those that are due, many in one statement, and sweeps.
+//!
+//! One task for each runtime that leases were granted on renews the leases of that runtime. When a runtime ends, its leases go
+//! to the task of another one at once.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -12,22 +14,25 @@ use std::{
 };
 
 use tokio::{
-    sync::Notify,
-    task::JoinHandle,
+    runtime::{Handle, Id},
+    sync::{Notify, watch},
     time::{Instant, sleep_until},
 };
 
 use crate::{
+    bounded::{Bounded, LIMIT},
     error::{LossReason, Result},
-    key::Key,
-    observe::{self, Strategy},
-    policy::{OnLost, half_jitter},
-    store::{Acquired, Claim, Grant, LeaseStore, Renewal, Scoped, Token},
-    trust::Trust,
+    kept::Kept,
+    observe,
+    policy::half_jitter,
+    store::{Acquired, Claim, LeaseStore, Release, Renewal, Scoped, Token},
 };
 
-/// The most leases that one statement renews.
-const RENEWAL_BATCH: usize = 500;
+/// The most leases that one statement renews or gives back.
+pub(crate) const BATCH: usize = 500;
+
+/// The most renewal statements of one task at a time.
+const LANES: usize = 4;
 
 /// The most rows that one sweep statement deletes.
 const SWEEP_BATCH: u32 = 500;
@@ -38,86 +43,6 @@ const SWEEPER: &str = "lockkit/sweeper";
 /// How long the others wait for a sweeper that died.
 const SWEEPER_TTL: Duration = Duration::from_mins(1);
 
-/// One lease of this process: what the store granted, and what the process believes.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    pub(crate) key: Key,
-    pub(crate) token: Token,
-    pub(crate) grant: Grant,
-    pub(crate) trust: Trust,
-    granted: Instant,
-    pub(crate) terms: Terms,
-    ttl: Mutex<Duration>,
-    pinned: AtomicBool,
-}
-
-/// How a lease is to be kept and given back.
-#[derive(Debug, Clone)]
-pub(crate) struct Terms {
-    pub(crate) renew_every: Option<Duration>,
-    pub(crate) min_hold: Duration,
-    pub(crate) on_lost: OnLost,
-    /// The waiting line of those who want what this lease is a part of.
-    pub(crate) line: Key,
-}
-
-impl Kept {
-    /// `sent` is when the claim was sent.
-    pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
-        let Claim { key, token, ttl, .. } = claim;
-        Self {
-            key,
-            token,
-            grant,
-            trust: Trust::new(sent, ttl),
-            granted: Instant::now(),
-            terms,
-            ttl: Mutex::new(ttl),
-            pinned: AtomicBool::new(false),
-        }
-    }
-
-    pub(crate) fn ttl(&self) -> Duration {
-        *lock(&self.ttl)
-    }
-
-    /// What every renewal from now on asks for.
-    pub(crate) fn set_ttl(&self, ttl: Duration) {
-        *lock(&self.ttl) = ttl;
-    }
-
-    /// A transaction of this process has kept everybody else from taking the lease.
-    pub(crate) fn pin(&self) {
-        self.pinned.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.pinned.load(Ordering::Relaxed)
-    }
-
-    /// The lease was given back in good order.
-    pub(crate) fn released(&self) {
-        self.trust.lose(LossReason::Released);
-        observe::released(Strategy::Lease, &self.key, self.grant.fence, self.granted.elapsed());
-    }
-
-    fn tell_of_loss(&self) {
-        if let Some(reason) = self.trust.lost().filter(|it| *it != LossReason::Released) {
-            observe::lost(&self.key, self.grant.fence, self.granted.elapsed(), reason);
-        }
-    }
-
-    fn renewal(&self) -> Renewal {
-        Renewal { key: self.key.clone(), token: self.token, ttl: self.ttl() }
-    }
-
-    /// How long a renewal lasts: a third of the ttl, which leaves time for two more tries.
-    fn pause(&self) -> Duration {
-        let third = self.ttl() / 3;
-        self.terms.renew_every.map_or(third, |it| it.min(third))
-    }
-}
-
 /// How often to forget old keys, and how old they must be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sweep {
@@ -125,100 +50,375 @@ pub(crate) struct Sweep {
     pub(crate) retention: Duration,
 }
 
-/// The handle to the task; it ends when the last handle is gone.
+/// The handle to the tasks; they end when the last handle is gone.
 pub(crate) struct Keeper<S: LeaseStore>(Arc<Shared<S>>);
 
 struct Shared<S> {
-    store: S,
+    store: Bounded<S>,
     holder: Arc<str>,
     sweep: Option<Sweep>,
-    entries: Mutex<HashMap<Token, Entry>>,
-    changed: Arc<Notify>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    state: Mutex<State>,
     outage: AtomicBool,
+    /// How many claims, commits and releases are on their way.
+    unfinished: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct State {
+    entries: HashMap<Token, Entry>,
+    /// One for each runtime in use.
+    rounds: Vec<Round>,
+    next_sweep: Option<Instant>,
+    is_closed: bool,
+}
+
+/// The leases that one runtime renews.
+struct Round {
+    runtime: Handle,
+    schedule: BTreeSet<(Instant, Token)>,
+    /// When the task looks at the schedule again.
+    planned: Option<Instant>,
+    changed: Arc<Notify>,
+    task: Task,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Task {
+    NotStarted,
+    Running,
+    /// Its runtime has ended, and no other is known.
+    Ended,
 }
 
 struct Entry {
     kept: Arc<Kept>,
     due: Instant,
+    runtime: Id,
 }
 
 impl<S: LeaseStore> Keeper<S> {
     pub(crate) fn new(store: S, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
         Self(Arc::new(Shared {
-            store,
+            store: Bounded::new(store),
             holder,
             sweep,
-            entries: Mutex::default(),
-            changed: Arc::default(),
-            task: Mutex::default(),
+            state: Mutex::default(),
             outage: AtomicBool::new(false),
+            unfinished: watch::Sender::new(0),
         }))
     }
 
-    pub(crate) fn store(&self) -> &S {
+    pub(crate) fn store(&self) -> &Bounded<S> {
         &self.0.store
     }
 
-    /// Who holds the leases, for people to read.
+    /// Display name of the claimant. Never compared.
     pub(crate) fn holder(&self) -> &Arc<str> {
         &self.0.holder
     }
 
-    /// Renews the lease from now on. Needs a Tokio runtime.
-    pub(crate) fn keep(&self, kept: &Arc<Kept>) {
-        let entry = Entry { kept: kept.clone(), due: Instant::now() + half_jitter(kept.pause()) };
-        lock(&self.0.entries).insert(kept.token, entry);
-        let mut task = lock(&self.0.task);
-        // The task is gone where the runtime that it ran on is.
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            let changed = self.0.changed.clone();
-            *task = Some(tokio::spawn(run(Arc::downgrade(&self.0), changed)));
-        } else {
-            drop(task);
-            self.0.changed.notify_one();
+    /// Renews the lease from now on, on the current runtime. `false` when the keeper is closed.
+    pub(crate) fn keep(&self, kept: &Arc<Kept>) -> bool {
+        let mut state = self.0.state();
+        if state.is_closed {
+            return false;
         }
+        let runtime = Handle::current();
+        let is_adopting = state.visit(&runtime);
+        let due = if is_adopting { Instant::now() } else { first_renewal(kept) };
+        // Without an entry of before, should there be one.
+        state.forget(kept.token);
+        state.entries.insert(kept.token, Entry { kept: kept.clone(), due, runtime: runtime.id() });
+        let round = state.round_of(runtime.id()).expect("BUG: `visit` has made the round");
+        round.schedule.insert((due, kept.token));
+        let waking = round.waking(due);
+        drop(state);
+        waking.wake(&self.0);
+        true
+    }
+
+    /// The current runtime can renew leases too, should that of others end.
+    pub(crate) fn visit(&self) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut state = self.0.state();
+        if state.visit(&runtime)
+            && let Some(round) = state.round_of(runtime.id())
+        {
+            let waking = round.waking(Instant::now());
+            drop(state);
+            waking.wake(&self.0);
+        }
+    }
+
+    /// A runtime that is thought to live, other than these.
+    pub(crate) fn runtime(&self, other_than: &[Id]) -> Option<Handle> {
+        let is_other = |it: &Handle| !other_than.contains(&it.id());
+        if let Some(here) = Handle::try_current().ok().filter(is_other) {
+            return Some(here);
+        }
+        let state = self.0.state();
+        let living = state.rounds.iter().filter(|it| it.task != Task::Ended).map(|it| &it.runtime);
+        living.cloned().find(is_other)
     }
 
     /// The lease was renewed just now by somebody else than the task.
     pub(crate) fn renewed(&self, kept: &Kept) {
-        if let Some(entry) = lock(&self.0.entries).get_mut(&kept.token) {
-            entry.due = Instant::now() + half_jitter(kept.pause());
-        }
-        self.0.changed.notify_one();
+        self.0.reschedule(kept.token, first_renewal(kept));
     }
 
     /// Renews the lease no more.
     pub(crate) fn forget(&self, token: Token) {
-        lock(&self.0.entries).remove(&token);
+        self.0.state().forget(token);
+    }
+
+    /// Takes no more leases, and renews none from now on. Returns those that were renewed.
+    pub(crate) fn close(&self) -> Vec<Arc<Kept>> {
+        let mut state = self.0.state();
+        state.is_closed = true;
+        state.rounds.iter_mut().for_each(|it| it.schedule.clear());
+        state.entries.drain().map(|(_, entry)| entry.kept).collect()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.state().is_closed
+    }
+
+    /// How many leases are renewed.
+    pub(crate) fn held(&self) -> usize {
+        self.0.state().entries.len()
+    }
+
+    /// Something is on its way that [`finished`](Self::finished) waits for, until this is dropped.
+    pub(crate) fn unfinished(&self) -> Unfinished {
+        self.0.unfinished.send_modify(|it| *it += 1);
+        Unfinished(self.0.unfinished.clone())
+    }
+
+    /// Waits until nothing is on its way.
+    pub(crate) async fn finished(&self) {
+        // The sender is a part of `self`, so this does not fail.
+        let _ = self.0.unfinished.subscribe().wait_for(|it| *it == 0).await;
+    }
+}
+
+/// A claim, commit or release on its way.
+#[derive(Debug)]
+pub(crate) struct Unfinished(watch::Sender<usize>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.send_modify(|it| *it -= 1);
+    }
+}
+
+/// When to renew a lease that was granted or renewed just now. A slow answer may have left little of its trust.
+fn first_renewal(kept: &Kept) -> Instant {
+    let now = Instant::now();
+    let left = kept.until().saturating_duration_since(now);
+    now + half_jitter(kept.pause()).min(left / 3)
+}
+
+impl State {
+    /// Makes a round for this runtime, if it has none, and gives it the leases of runtimes that have ended. `true` if there were
+    /// any: they are due now, since a renewal of theirs may have ended with its runtime.
+    fn visit(&mut self, runtime: &Handle) -> bool {
+        if self.round_of(runtime.id()).is_none() {
+            self.rounds.push(Round {
+                runtime: runtime.clone(),
+                schedule: BTreeSet::new(),
+                planned: None,
+                changed: Arc::default(),
+                task: Task::NotStarted,
+            });
+        }
+        let mut orphans = Vec::new();
+        self.rounds.retain_mut(|it| {
+            let has_ended = it.task == Task::Ended && it.runtime.id() != runtime.id();
+            if has_ended {
+                orphans.extend(std::mem::take(&mut it.schedule));
+            }
+            !has_ended
+        });
+        let now = Instant::now();
+        for (_, token) in &orphans {
+            if let Some(entry) = self.entries.get_mut(token) {
+                (entry.due, entry.runtime) = (now, runtime.id());
+            }
+        }
+        let round = self.round_of(runtime.id()).expect("BUG: it was made above");
+        round.schedule.extend(orphans.iter().map(|(_, token)| (now, *token)));
+        !orphans.is_empty()
+    }
+
+    fn round_of(&mut self, runtime: Id) -> Option<&mut Round> {
+        self.rounds.iter_mut().find(|it| it.runtime.id() == runtime)
+    }
+
+    fn forget(&mut self, token: Token) -> Option<Arc<Kept>> {
+        let Entry { kept, due, runtime } = self.entries.remove(&token)?;
+        if let Some(round) = self.round_of(runtime) {
+            round.schedule.remove(&(due, token));
+        }
+        Some(kept)
+    }
+}
+
+impl Round {
+    /// What must be done so that the task looks at its schedule at `due`.
+    fn waking(&mut self, due: Instant) -> Waking {
+        match self.task {
+            Task::Running if self.planned.is_some_and(|it| it <= due) => Waking::None,
+            Task::Running => Waking::Notify(self.changed.clone()),
+            Task::NotStarted | Task::Ended => {
+                self.task = Task::Running;
+                Waking::Start(self.runtime.clone(), self.changed.clone())
+            }
+        }
+    }
+}
+
+/// How to wake the task of a round, when the state is locked no more: a task that is spawned on a runtime that has ended is
+/// dropped at once, and then locks the state.
+enum Waking {
+    None,
+    Notify(Arc<Notify>),
+    Start(Handle, Arc<Notify>),
+}
+
+impl Waking {
+    fn wake<S: LeaseStore>(self, shared: &Arc<Shared<S>>) {
+        match self {
+            Self::None => {}
+            Self::Notify(changed) => changed.notify_one(),
+            Self::Start(runtime, changed) => {
+                let leaving = Leaving { shared: Arc::downgrade(shared), runtime: runtime.id() };
+                drop(runtime.spawn(run(leaving, changed)));
+            }
+        }
+    }
+}
+
+impl<S> Shared<S> {
+    /// No code panics while it holds the lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: LeaseStore> Shared<S> {
+    fn reschedule(self: &Arc<Self>, token: Token, due: Instant) {
+        let mut state = self.state();
+        let Some(entry) = state.entries.get_mut(&token) else { return };
+        let (old, runtime) = (std::mem::replace(&mut entry.due, due), entry.runtime);
+        let Some(round) = state.round_of(runtime) else { return };
+        round.schedule.remove(&(old, token));
+        round.schedule.insert((due, token));
+        let waking = round.waking(due);
+        drop(state);
+        waking.wake(self);
+    }
+
+    /// The leases of this runtime that are due, and with them those that would be soon; and when the next ones are.
+    fn take_due(&self, runtime: Id, now: Instant) -> (Vec<Arc<Kept>>, Option<Instant>) {
+        let mut state = self.state();
+        let State { entries, rounds, .. } = &mut *state;
+        let Some(round) = rounds.iter_mut().find(|it| it.runtime.id() == runtime) else {
+            return (Vec::new(), None);
+        };
+        let mut due = Vec::new();
+        if let Some((first, token)) = round.schedule.first().copied()
+            && first <= now
+        {
+            // One draw for all of them, so that leases renewed together stay together.
+            let spread = 0.75 + fastrand::f64() / 4.0;
+            let soon = now + entries.get(&token).map_or(Duration::ZERO, |it| it.kept.pause() / 2);
+            let candidates: Vec<_> = round.schedule.range(..=(soon, Token::LAST)).copied().collect();
+            for (at, token) in candidates {
+                let Some(entry) = entries.get_mut(&token) else { continue };
+                let (kept, pause) = (entry.kept.clone(), entry.kept.pause());
+                if at > now + pause / 2 {
+                    continue;
+                }
+                round.schedule.remove(&(at, token));
+                if kept.lost().is_some() {
+                    entries.remove(&token);
+                    continue;
+                }
+                // Should this renewal never be answered, another one is sent beside it; and when the trust is over that is told.
+                entry.due = (now + pause.mul_f64(spread)).min(kept.until());
+                round.schedule.insert((entry.due, token));
+                due.push(kept);
+            }
+        }
+        round.planned = round.schedule.first().map(|(due, _)| *due);
+        (due, round.planned)
+    }
+
+    /// Whether it is time to sweep; and when it will be.
+    fn take_sweep(&self, now: Instant) -> (bool, Option<Instant>) {
+        let Some(sweep) = self.sweep else { return (false, None) };
+        let mut state = self.state();
+        let (due, next) = match state.next_sweep {
+            Some(next) if next > now => (false, next),
+            before => (before.is_some(), now + half_jitter(sweep.every)),
+        };
+        state.next_sweep = Some(next);
+        (due && !state.is_closed, Some(next))
+    }
+
+    /// This runtime ends. Its leases go to another one, or to the next that comes.
+    fn leave(self: &Arc<Self>, runtime: Id) {
+        let mut state = self.state();
+        let Some(round) = state.round_of(runtime) else { return };
+        round.task = Task::Ended;
+        let living = state.rounds.iter().filter(|it| it.task != Task::Ended);
+        let Some(living) = living.max_by_key(|it| it.task == Task::Running).map(|it| it.runtime.clone()) else {
+            return;
+        };
+        state.visit(&living);
+        let Some(round) = state.round_of(living.id()) else { return };
+        let waking = round.waking(Instant::now());
+        drop(state);
+        waking.wake(self);
     }
 }
 
 impl<S> Drop for Shared<S> {
     fn drop(&mut self) {
-        self.changed.notify_one();
+        self.state().rounds.iter().for_each(|it| it.changed.notify_one());
     }
 }
 
 impl<S: LeaseStore> fmt::Debug for Keeper<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").field("leases", &lock(&self.0.entries).len()).finish_non_exhaustive()
+        f.debug_struct("Keeper").field("leases", &self.held()).finish_non_exhaustive()
     }
 }
 
-async fn run<S: LeaseStore>(shared: Weak<Shared<S>>, changed: Arc<Notify>) {
-    let sweep = shared.upgrade().and_then(|it| it.sweep);
-    let mut next_sweep = sweep.map(|it| Instant::now() + half_jitter(it.every));
-    while let Some(strong) = shared.upgrade() {
-        let now = Instant::now();
-        let next_renewal = renew_due(&strong, now);
-        if let (Some(due), Some(sweep)) = (&mut next_sweep, sweep)
-            && *due <= now
-        {
-            *due = now + half_jitter(sweep.every);
-            tokio::spawn(sweep_all(strong.clone(), sweep.retention));
+/// Owned by the task of a round: dropped when its runtime ends.
+struct Leaving<S: LeaseStore> {
+    shared: Weak<Shared<S>>,
+    runtime: Id,
+}
+
+impl<S: LeaseStore> Drop for Leaving<S> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.leave(self.runtime);
         }
-        drop(strong);
+    }
+}
+
+async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
+    while let Some(shared) = leaving.shared.upgrade() {
+        let now = Instant::now();
+        let (due, next_renewal) = shared.take_due(leaving.runtime, now);
+        renew_all(&shared, due);
+        let (sweeps, next_sweep) = shared.take_sweep(now);
+        if sweeps && let Some(sweep) = shared.sweep {
+            tokio::spawn(sweep_all(shared.clone(), sweep.retention));
+        }
+        drop(shared);
         let next = [next_renewal, next_sweep].into_iter().flatten().min();
         tokio::select! {
             () = changed.notified() => {}
@@ -227,44 +427,28 @@ async fn run<S: LeaseStore>(shared: Weak<Shared<S>>, changed: Arc<Notify>) {
     }
 }
 
-/// Starts the renewals that are due, and with them those that would be soon; returns when the next one is.
-fn renew_due<S: LeaseStore>(shared: &Arc<Shared<S>>, now: Instant) -> Option<Instant> {
-    let mut entries = lock(&shared.entries);
-    entries.retain(|_, it| {
-        let lost = it.kept.trust.lost().is_some();
-        if lost {
-            it.kept.tell_of_loss();
-        }
-        !lost
-    });
-    if entries.values().any(|it| it.due <= now) {
-        // One draw for all of them, so that leases renewed together stay together.
-        let spread = 0.75 + fastrand::f64() / 4.0;
-        let mut due = Vec::new();
-        for entry in entries.values_mut().filter(|it| it.due <= now + it.kept.pause() / 2) {
-            // Should this renewal never be answered, another is sent beside it.
-            entry.due = now + entry.kept.pause().mul_f64(spread);
-            due.push(entry.kept.clone());
-        }
-        tokio::spawn(renew_all(shared.clone(), due));
+/// Starts the renewals of these leases, the most urgent first.
+fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: Vec<Arc<Kept>>) {
+    let mut lanes: [Vec<Vec<Arc<Kept>>>; LANES] = Default::default();
+    for (number, batch) in due.chunks(BATCH).enumerate() {
+        lanes[number % LANES].push(batch.to_vec());
     }
-    entries.values().map(|it| it.due).min()
-}
-
-async fn renew_all<S: LeaseStore>(shared: Arc<Shared<S>>, due: Vec<Arc<Kept>>) {
-    for batch in due.chunks(RENEWAL_BATCH) {
-        renew(&shared, batch).await;
+    for lane in lanes.into_iter().filter(|it| !it.is_empty()) {
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            for batch in lane {
+                renew(&shared, &batch).await;
+            }
+        });
     }
-    shared.changed.notify_one();
 }
 
 /// Renews some leases with one statement. An error means unknown, and the trust that is left goes on.
-async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
+async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
     let sent = Instant::now();
     let renewals: Vec<_> = batch.iter().map(|it| it.renewal()).collect();
-    let answers = shared.store.lease_renew(&renewals).await;
-    let mut entries = lock(&shared.entries);
-    match answers {
+    let limit = batch.iter().map(|it| it.pause()).min().unwrap_or(LIMIT);
+    match shared.store.renew(&renewals, limit).await {
         Ok(answers) => {
             observe::renewed(batch.len(), sent.elapsed());
             if shared.outage.swap(false, Ordering::Relaxed) {
@@ -272,13 +456,12 @@ async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
             }
             for ((kept, renewal), answer) in batch.iter().zip(renewals).zip(answers) {
                 match answer {
-                    Scoped::Done if kept.trust.renewed(sent, renewal.ttl) => {}
-                    Scoped::Busy => ask_again_soon(&mut entries, kept),
+                    Scoped::Done if kept.renewed(sent, renewal.ttl) => {}
+                    Scoped::Busy => ask_again_soon(shared, kept),
                     // Not there any more when this process is giving it back.
                     Scoped::Done | Scoped::Gone => {
-                        if entries.remove(&kept.token).is_some() {
-                            kept.trust.lose(LossReason::Stolen);
-                            kept.tell_of_loss();
+                        if shared.state().forget(kept.token).is_some() {
+                            kept.lose(LossReason::Stolen);
                         }
                     }
                 }
@@ -286,8 +469,8 @@ async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
         }
         Err(err) => {
             for kept in batch {
-                kept.trust.unreachable();
-                ask_again_soon(&mut entries, kept);
+                kept.unreachable();
+                ask_again_soon(shared, kept);
             }
             if !shared.outage.swap(true, Ordering::Relaxed) {
                 observe::outage(batch.len(), &err);
@@ -296,17 +479,9 @@ async fn renew<S: LeaseStore>(shared: &Shared<S>, batch: &[Arc<Kept>]) {
     }
 }
 
-fn ask_again_soon(entries: &mut HashMap<Token, Entry>, kept: &Kept) {
-    if let Some(entry) = entries.get_mut(&kept.token) {
-        entry.due = Instant::now() + (kept.pause() / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
-    }
-}
-
-/// A lease that cannot be given back is freed by its ttl; nobody waits for the error.
-pub(crate) fn release_failed<T>(released: Result<T>) {
-    if let Err(err) = released {
-        observe::tolerated("releasing a lease, which its ttl will free", &err);
-    }
+fn ask_again_soon<S: LeaseStore>(shared: &Arc<Shared<S>>, kept: &Kept) {
+    let pause = (kept.pause() / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    shared.reschedule(kept.token, (Instant::now() + pause).min(kept.until()));
 }
 
 /// Forgets old keys, unless another process is at it.
@@ -314,28 +489,24 @@ async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
     let Shared { store, holder, .. } = &*shared;
     let claim = Claim { key: SWEEPER.into(), token: Token::random(), holder: holder.clone(), ttl: SWEEPER_TTL };
     let swept = async {
-        if let Acquired::Held { .. } = store.lease_acquire(&claim).await? {
+        let Some(Acquired::Granted(_)) = store.acquire(&claim).await? else {
             return Ok(());
-        }
+        };
         loop {
-            let swept = store.lease_sweep(retention, SWEEP_BATCH).await?;
+            let swept = store.sweep(retention, SWEEP_BATCH).await?;
             observe::swept(swept);
             if swept < u64::from(SWEEP_BATCH) {
                 break;
             }
             let renewal = Renewal { key: claim.key.clone(), token: claim.token, ttl: claim.ttl };
-            if store.lease_renew(&[renewal]).await? != [Scoped::Done] {
+            if store.renew(&[renewal], LIMIT).await? != [Scoped::Done] {
                 return Ok(());
             }
         }
-        store.lease_release(&claim.key, claim.token, Duration::ZERO).await.map(drop)
+        let Claim { key, token, .. } = claim;
+        store.release(&Release { key, token, min_hold: Duration::ZERO }, LIMIT).await.map(drop)
     };
     if let Err(err) = swept.await as Result<()> {
         observe::tolerated("sweeping leases", &err);
     }
-}
-
-/// No code panics while it holds one of these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -37,8 +37,9 @@
 //!
 //! By [`tracing`](https://docs.rs/tracing), with the target `lockkit::observe`: the spans `lockkit.acquire` and `lockkit.hold`
 //! (`strategy`, `key`), and the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `lost` (`fence`,
-//! `held`, `reason`; a warning), `released` (`fence`, `held`), `committed`, `retrying` (`attempt`, `pause`, `error`) and
-//! `swept` (`keys`). Renewals that fail are one warning for each outage.
+//! `held`, `reason`; a warning, once for each lease or session lock), `released` (`fence`, `held`), `committed`, `retrying`
+//! (`attempt`, `pause`, `error`) and `swept` (`keys`). Renewals that fail are one warning for each outage. The first [`begin`] on
+//! a MySQL or MariaDB server warns of what the server is not suited for: a node of a Galera cluster, a binary log of statements.
 //!
 //! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`: the counters `lockkit_acquired_total`,
 //! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms `lockkit_wait_seconds` and
@@ -54,12 +55,14 @@
 // Parts of the shared code serve some databases only.
 #![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
 
+mod bounded;
 mod dialect;
 mod error;
 mod fence;
 mod guard;
 mod ident;
 mod keeper;
+mod kept;
 mod key;
 mod locked;
 mod migrate;
@@ -82,6 +85,8 @@ pub mod testing;
 #[path = "private.rs"]
 pub mod __private;
 
+#[cfg(feature = "postgres")]
+pub use dialect::behind_pooler;
 pub use dialect::{
     AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
     SessionOps, StockOps, VersionOps,
@@ -95,9 +100,11 @@ pub use plan::PlanCheck;
 pub use policy::{Backoff, MAX_DURATION, OnLost, Policy, Wait};
 pub use retry::is_retryable;
 pub use section::{AnyTx, Tx, begin};
-pub use store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Renewal, Scoped, Token};
+pub use store::{
+    Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Release, Renewal, Scoped, Token,
+};
 pub use strategy::{
-    lease::{Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, ReadWrite, Released},
+    lease::{Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, ReadWrite, Released},
     named::NamedLock,
     row::RowLock,
     session::{Session, SessionLock},

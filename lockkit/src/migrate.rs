@@ -13,14 +13,18 @@ use crate::{
 
 /// Creates lockkit's tables, or brings them up to date.
 ///
-/// Does nothing when they are up to date. Any number of processes may call it at once. The history is kept in
+/// Does nothing when they are up to date; a table that was dropped is made again. Any number of processes may call it at once. The history is kept in
 /// `_lockkit_migrations`, so it does not mix with the application's own migrations, and is the same that
 /// `sqlx migrate run --source migrations/<database> --config migrations/sqlx.toml` keeps: both ways can be mixed.
 ///
-/// On PostgreSQL, MySQL and MariaDB it opens one connection of its own with the pool's options.
+/// On PostgreSQL the tables and their history are in the first schema of the connection's `search_path`
+/// (`current_schema()`), whatever is in the others: services share leases if that is the same. On MySQL and MariaDB it opens
+/// one connection of its own with the pool's options.
 ///
 /// # Errors
-/// [`Error::Migration`](crate::Error::Migration), for instance when the user may not create tables.
+/// [`Error::Migration`](crate::Error::Migration), for instance when the user may not create tables and some are missing;
+/// [`Error::HistoryDenied`](crate::Error::HistoryDenied),
+/// [`Error::MigrationCutShort`](crate::Error::MigrationCutShort).
 ///
 /// # Cancel safety
 /// Once begun it goes on in a task of its own, whether or not this future is dropped; it can be run again at any time.
@@ -47,8 +51,6 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
     };
     let pool = pool.clone();
     // In a task of its own: a run that is dropped half-way keeps the lock by which migrations wait for each other.
-    let running = tokio::spawn(async move {
-        policy.retry_if(collided, |_| async { DB::migrate(&pool).await.map_err(Error::from) }).await
-    });
+    let running = tokio::spawn(async move { policy.retry_if(collided, |_| async { DB::migrate(&pool).await }).await });
     finished("migrating", running).await
 }

@@ -61,11 +61,12 @@ pub(crate) fn released(strategy: Strategy, key: &Key, fence: Fence, held: Durati
     record("lockkit_hold_seconds", strategy, key, held);
 }
 
-/// A lease was lost.
-pub(crate) fn lost(key: &Key, fence: Fence, held: Duration, reason: LossReason) {
-    tracing::warn!(strategy = Strategy::Lease.name(), %key, %fence, ?held, ?reason, "lost");
-    count("lockkit_lost_total", Strategy::Lease, key);
-    record("lockkit_hold_seconds", Strategy::Lease, key, held);
+/// A lease or session lock was lost. Session locks have no fence.
+pub(crate) fn lost(strategy: Strategy, key: &Key, fence: Option<Fence>, held: Duration, reason: LossReason) {
+    let fence = fence.map(tracing::field::display);
+    tracing::warn!(strategy = strategy.name(), %key, fence, ?held, ?reason, "lost");
+    count("lockkit_lost_total", strategy, key);
+    record("lockkit_hold_seconds", strategy, key, held);
 }
 
 /// Leases were renewed by one statement.
@@ -86,6 +87,11 @@ pub(crate) fn outage_over() {
 /// Old keys were forgotten.
 pub(crate) fn swept(keys: u64) {
     tracing::debug!(keys, "swept");
+}
+
+/// What the server is not suited for.
+pub(crate) fn caveat(caveat: &'static str) {
+    tracing::warn!("{caveat}");
 }
 
 /// A transaction was committed.

@@ -9,7 +9,7 @@ use sqlx::{Pool, pool::PoolConnection};
 use tokio::runtime::Handle;
 
 use crate::{
-    dialect::{AsConnection, Dialect, connection},
+    dialect::{AsConnection, Dialect, check_in, connection},
     error::Result,
     guard::{Guard, Hold},
 };
@@ -88,7 +88,7 @@ pub struct Pooled<DB: Dialect>(Guard<Busy<DB>>);
 
 impl<DB: Dialect> Finish for Pooled<DB> {
     fn finish(self) {
-        drop(self.0.defuse());
+        check_in::<DB>(self.0.defuse().conn);
     }
 }
 

@@ -1,13 +1,13 @@
-//! Whether a row lock would read the whole table, asked of the database once for each kind of lock.
+//! Whether a row lock would read the whole table, asked of the database once for each statement.
 
 use std::{
     any::TypeId,
-    collections::HashSet,
-    sync::{LazyLock, Mutex, PoisonError},
+    collections::HashMap,
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::{
-    dialect::{RowOps, RowQuery, failed},
+    dialect::{Access, Plan, RowOps, RowQuery, Values, failed},
     error::{Error, Result},
     key::Key,
 };
@@ -24,46 +24,60 @@ pub enum PlanCheck {
     Deny,
 }
 
-/// The selections that this process has found to use an index: what is remembered is an answer of the planner for the
-/// text of a statement, never anything that a lock depends on.
-static SERVED_BY_INDEX: LazyLock<Mutex<HashSet<(TypeId, String)>>> = LazyLock::new(Mutex::default);
+/// A kind of database and the text of a selection.
+type Statement = (TypeId, String);
 
-/// Beyond this many kinds of selections, start to remember anew.
+/// The selections that this process has found to use an index, and how they do.
+static SERVED_BY_INDEX: LazyLock<Mutex<HashMap<Statement, Access>>> = LazyLock::new(Mutex::default);
+
+/// Beyond this many selections, start to remember anew.
 const REMEMBERED: usize = 4096;
 
-/// Refuses, or warns of, a row lock that no index serves. Costs a round trip the first time only.
-pub(crate) async fn check_plan<DB: RowOps>(
+/// How to read the rows. Refuses, or warns of, a row lock that no index serves. Costs round trips the first time only.
+pub(crate) async fn access<DB: RowOps>(
     conn: &mut DB::Connection,
     query: &RowQuery,
-    arguments: &DB::Arguments,
+    values: &Values<DB>,
     table: &Key,
     check: PlanCheck,
-) -> Result<()> {
+) -> Result<Access> {
     if check == PlanCheck::Off {
-        return Ok(());
+        return Ok(Access::default());
     }
-    let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str()).collect();
-    let kind = (TypeId::of::<DB>(), format!("{table} {}", columns.join(" ")));
-    let remembered = || SERVED_BY_INDEX.lock().unwrap_or_else(PoisonError::into_inner);
-    if remembered().contains(&kind) {
-        return Ok(());
+    let statement = statement::<DB>(query, values);
+    if let Some(access) = served_by_index().get(&statement) {
+        return Ok(access.clone());
     }
-    let scan = DB::row_scan(conn, query, arguments)
+    let plan = DB::row_plan(conn, query, values)
         .await
         .map_err(|err| failed::<DB>("checking the plan of a lock on rows of", Some(table), err))?;
-    match scan {
-        Some(plan) if check == PlanCheck::Deny => Err(Error::FullScan { table: table.clone(), plan }),
-        Some(plan) => {
-            tracing::warn!(%table, plan, "a row lock scans the whole table");
-            Ok(())
-        }
-        None => {
-            let mut remembered = remembered();
-            if remembered.len() >= REMEMBERED {
-                remembered.clear();
+    match plan {
+        Plan::Served(access) => {
+            let mut served = served_by_index();
+            if served.len() >= REMEMBERED {
+                served.clear();
             }
-            remembered.insert(kind);
-            Ok(())
+            served.insert(statement, access.clone());
+            Ok(access)
+        }
+        Plan::NoRows => Ok(Access::default()),
+        Plan::Scan(plan) if check == PlanCheck::Deny => Err(Error::FullScan { table: table.clone(), plan }),
+        Plan::Scan(plan) => {
+            tracing::warn!(%table, plan, "a row lock scans the whole table");
+            Ok(Access::default())
         }
     }
+}
+
+/// Forgets how the rows were read: an index or a column that was used is gone.
+pub(crate) fn forget<DB: RowOps>(query: &RowQuery, values: &Values<DB>) {
+    served_by_index().remove(&statement::<DB>(query, values));
+}
+
+fn statement<DB: RowOps>(query: &RowQuery, values: &Values<DB>) -> Statement {
+    (TypeId::of::<DB>(), DB::row_text(query, values))
+}
+
+fn served_by_index() -> MutexGuard<'static, HashMap<Statement, Access>> {
+    SERVED_BY_INDEX.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    io,
     ops::{Deref, DerefMut},
     time::Duration,
 };
@@ -16,9 +17,9 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Dialect, connection, depth, failed},
+    dialect::{Dialect, check_in, connection, counted_depth, depth, failed},
     error::{Error, Fault, Result},
-    guard::{Guard, Hold},
+    guard::{CommitSent, Guard, Hold},
     key::Key,
     observe,
     policy::Wait,
@@ -32,6 +33,9 @@ const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 ///
 /// READ COMMITTED makes every statement after a lock see what was committed before the lock was granted. Under
 /// REPEATABLE READ a read before the lock fixes what all later reads see, and updates are lost without an error.
+///
+/// On MySQL and MariaDB autocommit is off until the transaction ends, so what follows a deadlock in it is never committed.
+/// In a `sqlx::Transaction` each statement after a deadlock is committed by itself.
 ///
 /// On SQLite this waits for other writers as long as the connection's busy timeout (5 s unless set otherwise).
 ///
@@ -68,13 +72,18 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let doing = "beginning a transaction";
     let conn = connection(pool, doing, None).await?;
     let mut opening = Guard::new(Unsettled::new(conn));
+    for caveat in DB::caveats(pool, &mut opening.get_mut().conn).await {
+        observe::caveat(caveat);
+    }
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, wait.cut(left)).await;
     match begun {
         Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().conn, runtime: Handle::current() }))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
-            // Nothing was begun, so the connection is as good as before.
-            drop(opening.defuse());
+            if DB::is_idle(&mut opening.get_mut().conn).await {
+                // Nothing was begun, so the connection is as good as before.
+                drop(opening.defuse());
+            }
             Err(Error::Contended {
                 key: "the write lock of the database".into(),
                 waited: started.elapsed(),
@@ -98,21 +107,15 @@ impl<DB: Dialect> Tx<DB> {
     ///
     /// # Errors
     /// [`Error::TransactionEnded`] when the database had ended the transaction before (a deadlock victim, or after any
-    /// failed statement on PostgreSQL): nothing is committed then. [`Error::OutcomeUnknown`] when the connection broke.
+    /// failed statement on PostgreSQL): nothing is committed then. [`Error::Database`] when the transaction was refused
+    /// (Galera and serializable transactions report a conflict here), or the connection broke before COMMIT was sent:
+    /// nothing is committed either. [`Error::OutcomeUnknown`] when the connection broke after it.
     ///
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
-        let conn = &mut self.0.get_mut().conn;
-        check_depth::<DB>(conn)?;
-        match DB::commit(conn).await {
-            Ok(()) => {
-                drop(self.0.defuse());
-                observe::committed();
-                Ok(())
-            }
-            Err(source) => Err(commit_failed::<DB>(source)),
-        }
+        self.check_open().await?;
+        self.commit_open().await
     }
 
     /// Rolls back.
@@ -125,7 +128,7 @@ impl<DB: Dialect> Tx<DB> {
     pub async fn rollback(mut self) -> Result<()> {
         let conn = &mut self.0.get_mut().conn;
         roll_back::<DB>(conn).await.map_err(|err| failed::<DB>("rolling back", None, err))?;
-        drop(self.0.defuse());
+        self.0.defuse().give_back();
         Ok(())
     }
 }
@@ -142,8 +145,8 @@ impl<DB: Dialect> Tx<DB> {
 }
 
 /// Only the outermost transaction commits anything.
-fn check_depth<DB: Dialect>(conn: &DB::Connection) -> Result<()> {
-    if depth::<DB>(conn) == 1 {
+async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
+    if depth::<DB>(conn).await? == 1 {
         return Ok(());
     }
     let reason = "needs the outermost transaction, with no nested one open: only that one commits anything".to_owned();
@@ -153,15 +156,22 @@ fn check_depth<DB: Dialect>(conn: &DB::Connection) -> Result<()> {
 fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::Unavailable => Error::OutcomeUnknown { source },
-        // SQLite has no code of its own for a COMMIT without a transaction.
-        Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source },
         // Some engines find a conflict only here. Nothing was committed.
-        fault => Error::Database { doing: "committing", key: None, fault, source },
+        _ => check_failed::<DB>(source),
+    }
+}
+
+/// The error of a transaction whose COMMIT was not sent: nothing was committed, whatever it was.
+fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        // SQLite has no code of its own for a statement that needs a transaction.
+        Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source },
+        _ => failed::<DB>("committing", None, source),
     }
 }
 
 async fn roll_back<DB: Database>(conn: &mut DB::Connection) -> sqlx::Result<()> {
-    while depth::<DB>(conn) > 0 {
+    while counted_depth::<DB>(conn) > 0 {
         DB::TransactionManager::rollback(conn).await?;
     }
     Ok(())
@@ -192,11 +202,12 @@ pub trait AnyTx<DB: Database>: Send {
     /// The connection inside the transaction.
     fn connection(&mut self) -> &mut DB::Connection;
 
-    /// Fails when the database has already ended the transaction and the commit would not notice.
+    /// Fails when the database has already ended the transaction, unless the next statement fails then anyway. Nothing
+    /// must run on its connection after that.
     fn check_open(&mut self) -> impl Future<Output = Result<()>> + Send;
 
-    /// Commits.
-    fn commit(self) -> impl Future<Output = Result<()>> + Send;
+    /// Commits, after [`check_open`](Self::check_open) found the transaction open and no statement failed since.
+    fn commit_open(self) -> impl Future<Output = Result<()>> + Send;
 
     /// Rolls back.
     fn rollback(self) -> impl Future<Output = Result<()>> + Send;
@@ -208,11 +219,16 @@ impl<DB: Dialect> AnyTx<DB> for Tx<DB> {
     }
 
     async fn check_open(&mut self) -> Result<()> {
-        check_depth::<DB>(self)
+        check_depth::<DB>(self).await?;
+        DB::check_begun(self).await.map_err(check_failed::<DB>)
     }
 
-    async fn commit(self) -> Result<()> {
-        Self::commit(self).await
+    async fn commit_open(mut self) -> Result<()> {
+        let _sent = CommitSent::now();
+        DB::commit(&mut self).await.map_err(commit_failed::<DB>)?;
+        self.0.defuse().give_back();
+        observe::committed();
+        Ok(())
     }
 
     async fn rollback(self) -> Result<()> {
@@ -226,12 +242,13 @@ impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
     }
 
     async fn check_open(&mut self) -> Result<()> {
-        check_depth::<DB>(self)?;
-        DB::check_open(self).await.map_err(commit_failed::<DB>)
+        check_depth::<DB>(self).await?;
+        DB::check_open(self).await.map_err(check_failed::<DB>)
     }
 
-    async fn commit(self) -> Result<()> {
-        Self::commit(self).await.map_err(commit_failed::<DB>)
+    async fn commit_open(self) -> Result<()> {
+        let _sent = CommitSent::now();
+        self.commit().await.map_err(commit_failed::<DB>)
     }
 
     async fn rollback(self) -> Result<()> {
@@ -261,23 +278,40 @@ impl<DB: Database> Hold for Unsettled<DB> {
 }
 
 /// A connection inside a transaction.
-struct Open<DB: Database> {
+struct Open<DB: Dialect> {
     conn: PoolConnection<DB>,
     /// The drop may happen on a thread outside of it.
     runtime: Handle,
 }
 
-impl<DB: Database> Hold for Open<DB> {
+impl<DB: Dialect> Open<DB> {
+    /// Returns the connection to its pool once the session is as it was before `begin`. The transaction has ended.
+    fn give_back(self) {
+        if DB::CHANGES_SESSION {
+            self.abandon();
+        } else {
+            check_in::<DB>(self.conn);
+        }
+    }
+}
+
+impl<DB: Dialect> Hold for Open<DB> {
     fn abandon(self) {
-        let Self { mut conn, runtime } = self;
+        let Self { conn, runtime } = self;
         let _inside = runtime.enter();
+        // Closed, too, where the runtime ends before the task.
+        let mut ending = Guard::new(Unsettled { conn, runtime: runtime.clone() });
         runtime.spawn(async move {
+            let conn = &mut ending.get_mut().conn;
+            let ended = async {
+                roll_back::<DB>(conn).await?;
+                DB::restore_session(conn).await
+            };
             // A statement may still be on its way, or waiting for a lock, when its future was dropped.
-            if !matches!(timeout(ROLLBACK_LIMIT, roll_back::<DB>(&mut conn)).await, Ok(Ok(()))) {
-                tracing::debug!(
-                    "closing the connection of a dropped transaction that could not be rolled back in time"
-                );
-                close(conn);
+            if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
+                check_in::<DB>(ending.defuse().conn);
+            } else {
+                tracing::debug!("closing the connection of a transaction that could not be rolled back in time");
             }
         });
     }
@@ -294,16 +328,22 @@ pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>
         Ok(result) => result,
         Err(failed) => match failed.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime has shut down.
-            Err(_) => Err(no_answer(doing, None)),
+            Err(_) => {
+                let source = sqlx::Error::Io(io::Error::other("the runtime has shut down"));
+                Err(Error::Database { doing, key: None, fault: Fault::Unavailable, source })
+            }
         },
     }
 }
 
-/// No answer came in time, or none will.
+/// No answer came in time.
 pub(crate) fn no_answer(doing: &'static str, key: Option<&Key>) -> Error {
-    let source = sqlx::Error::PoolTimedOut;
-    Error::Database { doing, key: key.cloned(), fault: Fault::Unavailable, source }
+    Error::Database { doing, key: key.cloned(), fault: Fault::Unavailable, source: timed_out() }
+}
+
+/// What the driver would say of a server that does not answer, if it noticed.
+pub(crate) fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"))
 }
 
 /// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.

@@ -25,9 +25,14 @@ use crate::{
 ///   grant before it, for the life of the store;
 /// - asking again with the token that holds the lease grants it again, with the same fence and a new expiry;
 /// - a token that no longer holds the lease changes nothing;
+/// - an expiry that is further away than the ttl that the lease was last granted or renewed for means that the store's
+///   clock was set back. The lease is then held for that ttl from the operation that finds it so, and no longer: not free
+///   at once, because its holder may have renewed it right before the step;
 /// - no operation waits for another holder: what is locked at the moment is [`Acquired::Held`] or [`Scoped::Busy`].
 ///
-/// lockkit never cancels `lease_acquire` half-way; the others can be repeated.
+/// A call that takes too long is dropped half-way: after half of the ttl (between 500 ms and 5 s), a renewal after its pause.
+/// It may have been carried out all the same. lockkit gives back what a dropped `lease_acquire` may have taken; the other
+/// operations can be repeated.
 pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Takes the lease if it is free, expired, or held by this same claim.
     fn lease_acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired>> + Send;
@@ -39,11 +44,13 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         acquire_in_order(self, claims)
     }
 
-    /// Reads who holds the lease now, without writing; `None` when it is free or expired.
+    /// Reads who holds the lease now; `None` when it is free or expired. Writes nothing, unless the store's clock was set
+    /// back and the expiry must be cut.
     fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<Held>>> + Send;
 
     /// Makes each of the leases that is unexpired live for at least its `ttl` from now; never shortens one, whatever the
-    /// order in which renewals arrive. Answers for each, in the same order.
+    /// order in which renewals arrive, unless the store's clock was set back. Answers for each, in the same order;
+    /// [`Scoped::Done`] only if the lease does live that long.
     fn lease_renew(&self, renewals: &[Renewal]) -> impl Future<Output = Result<Vec<Scoped>>> + Send;
 
     /// Gives an unexpired lease back. The fence is kept for the next grant.
@@ -51,6 +58,11 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// The key stays taken, by nobody, until `min_hold` after it was acquired, if that is still to come.
     fn lease_release(&self, key: &Key, token: Token, min_hold: Duration)
     -> impl Future<Output = Result<Scoped>> + Send;
+
+    /// Gives several leases back, and answers for each in the same order. Unless a store can do better, one after the other.
+    fn lease_release_all(&self, releases: &[Release]) -> impl Future<Output = Result<Vec<Scoped>>> + Send {
+        release_in_order(self, releases)
+    }
 
     /// Reads the leases held now whose key starts with `prefix`, in the order of their keys, `limit` at most.
     fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<Held>>> + Send;
@@ -60,8 +72,14 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     fn lease_sweep(&self, retention: Duration, limit: u32) -> impl Future<Output = Result<u64>> + Send;
 
     /// Why no answer came in time, if the store knows more than that: that it had no connection left, say.
-    fn unanswered(&self) -> Option<Error> {
-        None
+    fn unanswered(&self) -> impl Future<Output = Option<Error>> + Send {
+        std::future::ready(None)
+    }
+
+    /// Whether every call ends by itself, because nothing stands between this process and the store that could fall silent.
+    /// Such calls are never dropped.
+    fn always_answers(&self) -> bool {
+        false
     }
 }
 
@@ -89,6 +107,14 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
     Ok(AcquiredAll::Granted(grants))
 }
 
+async fn release_in_order<S: LeaseStore>(store: &S, releases: &[Release]) -> Result<Vec<Scoped>> {
+    let mut answers = Vec::with_capacity(releases.len());
+    for Release { key, token, min_hold } in releases {
+        answers.push(store.lease_release(key, *token, *min_hold).await?);
+    }
+    Ok(answers)
+}
+
 /// A wish to hold a lease: what one acquisition sends to the store.
 #[derive(Debug, Clone)]
 pub struct Claim {
@@ -103,10 +129,13 @@ pub struct Claim {
 }
 
 /// 128 random bits, drawn anew for every acquisition: the proof of ownership in every statement.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token([u8; 16]);
 
 impl Token {
+    /// The last in the order of tokens.
+    pub(crate) const LAST: Self = Self([u8::MAX; 16]);
+
     /// A token that no other acquisition has.
     pub fn random() -> Self {
         let mut bytes = [0; 16];
@@ -152,6 +181,17 @@ pub struct Renewal {
     pub token: Token,
     /// How long it is to live from now.
     pub ttl: Duration,
+}
+
+/// A wish to give a lease back.
+#[derive(Debug, Clone)]
+pub struct Release {
+    /// The lease.
+    pub key: Key,
+    /// The acquisition that holds it.
+    pub token: Token,
+    /// How long the key stays taken at least, counted from when it was acquired.
+    pub min_hold: Duration,
 }
 
 /// The answer to a claim.

@@ -75,6 +75,12 @@ impl Trust {
         });
     }
 
+    /// The lease was given up by a commit that succeeded. A trust that ran out while the commit was on its way is no loss:
+    /// nobody could take the lease in between.
+    pub(crate) fn committed(&self) {
+        self.0.send_modify(|belief| belief.lost = Some(LossReason::Released));
+    }
+
     /// Until when the lease is trusted if nothing more is heard.
     pub(crate) fn until(&self) -> Instant {
         self.0.borrow().until

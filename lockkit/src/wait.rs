@@ -35,6 +35,8 @@ pub(crate) enum Turn<T> {
     Held { free_in: Option<Duration> },
     /// Others come first: to be asked again after so many releases, or after this pause where they are not heard.
     Queued { ahead: u32, pause: Duration },
+    /// The store did not answer in the time that it is given.
+    Silent,
 }
 
 /// How waiting ended.
@@ -110,8 +112,11 @@ impl Lines {
                 return Ok(without);
             };
             limit = deadline;
-            without = Waited::Held;
-            let (ahead, pause) = match turn? {
+            let turn = turn?;
+            if !matches!(turn, Turn::Silent) {
+                without = Waited::Held;
+            }
+            let (ahead, pause) = match turn {
                 Turn::Done(taken) => return Ok(Waited::Done(taken)),
                 Turn::Held { free_in } => {
                     let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
@@ -119,9 +124,11 @@ impl Lines {
                     (0, free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1))))
                 }
                 Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
+                // The answer was waited for long enough.
+                Turn::Silent => (0, PAUSES.base),
             };
             if Instant::now() >= deadline {
-                return Ok(Waited::Held);
+                return Ok(without);
             }
             let freed = async {
                 freed.await;

@@ -264,6 +264,12 @@ on_every_database! {
         };
         bench.drop_everywhere("Leases::show", async || (leases.show("k"), bench.lease().await), release).await;
         bench.drop_everywhere("Leases::list", async || (leases.list("k"), bench.lease().await), release).await;
+        let closing = async || {
+            let leases = Leases::new(pool.clone());
+            let lease = leases.lease("k").wait(PATIENCE).acquire().await.unwrap();
+            (async move { leases.close().await }, lease)
+        };
+        bench.drop_everywhere("Leases::close", closing, async |lease, _: bool| drop(lease)).await;
         bench.drop_everywhere("Leases::steal", async || (leases.steal("k"), bench.lease().await), release).await;
     }
 

@@ -175,6 +175,31 @@ on_every_database! {
         assert_eq!(leases.show("k").await.unwrap().unwrap().fence, lease.fence());
     }
 
+    async fn leases_stay_held_while_their_table_gets_a_column<S>(_db: TestDb<S>) {
+        let db = TestDb::<S>::empty(2).await;
+        for file in migrations::<S>().into_iter().filter(|it| !it.ends_with("0004_ttl.sql")) {
+            db.execute(&fs::read_to_string(file).expect("read the migration")).await;
+        }
+        let fence = 1 << 60;
+        let token = if S::NAME == "PostgreSQL" { "'\\x0102030405060708090a0b0c0d0e0f10'" } else { "X'0102030405060708090a0b0c0d0e0f10'" };
+        db.execute(&format!(
+            "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, renewals)
+             VALUES ('k', {token}, 'old', {fence}, 1, {fence}, 7)"
+        ))
+        .await;
+
+        for _ in 0..2 {
+            lockkit::migrate(&db.pool).await.unwrap();
+            let held = db.pool.lease_look(&"k".into()).await.unwrap().expect("it is held");
+            assert_eq!((held.info.holder.as_str(), held.info.fence.get(), held.info.renewals), ("old", fence, 7));
+            db.execute("DROP TABLE _lockkit_migrations").await;
+        }
+        db.execute("UPDATE lockkit_lease SET ttl_us = 5, expires_us = 0").await;
+        lockkit::migrate(&db.pool).await.unwrap();
+        assert_eq!(db.fetch_i64("SELECT ttl_us FROM lockkit_lease").await, Some(5));
+        assert_leases_work(&db).await;
+    }
+
     async fn eight_processes_can_migrate_at_once<S>(_db: TestDb<S>) {
         let db = TestDb::<S>::empty(2).await;
         let mut processes = Vec::new();

@@ -23,6 +23,7 @@ on_every_database! {
         is_send(leases.show("k"));
         is_send(leases.list("k"));
         is_send(leases.steal("k"));
+        is_send(leases.close());
         is_send(leases.lease("k").acquire());
         is_send(leases.lease("k").try_acquire());
         is_send(leases.lease("k").run(|_| async { Ok::<_, Error>(()) }));

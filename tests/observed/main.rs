@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock, OrConflict, Policy, RowLock};
+use lockkit::testing::{Failure, MemoryStore, Operation};
+use lockkit::{Error, Leases, NamedLock, OrConflict, Policy, RowLock, SessionLock};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use support::TestDb;
 use tracing::field::{Field, Visit};
@@ -55,6 +56,102 @@ impl<S: Subscriber> Layer<S> for Told {
             self.add(fields.message, fields.names);
         }
     }
+}
+
+/// How often each event was told, by strategy and reason.
+#[derive(Clone, Default)]
+struct Losses(Arc<Mutex<Vec<(String, String)>>>);
+
+#[derive(Default)]
+struct Loss {
+    message: String,
+    strategy: String,
+    reason: String,
+}
+
+impl Visit for Loss {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            "strategy" => self.strategy = format!("{value:?}"),
+            "reason" => self.reason = format!("{value:?}"),
+            _ => {}
+        }
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Losses {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut loss = Loss::default();
+        event.record(&mut loss);
+        if loss.message == "lost" {
+            self.0.lock().unwrap().push((loss.strategy, loss.reason));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_once_however_it_comes() {
+    let losses = Losses::default();
+    let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(losses.clone()));
+    let told = || std::mem::take(&mut *losses.0.lock().unwrap());
+    let lost = |reason: &str| vec![("lease".to_owned(), reason.to_owned())];
+    let store = MemoryStore::new();
+
+    // The store cannot be reached while the body runs, and while nobody looks at the lease.
+    for runs in [true, false] {
+        let leases = Leases::new(store.client());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        leases.store().faults().partition();
+        if runs {
+            lease.lost().await;
+        } else {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        assert_eq!(told(), lost("Unreachable"), "with a body: {runs}");
+        drop(lease);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(told(), [], "once");
+    }
+
+    // It was not renewed in time, and the body of `run` is the first to see it.
+    let leases = Leases::new(store.client());
+    leases.store().faults().script(Operation::Renew, [Failure::Slow(Duration::from_secs(600)); 100]);
+    let ended = leases.lease("k").run(async |_| std::future::pending::<Result<(), Error>>().await).await;
+    assert!(ended.unwrap_err().is_lost());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(told().len(), 1);
+
+    // Stolen.
+    let leases = Leases::new(store.client());
+    let lease = leases.lease("k").acquire().await.unwrap();
+    store.steal("k");
+    lease.lost().await;
+    drop(lease);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(told(), lost("Stolen"));
+
+    // Given back: no loss.
+    leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+    leases.lease("k").run(async |_| Ok::<_, Error>(())).await.unwrap();
+    leases.close().await.unwrap();
+    assert_eq!(told(), []);
+}
+
+#[tokio::test]
+async fn the_loss_of_a_session_lock_is_told() {
+    let db = TestDb::<support::Postgres>::new().await;
+    let losses = Losses::default();
+    let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(losses.clone()));
+    let session = SessionLock::new("k").heartbeat(Duration::from_millis(50)).acquire(&db.pool).await.unwrap();
+    db.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted").await;
+    session.lost().await;
+    session.release().await.unwrap_err();
+    assert_eq!(*losses.0.lock().unwrap(), [("session".to_owned(), "Unreachable".to_owned())]);
 }
 
 /// Takes each kind of lock, and has each of them refused, lost and retried.
@@ -146,5 +243,19 @@ async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() 
         ("lockkit_hold_seconds{strategy=lease,prefix=order}", 2),
     ] {
         assert_eq!(found.get(name), Some(&count), "{name} among {found:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_with_several_nodes_is_warned_of_once() {
+    let Some(db) = TestDb::<support::Galera>::unless_left_out().await else { return };
+    for is_told in [true, false] {
+        let told = Told::default();
+        {
+            let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
+            lockkit::begin(&db.pool_of(1).await).await.unwrap().rollback().await.unwrap();
+        }
+        let told = told.0.lock().unwrap();
+        assert_eq!(told.keys().any(|it| it.contains("Galera cluster")), is_told, "{:?}", told.keys());
     }
 }

@@ -31,6 +31,14 @@ impl PgBouncer {
     /// # Panics
     /// If it does not start.
     pub fn start(url: &str, pool_mode: &str) -> Self {
+        Self::with_sessions(url, pool_mode, 20)
+    }
+
+    /// As [`PgBouncer::start`], with at most this many sessions of the server for all clients together.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn with_sessions(url: &str, pool_mode: &str, sessions: u32) -> Self {
         // Two of one process would choose the same port.
         static STARTING: Mutex<()> = Mutex::new(());
 
@@ -41,7 +49,7 @@ impl PgBouncer {
         let folder = tempfile::Builder::new().prefix("lockkit-pgbouncer-").permissions(permissions).tempdir();
         let folder = folder.expect("make a folder");
         let port = free_port().expect("a free port");
-        let mut command = prepare_pgbouncer(folder.path(), port, &url, pool_mode).expect("set PgBouncer up");
+        let mut command = prepare_pgbouncer(folder.path(), port, &url, pool_mode, sessions).expect("set PgBouncer up");
         let mut child = command.spawn().expect("start PgBouncer");
 
         let deadline = Instant::now() + START;

@@ -2,13 +2,15 @@
 
 use std::io;
 use std::net;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
 use url::Url;
 
 /// A proxy in front of one server. Its connections end when it is dropped.
@@ -25,7 +27,14 @@ struct State {
     round_trips: AtomicU64,
     stalled: watch::Sender<bool>,
     drops_replies: AtomicBool,
+    reply_delay_ms: AtomicU64,
     reset: Notify,
+    /// The number of the next connection, and of the first that is not silent.
+    connections: AtomicU64,
+    first_heard: AtomicU64,
+    /// What a request must contain for all replies to be held back from then on.
+    holds_replies_to: Mutex<Option<&'static str>>,
+    holds_replies: watch::Sender<bool>,
 }
 
 impl Proxy {
@@ -42,7 +51,12 @@ impl Proxy {
             round_trips: AtomicU64::new(0),
             stalled: watch::Sender::new(false),
             drops_replies: AtomicBool::new(false),
+            reply_delay_ms: AtomicU64::new(0),
             reset: Notify::new(),
+            connections: AtomicU64::new(0),
+            first_heard: AtomicU64::new(0),
+            holds_replies_to: Mutex::default(),
+            holds_replies: watch::Sender::new(false),
         });
         let listener = net::TcpListener::bind("127.0.0.1:0").expect("listen on a free port");
         listener.set_nonblocking(true).expect("make the listener non-blocking");
@@ -75,6 +89,29 @@ impl Proxy {
         self.state.drops_replies.store(dropped, Ordering::SeqCst);
     }
 
+    /// Makes all connections half-open: their packets vanish, in both directions and for ever, and nobody is told. New ones can be
+    /// made.
+    pub fn half_open(&self) {
+        self.state.first_heard.store(self.state.connections.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// Holds all replies back from when a client next sends this text, until [`pass_replies`](Self::pass_replies).
+    pub fn hold_replies_to(&self, text: &'static str) {
+        *self.state.holds_replies_to.lock().expect("no code panics while it holds the lock") = Some(text);
+    }
+
+    /// Lets the replies go on that [`hold_replies_to`](Self::hold_replies_to) holds back.
+    pub fn pass_replies(&self) {
+        *self.state.holds_replies_to.lock().expect("no code panics while it holds the lock") = None;
+        self.state.holds_replies.send_replace(false);
+    }
+
+    /// Holds each reply back for so long, as a slow network does.
+    pub fn delay_replies(&self, delay: Duration) {
+        let millis = u64::try_from(delay.as_millis()).expect("a delay of less than an age");
+        self.state.reply_delay_ms.store(millis, Ordering::SeqCst);
+    }
+
     /// Breaks all connections; new ones can be made.
     pub fn reset(&self) {
         self.state.reset.notify_waiters();
@@ -96,6 +133,8 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 }
 
 async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
+    let number = state.connections.fetch_add(1, Ordering::SeqCst);
+    let is_silent = || number < state.first_heard.load(Ordering::SeqCst);
     let reset = state.reset.notified();
     let mut server = TcpStream::connect(&state.server).await?;
     client.set_nodelay(true)?;
@@ -104,16 +143,24 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
     let server_spoke_last = AtomicBool::new(true);
-    let requests = pump(&mut from_client, &mut to_server, &state, || {
+    let (requests_gates, replies_gates) = ([&state.stalled], [&state.stalled, &state.holds_replies]);
+    let requested = |request: &[u8]| {
         if server_spoke_last.swap(false, Ordering::SeqCst) {
             state.round_trips.fetch_add(1, Ordering::SeqCst);
         }
-        true
-    });
-    let replies = pump(&mut from_server, &mut to_client, &state, || {
+        let held = *state.holds_replies_to.lock().expect("no code panics while it holds the lock");
+        if held.is_some_and(|it| request.windows(it.len()).any(|part| part == it.as_bytes())) {
+            state.holds_replies.send_replace(true);
+        }
+        !is_silent()
+    };
+    let requests = pump(&mut from_client, &mut to_server, &requests_gates, requested, || Duration::ZERO);
+    let answered = |_: &[u8]| {
         server_spoke_last.store(true, Ordering::SeqCst);
-        !state.drops_replies.load(Ordering::SeqCst)
-    });
+        !state.drops_replies.load(Ordering::SeqCst) && !is_silent()
+    };
+    let delay = || Duration::from_millis(state.reply_delay_ms.load(Ordering::SeqCst));
+    let replies = pump(&mut from_server, &mut to_client, &replies_gates, answered, delay);
     tokio::select! {
         biased; // So that nothing gets through once `reset` has returned.
         () = reset => {
@@ -127,22 +174,29 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies bytes until the end of the stream, asking before each burst whether to pass it on.
+/// Copies bytes until the end of the stream, unless one of the gates is shut, asking before each burst how long to hold it back and
+/// whether to pass it on.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    state: &State,
-    passes: impl Fn() -> bool,
+    gates: &[&watch::Sender<bool>],
+    passes: impl Fn(&[u8]) -> bool,
+    delay: impl Fn() -> Duration,
 ) -> io::Result<()> {
-    let mut stalled = state.stalled.subscribe();
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        stalled.wait_for(|stalled| !stalled).await.expect("BUG: the state has the sender");
+        for gate in gates {
+            gate.subscribe().wait_for(|shut| !shut).await.expect("BUG: the state has the sender");
+        }
         if length == 0 {
             return to.shutdown().await;
         }
-        if passes() {
+        let delay = delay();
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        if passes(&buffer[..length]) {
             to.write_all(&buffer[..length]).await?;
         }
     }

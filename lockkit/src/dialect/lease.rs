@@ -6,8 +6,9 @@ use tokio::time::sleep;
 
 use super::{LeaseOps, duration, fence, micros};
 use crate::{
+    error::Fault,
     key::Key,
-    store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Release, Renewal, Scoped, Token},
 };
 
 /// Takes leases one after the other, where the database has no statement for all of them.
@@ -57,23 +58,60 @@ pub(super) struct HeldRow<'a> {
     pub(super) acquired_us: i64,
     pub(super) now_us: i64,
     pub(super) expires_us: i64,
+    pub(super) ttl_us: Option<i64>,
     pub(super) renewals: i64,
 }
 
+/// A held lease as its row was read.
+pub(super) struct Found {
+    held: Held,
+    /// The expiry and the ttl of a row that was written later than now: the clock was set back since.
+    ahead: Option<(i64, i64)>,
+}
+
 impl HeldRow<'_> {
-    pub(super) fn held(self) -> sqlx::Result<Held> {
-        let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, renewals } = self;
+    pub(super) fn found(self) -> sqlx::Result<Found> {
+        let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, ttl_us, renewals } = self;
         let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
+        let ahead = ttl_us.filter(|ttl_us| is_ahead(expires_us, *ttl_us, now_us)).map(|ttl_us| (expires_us, ttl_us));
+        let cut_us = ahead.map_or(0, |(expires_us, ttl_us)| expires_us - now_us - ttl_us);
         let info = LeaseInfo {
             key: Key::from(name),
             holder,
             fence: fence(number),
-            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
-            held_for: duration(now_us - acquired_us),
-            expires_in: duration(expires_us - now_us),
+            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us - cut_us),
+            held_for: duration(now_us - (acquired_us - cut_us)),
+            expires_in: duration(expires_us - cut_us - now_us),
             renewals: u64::try_from(renewals).unwrap_or(0),
         };
-        Ok(Held { token: Token::from_bytes(token), info })
+        Ok(Found { held: Held { token: Token::from_bytes(token), info }, ahead })
+    }
+}
+
+/// Whether a row was granted or renewed later than now.
+pub(super) fn is_ahead(expires_us: i64, ttl_us: i64, now_us: i64) -> bool {
+    expires_us.saturating_sub(ttl_us) > now_us
+}
+
+/// The held lease; its expiry is cut in the store too if the clock was set back.
+pub(super) async fn lease_found<DB: LeaseOps>(conn: &mut DB::Connection, found: Found) -> sqlx::Result<Held> {
+    let Found { held, ahead } = found;
+    if let Some((expires_us, ttl_us)) = ahead {
+        lease_cut::<DB>(conn, &held.info.key, expires_us, ttl_us).await?;
+    }
+    Ok(held)
+}
+
+/// Cuts the expiry, unless that is not possible now: whoever looks next does it.
+pub(super) async fn lease_cut<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    key: &Key,
+    expires_us: i64,
+    ttl_us: i64,
+) -> sqlx::Result<()> {
+    match DB::lease_cut(conn, key, expires_us, ttl_us).await {
+        Err(err) if DB::fault(&err).is_of_the_moment() || DB::fault(&err) == Fault::ReadOnly => Ok(()),
+        done => done,
     }
 }
 
@@ -85,9 +123,21 @@ pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expire
 
 /// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
 pub(super) fn asked(renewals: &[Renewal]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"));
     let row = |Renewal { key, token, ttl }: &Renewal| {
         format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
     };
     format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
+}
+
+/// Releases as one parameter: as [`asked`], with the least holding time, and the token that stays where that is not over.
+pub(super) fn given_back(releases: &[Release]) -> String {
+    let row = |Release { key, token, min_hold }: &Release| {
+        let (name, token, nobody) = (hex(key.as_bytes()), hex(token.as_bytes()), hex(Token::nobody().as_bytes()));
+        format!(r#"["{name}","{token}",{},"{nobody}"]"#, micros(*min_hold))
+    };
+    format!("[{}]", releases.iter().map(row).collect::<Vec<_>>().join(","))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }

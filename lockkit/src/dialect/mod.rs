@@ -6,11 +6,7 @@
 
 use std::{error::Error as StdError, future::Future, ops::RangeInclusive, time::Duration};
 
-use sqlx::{
-    Database, Pool, SqlStr,
-    error::DatabaseError,
-    migrate::{Migrate, Migration, MigrationType, Migrator},
-};
+use sqlx::{Database, Pool, error::DatabaseError};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
@@ -18,10 +14,11 @@ use crate::{
     fence::Fence,
     key::Key,
     policy::Wait,
-    store::{Acquired, AcquiredAll, Claim, Held, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Held, Release, Renewal, Scoped, Token},
     version::Version,
 };
 
+mod history;
 mod lease;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -32,8 +29,10 @@ mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-pub(crate) use pool::{connection, starved};
-pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, VersionQuery};
+pub(crate) use pool::{check_in, checkout, connection, starved};
+#[cfg(feature = "postgres")]
+pub use postgres::behind_pooler;
+pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 
 mod sealed {
     pub trait Sealed {}
@@ -45,23 +44,51 @@ mod sealed {
     note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
 )]
 pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
+    /// Whether a network stands between this process and the database, so that an answer may never come.
+    const IS_REMOTE: bool = true;
+
+    /// Whether `begin` changes settings of the session, so that `restore_session` must follow the end of the transaction.
+    const CHANGES_SESSION: bool;
+
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
+
+    /// Finds out what must be known of the database before the first statement on a connection of this pool. What goes
+    /// wrong here goes wrong again at that statement.
+    fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
+
+    /// What the server is not suited for, to be told once: asked at the first `begin` on each server, empty afterwards.
+    fn caveats(pool: &Pool<Self>, conn: &mut Self::Connection) -> impl Future<Output = Vec<&'static str>> + Send;
 
     /// Begins a READ COMMITTED transaction, or takes the write lock where that is the only lock there is.
     fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Commits, and fails when the database has already ended the transaction.
+    /// Fails when the database has already ended the transaction of `begin`, unless it refuses every further statement
+    /// then.
+    fn check_begun(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Commits the transaction of `begin` that `check_begun` found open.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Fails when the database has already ended the transaction that the connection is thought to be in.
+    /// Restores the settings of the session that `begin` changed, and rolls back what ran after the transaction ended.
+    fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Fails when the database has already ended a transaction of the application's that the connection is thought to
+    /// be in.
     fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// How deep the connection is in transactions that sqlx began: zero outside of any. Waits until the driver has done
+    /// what a dropped transaction left to do, where its count is not right before.
+    fn depth(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<usize>> + Send;
 
     /// Whether no transaction is open on the connection, by the word of the database.
     fn is_idle(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
 
+    /// Whether the user lacks a right. Decided by code.
+    fn is_denied(err: &sqlx::Error) -> bool;
+
     /// Applies lockkit's migrations.
-    fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), sqlx::migrate::MigrateError>> + Send;
+    fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
 /// A connection whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut *tx)` needs no type.
@@ -89,6 +116,18 @@ pub trait LeaseOps: Dialect {
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
     fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
 
+    /// Cuts the expiry of a lease, read by an earlier statement, to its ttl from now, if the row still has both and the
+    /// expiry is further away than that. Never waits for the row.
+    ///
+    /// Compared with the earlier read because a statement may be older than the row that it finds: what was there before
+    /// the statement began was not written later than now, unless the clock was set back.
+    fn lease_cut(
+        conn: &mut Self::Connection,
+        key: &Key,
+        expires_us: i64,
+        ttl_us: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// See [`LeaseStore::lease_renew`](crate::LeaseStore::lease_renew).
     fn lease_renew(
         conn: &mut Self::Connection,
@@ -102,6 +141,12 @@ pub trait LeaseOps: Dialect {
         token: Token,
         min_hold: Duration,
     ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
+
+    /// See [`LeaseStore::lease_release_all`](crate::LeaseStore::lease_release_all).
+    fn lease_release_all(
+        conn: &mut Self::Connection,
+        releases: &[Release],
+    ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
 
     /// Inside a transaction: keeps everybody else from taking the lease until the transaction ends, while its holder may
     /// go on renewing it where the database can tell the two apart. `false` when the token no longer holds it.
@@ -159,21 +204,51 @@ pub trait ListenOps: LeaseOps {
     fn heard(listener: &mut Self::Listener) -> impl Future<Output = sqlx::Result<Option<Key>>> + Send;
 }
 
+/// How the rows of a lock are found.
+#[derive(Debug, Clone)]
+pub enum Plan {
+    /// An index serves, if the table is read in this way.
+    Served(Access),
+    /// The values match nothing, so that there is no plan to judge.
+    NoRows,
+    /// The whole table is read. The plan, in the database's words.
+    Scan(String),
+}
+
+/// How to read the table, where the optimizer would not choose an index by itself. By default the choice is its own.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// The clause that names the indexes to use.
+    force: String,
+    /// What to select of rows that are only counted, so that an index alone does not have it.
+    columns: Option<String>,
+    /// Whether the values are joined to the table.
+    joined: bool,
+}
+
 /// Row locks.
 pub trait RowOps: Dialect {
-    /// Selects and locks the rows. Inside a transaction.
+    /// The text of the selection, without its lock and without the way to read it. What is known about the plan of one
+    /// text is not believed of another one.
+    fn row_text(query: &RowQuery, values: &Values<Self>) -> String;
+
+    /// How the selection finds its rows.
+    fn row_plan(
+        conn: &mut Self::Connection,
+        query: &RowQuery,
+        values: &Values<Self>,
+    ) -> impl Future<Output = sqlx::Result<Plan>> + Send;
+
+    /// Selects and locks the rows, read in this way. Inside a transaction.
     fn row_lock(
         conn: &mut Self::Connection,
         query: &RowQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
+        access: &Access,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// The plan of the same selection without its lock, if it reads the whole table and no index could serve it.
-    fn row_scan(
-        conn: &mut Self::Connection,
-        query: &RowQuery,
-        arguments: &Self::Arguments,
-    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+    /// Whether the statement failed because the table has changed so that it cannot be read in the way that was found.
+    fn row_plan_is_old(err: &sqlx::Error) -> bool;
 }
 
 /// Named locks for a transaction.
@@ -252,14 +327,14 @@ pub trait VersionOps: Dialect {
     fn version_read(
         conn: &mut Self::Connection,
         query: &VersionQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
     ) -> impl Future<Output = sqlx::Result<Option<(Self::Row, Version)>>> + Send;
 
     /// Moves the version from `expected` to its successor and returns that; `None` when the row has another version.
     fn version_bump(
         conn: &mut Self::Connection,
         query: &VersionQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
         expected: &Version,
     ) -> impl Future<Output = sqlx::Result<Option<Version>>> + Send;
 
@@ -268,7 +343,7 @@ pub trait VersionOps: Dialect {
     fn version_save(
         conn: &mut Self::Connection,
         query: &SaveQuery,
-        arguments: Self::Arguments,
+        values: Values<Self>,
         expected: i64,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 }
@@ -338,29 +413,12 @@ pub trait RowsAffected: sealed::Sealed {
     fn affected(&self) -> u64;
 }
 
-/// lockkit's migrations (number, name, statements), kept in a history of their own beside the application's.
-fn migrator<const N: usize>(migrations: [(i64, &'static str, &'static str); N]) -> Migrator {
-    let migration = |(number, name, sql): (i64, &'static str, _)| {
-        Migration::new(number, name.into(), MigrationType::Simple, SqlStr::from_static(sql), false)
-    };
-    let mut migrator = Migrator::with_migrations(migrations.map(migration).to_vec());
-    migrator.dangerous_set_table_name(HISTORY);
-    migrator
-}
-
-const HISTORY: &str = "_lockkit_migrations";
-
-/// Whether the history says that nothing is left to do: who may create no table can find that out too.
-async fn is_migrated<C: Migrate>(conn: &mut C, migrator: &Migrator) -> bool {
-    let Ok(None) = conn.dirty_version(HISTORY).await else { return false };
-    let Ok(applied) = conn.list_applied_migrations(HISTORY).await else { return false };
-    migrator.iter().all(|it| applied.iter().any(|done| (done.version, &done.checksum) == (it.version, &it.checksum)))
-}
-
 /// An error of the database, in lockkit's words.
 pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
-    let fault = DB::fault(&source);
-    Error::Database { doing, key: key.cloned(), fault, source }
+    match DB::fault(&source) {
+        Fault::StatementLog => Error::StatementLog { doing, key: key.cloned(), source },
+        fault => Error::Database { doing, key: key.cloned(), fault, source },
+    }
 }
 
 /// As [`failed`], where a missing table or column can only be lockkit's own.
@@ -368,7 +426,9 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
     if DB::fault(&source) == Fault::NoTable {
         return Error::NotMigrated {
             hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
-                   `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`",
+                   `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \
+                   where that command has nothing to do, the table was dropped and its history kept: delete the rows of \
+                   `_lockkit_migrations` first (the migrations can be repeated)",
             source,
         };
     }
@@ -376,7 +436,12 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
 }
 
 /// How deep the connection is in transactions: zero outside of any.
-pub(crate) fn depth<DB: Database>(conn: &DB::Connection) -> usize {
+pub(crate) async fn depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<usize, Error> {
+    DB::depth(conn).await.map_err(|err| failed::<DB>("counting the open transactions", None, err))
+}
+
+/// As [`depth`], by what sqlx has counted so far: on SQLite only right after the connection has answered something.
+pub(crate) fn counted_depth<DB: Database>(conn: &DB::Connection) -> usize {
     DB::TransactionManager::get_transaction_depth(conn)
 }
 
@@ -418,12 +483,36 @@ fn connection_fault(err: &sqlx::Error) -> Fault {
     }
 }
 
-/// The version that the database printed as `text`.
-fn parse_version(is_number: bool, text: String) -> sqlx::Result<Version> {
-    if is_number {
-        return text.parse().map(Version::Number).map_err(|err| sqlx::Error::Decode(Box::new(err)));
+/// What a version column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum VersionKind {
+    Number,
+    Timestamp,
+    /// Nothing that can be moved on.
+    Other,
+}
+
+impl VersionKind {
+    fn of(version: &Version) -> Self {
+        match version {
+            Version::Number(_) => Self::Number,
+            Version::Timestamp(_) => Self::Timestamp,
+        }
     }
-    Ok(Version::Timestamp(text))
+}
+
+/// The version that the database printed as `text`, which is `None` for NULL.
+fn parse_version(kind: VersionKind, text: Option<String>) -> sqlx::Result<Version> {
+    let Some(text) = text else {
+        return Err(sqlx::Error::Decode("the version of the row is NULL".into()));
+    };
+    match kind {
+        VersionKind::Number => text.parse().map(Version::Number).map_err(|err| sqlx::Error::Decode(Box::new(err))),
+        VersionKind::Timestamp => Ok(Version::Timestamp(text)),
+        VersionKind::Other => {
+            Err(sqlx::Error::Decode("the version of the row is neither an integer nor a timestamp".into()))
+        }
+    }
 }
 
 /// A segment as read from its row.

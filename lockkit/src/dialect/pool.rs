@@ -6,37 +6,147 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::{Connection, Database, Pool, pool::PoolConnection};
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{Dialect, LeaseOps, failed, failed_on_own_table};
 use crate::{
-    error::{Error, Result},
+    error::{Error, Fault, Result},
+    guard::{Guard, Hold},
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Release, Renewal, Scoped, Token},
 };
 
 /// How many callers wait for a connection, by pool: for [`Error::PoolStarved`] to tell. A pool that nobody waits at is
 /// not in it.
 static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
 
-/// A connection of the pool.
+/// How long an idle connection may take to show that it still works. It may have died without a word, and sqlx would wait for
+/// its answer for as long as the caller does.
+const PING_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long a connection may take to show that it works as it goes back to its pool.
+const RETURN_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long a new connection may take that is opened to see whether the server answers at all.
+const PROBE_LIMIT: Duration = Duration::from_millis(400);
+
+/// A connection of the pool, whose database is known.
 pub(crate) async fn connection<DB: Dialect>(
     pool: &Pool<DB>,
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
-    let _waiting = Waiting::at(pool);
-    pool.acquire().await.map_err(|err| match err {
-        sqlx::Error::PoolTimedOut => starved(pool).unwrap_or_else(|| failed::<DB>(doing, key, err)),
-        err => failed_on_own_table::<DB>(doing, key, err),
-    })
+    let mut conn = checkout(pool, doing, key).await?;
+    DB::greet(&mut conn, pool).await;
+    Ok(conn)
 }
 
-/// The error that says so when all connections of the pool are in use.
-pub(crate) fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
+/// A connection of the pool.
+pub(crate) async fn checkout<DB: Dialect>(
+    pool: &Pool<DB>,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<PoolConnection<DB>> {
+    checked_out(pool, PING_LIMIT, doing, key).await
+}
+
+async fn checked_out<DB: Dialect>(
+    pool: &Pool<DB>,
+    ping_limit: Duration,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<PoolConnection<DB>> {
+    let _waiting = Waiting::at(pool);
+    loop {
+        let acquired = if DB::IS_REMOTE && pool.num_idle() > 0 {
+            match timeout(ping_limit, pool.acquire()).await {
+                Ok(acquired) => acquired,
+                // Dropping the future has closed the connection that did not answer.
+                Err(_) => continue,
+            }
+        } else {
+            pool.acquire().await
+        };
+        return match acquired {
+            Ok(conn) => Ok(conn),
+            Err(sqlx::Error::PoolTimedOut) => {
+                Err(starved(pool).await.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))
+            }
+            Err(err) => Err(failed_on_own_table::<DB>(doing, key, err)),
+        };
+    }
+}
+
+/// The error that says so when all connections of the pool are in use, and the server would answer on another one.
+pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
     let (held, size) = (pool.size(), pool.options().get_max_connections());
     let waiting = waiting().get(&address(pool)).copied().unwrap_or(0).max(1);
-    (held >= size && pool.num_idle() == 0).then_some(Error::PoolStarved { held, waiting, size })
+    if held < size || pool.num_idle() > 0 {
+        return None;
+    }
+    let starved = Error::PoolStarved { held, waiting, size };
+    if !DB::IS_REMOTE {
+        return Some(starved);
+    }
+    let options = pool.connect_options();
+    match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
+        // It answers, be it that it has no room for another.
+        Ok(Ok(_) | Err(sqlx::Error::Database(_))) => Some(starved),
+        Ok(Err(_)) | Err(_) => None,
+    }
+}
+
+/// A connection with a statement on its way. Unless it is given back, it is closed: nobody knows when an answer will come, and
+/// until then it would keep its place in the pool.
+struct Call<DB: Database> {
+    conn: PoolConnection<DB>,
+    /// `Drop` may run on a thread without a runtime.
+    runtime: Handle,
+    is_remote: bool,
+}
+
+impl<DB: Database> Hold for Call<DB> {
+    fn abandon(self) {
+        let Self { conn, runtime, is_remote } = self;
+        let _inside = runtime.enter();
+        if is_remote {
+            drop(conn.detach());
+        }
+    }
+}
+
+/// Runs one operation on a connection of the pool.
+async fn call<DB: Dialect, T>(
+    pool: &Pool<DB>,
+    ping_limit: Duration,
+    doing: &'static str,
+    key: Option<&Key>,
+    operation: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+) -> Result<T> {
+    let conn = checked_out(pool, ping_limit, doing, key).await?;
+    let mut call = Guard::new(Call { conn, runtime: Handle::current(), is_remote: DB::IS_REMOTE });
+    DB::greet(&mut call.get_mut().conn, pool).await;
+    let answer = operation(&mut call.get_mut().conn).await;
+    let conn = call.defuse().conn;
+    match &answer {
+        Err(err) if DB::IS_REMOTE && DB::fault(err) == Fault::Unavailable => drop(conn.detach()),
+        _ => check_in::<DB>(conn),
+    }
+    answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+}
+
+/// Gives the connection back. sqlx pings it first, without a bound of its own.
+pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
+    if DB::IS_REMOTE {
+        let returning = conn.return_to_pool();
+        tokio::spawn(async move { _ = timeout(RETURN_LIMIT, returning).await });
+    }
+}
+
+/// How long a ping may take where a lease of this ttl is at stake.
+fn ping_limit(ttl: Duration) -> Duration {
+    (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT)
 }
 
 /// One caller that waits for a connection.
@@ -80,58 +190,61 @@ fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let (doing, key) = ("acquiring lease", Some(&claim.key));
-        let mut conn = connection(self, doing, key).await?;
-        let answer =
-            DB::lease_acquire(&mut conn, claim).await.map_err(|err| failed_on_own_table::<DB>(doing, key, err));
-        unless_locked(answer, Acquired::Held { free_in: None })
+        let answer = call(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn| {
+            DB::lease_acquire(conn, claim).await
+        });
+        unless_locked(answer.await, Acquired::Held { free_in: None })
     }
 
     async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
-        let (doing, key) = ("acquiring leases", claims.first().map(|it| &it.key));
-        let mut conn = connection(self, doing, key).await?;
-        let answer =
-            DB::lease_acquire_all(&mut conn, claims).await.map_err(|err| failed_on_own_table::<DB>(doing, key, err));
-        match key {
-            Some(key) => unless_locked(answer, AcquiredAll::Held { key: key.clone(), free_in: None }),
-            None => answer,
-        }
+        let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
+        let answer = call(self, ping_limit(first.ttl), "acquiring leases", Some(&first.key), async |conn| {
+            DB::lease_acquire_all(conn, claims).await
+        });
+        unless_locked(answer.await, AcquiredAll::Held { key: first.key.clone(), free_in: None })
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
-        let doing = "looking at lease";
-        let mut conn = connection(self, doing, Some(key)).await?;
-        DB::lease_look(&mut conn, key).await.map_err(|err| failed_on_own_table::<DB>(doing, Some(key), err))
+        call(self, PING_LIMIT, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await).await
     }
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
-        let (doing, key) = ("renewing leases", renewals.first().map(|it| &it.key));
-        let mut conn = connection(self, doing, key).await?;
-        let answer = DB::lease_renew(&mut conn, renewals).await;
-        let answer = answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err));
-        unless_locked(answer, vec![Scoped::Busy; renewals.len()])
+        let Some(first) = renewals.first() else { return Ok(Vec::new()) };
+        let answer = call(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn| {
+            DB::lease_renew(conn, renewals).await
+        });
+        unless_locked(answer.await, vec![Scoped::Busy; renewals.len()])
     }
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
-        let doing = "releasing lease";
-        let mut conn = connection(self, doing, Some(key)).await?;
-        let answer = DB::lease_release(&mut conn, key, token, min_hold).await;
-        unless_locked(answer.map_err(|err| failed_on_own_table::<DB>(doing, Some(key), err)), Scoped::Busy)
+        let answer = call(self, PING_LIMIT, "releasing lease", Some(key), async |conn| {
+            DB::lease_release(conn, key, token, min_hold).await
+        });
+        unless_locked(answer.await, Scoped::Busy)
+    }
+
+    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Scoped>> {
+        let Some(first) = releases.first() else { return Ok(Vec::new()) };
+        let answer = call(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn| {
+            DB::lease_release_all(conn, releases).await
+        });
+        unless_locked(answer.await, vec![Scoped::Busy; releases.len()])
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<Held>> {
-        let doing = "listing leases";
-        let mut conn = connection(self, doing, None).await?;
-        DB::lease_list(&mut conn, prefix, limit).await.map_err(|err| failed_on_own_table::<DB>(doing, None, err))
+        call(self, PING_LIMIT, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await).await
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-        let doing = "sweeping leases";
-        let mut conn = connection(self, doing, None).await?;
-        DB::lease_sweep(&mut conn, retention, limit).await.map_err(|err| failed_on_own_table::<DB>(doing, None, err))
+        call(self, PING_LIMIT, "sweeping leases", None, async |conn| DB::lease_sweep(conn, retention, limit).await)
+            .await
     }
 
-    fn unanswered(&self) -> Option<Error> {
-        starved(self)
+    async fn unanswered(&self) -> Option<Error> {
+        starved(self).await
+    }
+
+    fn always_answers(&self) -> bool {
+        !DB::IS_REMOTE
     }
 }

@@ -1,6 +1,48 @@
 //! What a row lock or a version asks for, and the clauses that are the same on every database but for quotes and marks.
 
-use crate::{ident::Ident, policy::Wait};
+use std::fmt;
+
+use sqlx::{Arguments, Database, Encode, Type};
+
+use crate::{dialect::Dialect, error::BoxError, ident::Ident, policy::Wait};
+
+/// The values that a statement binds, with the types that they are sent as.
+pub struct Values<DB: Database> {
+    pub(crate) arguments: DB::Arguments,
+    pub(crate) types: Vec<DB::TypeInfo>,
+}
+
+impl<DB: Database> Values<DB> {
+    pub(crate) fn new() -> Self {
+        Self { arguments: DB::Arguments::default(), types: Vec::new() }
+    }
+
+    pub(crate) fn add<'v, T>(&mut self, value: T) -> Result<(), BoxError>
+    where
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        let type_info = value.produces().unwrap_or_else(T::type_info);
+        self.arguments.add(value)?;
+        self.types.push(type_info);
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.types.len()
+    }
+}
+
+impl<DB: Dialect> Clone for Values<DB> {
+    fn clone(&self) -> Self {
+        Self { arguments: self.arguments.clone(), types: self.types.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Values<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Values").field("types", &self.types).finish_non_exhaustive()
+    }
+}
 
 /// What a row lock selects. The values are bound in the order of the columns.
 #[derive(Debug, Clone)]

@@ -96,7 +96,7 @@ impl NamedLock {
         let conn = conn.as_connection();
         self.key.check()?;
         self.wait.check()?;
-        if depth::<DB>(conn) == 0 {
+        if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the name would be unlocked at once".to_owned();
             return Err(Error::InvalidOption { option: "named lock", reason });
         }

@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-use sqlx::{Arguments, Database, Encode, FromRow, Type};
+use sqlx::{Database, Encode, FromRow, Type};
 use tokio::time::Instant;
 
 use crate::{
-    dialect::{AsConnection, By, Columns, RowOps, RowQuery, Strength, depth, failed},
+    dialect::{AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, depth, failed},
     error::{BoxError, Error, Fault, Result},
     ident::Ident,
     key::Key,
     observe::Strategy,
-    plan::{PlanCheck, check_plan},
+    plan::{self, PlanCheck},
     policy::Wait,
     wait::observed,
 };
@@ -33,9 +33,10 @@ use crate::{
 /// transaction changes the connection's busy timeout for the moment, so let it finish.
 ///
 /// **The plan check.** Without an index that serves the columns, InnoDB locks every row of the table and PostgreSQL reads
-/// all of it. Before the first lock of a kind, lockkit asks the database for the plan (one more round trip) and refuses
-/// with [`Error::FullScan`]; statements that passed are remembered by the process. SQLite refuses too, so that what is
-/// tested on it is true on a server.
+/// all of it. Before a statement is run for the first time, lockkit asks the database for its plan (one statement more, up
+/// to four on MySQL and MariaDB) and refuses with [`Error::FullScan`]; statements that passed are remembered by the process.
+/// SQLite refuses too, so that what is tested on it is true on a server. On MySQL and MariaDB the lock then names the indexes
+/// to use, since the optimizer would scan a small table.
 ///
 /// **After an error** roll the transaction back. PostgreSQL lets nothing else happen in it, and on MySQL or MariaDB it may
 /// be gone (deadlock) or half done. [`Tx::commit`](crate::Tx::commit) refuses such a transaction where the database says so.
@@ -67,7 +68,7 @@ pub struct RowLock<DB: Database> {
     table: Result<Ident>,
     by: Vec<By>,
     order_by: Vec<Ident>,
-    arguments: DB::Arguments,
+    values: Values<DB>,
     limit: Option<u32>,
     skip_locked: bool,
     strength: Strength,
@@ -82,7 +83,7 @@ impl<DB: RowOps> RowLock<DB> {
             table: Ident::new(name),
             by: Vec::new(),
             order_by: Vec::new(),
-            arguments: DB::Arguments::default(),
+            values: Values::new(),
             limit: None,
             skip_locked: false,
             strength: Strength::Update,
@@ -118,17 +119,17 @@ impl<DB: RowOps> RowLock<DB> {
         T: Encode<'v, DB> + Type<DB>,
     {
         let column = self.ident(column);
-        let before = self.arguments.len();
+        let before = self.values.len();
         for value in values {
-            if let Err(err) = self.arguments.add(value) {
+            if let Err(err) = self.values.add(value) {
                 self.fail(|| cannot_bind(&err));
             }
         }
-        if self.arguments.len() == before {
+        if self.values.len() == before {
             self.fail(|| no_values("by_any"));
         }
         if let Some(column) = column {
-            self.by.push(By { column, values: self.arguments.len() - before });
+            self.by.push(By { column, values: self.values.len() - before });
         }
         self
     }
@@ -257,13 +258,13 @@ impl<DB: RowOps> RowLock<DB> {
     }
 
     async fn select(self, conn: &mut DB::Connection, columns: Columns) -> Result<(Key, Vec<DB::Row>)> {
-        let Self { table, by, mut order_by, arguments, limit, skip_locked, strength, wait, check } = self;
+        let Self { table, by, mut order_by, values, limit, skip_locked, strength, wait, check } = self;
         let table = table?;
         if by.is_empty() {
             return Err(no_values("by"));
         }
         wait.check()?;
-        if depth::<DB>(conn) == 0 {
+        if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the rows would be unlocked at once".to_owned();
             return Err(Error::InvalidOption { option: "row lock", reason });
         }
@@ -272,10 +273,19 @@ impl<DB: RowOps> RowLock<DB> {
         }
         let key = Key::from(table.as_str());
         let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
-        check_plan::<DB>(conn, &query, &arguments, &key, check).await?;
+        let access = plan::access::<DB>(conn, &query, &values, &key, check).await?;
         let started = Instant::now();
         let taking = async {
-            DB::row_lock(conn, &query, arguments).await.map_err(|err| match DB::fault(&err) {
+            let again = values.clone();
+            let mut locked = DB::row_lock(conn, &query, values, &access).await;
+            if let Err(err) = &locked
+                && DB::row_plan_is_old(err)
+            {
+                plan::forget::<DB>(&query, &again);
+                let access = plan::access::<DB>(conn, &query, &again, &key, check).await?;
+                locked = DB::row_lock(conn, &query, again, &access).await;
+            }
+            locked.map_err(|err| match DB::fault(&err) {
                 Fault::Contended => Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None },
                 _ => failed::<DB>("locking rows of", Some(&key), err),
             })

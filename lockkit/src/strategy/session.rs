@@ -11,12 +11,12 @@ use tokio::{
 use tracing::Instrument;
 
 use crate::{
-    dialect::{SessionAnswer, SessionOps, connection, failed, starved},
-    error::{Error, Fault, Result},
+    dialect::{SessionAnswer, SessionOps, checkout, failed, starved},
+    error::{Error, Fault, LossReason, Result},
     guard::{Guard, Hold, guarded},
     key::Key,
     locked::under,
-    observe::{Strategy, holding},
+    observe::{self, Strategy, holding},
     policy::{OnLost, Wait, check_duration},
     section::{Unsettled, finished, no_answer, until},
     wait::observed,
@@ -145,9 +145,12 @@ impl SessionLock {
         let failed = |err| failed::<DB>(doing, Some(&self.key), err);
 
         let connected_by = deadline.map(|it| it.max(started + FIRST_ANSWER));
-        let conn = until(connected_by, connection(pool, doing, Some(&self.key))).await;
-        let conn = conn.unwrap_or_else(|| Err(starved(pool).unwrap_or_else(|| no_answer(doing, Some(&self.key)))));
-        let mut held = Guard::new(Unsettled::new(conn?));
+        let conn = until(connected_by, checkout(pool, doing, Some(&self.key))).await;
+        let conn = match conn {
+            Some(conn) => conn?,
+            None => return Err(starved(pool).await.unwrap_or_else(|| no_answer(doing, Some(&self.key)))),
+        };
+        let mut held = Guard::new(Unsettled::new(conn));
         let conn = &mut *held.get_mut().conn;
         let id = self.session_to_lock(pool, conn).await?;
         loop {
@@ -318,6 +321,7 @@ async fn keep<DB: SessionOps>(
     mut held: Guard<Unsettled<DB>>,
     mut questions: mpsc::Receiver<Question>,
 ) -> Result<()> {
+    let granted = Instant::now();
     let conn = &mut *held.get_mut().conn;
     let (lost, _unanswered) = loop {
         let question = match timeout(heartbeat, questions.recv()).await {
@@ -339,6 +343,8 @@ async fn keep<DB: SessionOps>(
     };
     // Closed before anybody hears of the loss.
     drop(held);
+    let reason = if lost.is_some() { LossReason::Unreachable } else { LossReason::Stolen };
+    observe::lost(Strategy::Session, &key, None, granted.elapsed(), reason);
     Err(Error::SessionLost { key, source: lost })
 }
 

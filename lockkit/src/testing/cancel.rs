@@ -13,7 +13,7 @@ use sqlx::{Connection, Pool};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
-    dialect::{LeaseOps, depth},
+    dialect::{LeaseOps, counted_depth},
     error::{Error, Result},
     section::begin,
     store::{LeaseStore, Token},
@@ -330,7 +330,7 @@ async fn pool_is_whole<DB: LeaseOps>(pool: &Pool<DB>) -> Result<(), String> {
     }
     for conn in &mut connections {
         conn.ping().await.map_err(|err| format!("a connection of the pool is broken: {err}"))?;
-        if depth::<DB>(conn) > 0 || !DB::is_idle(conn).await {
+        if counted_depth::<DB>(conn) > 0 || !DB::is_idle(conn).await {
             return Err("a connection of the pool is inside a transaction".to_owned());
         }
     }

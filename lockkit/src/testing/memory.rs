@@ -72,10 +72,19 @@ struct Row {
     fence: i64,
     acquired: i64,
     expires: i64,
+    /// For how long it was last granted or renewed.
+    ttl: i64,
     renewals: u64,
 }
 
 impl Row {
+    /// Cuts an expiry that is further away than the ttl: the row was written later than now, so the clock was set back.
+    fn cut(&mut self, now: i64) {
+        let ahead = self.expires.saturating_sub(self.ttl).saturating_sub(now).max(0);
+        self.expires -= ahead;
+        self.acquired -= ahead;
+    }
+
     fn is_held(&self, now: i64) -> bool {
         self.token.is_some() && self.expires > now
     }
@@ -119,7 +128,7 @@ impl MemoryStore {
     pub fn steal(&self, key: impl Into<Key>) -> Option<LeaseInfo> {
         let key = key.into();
         self.act(|rows, now| {
-            let row = rows.get_mut(&key).filter(|it| it.is_held(now))?;
+            let row = row(rows, &key, now).filter(|it| it.is_held(now))?;
             let info = row.info(&key, now);
             (row.token, row.expires) = (None, 0);
             Some(info)
@@ -131,7 +140,7 @@ impl MemoryStore {
     pub fn expire(&self, key: impl Into<Key>) -> Option<LeaseInfo> {
         let key = key.into();
         self.act(|rows, now| {
-            let row = rows.get_mut(&key).filter(|it| it.is_held(now))?;
+            let row = row(rows, &key, now).filter(|it| it.is_held(now))?;
             let info = row.info(&key, now);
             row.expires = now;
             Some(info)
@@ -145,7 +154,8 @@ impl MemoryStore {
         state.stepped = state.stepped.saturating_add(micros(by));
     }
 
-    /// Sets the clock of the store back: leases live longer. Fences still rise.
+    /// Sets the clock of the store back. A lease then lives longer than its ttl, but at most for its ttl from the first
+    /// request after the step that meets it. Fences still rise.
     pub fn step_back(&self, by: Duration) {
         let mut state = self.state();
         state.stepped = state.stepped.saturating_sub(micros(by));
@@ -207,7 +217,7 @@ impl LeaseStore for MemoryStore {
     async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
         let act = || {
             self.act(|rows, now| {
-                let row = rows.get(key).filter(|it| it.is_held(now))?;
+                let row = row(rows, key, now).filter(|it| it.is_held(now))?;
                 Some(Held { token: row.token?, info: row.info(key, now) })
             })
         };
@@ -218,10 +228,13 @@ impl LeaseStore for MemoryStore {
         let act = || {
             self.act(|rows, now| {
                 let renew = |Renewal { key, token, ttl }: &Renewal| {
-                    let Some(row) = rows.get_mut(key).filter(|it| it.is_held_by(*token, now)) else {
+                    let Some(row) = row(rows, key, now).filter(|it| it.is_held_by(*token, now)) else {
                         return Scoped::Gone;
                     };
-                    row.expires = row.expires.max(now.saturating_add(micros(*ttl)));
+                    let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));
+                    if row.expires <= expires {
+                        (row.expires, row.ttl) = (expires, ttl);
+                    }
                     row.renewals += 1;
                     Scoped::Done
                 };
@@ -234,11 +247,12 @@ impl LeaseStore for MemoryStore {
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
         let act = || {
             self.act(|rows, now| {
-                let Some(row) = rows.get_mut(key).filter(|it| it.is_held_by(token, now)) else {
+                let Some(row) = row(rows, key, now).filter(|it| it.is_held_by(token, now)) else {
                     return Scoped::Gone;
                 };
-                let free = row.acquired.saturating_add(micros(min_hold));
-                (row.token, row.expires) = if free > now { (Some(Token::nobody()), free) } else { (None, 0) };
+                let left = micros(min_hold) - (now - row.acquired).max(0);
+                (row.token, row.expires, row.ttl) =
+                    if left > 0 { (Some(Token::nobody()), now + left, left) } else { (None, 0, 0) };
                 Scoped::Done
             })
         };
@@ -248,6 +262,7 @@ impl LeaseStore for MemoryStore {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<Held>> {
         let act = || {
             self.act(|rows, now| {
+                rows.iter_mut().filter(|(key, _)| key.starts_with(prefix)).for_each(|(_, row)| row.cut(now));
                 let held = rows.iter().filter(|(key, row)| key.starts_with(prefix) && row.is_held(now));
                 let held = held.filter_map(|(key, row)| Some(Held { token: row.token?, info: row.info(key, now) }));
                 held.take(limit as usize).collect()
@@ -270,24 +285,32 @@ impl LeaseStore for MemoryStore {
     }
 }
 
+/// The row of the key, whose expiry counts from now on if the clock was set back.
+fn row<'a>(rows: &'a mut BTreeMap<Key, Row>, key: &Key, now: i64) -> Option<&'a mut Row> {
+    let row = rows.get_mut(key)?;
+    row.cut(now);
+    Some(row)
+}
+
 /// How long somebody else holds what is claimed; `None` where nobody does.
-fn in_the_way(rows: &BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Option<Duration> {
-    let row = rows.get(&claim.key).filter(|it| it.is_held(now) && it.token != Some(claim.token))?;
+fn in_the_way(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Option<Duration> {
+    let row = row(rows, &claim.key, now).filter(|it| it.is_held(now) && it.token != Some(claim.token))?;
     Some(duration(row.expires - now))
 }
 
 /// Grants what nobody else holds.
 fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
     let Claim { key, token, holder, ttl } = claim;
-    let expires = now.saturating_add(micros(*ttl));
+    let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));
     if let Some(row) = rows.get_mut(key).filter(|it| it.token == Some(*token)) {
-        row.expires = expires;
+        (row.expires, row.ttl) = (expires, ttl);
         row.renewals += 1;
         return Grant::from(fence(row.fence));
     }
     let before = rows.remove(key);
     let number = before.as_ref().map_or(now, |it| now.max(it.fence + 1));
-    let row = Row { token: Some(*token), holder: holder.clone(), fence: number, acquired: now, expires, renewals: 0 };
+    let (token, holder) = (Some(*token), holder.clone());
+    let row = Row { token, holder, fence: number, acquired: now, expires, ttl, renewals: 0 };
     rows.insert(key.clone(), row);
     let previous = before.filter(|it| it.token.is_some_and(|it| !it.is_nobody())).map(|it| Previous {
         holder: it.holder.to_string(),
@@ -307,4 +330,34 @@ fn duration(micros: i64) -> Duration {
 
 fn fence(number: i64) -> Fence {
     Fence::from(u64::try_from(number).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::Leases;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn when_the_clock_is_set_back_the_dead_are_replaced_and_the_living_keep_their_leases() {
+        let store = MemoryStore::new();
+        let dead = Claim { key: "dead".into(), token: Token::random(), holder: "dead".into(), ttl: SECOND * 5 };
+        store.lease_acquire(&dead).await.expect("no faults were scripted");
+        let leases = Leases::builder(store.client()).ttl(SECOND * 5).build().expect("a ttl that can be");
+        let lease = leases.lease("living").acquire().await.expect("it is free");
+        sleep(SECOND).await;
+        store.step_back(SECOND * 600);
+
+        let started = Instant::now();
+        let others = Leases::builder(store.client()).wait(SECOND * 30).build().expect("a wait that can be");
+        drop(others.lease("dead").acquire().await.expect("free after its ttl"));
+        assert!(started.elapsed() <= SECOND * 6, "{:?}", started.elapsed());
+        assert!(others.lease("living").acquire().await.is_err_and(|err| err.is_contended()));
+        assert!(lease.is_trusted());
+        let info = others.show("living").await.expect("no faults were scripted").expect("it is held");
+        assert!(info.expires_in <= SECOND * 5 && info.held_for >= SECOND * 30, "{info:?}");
+    }
 }

@@ -272,8 +272,12 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         self.store.lease_sweep(retention, limit).await
     }
 
-    fn unanswered(&self) -> Option<crate::error::Error> {
-        self.store.unanswered()
+    async fn unanswered(&self) -> Option<crate::error::Error> {
+        self.store.unanswered().await
+    }
+
+    fn always_answers(&self) -> bool {
+        self.store.always_answers()
     }
 }
 

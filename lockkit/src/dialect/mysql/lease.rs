@@ -1,8 +1,8 @@
 //! Leases on MySQL and MariaDB.
 
 use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
+    collections::{HashMap, HashSet},
+    time::Duration,
 };
 
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
@@ -10,12 +10,12 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 use crate::{
     dialect::{
         Dialect, LeaseOps, duration, fence,
-        lease::{HeldRow, asked, lease_acquire_in_order},
+        lease::{Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, lease_found},
         micros,
     },
     error::Fault,
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
 };
 
 // What holds a lease, in the record locks of InnoDB
@@ -28,6 +28,10 @@ const HELD: u64 = 1 << 63;
 
 /// Bit 62 of the answer says that the lease was taken over; whom from stands in the row.
 const TAKEN_OVER: u64 = 1 << 62;
+
+/// Bit 62 of an answer that says that the lease is held, or that it was renewed: it was granted or renewed later than
+/// now, so the clock was set back since.
+const AHEAD: u64 = 1 << 62;
 
 /// Whether the row's lease was not given back by the one who held it last.
 macro_rules! kept {
@@ -44,8 +48,8 @@ macro_rules! acquire {
     ($source:literal) => {
         concat!(
             "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
-             INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
-             SELECT ?, ?, ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ", now!(), " + ? ", $source, "
+             INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+             SELECT ?, ?, ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ", now!(), " + ?, ? ", $source, "
              ON DUPLICATE KEY UPDATE
                  previous_holder = CASE
                      WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
@@ -70,7 +74,9 @@ macro_rules! acquire {
                      WHEN lockkit_lease.expires_us <= ", now!(), "
                          THEN LAST_INSERT_ID(GREATEST(lockkit_lease.fence + 1, ", now!(), "))
                      ELSE lockkit_lease.fence
-                         + 0 * LAST_INSERT_ID((1 << 63) | (lockkit_lease.expires_us - ", now!(), "))
+                         + 0 * LAST_INSERT_ID(
+                             (1 << 63) | IF(lockkit_lease.expires_us - lockkit_lease.ttl_us > ", now!(), ", 1 << 62, 0)
+                             | (lockkit_lease.expires_us - ", now!(), "))
                  END,
                  acquired_us = CASE
                      WHEN lockkit_lease.token <=> VALUES(token) THEN lockkit_lease.acquired_us
@@ -84,7 +90,8 @@ macro_rules! acquire {
                  END,
                  holder = IF(lockkit_lease.expires_us <= ", now!(), ", VALUES(holder), lockkit_lease.holder),
                  token = IF(lockkit_lease.expires_us <= ", now!(), ", VALUES(token), lockkit_lease.token),
-                 expires_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(expires_us), lockkit_lease.expires_us)"
+                 expires_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(expires_us), lockkit_lease.expires_us),
+                 ttl_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(ttl_us), lockkit_lease.ttl_us)"
         )
     };
 }
@@ -109,6 +116,7 @@ async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -
         .bind(claim.token.as_bytes().as_slice())
         .bind(claim.holder.as_bytes())
         .bind(micros(claim.ttl))
+        .bind(micros(claim.ttl))
         .bind(claim.key.as_bytes())
         .execute(conn)
         .await?;
@@ -128,12 +136,46 @@ macro_rules! asked {
     };
 }
 
+/// As [`asked`], for leases that are given back.
+macro_rules! returned {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (
+             name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
+             token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
+             min_hold BIGINT PATH '$[2]',
+             nobody   CHAR(32) CHARACTER SET ascii PATH '$[3]'
+         )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)"
+    };
+}
+
+/// The tokens among those asked for that hold their lease.
+async fn held_of(conn: &mut MySqlConnection, asked: &str) -> sqlx::Result<HashSet<Vec<u8>>> {
+    let sql =
+        concat!("SELECT l.token FROM ", returned!(), " WHERE l.token = UNHEX(asked.token) AND l.expires_us > ", now!());
+    Ok(sqlx::query_scalar(sql).bind(asked).fetch_all(conn).await?.into_iter().collect())
+}
+
+/// What is left of the least holding time, a bound value unless it is named.
+macro_rules! left {
+    ($acquired_us:literal) => {
+        left!("?", $acquired_us)
+    };
+    ($min_hold:literal, $acquired_us:literal) => {
+        concat!("(", $min_hold, " - GREATEST(0, ", now!(), " - ", $acquired_us, "))")
+    };
+}
+
 impl LeaseOps for MySql {
     async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         let answer = match acquire(conn, ACQUIRE, claim).await {
             Err(err) if Self::fault(&err) == Fault::Deadlock => acquire(conn, ACQUIRE_NEW, claim).await?,
             answer => answer?,
         };
+        if answer & HELD != 0 && answer & AHEAD != 0 {
+            // The look cuts the expiry.
+            let held = Self::lease_look(conn, &claim.key).await?;
+            return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
+        }
         if answer & HELD != 0 {
             return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
         }
@@ -146,59 +188,55 @@ impl LeaseOps for MySql {
     }
 
     async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        sqlx::query(concat!(
+        let row = sqlx::query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE name = ? AND token IS NOT NULL AND expires_us > ",
             now!()
         ))
         .bind(key.as_bytes())
-        .fetch_optional(conn)
-        .await?
-        .map(|row| held(&row))
-        .transpose()
+        .fetch_optional(&mut *conn)
+        .await?;
+        match row {
+            Some(row) => Ok(Some(lease_found::<Self>(conn, found(&row)?).await?)),
+            None => Ok(None),
+        }
+    }
+
+    async fn lease_cut(conn: &mut MySqlConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
+        sqlx::query(concat!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             UPDATE (
+                 SELECT l.name, l.expires_us - l.ttl_us - ",
+            now!(),
+            " AS ahead_us
+                 FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
+                 WHERE l.name = ? AND l.expires_us = ? AND l.ttl_us = ? AND l.expires_us - l.ttl_us > ",
+            now!(),
+            "
+                 LIMIT 1
+                 FOR UPDATE SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+             SET l.expires_us = l.expires_us - mine.ahead_us, l.acquired_us = l.acquired_us - mine.ahead_us"
+        ))
+        .bind(key.as_bytes())
+        .bind(expires_us)
+        .bind(ttl_us)
+        .execute(conn)
+        .await?;
+        Ok(())
     }
 
     async fn lease_renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
-        let sent = Instant::now();
-        let asked = asked(renewals);
-        let done = sqlx::query(concat!(
-            "UPDATE (
-                 SELECT l.name, asked.ttl FROM ",
-            asked!(),
-            now!(),
-            "
-                 LIMIT 18446744073709551615
-                 FOR UPDATE /*!80000 OF l */ SKIP LOCKED
-             ) AS mine
-             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
-             SET l.expires_us = GREATEST(l.expires_us, ",
-            now!(),
-            " + mine.ttl), l.renewals = l.renewals + 1"
-        ))
-        .bind(&asked)
-        .execute(&mut *conn)
-        .await?;
-        if done.rows_affected() == renewals.len() as u64 {
-            return Ok(vec![Scoped::Done; renewals.len()]);
+        let (answers, is_ahead) = renew(conn, renewals).await?;
+        if is_ahead {
+            // The clock was set back, and the expiries are cut by now.
+            return renew(conn, renewals).await.map(|(answers, _)| answers);
         }
-        let held =
-            sqlx::query(concat!("SELECT l.token, l.expires_us - ", now!(), " AS left_us FROM ", asked!(), now!()))
-                .bind(&asked)
-                .fetch_all(conn)
-                .await?;
-        let held = held.iter().map(|row| Ok((row.try_get::<Vec<u8>, _>("token")?, row.try_get("left_us")?)));
-        let held = held.collect::<sqlx::Result<HashMap<_, i64>>>()?;
-        // One that was renewed lives for its ttl from then, so what it has left by now tells it from one that was not.
-        let passed = sent.elapsed();
-        let answer = |it: &Renewal| match held.get(it.token.as_bytes().as_slice()) {
-            None => Scoped::Gone,
-            Some(left) if duration(*left) + passed >= it.ttl => Scoped::Done,
-            Some(_) => Scoped::Busy,
-        };
-        Ok(renewals.iter().map(answer).collect())
+        Ok(answers)
     }
 
     async fn lease_release(
@@ -222,16 +260,28 @@ impl LeaseOps for MySql {
                  FOR UPDATE SKIP LOCKED
              ) AS mine
              STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
-             SET l.token = IF(l.acquired_us + ? > ",
+             SET l.token = IF(",
+            left!("l.acquired_us"),
+            " > 0, ?, NULL),
+                 l.expires_us = IF(",
+            left!("l.acquired_us"),
+            " > 0, ",
             now!(),
-            ", ?, NULL), l.expires_us = IF(l.acquired_us + ? > ",
-            now!(),
-            ", l.acquired_us + ?, 0)"
+            " + ",
+            left!("l.acquired_us"),
+            ", 0),
+                 l.ttl_us = IF(",
+            left!("l.acquired_us"),
+            " > 0, ",
+            left!("l.acquired_us"),
+            ", l.ttl_us)"
         ))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
         .bind(micros(min_hold))
         .bind(micros(min_hold))
         .execute(&mut *conn)
@@ -242,6 +292,55 @@ impl LeaseOps for MySql {
         // Lost, or locked by a transaction that pins it?
         let held = Self::lease_look(conn, key).await?;
         Ok(if held.is_some_and(|it| it.token == token) { Scoped::Busy } else { Scoped::Gone })
+    }
+
+    async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        // The UPDATE cannot say which rows it changed, so those that are there are read before it.
+        let asked = given_back(releases);
+        let held = held_of(conn, &asked).await?;
+        let done = sqlx::query(concat!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             UPDATE (
+                 SELECT l.name, asked.min_hold, asked.nobody FROM ",
+            returned!(),
+            "
+                 /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
+                 WHERE l.token = UNHEX(asked.token) AND l.expires_us > ",
+            now!(),
+            "
+                 LIMIT 18446744073709551615
+                 FOR UPDATE /*!80000 OF l, t */ SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+             SET l.token = IF(",
+            left!("mine.min_hold", "l.acquired_us"),
+            " > 0, UNHEX(mine.nobody), NULL),
+                 l.expires_us = IF(",
+            left!("mine.min_hold", "l.acquired_us"),
+            " > 0, ",
+            now!(),
+            " + ",
+            left!("mine.min_hold", "l.acquired_us"),
+            ", 0),
+                 l.ttl_us = IF(",
+            left!("mine.min_hold", "l.acquired_us"),
+            " > 0, ",
+            left!("mine.min_hold", "l.acquired_us"),
+            ", l.ttl_us)"
+        ))
+        .bind(&asked)
+        .execute(&mut *conn)
+        .await?;
+        let busy = if done.rows_affected() < held.len() as u64 { held_of(conn, &asked).await? } else { HashSet::new() };
+        let answer = |it: &Release| {
+            let token = it.token.as_bytes().as_slice();
+            match (held.contains(token), busy.contains(token)) {
+                (_, true) => Scoped::Busy,
+                (true, false) => Scoped::Done,
+                (false, false) => Scoped::Gone,
+            }
+        };
+        Ok(releases.iter().map(answer).collect())
     }
 
     async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
@@ -266,12 +365,17 @@ impl LeaseOps for MySql {
         }
         let done = sqlx::query(concat!(
             "UPDATE lockkit_lease
-             SET expires_us = GREATEST(expires_us, ",
+             SET ttl_us = IF(expires_us > ",
+            now!(),
+            " + ?, ttl_us, ?),
+                 expires_us = GREATEST(expires_us, ",
             now!(),
             " + ?), renewals = renewals + 1
              WHERE name = ? AND token = ? AND expires_us > ",
             now!()
         ))
+        .bind(micros(ttl))
+        .bind(micros(ttl))
         .bind(micros(ttl))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
@@ -289,17 +393,29 @@ impl LeaseOps for MySql {
     ) -> sqlx::Result<bool> {
         let done = sqlx::query(concat!(
             "UPDATE lockkit_lease
-             SET token = IF(acquired_us + ? > ",
+             SET token = IF(",
+            left!("acquired_us"),
+            " > 0, ?, NULL),
+                 expires_us = IF(",
+            left!("acquired_us"),
+            " > 0, ",
             now!(),
-            ", ?, NULL), expires_us = IF(acquired_us + ? > ",
-            now!(),
-            ", acquired_us + ?, 0)
+            " + ",
+            left!("acquired_us"),
+            ", 0),
+                 ttl_us = IF(",
+            left!("acquired_us"),
+            " > 0, ",
+            left!("acquired_us"),
+            ", ttl_us)
              WHERE name = ? AND token = ? AND (? OR expires_us > ",
             now!(),
             ")"
         ))
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
         .bind(micros(min_hold))
         .bind(micros(min_hold))
         .bind(key.as_bytes())
@@ -311,10 +427,10 @@ impl LeaseOps for MySql {
     }
 
     async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        sqlx::query(concat!(
+        let rows = sqlx::query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE name >= ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
             now!(),
@@ -326,11 +442,13 @@ impl LeaseOps for MySql {
         .bind(prefix.as_bytes())
         .bind(prefix.as_bytes())
         .bind(limit)
-        .fetch_all(conn)
-        .await?
-        .iter()
-        .map(held)
-        .collect()
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut held = Vec::with_capacity(rows.len());
+        for row in &rows {
+            held.push(lease_found::<Self>(conn, found(row)?).await?);
+        }
+        Ok(held)
     }
 
     async fn lease_sweep(conn: &mut MySqlConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
@@ -373,6 +491,66 @@ impl LeaseOps for MySql {
     }
 }
 
+/// Renews; also says whether one of the renewed was granted or renewed later than now. Its expiry is cut then.
+async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<(Vec<Scoped>, bool)> {
+    // The OK packet has the clock that this statement renewed by. It may be older than a row that another renewal wrote
+    // while this one waited, so no expiry is cut here.
+    let asked = asked(renewals);
+    let done = sqlx::query(concat!(
+        "UPDATE (
+             SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID(",
+        now!(),
+        ") AS now_us FROM ",
+        asked!(),
+        now!(),
+        "
+             LIMIT 18446744073709551615
+             FOR UPDATE /*!80000 OF l */ SKIP LOCKED
+         ) AS mine
+         STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+         SET l.expires_us = GREATEST(mine.expires_us, mine.now_us + mine.ttl)
+                 + IF(mine.expires_us - mine.ttl_us > mine.now_us, 0 * LAST_INSERT_ID((1 << 62) | mine.now_us), 0),
+             l.ttl_us = IF(mine.expires_us > mine.now_us + mine.ttl, mine.ttl_us, mine.ttl),
+             l.renewals = l.renewals + 1"
+    ))
+    .bind(&asked)
+    .execute(&mut *conn)
+    .await?;
+    let ahead = done.last_insert_id() & AHEAD != 0;
+    if done.rows_affected() == renewals.len() as u64 && !ahead {
+        return Ok((vec![Scoped::Done; renewals.len()], false));
+    }
+    let clock = i64::try_from(done.last_insert_id() & !AHEAD).unwrap_or(i64::MAX);
+    let renewed_us = (done.rows_affected() > 0).then_some(clock);
+    let rows =
+        sqlx::query(concat!("SELECT l.token, l.expires_us, l.ttl_us, ", now!(), " AS now_us FROM ", asked!(), now!()))
+            .bind(&asked)
+            .fetch_all(&mut *conn)
+            .await?;
+    let mut held = HashMap::new();
+    for row in &rows {
+        let expiry: (i64, Option<i64>, i64) =
+            (row.try_get("expires_us")?, row.try_get("ttl_us")?, row.try_get("now_us")?);
+        held.insert(row.try_get::<Vec<u8>, _>("token")?, expiry);
+    }
+    let mut answers = Vec::with_capacity(renewals.len());
+    for Renewal { key, token, ttl } in renewals {
+        let Some(&(expires_us, ttl_us, now_us)) = held.get(token.as_bytes().as_slice()) else {
+            answers.push(Scoped::Gone);
+            continue;
+        };
+        // One that was renewed lives for its ttl from the clock of the renewal, and would after a cut.
+        let ttl = micros(*ttl);
+        let lives = renewed_us.is_some_and(|it| expires_us >= it.saturating_add(ttl));
+        let lives = lives && ttl_us.is_none_or(|it| it >= ttl);
+        answers.push(if lives { Scoped::Done } else { Scoped::Busy });
+        if let Some(ttl_us) = ttl_us.filter(|it| is_ahead(expires_us, *it, now_us)) {
+            lease_cut::<MySql>(conn, key, expires_us, ttl_us).await?;
+        }
+    }
+    Ok((answers, ahead))
+}
+
 /// Whom this claim took the lease over from.
 async fn taken_over(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Option<Previous>> {
     let row = sqlx::query(
@@ -392,7 +570,7 @@ async fn taken_over(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<O
     }))
 }
 
-fn held(row: &MySqlRow) -> sqlx::Result<Held> {
+fn found(row: &MySqlRow) -> sqlx::Result<Found> {
     HeldRow {
         name: &text(row, "name")?,
         token: row.try_get("token")?,
@@ -401,9 +579,10 @@ fn held(row: &MySqlRow) -> sqlx::Result<Held> {
         acquired_us: row.try_get("acquired_us")?,
         now_us: row.try_get("now_us")?,
         expires_us: row.try_get("expires_us")?,
+        ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
     }
-    .held()
+    .found()
 }
 
 /// Text in VARBINARY columns is bytes to the driver.

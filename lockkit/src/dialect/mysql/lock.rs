@@ -1,14 +1,14 @@
 //! Row locks and named locks on MySQL and MariaDB.
 
 use sqlx::{
-    AssertSqlSafe, MySql, MySqlConnection, Row,
-    mysql::{MySqlArguments, MySqlRow},
+    AssertSqlSafe, MySql, MySqlConnection, Row, TypeInfo,
+    mysql::{MySqlDatabaseError, MySqlRow},
 };
 
 use super::placeholder;
 use crate::{
     dialect::{
-        Columns, Dialect, NamedOps, RowOps, RowQuery, Strength,
+        Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Strength, Values,
         query::{matching, order_and_limit},
     },
     error::Fault,
@@ -17,10 +17,51 @@ use crate::{
 };
 
 impl RowOps for MySql {
+    fn row_text(query: &RowQuery, _values: &Values<Self>) -> String {
+        selection(query, &Access::default(), "")
+    }
+
+    async fn row_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
+        let Some(free) = explain(conn, query, values, &Access::default()).await? else {
+            return Ok(Plan::NoRows);
+        };
+        if free.keys.is_empty() {
+            return Ok(judged(free, Access::default()));
+        }
+        // The optimizer prefers a scan on a small table even where an index could serve. It is told to use one even if it
+        // would do so today: tomorrow the table may be small.
+        let keys: Vec<_> = free.keys.split(',').map(quoted).collect();
+        let mut access = Access { force: format!(" FORCE INDEX ({})", keys.join(", ")), ..Access::default() };
+        // MySQL scans an index that has all that is selected rather than look up several of its values.
+        let many = query.by.iter().any(|it| it.values > 1);
+        if many && query.columns == Columns::None {
+            access.columns = Some(uncovered(conn, query).await?);
+        }
+        let forced = match explain(conn, query, values, &access).await {
+            Ok(Some(forced)) => forced,
+            Ok(None) => return Ok(Plan::NoRows),
+            // The indexes of a view's table cannot be named.
+            Err(err) if Self::row_plan_is_old(&err) => return Ok(judged(free, Access::default())),
+            Err(err) => return Err(err),
+        };
+        // All that is selected may be in that index even so, and then the plan depends on the number of rows. A join looks
+        // the values up, always. Not for text, of which two values may be one to the column; and not where the order
+        // decides which rows are locked.
+        let integers = values.types.iter().all(|it| it.name().contains("INT"));
+        if many && forced.is_covered && integers && query.limit.is_none() && !query.skip_locked {
+            let joined = Access { joined: true, columns: None, ..access.clone() };
+            if explain(conn, query, values, &joined).await?.is_some_and(|it| !is_scan(&it)) {
+                return Ok(Plan::Served(joined));
+            }
+        }
+        Ok(judged(forced, access))
+    }
+
     async fn row_lock(
         conn: &mut MySqlConnection,
         query: &RowQuery,
-        arguments: MySqlArguments,
+        values: Values<Self>,
+        access: &Access,
     ) -> sqlx::Result<Vec<MySqlRow>> {
         let (before, hint) = bounded(query.wait);
         let strength = match query.strength {
@@ -32,67 +73,112 @@ impl RowOps for MySql {
             Wait::Never => "NOWAIT",
             Wait::AtMost(_) | Wait::Forever => "",
         };
-        let sql = format!("{before}{} {strength} {waiting}", selection(query, &hint));
-        sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await
+        let sql = format!("{before}{} {strength} {waiting}", selection(query, access, &hint));
+        sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await
     }
 
-    async fn row_scan(
-        conn: &mut MySqlConnection,
-        query: &RowQuery,
-        arguments: &MySqlArguments,
-    ) -> sqlx::Result<Option<String>> {
-        let Some(scan) = scan(conn, query, arguments, "").await? else {
-            return Ok(None);
-        };
-        if scan.keys.is_empty() {
-            return Ok(Some(scan.plan));
-        }
-        // The optimizer prefers a scan on a small table even where an index could serve. Told to use one, it shows
-        // whether it can.
-        let keys: Vec<_> = scan.keys.split(',').map(|it| format!("`{}`", it.replace('`', "``"))).collect();
-        let forced = self::scan(conn, query, arguments, &format!("FORCE INDEX ({}) ", keys.join(", "))).await?;
-        Ok(forced.map(|it| it.plan))
+    fn row_plan_is_old(err: &sqlx::Error) -> bool {
+        // There is no such index; there is no such column.
+        let number = err.as_database_error().and_then(|it| it.try_downcast_ref::<MySqlDatabaseError>());
+        number.is_some_and(|it| matches!(it.number(), 1176 | 1054))
     }
 }
 
-struct Scan {
+/// How the server finds the rows.
+struct Explained {
+    access: String,
     /// The indexes that the optimizer considered, separated by commas.
     keys: String,
+    /// Whether the index has all that is selected.
+    is_covered: bool,
     plan: String,
 }
 
-/// How the server reads the whole table to find the rows, if it does.
-async fn scan(
-    conn: &mut MySqlConnection,
-    query: &RowQuery,
-    arguments: &MySqlArguments,
-    force: &str,
-) -> sqlx::Result<Option<Scan>> {
-    // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
-    let select = selection(query, "").replacen(" AS r ", &format!(" AS r {force}"), 1);
-    let explain = AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {select}"));
-    for row in sqlx::query_with(explain, arguments.clone()).persistent(false).fetch_all(conn).await? {
-        let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
-        let (access, keys) = (text("type")?, text("possible_keys")?);
-        if matches!(&*access, "ALL" | "index") {
-            let plan = format!("type={access}, possible_keys={keys}, extra={}", text("Extra")?);
-            return Ok(Some(Scan { keys, plan }));
-        }
-    }
-    Ok(None)
+fn is_scan(step: &Explained) -> bool {
+    matches!(&*step.access, "ALL" | "index")
 }
 
-fn selection(query: &RowQuery, hint: &str) -> String {
+fn judged(step: Explained, access: Access) -> Plan {
+    if is_scan(&step) { Plan::Scan(step.plan) } else { Plan::Served(access) }
+}
+
+/// How the server finds the rows of the table, if it has to look for any.
+async fn explain(
+    conn: &mut MySqlConnection,
+    query: &RowQuery,
+    values: &Values<MySql>,
+    access: &Access,
+) -> sqlx::Result<Option<Explained>> {
+    // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
+    let explain = AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {}", selection(query, access, "")));
+    let explain = sqlx::query_with(explain, values.arguments.clone()).persistent(false);
+    let mut found = None;
+    for row in explain.fetch_all(conn).await? {
+        let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
+        let (table, access, keys, extra) = (text("table")?, text("type")?, text("possible_keys")?, text("Extra")?);
+        // The values that a join looks up are read one after another, as they should be. Under the name of a view its
+        // tables are listed.
+        if table.is_empty() || table.starts_with('<') {
+            continue;
+        }
+        let is_covered = extra.split("; ").any(|it| it == "Using index");
+        let plan = format!("type={access}, possible_keys={keys}, extra={extra}");
+        let step = Explained { access, keys, is_covered, plan };
+        if is_scan(&step) {
+            return Ok(Some(step));
+        }
+        found.get_or_insert(step);
+    }
+    Ok(found)
+}
+
+/// A small column that no index has; all columns where every one is in some index.
+async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<String> {
+    let column: Option<String> = sqlx::query_scalar(
+        "SELECT CAST(c.COLUMN_NAME AS CHAR)
+         FROM information_schema.COLUMNS AS c
+         WHERE c.TABLE_SCHEMA = DATABASE() AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
+         AND NOT EXISTS (
+             SELECT 1 FROM information_schema.STATISTICS AS s
+             WHERE s.TABLE_SCHEMA = c.TABLE_SCHEMA AND s.TABLE_NAME = c.TABLE_NAME AND s.COLUMN_NAME = c.COLUMN_NAME
+         )
+         ORDER BY
+             c.NUMERIC_PRECISION IS NULL AND c.DATETIME_PRECISION IS NULL,
+             COALESCE(c.CHARACTER_OCTET_LENGTH, 0),
+             c.ORDINAL_POSITION
+         LIMIT 1",
+    )
+    .bind(query.table.as_str())
+    .fetch_optional(conn)
+    .await?;
+    Ok(column.map_or_else(|| "r.*".to_owned(), |it| format!("r.{} AS locked", quoted(&it))))
+}
+
+fn quoted(name: &str) -> String {
+    format!("`{}`", name.replace('`', "``"))
+}
+
+fn selection(query: &RowQuery, access: &Access, hint: &str) -> String {
+    let Access { force, columns, joined } = access;
     let columns = match query.columns {
         Columns::All => "r.*",
-        Columns::None => "1 AS locked",
+        Columns::None => columns.as_deref().unwrap_or("1 AS locked"),
     };
-    format!(
-        "SELECT {hint}{columns} FROM `{}` AS r WHERE {} {}",
-        query.table,
-        matching(&query.by, 1, '`', placeholder),
-        order_and_limit(query, '`'),
-    )
+    let order = order_and_limit(query, '`');
+    let table = format!("`{}` AS r{force}", query.table);
+    if !joined {
+        return format!(
+            "SELECT {hint}{columns} FROM {table} WHERE {} {order}",
+            matching(&query.by, 1, '`', placeholder)
+        );
+    }
+    let (mut values, mut matches) = (Vec::new(), Vec::new());
+    for (number, By { column, values: count }) in query.by.iter().enumerate() {
+        let all = vec!["SELECT ? AS lockkit_value"; *count].join(" UNION ALL ");
+        values.push(format!("({all}) AS lockkit_{number} STRAIGHT_JOIN "));
+        matches.push(format!("r.`{column}` = lockkit_{number}.lockkit_value"));
+    }
+    format!("SELECT {hint}{columns} FROM {}{table} WHERE {} {order}", values.concat(), matches.join(" AND "))
 }
 
 /// How each server is told to give up waiting: MariaDB before the statement, MySQL by a hint inside it.

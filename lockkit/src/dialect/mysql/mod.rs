@@ -4,15 +4,19 @@
 //! `/*!80000 … */`, MySQL the other way round
 //! (<https://mariadb.com/kb/en/comment-syntax/>, <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
 
+use std::sync::{Mutex, PoisonError};
+
 use sqlx::{
-    Executor, MySql, MySqlConnection, Pool, SqlStr,
-    migrate::MigrateError,
-    mysql::{MySqlDatabaseError, MySqlQueryResult, MySqlTransactionManager},
+    Executor, MySql, MySqlConnection, Pool, Row, SqlStr,
+    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlQueryResult, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    policy::Wait,
+};
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
 macro_rules! now {
@@ -21,14 +25,16 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str); 4] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
     (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
     (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
 ];
 
 mod lease;
 mod lock;
+mod migrate;
 mod session;
 mod stock;
 mod version;
@@ -36,7 +42,8 @@ mod version;
 pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
     // https://mariadb.com/kb/en/mariadb-error-code-reference/, https://dev.mysql.com/doc/mysql-errors/8.4/en/
     match err.number() {
-        1205 | 3572 | 1969 | 3024 => Fault::Contended,
+        // The last: KILL QUERY, after which GET_LOCK and lock waits did nothing but wait.
+        1205 | 3572 | 1969 | 3024 | 1317 => Fault::Contended,
         1213 => Fault::Deadlock,
         1020 => Fault::Serialization,
         1062 => Fault::Duplicate,
@@ -44,7 +51,10 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         // The savepoint is gone: that of `begin`, or that of `check_open`, which does not last in autocommit.
         1305 => Fault::NoTransaction,
         1290 | 1792 | 1836 => Fault::ReadOnly,
-        1053 | 1927 | 4031 | 1158..=1161 => Fault::Unavailable,
+        1665 => Fault::StatementLog,
+        // No connection to be had: 1040, 1203, 1226. A node of a Galera cluster that has lost the others: 1047 before
+        // a statement, 1180 in a COMMIT, which may or may not have reached them.
+        1040 | 1047 | 1053 | 1158..=1161 | 1180 | 1203 | 1226 | 1927 | 4031 => Fault::Unavailable,
         _ => Fault::Other,
     }
 }
@@ -59,6 +69,8 @@ impl AsConnection<MySql> for MySqlConnection {
 }
 
 impl Dialect for MySql {
+    const CHANGES_SESSION: bool = true;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
@@ -66,21 +78,39 @@ impl Dialect for MySql {
         }
     }
 
+    async fn greet(_conn: &mut MySqlConnection, _pool: &Pool<Self>) {}
+
+    async fn caveats(pool: &Pool<Self>, conn: &mut MySqlConnection) -> Vec<&'static str> {
+        if !is_first_use(&pool.connect_options()) {
+            return Vec::new();
+        }
+        caveats(conn).await.unwrap_or_default()
+    }
+
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
-        // The savepoint is a mark that the commit checks. The variable tells the statements of the transaction what no
-        // system variable tells; it is cleared by the commit, and where a rollback leaves it, it costs others a wait.
+        // A deadlock victim has lost its transaction, and its next statement begins another one, without autocommit:
+        // then nothing that follows is committed by itself. The savepoint marks the first transaction. The other
+        // variable tells the statements of the transaction what no system variable tells.
         let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; SAVEPOINT lockkit; \
-                     SET @lockkit_read_committed = 1";
+                     SET @lockkit_autocommit = @@autocommit, autocommit = 0, @lockkit_read_committed = 1";
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
     }
 
+    async fn check_begun(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        // The savepoint ends with its transaction. In a message of its own: a node of a Galera cluster that must roll
+        // back for another node says so in the answer to the message, and where more statements follow in it, that
+        // answer is lost and they run in a new transaction.
+        conn.execute("RELEASE SAVEPOINT lockkit").await.map(drop)
+    }
+
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        // A deadlock victim has lost its transaction and runs on outside of it; a COMMIT would answer success.
-        // The savepoint of the beginning is gone then, so its release fails and the COMMIT is not run.
-        conn.execute("RELEASE SAVEPOINT lockkit; COMMIT; SET @lockkit_read_committed = NULL").await?;
-        // Corrects sqlx's count of open transactions; the queued ROLLBACK finds none.
-        MySqlTransactionManager::start_rollback(conn);
-        Ok(())
+        MySqlTransactionManager::commit(conn).await
+    }
+
+    async fn restore_session(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        // Switching autocommit on would commit what ran after the transaction ended.
+        let restore = "ROLLBACK; SET autocommit = IFNULL(@lockkit_autocommit, 1), @lockkit_read_committed = NULL";
+        conn.execute(restore).await.map(drop)
     }
 
     async fn check_open(conn: &mut MySqlConnection) -> sqlx::Result<()> {
@@ -88,31 +118,62 @@ impl Dialect for MySql {
         Ok(())
     }
 
+    async fn depth(conn: &mut MySqlConnection) -> sqlx::Result<usize> {
+        // Counted when a transaction is dropped, not when its rollback is run.
+        Ok(MySqlTransactionManager::get_transaction_depth(conn))
+    }
+
     async fn is_idle(conn: &mut MySqlConnection) -> bool {
         Self::check_open(conn).await.is_err_and(|it| Self::fault(&it) == Fault::NoTransaction)
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = pool.options().clone().min_connections(0).max_connections(1);
-        let own = own.connect_with((*pool.connect_options()).clone()).await?;
-        // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is
-        // none, one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not
-        // needed.
-        let done = match migrator.run(&own).await {
-            Err(MigrateError::Dirty(_)) => {
-                sqlx::query("DELETE FROM _lockkit_migrations WHERE NOT success").execute(&own).await?;
-                migrator.run(&own).await
-            }
-            done => done,
-        };
-        own.close().await;
-        done
+    fn is_denied(err: &sqlx::Error) -> bool {
+        // The whole database, a table, a column.
+        let number = err.as_database_error().and_then(|it| it.try_downcast_ref()).map(MySqlDatabaseError::number);
+        number.is_some_and(|it| matches!(it, 1044 | 1142 | 1143))
     }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
+    }
+}
+
+/// Whether this process asks the server for the first time.
+fn is_first_use(server: &MySqlConnectOptions) -> bool {
+    static USED: Mutex<Vec<(String, u16)>> = Mutex::new(Vec::new());
+
+    // No code panics while it holds the lock.
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    let (host, port) = (server.get_host(), server.get_port());
+    let is_first = !used.iter().any(|it| (&*it.0, it.1) == (host, port));
+    if is_first {
+        used.push((host.to_owned(), port));
+    }
+    is_first
+}
+
+/// What this server is not suited for.
+async fn caveats(conn: &mut MySqlConnection) -> sqlx::Result<Vec<&'static str>> {
+    let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'log_bin'; \
+                 SHOW VARIABLES LIKE 'binlog_format'";
+    let mut caveats = Vec::new();
+    let mut has_log = false;
+    for row in sqlx::raw_sql(asked).fetch_all(conn).await? {
+        let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+        match &*name.to_ascii_lowercase() {
+            "wsrep_cluster_size" if value.parse().is_ok_and(|nodes: u32| nodes > 1) => caveats.push(
+                "the server is a node of a Galera cluster: row locks, named locks and session locks exclude nobody who \
+                 uses another node; a transaction that loses is a deadlock victim, at the latest in its commit",
+            ),
+            "log_bin" => has_log = value == "ON",
+            "binlog_format" if has_log && value == "STATEMENT" => caveats.push(
+                "the server writes its binary log as statements, and refuses writes in the READ COMMITTED transactions \
+                 of `begin` (error 1665): set `binlog_format` to ROW or MIXED",
+            ),
+            _ => {}
+        }
+    }
+    Ok(caveats)
 }
 
 impl super::sealed::Sealed for MySqlQueryResult {}

@@ -5,7 +5,8 @@ use std::time::Duration;
 use sqlx::{MySql, MySqlConnection, Row};
 
 use crate::{
-    dialect::{ServerSession, SessionAnswer, SessionOps},
+    dialect::{Dialect, ServerSession, SessionAnswer, SessionOps},
+    error::Fault,
     key::Key,
 };
 
@@ -39,7 +40,7 @@ impl SessionOps for MySql {
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
         // MySQL waits for whole seconds and would round half a second; MariaDB keeps the fraction.
-        let answer: Option<i64> = sqlx::query_scalar(concat!(
+        let answer: sqlx::Result<Option<i64>> = sqlx::query_scalar(concat!(
             "SELECT CAST(CASE
                  WHEN CONNECTION_ID() <> ? THEN -1
                  WHEN IS_USED_LOCK(",
@@ -54,14 +55,19 @@ impl SessionOps for MySql {
         .bind(key.as_bytes())
         .bind(key.as_bytes())
         .bind(slice.as_secs_f64())
-        .fetch_one(conn)
-        .await?;
+        .fetch_one(&mut *conn)
+        .await;
         match answer {
-            Some(1) => Ok(SessionAnswer::Granted),
-            Some(0) => Ok(SessionAnswer::Held),
-            Some(_) => Ok(SessionAnswer::Elsewhere),
-            // The wait was ended by somebody, or the server has no memory.
-            None => Err(sqlx::Error::Protocol("GET_LOCK failed: it returned NULL".into())),
+            Ok(Some(1)) => Ok(SessionAnswer::Granted),
+            Ok(Some(0)) => Ok(SessionAnswer::Held),
+            Ok(Some(_)) => Ok(SessionAnswer::Elsewhere),
+            Err(err) if Self::fault(&err) != Fault::Contended => Err(err),
+            // The wait was cut short, by KILL QUERY or a bound of the session's, which MariaDB answers with NULL and
+            // MySQL with an error. The lock may have been granted in the same instant.
+            Ok(None) | Err(_) => {
+                let holds = Self::session_holds(conn, id, key).await?;
+                Ok(if holds { SessionAnswer::Granted } else { SessionAnswer::Held })
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlQueryResult};
 
 use super::lock::bounded;
 use crate::{
-    dialect::{Look, Segment, StockOps, depth, quantity, segment},
+    dialect::{Look, Segment, StockOps, counted_depth, quantity, segment},
     key::Key,
     policy::Wait,
 };
@@ -56,7 +56,7 @@ impl StockOps for MySql {
 
     async fn stock_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Look> {
         // Inside a transaction its isolation is not known, and under REPEATABLE READ what is read may be old.
-        let is_current = depth::<Self>(conn) == 0;
+        let is_current = counted_depth::<Self>(conn) == 0;
         let rows: Vec<(u32, i64)> =
             sqlx::query_as("SELECT segment, quantity FROM lockkit_stock WHERE name = ? ORDER BY segment")
                 .bind(key.as_bytes())

@@ -1,14 +1,11 @@
 //! Versions of rows on MySQL and MariaDB.
 
-use sqlx::{
-    Arguments, AssertSqlSafe, Column, MySql, MySqlConnection, Row, TypeInfo,
-    mysql::{MySqlArguments, MySqlRow},
-};
+use sqlx::{Arguments, AssertSqlSafe, Column, MySql, MySqlConnection, Row, TypeInfo, mysql::MySqlRow};
 
 use super::placeholder;
 use crate::{
     dialect::{
-        SaveQuery, VersionOps, VersionQuery, parse_version,
+        SaveQuery, Values, VersionKind, VersionOps, VersionQuery, parse_version,
         query::{matching, save, timestamp_step},
     },
     version::Version,
@@ -18,30 +15,36 @@ impl VersionOps for MySql {
     async fn version_read(
         conn: &mut MySqlConnection,
         query: &VersionQuery,
-        arguments: MySqlArguments,
+        values: Values<Self>,
     ) -> sqlx::Result<Option<(MySqlRow, Version)>> {
         let VersionQuery { table, by, version } = query;
         let sql = format!(
             "SELECT r.*, CAST(r.`{version}` AS CHAR) AS lockkit_version FROM `{table}` AS r WHERE {}",
             matching(by, 1, '`', placeholder),
         );
-        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await? else {
+        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_optional(conn).await? else {
             return Ok(None);
         };
-        let text: String = row.try_get("lockkit_version")?;
-        let is_number = row.try_column(version.as_str())?.type_info().name().contains("INT");
-        let version = parse_version(is_number, text)?;
+        let kind = match row.try_column(version.as_str())?.type_info().name() {
+            // What the driver calls TINYINT(1).
+            "BOOLEAN" => VersionKind::Number,
+            name if name.contains("INT") => VersionKind::Number,
+            "DATETIME" | "TIMESTAMP" => VersionKind::Timestamp,
+            _ => VersionKind::Other,
+        };
+        let version = parse_version(kind, row.try_get("lockkit_version")?)?;
         Ok(Some((row, version)))
     }
 
     async fn version_bump(
         conn: &mut MySqlConnection,
         query: &VersionQuery,
-        mut arguments: MySqlArguments,
+        values: Values<Self>,
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
         let filter = matching(by, 1, '`', placeholder);
+        let Values { mut arguments, .. } = values;
         let again = arguments.clone();
         let (next, current) = match expected {
             Version::Number(number) => {
@@ -73,10 +76,11 @@ impl VersionOps for MySql {
     async fn version_save(
         conn: &mut MySqlConnection,
         query: &SaveQuery,
-        mut arguments: MySqlArguments,
+        values: Values<Self>,
         expected: i64,
     ) -> sqlx::Result<bool> {
-        let sql = save(query, arguments.len() + 1, '`', placeholder);
+        let Values { mut arguments, types } = values;
+        let sql = save(query, types.len() + 1, '`', placeholder);
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)

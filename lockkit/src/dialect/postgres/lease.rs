@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
-use super::bell;
+use super::{bell, pooler::query};
 use crate::{
     dialect::{
         LeaseOps, duration, fence,
-        lease::{HeldRow, lease_give_back, previous},
+        lease::{Found, HeldRow, lease_found, lease_give_back, previous},
         micros,
     },
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
 };
 
 // What holds a lease, in the row locks of PostgreSQL
@@ -20,11 +20,54 @@ use crate::{
 // SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
 // free it or forget it.
 
+/// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
+/// `greatest` and `least` pass over NULL.
+macro_rules! lives {
+    ($ttl:literal) => {
+        concat!(
+            "expires_us = greatest(least(l.expires_us, ",
+            now!(),
+            " + l.ttl_us), ",
+            now!(),
+            " + ",
+            $ttl,
+            "),
+             ttl_us = CASE WHEN least(l.expires_us, ",
+            now!(),
+            " + l.ttl_us) > ",
+            now!(),
+            " + ",
+            $ttl,
+            "
+                 THEN l.ttl_us ELSE ",
+            $ttl,
+            " END,
+             acquired_us = l.acquired_us - greatest(0, l.expires_us - l.ttl_us - ",
+            now!(),
+            ")"
+        )
+    };
+}
+
+/// A lease that is given back stays taken by `$nobody` for what is left of `$min_hold`.
+macro_rules! stays_taken {
+    ($min_hold:literal, $nobody:literal) => {
+        stays_taken!(@ concat!("(", $min_hold, " - greatest(0, ", now!(), " - l.acquired_us))"), $nobody)
+    };
+    (@ $left:expr, $nobody:literal) => {
+        concat!(
+            "token = CASE WHEN ", $left, " > 0 THEN ", $nobody, " END,
+             expires_us = CASE WHEN ", $left, " > 0 THEN ", now!(), " + ", $left, " ELSE 0 END,
+             ttl_us = CASE WHEN ", $left, " > 0 THEN ", $left, " ELSE l.ttl_us END"
+        )
+    };
+}
+
 impl LeaseOps for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         // A held lease is only read: an INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a
         // transaction id and wait for the disk each time it fails.
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH free AS MATERIALIZED (
                  SELECT name, holder, fence, token, expires_us FROM lockkit_lease
                  WHERE name = $1 AND (expires_us <= ",
@@ -40,7 +83,7 @@ impl LeaseOps for Postgres {
             now!(),
             " END,
                      renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
-                     token = $2, holder = $3, expires_us = ",
+                     token = $2, holder = $3, ttl_us = $4, expires_us = ",
             now!(),
             " + $4
                  FROM free
@@ -50,32 +93,36 @@ impl LeaseOps for Postgres {
             now!(),
             " - free.expires_us AS expired_us
              ), made AS (
-                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
+                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
                  SELECT $1, $2, $3, ",
             now!(),
             ", ",
             now!(),
             ", ",
             now!(),
-            " + $4
+            " + $4, $4
                  WHERE NOT EXISTS (SELECT FROM lockkit_lease WHERE name = $1)
                  ON CONFLICT DO NOTHING
                  RETURNING fence
              )
-             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us FROM taken
+             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us, false AS ahead
+             FROM taken
              UNION ALL
-             SELECT true, fence, '', 0, NULL, 0, 0 FROM made
+             SELECT true, fence, '', 0, NULL, 0, 0, false FROM made
              UNION ALL
              SELECT false, fence, '', 0, NULL, 0, expires_us - ",
             now!(),
-            " FROM lockkit_lease
+            ", coalesce(expires_us - ttl_us > ",
+            now!(),
+            ", false)
+             FROM lockkit_lease
              WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)"
         ))
         .bind(claim.key.as_str())
         .bind(claim.token.as_bytes().as_slice())
         .bind(&*claim.holder)
         .bind(micros(claim.ttl))
-        .fetch_optional(conn)
+        .fetch_optional(&mut *conn)
         .await?;
         let Some(row) = row else {
             // Another process made the row at this moment.
@@ -83,6 +130,11 @@ impl LeaseOps for Postgres {
         };
         if row.try_get("granted")? {
             return Ok(Acquired::Granted(grant(&row)?));
+        }
+        if row.try_get("ahead")? {
+            // The clock was set back: the look cuts the expiry.
+            let held = Self::lease_look(conn, &claim.key).await?;
+            return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
         }
         // Expired, but still locked by somebody: when it will be free is not known.
         let left = duration(row.try_get("left_us")?);
@@ -95,7 +147,7 @@ impl LeaseOps for Postgres {
         };
         let names: Vec<_> = claims.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = claims.iter().map(|it| it.token.as_bytes().as_slice()).collect();
-        let rows = sqlx::query(concat!(
+        let rows = query(concat!(
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS a (name, token, number)
              ), free AS MATERIALIZED (
@@ -120,7 +172,7 @@ impl LeaseOps for Postgres {
             now!(),
             " END,
                      renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
-                     token = free.new_token, holder = $3, expires_us = ",
+                     token = free.new_token, holder = $3, ttl_us = $4, expires_us = ",
             now!(),
             " + $4
                  FROM free, every
@@ -130,14 +182,14 @@ impl LeaseOps for Postgres {
             now!(),
             " - free.expires_us AS expired_us
              ), made AS (
-                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
+                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
                  SELECT missing.name, missing.token, $3, ",
             now!(),
             ", ",
             now!(),
             ", ",
             now!(),
-            " + $4
+            " + $4, $4
                  FROM missing, every
                  WHERE every.one
                  ON CONFLICT DO NOTHING
@@ -150,7 +202,9 @@ impl LeaseOps for Postgres {
              SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
                  greatest(0, l.expires_us - ",
             now!(),
-            ") AS left_us
+            ") AS left_us, coalesce(l.expires_us - l.ttl_us > ",
+            now!(),
+            ", false) AS ahead
              FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
              ORDER BY a.number"
         ))
@@ -167,7 +221,11 @@ impl LeaseOps for Postgres {
                 grants.push(grant(row)?);
                 continue;
             }
-            let left = duration(row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0));
+            let mut left = duration(row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0));
+            if row.try_get("ahead")? {
+                // The clock was set back: the look cuts the expiry.
+                left = Self::lease_look(conn, &claim.key).await?.map_or(Duration::ZERO, |it| it.info.expires_in);
+            }
             let free_in = (!left.is_zero()).then_some(left);
             // The one that is in the way, not those that are free without it.
             if held.is_none() || free_in.is_some() {
@@ -185,26 +243,51 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        sqlx::query(concat!(
+        let row = query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE name = $1 AND token IS NOT NULL AND expires_us > ",
             now!()
         ))
         .bind(key.as_str())
-        .fetch_optional(conn)
-        .await?
-        .map(|row| held(&row))
-        .transpose()
+        .fetch_optional(&mut *conn)
+        .await?;
+        match row {
+            Some(row) => Ok(Some(lease_found::<Self>(conn, found(&row)?).await?)),
+            None => Ok(None),
+        }
+    }
+
+    async fn lease_cut(conn: &mut PgConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
+        query(concat!(
+            "WITH ahead AS MATERIALIZED (
+                 SELECT name, expires_us - ttl_us - ",
+            now!(),
+            " AS by FROM lockkit_lease
+                 WHERE name = $1 AND expires_us = $2 AND ttl_us = $3 AND expires_us - ttl_us > ",
+            now!(),
+            "
+                 FOR NO KEY UPDATE SKIP LOCKED
+             )
+             UPDATE lockkit_lease AS l
+             SET expires_us = l.expires_us - ahead.by, acquired_us = l.acquired_us - ahead.by
+             FROM ahead WHERE l.name = ahead.name"
+        ))
+        .bind(key.as_str())
+        .bind(expires_us)
+        .bind(ttl_us)
+        .execute(conn)
+        .await?;
+        Ok(())
     }
 
     async fn lease_renew(conn: &mut PgConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
         let names: Vec<_> = renewals.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
-        let rows = sqlx::query(concat!(
+        let rows = query(concat!(
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) WITH ORDINALITY AS a (name, token, ttl, number)
              ), mine AS MATERIALIZED (
@@ -215,9 +298,10 @@ impl LeaseOps for Postgres {
                  ORDER BY l.name
                  FOR NO KEY UPDATE OF l SKIP LOCKED
              ), renewed AS (
-                 UPDATE lockkit_lease AS l SET expires_us = greatest(l.expires_us, ",
-            now!(),
-            " + mine.ttl), renewals = l.renewals + 1
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            lives!("mine.ttl"),
+            ", renewals = l.renewals + 1
                  FROM mine WHERE l.name = mine.name
                  RETURNING l.name
              )
@@ -244,7 +328,7 @@ impl LeaseOps for Postgres {
         min_hold: Duration,
     ) -> sqlx::Result<Scoped> {
         // Not waiting for the disk is safe here: a release that a crash undoes is one that waits out its ttl.
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH mine AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
                  WHERE name = $1 AND token = $2 AND expires_us > ",
@@ -254,12 +338,9 @@ impl LeaseOps for Postgres {
                  FOR UPDATE SKIP LOCKED
              ), freed AS (
                  UPDATE lockkit_lease AS l
-                 SET token = CASE WHEN l.acquired_us + $3 > ",
-            now!(),
-            " THEN $4 END,
-                     expires_us = CASE WHEN l.acquired_us + $3 > ",
-            now!(),
-            " THEN l.acquired_us + $3 ELSE 0 END
+                 SET ",
+            stays_taken!("$3", "$4"),
+            "
                  FROM mine WHERE l.name = mine.name
                  RETURNING 1
              )
@@ -280,10 +361,58 @@ impl LeaseOps for Postgres {
         scoped(&row)
     }
 
+    async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        let names: Vec<_> = releases.iter().map(|it| it.key.as_str()).collect();
+        let tokens: Vec<_> = releases.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+        let min_holds: Vec<_> = releases.iter().map(|it| micros(it.min_hold)).collect();
+        let nobodies: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
+        let nobodies: Vec<_> = nobodies.iter().map(|it| it.as_bytes().as_slice()).collect();
+        let bells: Vec<_> = releases.iter().map(|it| bell(&it.key)).collect();
+        let rows = query(concat!(
+            "WITH asked AS MATERIALIZED (
+                 SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[])
+                     WITH ORDINALITY AS a (name, token, min_hold, nobody, bell, number)
+             ), mine AS MATERIALIZED (
+                 SELECT l.name, a.min_hold, a.nobody FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
+                 WHERE l.expires_us > ",
+            now!(),
+            "
+                   AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
+                 ORDER BY l.name
+                 FOR UPDATE OF l SKIP LOCKED
+             ), freed AS (
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            stays_taken!("mine.min_hold", "mine.nobody"),
+            "
+                 FROM mine WHERE l.name = mine.name
+                 RETURNING l.name
+             )
+             SELECT f.name IS NOT NULL AS done, l.name IS NOT NULL AS held,
+                 CASE WHEN f.name IS NOT NULL AND NOT pg_try_advisory_xact_lock(a.bell)
+                     THEN pg_notify('lockkit_freed', a.name)::text
+                 END AS rung
+             FROM asked AS a
+             LEFT JOIN freed AS f USING (name)
+             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
+            now!(),
+            "
+             ORDER BY a.number"
+        ))
+        .bind(names)
+        .bind(tokens)
+        .bind(min_holds)
+        .bind(nobodies)
+        .bind(bells)
+        .fetch_all(conn)
+        .await?;
+        rows.iter().map(scoped).collect()
+    }
+
     async fn lease_pin(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
         // Where the transaction's snapshot is fixed, a renewal beside it would make its own writes to the row fail, so
         // there the row is written now and renewals wait.
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH pinned AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
                  WHERE name = $1 AND token = $2 AND expires_us > ",
@@ -292,10 +421,10 @@ impl LeaseOps for Postgres {
                    AND current_setting('transaction_isolation') LIKE 'read%'
                  FOR KEY SHARE
              ), written AS (
-                 UPDATE lockkit_lease
-                 SET expires_us = greatest(expires_us, ",
-            now!(),
-            " + $3), renewals = renewals + 1
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            lives!("$3"),
+            ", renewals = l.renewals + 1
                  WHERE name = $1 AND token = $2 AND expires_us > ",
             now!(),
             "
@@ -319,15 +448,12 @@ impl LeaseOps for Postgres {
         min_hold: Duration,
         pinned: bool,
     ) -> sqlx::Result<bool> {
-        let row = sqlx::query(concat!(
+        let row = query(concat!(
             "WITH freed AS (
-                 UPDATE lockkit_lease
-                 SET token = CASE WHEN acquired_us + $3 > ",
-            now!(),
-            " THEN $4 END,
-                     expires_us = CASE WHEN acquired_us + $3 > ",
-            now!(),
-            " THEN acquired_us + $3 ELSE 0 END
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            stays_taken!("$3", "$4"),
+            "
                  WHERE name = $1 AND token = $2 AND ($6 OR expires_us > ",
             now!(),
             ")
@@ -348,10 +474,10 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        sqlx::query(concat!(
+        let rows = query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE starts_with(name, $1) AND name >= $1 AND token IS NOT NULL AND expires_us > ",
             now!(),
@@ -361,16 +487,18 @@ impl LeaseOps for Postgres {
         ))
         .bind(prefix)
         .bind(i64::from(limit))
-        .fetch_all(conn)
-        .await?
-        .iter()
-        .map(held)
-        .collect()
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut held = Vec::with_capacity(rows.len());
+        for row in &rows {
+            held.push(lease_found::<Self>(conn, found(row)?).await?);
+        }
+        Ok(held)
     }
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
         // A fence above the clock must not be forgotten: the next one is made from the clock.
-        let done = sqlx::query(concat!(
+        let done = query(concat!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
                  SELECT name FROM lockkit_lease
@@ -392,25 +520,27 @@ impl LeaseOps for Postgres {
     }
 }
 
-fn held(row: &PgRow) -> sqlx::Result<Held> {
+fn found(row: &PgRow) -> sqlx::Result<Found> {
     HeldRow {
         name: row.try_get("name")?,
-        token: row.try_get("token")?,
+        // Not as a slice, which sqlx cannot lend from text.
+        token: &row.try_get::<Vec<u8>, _>("token")?,
         holder: row.try_get("holder")?,
         fence: row.try_get("fence")?,
         acquired_us: row.try_get("acquired_us")?,
         now_us: row.try_get("now_us")?,
         expires_us: row.try_get("expires_us")?,
+        ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
     }
-    .held()
+    .found()
 }
 
 fn grant(row: &PgRow) -> sqlx::Result<Grant> {
     let previous = previous(
         row.try_get("holder")?,
         row.try_get("old_fence")?,
-        row.try_get("old_token")?,
+        row.try_get::<Option<Vec<u8>>, _>("old_token")?.as_deref(),
         row.try_get("expired_us")?,
     );
     Ok(Grant { fence: fence(row.try_get("fence")?), previous })

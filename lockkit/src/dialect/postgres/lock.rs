@@ -1,14 +1,14 @@
 //! Row locks and named locks on PostgreSQL.
 
 use sqlx::{
-    Arguments, AssertSqlSafe, PgConnection, Postgres,
-    postgres::{PgArguments, PgRow},
+    Arguments, PgConnection, Postgres, Row,
+    postgres::{PgRow, PgTypeInfo},
 };
 
-use super::{advisory_number, placeholder};
+use super::{advisory_number, placeholder, pooler, typed};
 use crate::{
     dialect::{
-        Columns, NamedOps, RowOps, RowQuery, Strength,
+        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Strength, Values,
         query::{matching, order_and_limit},
     },
     key::Key,
@@ -16,11 +16,42 @@ use crate::{
 };
 
 impl RowOps for Postgres {
+    fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
+        selection(query, &values.types, "")
+    }
+
+    async fn row_plan(conn: &mut PgConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
+        // The catalogue decides. A plan would not do: the planner prefers a scan on a small table even where an index
+        // could serve, and an index that only serves the order, or a value that can match nothing, hides one.
+        let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str().to_owned()).collect();
+        let served: bool = pooler::query(
+            "SELECT EXISTS (
+                 SELECT FROM pg_index AS i
+                 JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+                 WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = ANY ($2)
+             )",
+        )
+        .bind(format!("\"{}\"", query.table))
+        .bind(columns)
+        .fetch_one(&mut *conn)
+        .await?
+        .try_get(0)?;
+        if served {
+            return Ok(Plan::Served(Access::default()));
+        }
+        let explain = format!("EXPLAIN (COSTS OFF) {}", Self::row_text(query, values));
+        let rows = pooler::fetch_all(conn, explain, values.arguments.clone()).await?;
+        let lines = rows.iter().map(|row| row.try_get::<String, _>(0)).collect::<sqlx::Result<Vec<_>>>()?;
+        Ok(Plan::Scan(lines.join("; ")))
+    }
+
     async fn row_lock(
         conn: &mut PgConnection,
         query: &RowQuery,
-        mut arguments: PgArguments,
+        values: Values<Self>,
+        _access: &Access,
     ) -> sqlx::Result<Vec<PgRow>> {
+        let Values { mut arguments, types } = values;
         let strength = match query.strength {
             Strength::Share => "FOR SHARE",
             Strength::Update => "FOR NO KEY UPDATE",
@@ -28,16 +59,16 @@ impl RowOps for Postgres {
         };
         let skip = if query.skip_locked { "SKIP LOCKED" } else { "" };
         let sql = match query.wait {
-            Wait::Forever => format!("{} {strength} OF r {skip}", selection(query, "")),
+            Wait::Forever => format!("{} {strength} OF r {skip}", selection(query, &types, "")),
             Wait::Never => {
                 let never = if query.skip_locked { skip } else { "NOWAIT" };
-                format!("{} {strength} OF r {never}", selection(query, ""))
+                format!("{} {strength} OF r {never}", selection(query, &types, ""))
             }
             Wait::AtMost(_) => {
                 // One message: set the bound, lock, put the old bound back. The last filter depends on no row, so it
                 // is evaluated once and first; it counts `locked`, which locks every row; and only then resets.
                 let bound = arguments.len() + 1;
-                let select = selection(query, "bound, ");
+                let select = selection(query, &types, "bound, ");
                 arguments.add(lock_timeout(query.wait)).map_err(sqlx::Error::Encode)?;
                 format!(
                     "WITH was AS MATERIALIZED (
@@ -55,48 +86,26 @@ impl RowOps for Postgres {
                 )
             }
         };
-        sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await
+        pooler::fetch_all(conn, sql, arguments).await
     }
 
-    async fn row_scan(
-        conn: &mut PgConnection,
-        query: &RowQuery,
-        arguments: &PgArguments,
-    ) -> sqlx::Result<Option<String>> {
-        // The catalogue decides. A plan would not do: the planner prefers a scan on a small table even where an index
-        // could serve, and an index that only serves the order, or a value that can match nothing, hides one.
-        let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str().to_owned()).collect();
-        let served: bool = sqlx::query_scalar(
-            "SELECT EXISTS (
-                 SELECT FROM pg_index AS i
-                 JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-                 WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = ANY ($2)
-             )",
-        )
-        .bind(format!("\"{}\"", query.table))
-        .bind(columns)
-        .fetch_one(&mut *conn)
-        .await?;
-        if served {
-            return Ok(None);
-        }
-        let explain = AssertSqlSafe(format!("EXPLAIN (COSTS OFF) {}", selection(query, "")));
-        let lines: Vec<String> = sqlx::query_scalar_with(explain, arguments.clone()).fetch_all(conn).await?;
-        Ok(Some(lines.join("; ")))
+    fn row_plan_is_old(_err: &sqlx::Error) -> bool {
+        false
     }
 }
 
 /// The selection without its lock, from the table joined to what `before` names.
-fn selection(query: &RowQuery, before: &str) -> String {
+fn selection(query: &RowQuery, types: &[PgTypeInfo], before: &str) -> String {
     let columns = match query.columns {
         Columns::All => "r.*",
         Columns::None => "1 AS locked",
     };
     format!(
-        "SELECT {columns} FROM {before}\"{}\" AS r WHERE {} {}",
+        "SELECT {columns} FROM {before}\"{}\" AS r WHERE {} {} {}",
         query.table,
         matching(&query.by, 1, '"', placeholder),
         order_and_limit(query, '"'),
+        typed(types),
     )
 }
 
@@ -109,15 +118,16 @@ impl NamedOps for Postgres {
         let number = advisory_number("named", key);
         let granted = match wait {
             Wait::Forever => {
-                sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
+                pooler::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
                 true
             }
             Wait::Never => {
-                sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(number).fetch_one(conn).await?
+                let row = pooler::query("SELECT pg_try_advisory_xact_lock($1)").bind(number).fetch_one(conn).await?;
+                row.try_get(0)?
             }
             Wait::AtMost(_) => {
                 // The value that is put back depends on the lock, so it is put back after the wait.
-                sqlx::query(
+                pooler::query(
                     "WITH was AS MATERIALIZED (
                          SELECT current_setting('lock_timeout') AS v
                      ), bound AS MATERIALIZED (

@@ -2,13 +2,18 @@
 
 use sha2::{Digest, Sha256};
 use sqlx::{
-    Executor, PgConnection, Pool, Postgres, SqlStr,
-    postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager},
+    Executor, PgConnection, Pool, Postgres, SqlStr, TypeInfo,
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager, PgTypeInfo},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, key::Key, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    key::Key,
+    policy::Wait,
+};
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
 /// long past in a statement that waited.
@@ -18,9 +23,10 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
 ];
 
 /// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
@@ -39,21 +45,29 @@ macro_rules! ring {
 mod lease;
 mod listen;
 mod lock;
+mod migrate;
+mod pooler;
 mod session;
 mod stock;
 mod version;
 
+pub use pooler::behind_pooler;
+
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
     // https://www.postgresql.org/docs/current/errcodes-appendix.html
     match err.code() {
-        "55P03" => Fault::Contended,
+        // A lock timeout. A statement timeout, which lockkit never sets, or a cancelled statement: it did nothing but wait.
+        "55P03" | "57014" => Fault::Contended,
         "40P01" => Fault::Deadlock,
         "40001" => Fault::Serialization,
         "23505" => Fault::Duplicate,
         "42P01" | "42703" | "3F000" => Fault::NoTable,
-        "25P01" | "25P02" => Fault::NoTransaction,
+        // The timeout of an idle transaction strikes between two statements only, so the next one was not run.
+        "25P01" | "25P02" | "25P03" => Fault::NoTransaction,
         "25006" => Fault::ReadOnly,
-        "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "08006" | "08003" => Fault::Unavailable,
+        "57P01" | "57P02" | "57P03" | "57P05" | "25P04" | "53300" => Fault::Unavailable,
+        // PgBouncer, too, says so (08P01) when it has no connection to lend.
+        code if code.starts_with("08") => Fault::Unavailable,
         _ => Fault::Other,
     }
 }
@@ -68,6 +82,8 @@ impl AsConnection<Postgres> for PgConnection {
 }
 
 impl Dialect for Postgres {
+    const CHANGES_SESSION: bool = false;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
@@ -75,8 +91,21 @@ impl Dialect for Postgres {
         }
     }
 
+    async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {
+        pooler::look_for(conn, pool).await;
+    }
+
+    async fn caveats(_pool: &Pool<Self>, _conn: &mut PgConnection) -> Vec<&'static str> {
+        Vec::new()
+    }
+
     async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {
         PgTransactionManager::begin(conn, Some(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))).await
+    }
+
+    async fn check_begun(_conn: &mut PgConnection) -> sqlx::Result<()> {
+        // A transaction that has failed refuses every statement.
+        Ok(())
     }
 
     async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -88,9 +117,18 @@ impl Dialect for Postgres {
         Ok(())
     }
 
+    async fn restore_session(_conn: &mut PgConnection) -> sqlx::Result<()> {
+        Ok(())
+    }
+
     async fn check_open(conn: &mut PgConnection) -> sqlx::Result<()> {
         conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit").await?;
         Ok(())
+    }
+
+    async fn depth(conn: &mut PgConnection) -> sqlx::Result<usize> {
+        // Counted when a transaction is dropped, not when its rollback is run.
+        Ok(PgTransactionManager::get_transaction_depth(conn))
     }
 
     async fn is_idle(conn: &mut PgConnection) -> bool {
@@ -99,17 +137,12 @@ impl Dialect for Postgres {
         err.and_then(sqlx::Error::into_database_error).is_some_and(|it| it.code().as_deref() == Some("25P01"))
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
-        let own = pool.options().clone().min_connections(0).max_connections(1);
-        let own = own.connect_with((*pool.connect_options()).clone()).await?;
-        let done = migrator.run(&own).await;
-        own.close().await;
-        done
+    fn is_denied(err: &sqlx::Error) -> bool {
+        err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| it == "42501")
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 
@@ -124,6 +157,36 @@ impl RowsAffected for PgQueryResult {
 /// How the driver writes the bound value with this number, from 1.
 fn placeholder(number: usize) -> String {
     format!("${number}")
+}
+
+/// The types of the bound values, as a comment.
+///
+/// sqlx keeps prepared statements by their text, with the types that the values had at first. Values of other types would
+/// be sent in a form that the server takes for something else, so a statement of other types needs another text.
+fn typed(types: &[PgTypeInfo]) -> String {
+    let mut names: Vec<_> = types.iter().map(type_name).collect();
+    if names.windows(2).all(|two| two[0] == two[1]) {
+        names.truncate(1);
+    }
+    format!("/* {} */", names.join(", "))
+}
+
+/// The name of a built-in type, the number of another one where it is known, or else the name that the user gave it.
+fn type_name(type_info: &PgTypeInfo) -> String {
+    const FIRST_OF_USERS: u32 = 16384;
+    let name = type_info.name();
+    match type_info.oid() {
+        Some(oid) if oid.0 >= FIRST_OF_USERS || name == "?" => oid.0.to_string(),
+        _ => name.chars().map(plain).collect(),
+    }
+}
+
+/// What does not end a comment.
+fn plain(char: char) -> String {
+    if char.is_ascii_alphanumeric() || "_.[] \"".contains(char) {
+        return char.to_string();
+    }
+    char.escape_unicode().collect()
 }
 
 /// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.

@@ -53,13 +53,17 @@ impl SessionOps for Postgres {
         .bind(id)
         .bind(advisory_number("session", key))
         .bind(slice.as_micros().div_ceil(1000).to_string())
-        .fetch_one(conn)
+        .fetch_one(&mut *conn)
         .await;
         match answer {
             Ok(None) => Ok(SessionAnswer::Elsewhere),
             Ok(Some(true)) => Ok(SessionAnswer::Granted),
             Ok(Some(false)) => Ok(SessionAnswer::Held),
-            Err(err) if Self::fault(&err) == Fault::Contended => Ok(SessionAnswer::Held),
+            // The lock may have been granted in the same instant, and a session keeps it whatever became of the statement.
+            Err(err) if Self::fault(&err) == Fault::Contended => {
+                let holds = Self::session_holds(conn, id, key).await?;
+                Ok(if holds { SessionAnswer::Granted } else { SessionAnswer::Held })
+            }
             Err(err) => Err(err),
         }
     }

@@ -4,8 +4,9 @@ use std::ops::RangeInclusive;
 
 use sqlx::{Executor, PgConnection, Postgres, Row};
 
+use super::pooler::query;
 use crate::{
-    dialect::{Look, Segment, StockOps, depth, quantity, segment},
+    dialect::{Look, Segment, StockOps, counted_depth, quantity, segment},
     key::Key,
     policy::Wait,
 };
@@ -19,11 +20,11 @@ impl StockOps for Postgres {
     ) -> sqlx::Result<Option<u32>> {
         // A segment that was emptied between the statement's snapshot and its lock is passed over, but stays locked. Kept
         // until the end of a transaction that goes on to wait for others, it would be locked out of their order.
-        let in_a_transaction = depth::<Self>(conn) > 0;
+        let in_a_transaction = counted_depth::<Self>(conn) > 0;
         if in_a_transaction {
             conn.execute("SAVEPOINT lockkit_stock").await?;
         }
-        let number: Option<i32> = sqlx::query_scalar(
+        let row = query(
             "WITH free AS MATERIALIZED (
                  SELECT segment FROM lockkit_stock
                  WHERE name = $1 AND quantity >= $2
@@ -41,6 +42,7 @@ impl StockOps for Postgres {
         .bind(first.map(column))
         .fetch_optional(&mut *conn)
         .await?;
+        let number: Option<i32> = row.map(|it| it.try_get(0)).transpose()?;
         if in_a_transaction && number.is_none() {
             conn.execute("ROLLBACK TO SAVEPOINT lockkit_stock; RELEASE SAVEPOINT lockkit_stock").await?;
         }
@@ -48,8 +50,8 @@ impl StockOps for Postgres {
     }
 
     async fn stock_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Look> {
-        let in_a_transaction = depth::<Self>(conn) > 0;
-        let rows = sqlx::query(
+        let in_a_transaction = counted_depth::<Self>(conn) > 0;
+        let rows = query(
             "SELECT segment, quantity, current_setting('transaction_isolation') = 'read committed' AS is_current
              FROM lockkit_stock
              WHERE name = $1
@@ -75,7 +77,7 @@ impl StockOps for Postgres {
         wait: Wait,
     ) -> sqlx::Result<Vec<Segment>> {
         // As for row locks, in one message: set the bound, lock, put the old bound back.
-        sqlx::query_as::<_, (i32, i64)>(
+        let rows = query(
             "WITH was AS MATERIALIZED (
                  SELECT current_setting('lock_timeout') AS v
              ), bound AS MATERIALIZED (
@@ -101,12 +103,12 @@ impl StockOps for Postgres {
         // Zero would be no bound.
         .bind(wait.millis().map(|it| format!("{}ms", it.clamp(1, i32::MAX as u64))))
         .fetch_all(conn)
-        .await
-        .map(|rows| rows.into_iter().map(|(number, quantity)| segment(number.into(), quantity)).collect())
+        .await?;
+        rows.iter().map(|row| Ok(segment(row.try_get::<i32, _>(0)?.into(), row.try_get(1)?))).collect()
     }
 
     async fn stock_make(conn: &mut PgConnection, key: &Key) -> sqlx::Result<()> {
-        sqlx::query("INSERT INTO lockkit_stock (name, segment, quantity) VALUES ($1, 0, 0) ON CONFLICT DO NOTHING")
+        query("INSERT INTO lockkit_stock (name, segment, quantity) VALUES ($1, 0, 0) ON CONFLICT DO NOTHING")
             .bind(key.as_str())
             .execute(conn)
             .await?;
@@ -114,7 +116,7 @@ impl StockOps for Postgres {
     }
 
     async fn stock_write(conn: &mut PgConnection, key: &Key, segments: &[Segment]) -> sqlx::Result<()> {
-        sqlx::query(
+        query(
             "INSERT INTO lockkit_stock (name, segment, quantity)
              SELECT $1, * FROM unnest($2::integer[], $3::bigint[])
              ON CONFLICT (name, segment) DO UPDATE SET quantity = EXCLUDED.quantity",
@@ -128,7 +130,7 @@ impl StockOps for Postgres {
     }
 
     async fn stock_remove(conn: &mut PgConnection, key: &Key, segments: RangeInclusive<u32>) -> sqlx::Result<()> {
-        sqlx::query("DELETE FROM lockkit_stock WHERE name = $1 AND segment BETWEEN $2 AND $3")
+        query("DELETE FROM lockkit_stock WHERE name = $1 AND segment BETWEEN $2 AND $3")
             .bind(key.as_str())
             .bind(column(*segments.start()))
             .bind(column(*segments.end()))

@@ -1,14 +1,11 @@
 //! Versions of rows on PostgreSQL.
 
-use sqlx::{
-    Arguments, AssertSqlSafe, Column, PgConnection, Postgres, Row, TypeInfo,
-    postgres::{PgArguments, PgRow},
-};
+use sqlx::{Arguments, Column, PgConnection, Postgres, Row, TypeInfo, postgres::PgRow};
 
-use super::placeholder;
+use super::{placeholder, pooler, typed};
 use crate::{
     dialect::{
-        SaveQuery, VersionOps, VersionQuery, parse_version,
+        SaveQuery, Values, VersionKind, VersionOps, VersionQuery, parse_version,
         query::{matching, save, timestamp_step},
     },
     version::Version,
@@ -18,30 +15,35 @@ impl VersionOps for Postgres {
     async fn version_read(
         conn: &mut PgConnection,
         query: &VersionQuery,
-        arguments: PgArguments,
+        values: Values<Self>,
     ) -> sqlx::Result<Option<(PgRow, Version)>> {
         let VersionQuery { table, by, version } = query;
         let sql = format!(
-            "SELECT *, \"{version}\"::text AS lockkit_version FROM \"{table}\" WHERE {}",
+            "SELECT *, \"{version}\"::text AS lockkit_version FROM \"{table}\" WHERE {} {}",
             matching(by, 1, '"', placeholder),
+            typed(&values.types),
         );
-        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await? else {
+        let Some(row) = pooler::fetch_all(conn, sql, values.arguments).await?.pop() else {
             return Ok(None);
         };
-        let text: String = row.try_get("lockkit_version")?;
-        let is_number = row.try_column(version.as_str())?.type_info().name().starts_with("INT");
-        let version = parse_version(is_number, text)?;
+        let kind = match row.try_column(version.as_str())?.type_info().name() {
+            "INT2" | "INT4" | "INT8" => VersionKind::Number,
+            "TIMESTAMP" | "TIMESTAMPTZ" => VersionKind::Timestamp,
+            _ => VersionKind::Other,
+        };
+        let version = parse_version(kind, row.try_get("lockkit_version")?)?;
         Ok(Some((row, version)))
     }
 
     async fn version_bump(
         conn: &mut PgConnection,
         query: &VersionQuery,
-        mut arguments: PgArguments,
+        values: Values<Self>,
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
-        let (last, filter) = (arguments.len() + 1, matching(by, 1, '"', placeholder));
+        let Values { mut arguments, types } = values;
+        let (last, filter) = (types.len() + 1, matching(by, 1, '"', placeholder));
         let (next, current) = match expected {
             Version::Number(_) => (format!("\"{version}\" + 1"), format!("\"{version}\" = ${last}")),
             // The text is exact where a float would not be.
@@ -59,21 +61,24 @@ impl VersionOps for Postgres {
         }
         .map_err(sqlx::Error::Encode)?;
         let sql = format!(
-            "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text"
+            "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text {}",
+            typed(&types),
         );
-        let text: Option<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await?;
-        text.map(|it| parse_version(matches!(expected, Version::Number(_)), it)).transpose()
+        let row = pooler::fetch_all(conn, sql, arguments).await?.pop();
+        let text: Option<Option<String>> = row.map(|it| it.try_get(0)).transpose()?;
+        text.map(|it| parse_version(VersionKind::of(expected), it)).transpose()
     }
 
     async fn version_save(
         conn: &mut PgConnection,
         query: &SaveQuery,
-        mut arguments: PgArguments,
+        values: Values<Self>,
         expected: i64,
     ) -> sqlx::Result<bool> {
-        let sql = save(query, arguments.len() + 1, '"', placeholder);
+        let Values { mut arguments, types } = values;
+        let sql = format!("{} {}", save(query, types.len() + 1, '"', placeholder), typed(&types));
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
-        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        let done = pooler::execute(conn, sql, arguments).await?;
         Ok(done.rows_affected() > 0)
     }
 }

@@ -7,12 +7,53 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     dialect::{
         LeaseOps, fence,
-        lease::{HeldRow, asked, lease_acquire_in_order, previous},
+        lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, lease_found, previous},
         micros,
     },
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, Renewal, Scoped, Token},
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
 };
+
+/// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
+macro_rules! lives {
+    ($ttl:literal) => {
+        concat!(
+            "expires_us = max(min(expires_us, coalesce(",
+            now!(),
+            " + ttl_us, expires_us)), ",
+            now!(),
+            " + ",
+            $ttl,
+            "),
+             ttl_us = CASE
+                 WHEN min(expires_us, coalesce(",
+            now!(),
+            " + ttl_us, expires_us)) > ",
+            now!(),
+            " + ",
+            $ttl,
+            "
+                     THEN ttl_us
+                 ELSE ",
+            $ttl,
+            "
+             END,
+             acquired_us = acquired_us - max(0, coalesce(expires_us - ttl_us - ",
+            now!(),
+            ", 0))"
+        )
+    };
+}
+
+/// What is left of the least holding time, the third bound value unless it is named.
+macro_rules! left {
+    () => {
+        left!("?3")
+    };
+    ($min_hold:literal) => {
+        concat!("(", $min_hold, " - max(0, ", now!(), " - acquired_us))")
+    };
+}
 
 /// A lease before it is acquired.
 struct Before {
@@ -32,14 +73,14 @@ impl LeaseOps for Sqlite {
                 .await?
                 .map(|(holder, fence, token, expires_us)| Before { holder, fence, token, expires_us });
         let rows = sqlx::query(concat!(
-            "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us)
+            "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
              VALUES (?1, ?2, ?3, ",
             now!(),
             ", ",
             now!(),
             ", ",
             now!(),
-            " + ?4)
+            " + ?4, ?4)
              ON CONFLICT (name) DO UPDATE SET
                  fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + 1, ",
             now!(),
@@ -48,7 +89,7 @@ impl LeaseOps for Sqlite {
             now!(),
             " END,
                  renewals = CASE WHEN token IS ?2 THEN renewals + 1 ELSE 0 END,
-                 token = ?2, holder = ?3, expires_us = ",
+                 token = ?2, holder = ?3, ttl_us = ?4, expires_us = ",
             now!(),
             " + ?4
              WHERE (expires_us <= ",
@@ -88,27 +129,48 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        sqlx::query(concat!(
+        let row = sqlx::query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE name = ?1 AND token IS NOT NULL AND expires_us > ",
             now!()
         ))
         .bind(key.as_str())
-        .fetch_optional(conn)
-        .await?
-        .map(|row| held(&row))
-        .transpose()
+        .fetch_optional(&mut *conn)
+        .await?;
+        match row {
+            Some(row) => Ok(Some(lease_found::<Self>(conn, found(&row)?).await?)),
+            None => Ok(None),
+        }
+    }
+
+    async fn lease_cut(conn: &mut SqliteConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
+        sqlx::query(concat!(
+            "UPDATE lockkit_lease
+             SET expires_us = ",
+            now!(),
+            " + ttl_us, acquired_us = acquired_us - (expires_us - ttl_us - ",
+            now!(),
+            ")
+             WHERE name = ?1 AND expires_us = ?2 AND ttl_us = ?3 AND expires_us - ttl_us > ",
+            now!()
+        ))
+        .bind(key.as_str())
+        .bind(expires_us)
+        .bind(ttl_us)
+        .execute(conn)
+        .await?;
+        Ok(())
     }
 
     async fn lease_renew(conn: &mut SqliteConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
         let done: Vec<Vec<u8>> = sqlx::query_scalar(concat!(
             "UPDATE lockkit_lease
-             SET expires_us = max(expires_us, ",
-            now!(),
-            " + asked.ttl), renewals = renewals + 1
+             SET ",
+            lives!("asked.ttl"),
+            ", renewals = renewals + 1
              FROM (
                  SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS ttl FROM json_each(?1)
              ) AS asked
@@ -137,12 +199,48 @@ impl LeaseOps for Sqlite {
         Ok(if done { Scoped::Done } else { Scoped::Gone })
     }
 
+    async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        let done: Vec<String> = sqlx::query_scalar(concat!(
+            "UPDATE lockkit_lease
+             SET token = CASE WHEN ",
+            left!("asked.min_hold"),
+            " > 0 THEN unhex(asked.nobody) END,
+                 expires_us = CASE WHEN ",
+            left!("asked.min_hold"),
+            " > 0 THEN ",
+            now!(),
+            " + ",
+            left!("asked.min_hold"),
+            " ELSE 0 END,
+                 ttl_us = CASE WHEN ",
+            left!("asked.min_hold"),
+            " > 0 THEN ",
+            left!("asked.min_hold"),
+            " ELSE ttl_us END
+             FROM (
+                 SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS min_hold, value ->> 3 AS nobody
+                 FROM json_each(?1)
+             ) AS asked
+             WHERE lockkit_lease.name = CAST(unhex(asked.name) AS TEXT) AND lockkit_lease.token = unhex(asked.token)
+               AND expires_us > ",
+            now!(),
+            "
+             RETURNING lockkit_lease.name"
+        ))
+        .bind(given_back(releases))
+        .fetch_all(conn)
+        .await?;
+        let done: HashSet<_> = done.iter().map(String::as_str).collect();
+        let answer = |it: &Release| if done.contains(it.key.as_str()) { Scoped::Done } else { Scoped::Gone };
+        Ok(releases.iter().map(answer).collect())
+    }
+
     async fn lease_pin(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
         let done = sqlx::query(concat!(
             "UPDATE lockkit_lease
-             SET expires_us = max(expires_us, ",
-            now!(),
-            " + ?3), renewals = renewals + 1
+             SET ",
+            lives!("?3"),
+            ", renewals = renewals + 1
              WHERE name = ?1 AND token = ?2 AND expires_us > ",
             now!()
         ))
@@ -165,10 +263,10 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        sqlx::query(concat!(
+        let rows = sqlx::query(concat!(
             "SELECT name, token, holder, fence, acquired_us, ",
             now!(),
-            " AS now_us, expires_us, renewals
+            " AS now_us, expires_us, ttl_us, renewals
              FROM lockkit_lease
              WHERE name >= ?1 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
             now!(),
@@ -178,11 +276,13 @@ impl LeaseOps for Sqlite {
         ))
         .bind(prefix)
         .bind(limit)
-        .fetch_all(conn)
-        .await?
-        .iter()
-        .map(held)
-        .collect()
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut held = Vec::with_capacity(rows.len());
+        for row in &rows {
+            held.push(lease_found::<Self>(conn, found(row)?).await?);
+        }
+        Ok(held)
     }
 
     async fn lease_sweep(conn: &mut SqliteConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
@@ -217,12 +317,21 @@ async fn give_up(
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(concat!(
         "UPDATE lockkit_lease
-         SET token = CASE WHEN acquired_us + ?3 > ",
+         SET token = CASE WHEN ",
+        left!(),
+        " > 0 THEN ?4 END,
+             expires_us = CASE WHEN ",
+        left!(),
+        " > 0 THEN ",
         now!(),
-        " THEN ?4 END,
-             expires_us = CASE WHEN acquired_us + ?3 > ",
-        now!(),
-        " THEN acquired_us + ?3 ELSE 0 END
+        " + ",
+        left!(),
+        " ELSE 0 END,
+             ttl_us = CASE WHEN ",
+        left!(),
+        " > 0 THEN ",
+        left!(),
+        " ELSE ttl_us END
          WHERE name = ?1 AND token = ?2 AND (?5 OR expires_us > ",
         now!(),
         ")"
@@ -237,7 +346,7 @@ async fn give_up(
     Ok(done.rows_affected() == 1)
 }
 
-fn held(row: &SqliteRow) -> sqlx::Result<Held> {
+fn found(row: &SqliteRow) -> sqlx::Result<Found> {
     HeldRow {
         name: row.try_get("name")?,
         token: row.try_get("token")?,
@@ -246,7 +355,8 @@ fn held(row: &SqliteRow) -> sqlx::Result<Held> {
         acquired_us: row.try_get("acquired_us")?,
         now_us: row.try_get("now_us")?,
         expires_us: row.try_get("expires_us")?,
+        ttl_us: row.try_get("ttl_us")?,
         renewals: row.try_get("renewals")?,
     }
-    .held()
+    .found()
 }

@@ -1,14 +1,11 @@
 //! Row locks and named locks on SQLite.
 
-use sqlx::{
-    AssertSqlSafe, Row, Sqlite, SqliteConnection,
-    sqlite::{SqliteArguments, SqliteRow},
-};
+use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::{placeholder, take_write_lock};
 use crate::{
     dialect::{
-        Columns, NamedOps, RowOps, RowQuery,
+        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Values,
         query::{matching, order_and_limit},
     },
     key::Key,
@@ -16,29 +13,37 @@ use crate::{
 };
 
 impl RowOps for Sqlite {
-    async fn row_lock(
-        conn: &mut SqliteConnection,
-        query: &RowQuery,
-        arguments: SqliteArguments,
-    ) -> sqlx::Result<Vec<SqliteRow>> {
-        let no_op = format!("DELETE FROM `{}` WHERE 0", query.table);
-        take_write_lock(conn, query.wait, no_op).await?;
-        sqlx::query_with(AssertSqlSafe(selection(query)), arguments).fetch_all(conn).await
+    fn row_text(query: &RowQuery, _values: &Values<Self>) -> String {
+        selection(query)
     }
 
-    async fn row_scan(
-        conn: &mut SqliteConnection,
-        query: &RowQuery,
-        arguments: &SqliteArguments,
-    ) -> sqlx::Result<Option<String>> {
+    async fn row_plan(conn: &mut SqliteConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
         // An EXPLAIN does not notice that another connection has made an index; a statement that runs does.
         let table = &query.table;
         sqlx::query(AssertSqlSafe(format!("SELECT 1 FROM `{table}` LIMIT 0"))).execute(&mut *conn).await?;
         let sql = format!("EXPLAIN QUERY PLAN {}", selection(query));
-        let explain = sqlx::query_with(AssertSqlSafe(sql), arguments.clone()).persistent(false);
+        let explain = sqlx::query_with(AssertSqlSafe(sql), values.arguments.clone()).persistent(false);
         let rows = explain.fetch_all(conn).await?;
         let steps = rows.iter().map(|it| it.try_get("detail")).collect::<sqlx::Result<Vec<String>>>()?;
-        Ok(steps.iter().any(|it| it.starts_with("SCAN")).then(|| steps.join("; ")))
+        if steps.iter().any(|it| it.starts_with("SCAN")) {
+            return Ok(Plan::Scan(steps.join("; ")));
+        }
+        Ok(Plan::Served(Access::default()))
+    }
+
+    async fn row_lock(
+        conn: &mut SqliteConnection,
+        query: &RowQuery,
+        values: Values<Self>,
+        _access: &Access,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        let no_op = format!("DELETE FROM `{}` WHERE 0", query.table);
+        take_write_lock(conn, query.wait, no_op).await?;
+        sqlx::query_with(AssertSqlSafe(selection(query)), values.arguments).fetch_all(conn).await
+    }
+
+    fn row_plan_is_old(_err: &sqlx::Error) -> bool {
+        false
     }
 }
 

@@ -4,13 +4,16 @@
 //! Names are quoted by backticks: what stands in double quotes and is no column, SQLite takes for a string.
 
 use sqlx::{
-    AssertSqlSafe, Executor, Pool, SqlStr, Sqlite, SqliteConnection,
+    AssertSqlSafe, Connection, Executor, Pool, SqlStr, Sqlite, SqliteConnection,
     sqlite::{SqliteError, SqliteQueryResult, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
-use crate::{error::Fault, policy::Wait};
+use crate::{
+    error::{Error, Fault},
+    policy::Wait,
+};
 
 /// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
 /// the write lock.
@@ -20,13 +23,15 @@ macro_rules! now {
     };
 }
 
-const MIGRATIONS: [(i64, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/sqlite/0004_ttl.sql")),
 ];
 
 mod lease;
 mod lock;
+mod migrate;
 mod stock;
 mod version;
 
@@ -54,11 +59,20 @@ impl AsConnection<Sqlite> for SqliteConnection {
 }
 
 impl Dialect for Sqlite {
+    const IS_REMOTE: bool = false;
+    const CHANGES_SESSION: bool = false;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
             other => connection_fault(other),
         }
+    }
+
+    async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}
+
+    async fn caveats(_pool: &Pool<Self>, _conn: &mut SqliteConnection) -> Vec<&'static str> {
+        Vec::new()
     }
 
     async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {
@@ -70,13 +84,37 @@ impl Dialect for Sqlite {
         begun
     }
 
+    async fn check_begun(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // A full disk or `INSERT OR ROLLBACK` ends the transaction, and later statements would commit by themselves.
+        // There is no transaction within a transaction, so a BEGIN that works has found none; the second ROLLBACK is
+        // the error that says so.
+        match conn.execute("BEGIN").await {
+            Ok(_) => conn.execute("ROLLBACK; ROLLBACK").await.map(drop),
+            Err(_) => Ok(()),
+        }
+    }
+
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
         SqliteTransactionManager::commit(conn).await
     }
 
-    async fn check_open(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // A COMMIT without a transaction fails.
+    async fn restore_session(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
         Ok(())
+    }
+
+    async fn check_open(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        Self::check_begun(conn).await
+    }
+
+    async fn depth(conn: &mut SqliteConnection) -> sqlx::Result<usize> {
+        let depth = SqliteTransactionManager::get_transaction_depth(conn);
+        if depth == 0 {
+            // What is left to do only ends transactions.
+            return Ok(depth);
+        }
+        // The worker thread rolls back what was dropped, and counts then. It answers in the order of the questions.
+        conn.ping().await?;
+        Ok(SqliteTransactionManager::get_transaction_depth(conn))
     }
 
     async fn is_idle(conn: &mut SqliteConnection) -> bool {
@@ -84,13 +122,13 @@ impl Dialect for Sqlite {
         conn.execute("BEGIN; ROLLBACK").await.is_ok()
     }
 
-    async fn migrate(pool: &Pool<Self>) -> Result<(), sqlx::migrate::MigrateError> {
-        let migrator = super::migrator(MIGRATIONS);
-        if super::is_migrated(&mut *pool.acquire().await?, &migrator).await {
-            return Ok(());
-        }
-        // On the pool itself: a database in memory is on no other connection.
-        migrator.run(pool).await
+    fn is_denied(_err: &sqlx::Error) -> bool {
+        // There are no users. A file that may not be written is read-only.
+        false
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
     }
 }
 

@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection};
 
 use super::take_write_lock;
 use crate::{
-    dialect::{Look, Segment, StockOps, depth, quantity, segment},
+    dialect::{Look, Segment, StockOps, counted_depth, quantity, segment},
     key::Key,
     policy::Wait,
 };
@@ -18,7 +18,7 @@ impl StockOps for Sqlite {
         amount: i64,
         first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
-        if depth::<Self>(conn) == 0 {
+        if counted_depth::<Self>(conn) == 0 {
             // There is one lock for all, and a statement of its own would wait for it as long as the connection does.
             return Ok(None);
         }

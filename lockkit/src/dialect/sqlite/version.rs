@@ -1,16 +1,14 @@
 //! Versions of rows on SQLite.
 
-use sqlx::{
-    Arguments, AssertSqlSafe, Row, Sqlite, SqliteConnection,
-    sqlite::{SqliteArguments, SqliteRow},
-};
+use sqlx::{Arguments, AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::placeholder;
 use crate::{
     dialect::{
-        SaveQuery, VersionOps, VersionQuery, parse_version,
+        SaveQuery, Values, VersionKind, VersionOps, VersionQuery, parse_version,
         query::{matching, save},
     },
+    ident::Ident,
     version::Version,
 };
 
@@ -18,29 +16,35 @@ impl VersionOps for Sqlite {
     async fn version_read(
         conn: &mut SqliteConnection,
         query: &VersionQuery,
-        arguments: SqliteArguments,
+        values: Values<Self>,
     ) -> sqlx::Result<Option<(SqliteRow, Version)>> {
         let VersionQuery { table, by, version } = query;
         let sql = format!(
-            "SELECT *, CAST(`{version}` AS TEXT) AS lockkit_version, typeof(`{version}`) = 'integer' AS lockkit_number
-             FROM `{table}` WHERE {}",
+            "SELECT *, CAST(`{version}` AS TEXT) AS lockkit_version, {} AS lockkit_kind FROM `{table}` WHERE {}",
+            kind_of(version),
             matching(by, 1, '`', placeholder),
         );
-        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_optional(conn).await? else {
+        let Some(row) = sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_optional(conn).await? else {
             return Ok(None);
         };
-        let version = parse_version(row.try_get("lockkit_number")?, row.try_get("lockkit_version")?)?;
+        let kind = match row.try_get("lockkit_kind")? {
+            "integer" => VersionKind::Number,
+            "timestamp" => VersionKind::Timestamp,
+            _ => VersionKind::Other,
+        };
+        let version = parse_version(kind, row.try_get("lockkit_version")?)?;
         Ok(Some((row, version)))
     }
 
     async fn version_bump(
         conn: &mut SqliteConnection,
         query: &VersionQuery,
-        mut arguments: SqliteArguments,
+        values: Values<Self>,
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
         let filter = matching(by, 1, '`', placeholder);
+        let Values { mut arguments, .. } = values;
         let (next, current) = match expected {
             Version::Number(number) => {
                 arguments.add(*number).map_err(sqlx::Error::Encode)?;
@@ -62,19 +66,32 @@ impl VersionOps for Sqlite {
              RETURNING CAST(`{version}` AS TEXT)"
         );
         // All of the rows, so that the driver hears of a commit that fails.
-        let texts: Vec<String> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?;
-        texts.into_iter().next().map(|it| parse_version(matches!(expected, Version::Number(_)), it)).transpose()
+        let texts: Vec<Option<String>> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?;
+        texts.into_iter().next().map(|it| parse_version(VersionKind::of(expected), it)).transpose()
     }
 
     async fn version_save(
         conn: &mut SqliteConnection,
         query: &SaveQuery,
-        mut arguments: SqliteArguments,
+        values: Values<Self>,
         expected: i64,
     ) -> sqlx::Result<bool> {
-        let sql = save(query, arguments.len() + 1, '`', placeholder);
+        let Values { mut arguments, types } = values;
+        let sql = save(query, types.len() + 1, '`', placeholder);
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)
     }
+}
+
+/// What the column holds in a row: SQLite's columns have no type of their own. A text is a timestamp if SQLite reads it as
+/// one, since a bump would make NULL of any other.
+fn kind_of(version: &Ident) -> String {
+    format!(
+        "CASE typeof(`{version}`)
+             WHEN 'integer' THEN 'integer'
+             WHEN 'text' THEN iif(`{version}` LIKE '____-%' AND julianday(`{version}`) IS NOT NULL, 'timestamp', 'other')
+             ELSE 'other'
+         END"
+    )
 }

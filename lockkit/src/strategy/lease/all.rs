@@ -9,23 +9,24 @@ use std::{
 };
 
 use sqlx::Pool;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Inner, Leases, check_ttl,
     held::{Lease, Released, commit},
 };
 use crate::{
+    bounded::limit_for,
     dialect::LeaseOps,
     error::{Error, HolderInfo, Result},
     guard::guarded,
-    keeper::{Kept, Terms, release_failed},
+    kept::{Kept, Terms, release_failed},
     key::Key,
     locked::under,
     observe::Strategy,
     policy::{OnLost, check_wait},
-    section::{AnyTx, finished, no_answer},
-    store::{AcquiredAll, Claim, LeaseStore, Token},
+    section::{AnyTx, finished},
+    store::{AcquiredAll, BUSY_PAUSE, Claim, LeaseStore, Token},
     wait::{Turn, Waited, observed},
 };
 
@@ -125,6 +126,7 @@ impl<S: LeaseStore> MultiRequest<S> {
         match self.ask().await? {
             Asked::Granted(leases) => Ok(Some(leases)),
             Asked::Held { .. } => Ok(None),
+            Asked::Silent => Err(self.silence().await),
         }
     }
 
@@ -172,23 +174,27 @@ impl<S: LeaseStore> MultiRequest<S> {
                     *in_the_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
                     Ok(Turn::Held { free_in })
                 }
+                Asked::Silent => Ok(Turn::Silent),
             }
         };
         let waited = self.inner.lines.wait_for_any(&self.line(), &self.keys, deadline, ask).await?;
         let key = in_the_way.into_inner().unwrap_or_else(PoisonError::into_inner);
         match (waited, key) {
             (Waited::Done(leases), _) => Ok(leases),
-            (Waited::NoAnswer, None) => {
-                let reason = self.inner.store().unanswered();
-                Err(reason.unwrap_or_else(|| no_answer("acquiring leases", self.keys.first())))
-            }
+            (Waited::NoAnswer, None) => Err(self.silence().await),
             (Waited::Held | Waited::NoAnswer, key) => {
                 let key = key.unwrap_or_else(|| self.line());
-                let holder = self.inner.store().lease_look(&key).await.ok().flatten();
-                let holder = holder.map(|it| HolderInfo::from(it.info));
-                Err(Error::Contended { key, waited: started.elapsed(), holder })
+                let waited = started.elapsed();
+                // Who holds it is worth one more question, if the answer is quick.
+                let holder = timeout(BUSY_PAUSE * 5, self.inner.store().look(&key, limit_for(self.ttl))).await;
+                let holder = holder.ok().and_then(Result::ok).flatten().map(|it| HolderInfo::from(it.info));
+                Err(Error::Contended { key, waited, holder })
             }
         }
+    }
+
+    async fn silence(&self) -> Error {
+        self.inner.store().silence("acquiring leases", self.keys.first()).await
     }
 
     /// Those who want the same keys are in one line, which is not that of those who want one of the keys alone.
@@ -207,27 +213,37 @@ impl<S: LeaseStore> MultiRequest<S> {
         let claims: Vec<_> = keys.iter().map(claim).collect();
         let (renew_every, min_hold, on_lost) = (inner.renew_every, *min_hold, *on_lost);
         let terms = move |key: &Key| Terms { renew_every, min_hold, on_lost, line: key.clone() };
+        if inner.keeper.is_closed() {
+            return Err(Error::Closed { key: self.line() });
+        }
+        let unfinished = inner.keeper.unfinished();
         let asking = tokio::spawn(async move {
+            let _unfinished = unfinished;
             let sent = Instant::now();
-            match inner.store().lease_acquire_all(&claims).await {
-                Ok(AcquiredAll::Granted(grants)) => {
+            let given_back = |claims: Vec<Claim>| {
+                // Some may have been granted all the same.
+                claims.into_iter().for_each(|it| Lease::give_back_in_background(inner.clone(), it));
+            };
+            match inner.store().acquire_all(&claims).await {
+                Ok(Some(AcquiredAll::Granted(grants))) => {
                     let leases = claims.into_iter().zip(grants).map(|(claim, grant)| {
                         let terms = terms(&claim.key);
                         Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms))
                     });
-                    let leases = MultiLease { leases: leases.collect(), on_lost };
+                    let leases = MultiLease { leases: leases.collect::<Result<_>>()?, on_lost };
                     // An answer that took longer than the leases live is no lease.
                     Ok(match leases.leases.iter().find(|it| !it.is_trusted()) {
                         None => Asked::Granted(leases),
                         Some(late) => Asked::Held { key: late.key().clone(), free_in: None },
                     })
                 }
-                Ok(AcquiredAll::Held { key, free_in }) => Ok(Asked::Held { key, free_in }),
+                Ok(Some(AcquiredAll::Held { key, free_in })) => Ok(Asked::Held { key, free_in }),
+                Ok(None) => {
+                    given_back(claims);
+                    Ok(Asked::Silent)
+                }
                 Err(err) => {
-                    // Some may have been granted all the same.
-                    for Claim { key, token, .. } in claims {
-                        Lease::give_back_in_background(inner.clone(), key, token);
-                    }
+                    given_back(claims);
                     Err(err)
                 }
             }
@@ -238,7 +254,12 @@ impl<S: LeaseStore> MultiRequest<S> {
 
 enum Asked<S: LeaseStore> {
     Granted(MultiLease<S>),
-    Held { key: Key, free_in: Option<Duration> },
+    Held {
+        key: Key,
+        free_in: Option<Duration>,
+    },
+    /// No answer came.
+    Silent,
 }
 
 /// Several leases that this process holds together, in the order of their keys. Dropping it releases all of them in the

@@ -4,23 +4,25 @@ use std::{fmt, future::Future, iter::once_with, sync::Arc, time::Duration};
 
 use sqlx::Pool;
 use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep},
+    runtime,
+    time::{Instant, sleep, timeout},
 };
 use tracing::Instrument;
 
 use super::{Inner, check_ttl};
 use crate::{
+    bounded::limit_for,
     dialect::{LeaseOps, depth, failed_on_own_table},
-    error::{Error, LossReason, Result},
+    error::{Error, Fault, LossReason, Result},
     fence::Fence,
     guard::{Guard, Hold, guarded},
-    keeper::{Kept, release_failed},
+    keeper::Unfinished,
+    kept::{Kept, release_failed},
     key::Key,
     locked::{Lock, under},
     observe::{Strategy, holding},
-    section::AnyTx,
-    store::{BUSY_PAUSE, LeaseStore, Previous, Renewal, Scoped, Token},
+    section::{AnyTx, no_answer, timed_out},
+    store::{BUSY_PAUSE, Claim, LeaseStore, Previous, Release, Renewal, Scoped},
 };
 
 /// What became of a lease that was given back.
@@ -46,12 +48,14 @@ pub struct Lease<S: LeaseStore> {
 }
 
 impl<S: LeaseStore> Lease<S> {
-    pub(super) fn granted(inner: Arc<Inner<S>>, kept: Kept) -> Self {
+    /// A lease that comes after [`Leases::close`](crate::Leases::close) is given back.
+    pub(super) fn granted(inner: Arc<Inner<S>>, kept: Kept) -> Result<Self> {
         let kept = Arc::new(kept);
-        inner.keeper.keep(&kept);
-        let owned = Owned { kept: kept.clone(), inner: inner.clone(), runtime: Handle::current() };
+        let is_kept = inner.keeper.keep(&kept);
+        let owned = Owned { kept: kept.clone(), inner: inner.clone() };
         let owned = Some(Arc::new(Guard::new(owned)));
-        Self { kept, inner, owned }
+        let lease = Self { kept, inner, owned };
+        if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
     }
 
     /// The same lease for a body that runs under it.
@@ -61,7 +65,7 @@ impl<S: LeaseStore> Lease<S> {
 
     /// What makes this acquisition unique.
     #[cfg(feature = "testing")]
-    pub(crate) fn token(&self) -> Token {
+    pub(crate) fn token(&self) -> crate::store::Token {
         self.kept.token
     }
 
@@ -97,7 +101,7 @@ impl<S: LeaseStore> Lease<S> {
     /// The clock behind it counts while the process is stopped, but on Linux not while the whole machine sleeps:
     /// after that only the fence, [`verify`](Self::verify) and [`commit`](Self::commit) protect.
     pub fn trusted_until(&self) -> std::time::Instant {
-        self.kept.trust.until().into_std()
+        self.kept.until().into_std()
     }
 
     /// Whether this process may still believe that it holds the lease. Local, no I/O.
@@ -105,7 +109,7 @@ impl<S: LeaseStore> Lease<S> {
     /// True now says nothing of a moment later; what must not happen without the lease belongs in a transaction that
     /// ends with [`commit`](Self::commit).
     pub fn is_trusted(&self) -> bool {
-        self.kept.trust.lost().is_none()
+        self.kept.lost().is_none()
     }
 
     /// Resolves when the lease is lost, never otherwise. Works without reaching the store.
@@ -113,7 +117,7 @@ impl<S: LeaseStore> Lease<S> {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn lost(&self) -> LossReason {
-        self.kept.trust.wait_until_lost().await
+        self.kept.wait_until_lost().await
     }
 
     /// Makes the lease live for at least `ttl` from now, and renews it with that ttl from here. Never shortens it.
@@ -126,17 +130,18 @@ impl<S: LeaseStore> Lease<S> {
     /// The lease is extended or not; it stays held either way, at least as long as before.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         check_ttl(ttl)?;
+        self.inner.keeper.visit();
         while self.is_trusted() {
             let sent = Instant::now();
             let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl };
-            match self.inner.store().lease_renew(&[renewal]).await?.pop() {
+            match self.inner.store().renew(&[renewal], limit_for(self.kept.ttl())).await?.pop() {
                 Some(Scoped::Done) => {
                     self.kept.set_ttl(ttl);
-                    self.kept.trust.renewed(sent, ttl);
+                    self.kept.renewed(sent, ttl);
                     self.inner.keeper.renewed(&self.kept);
                     break;
                 }
-                Some(Scoped::Gone) => self.kept.trust.lose(LossReason::Stolen),
+                Some(Scoped::Gone) => self.kept.lose(LossReason::Stolen),
                 // Another statement has its row locked.
                 Some(Scoped::Busy) | None => sleep(BUSY_PAUSE).await,
             }
@@ -170,19 +175,19 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Gives back what was granted a moment ago, without waking those who wait: nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
-        let Kept { key, token, trust, .. } = &*self.kept;
-        self.inner.keeper.forget(*token);
-        while self.inner.store().lease_release(key, *token, Duration::ZERO).await? == Scoped::Busy {
+        self.inner.keeper.forget(self.kept.token);
+        let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
+        while self.inner.store().release(&release, limit_for(self.kept.ttl())).await? == Scoped::Busy {
             sleep(BUSY_PAUSE).await;
         }
-        trust.lose(LossReason::Released);
+        self.kept.lose(LossReason::Released);
         Ok(())
     }
 
     /// Runs `body` under this lease, drops it when the lease is lost, and releases the lease.
     pub(crate) async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let result = self.guarded(body).await;
-        if self.kept.trust.lost().is_none() {
+        if self.kept.lost().is_none() {
             // What the body did counts whether or not the store hears of the release.
             release_failed(self.release().await);
         }
@@ -191,7 +196,8 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Runs `body`, and drops it when the lease is lost unless it is to go on.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let lost = async { self.lost_error(self.kept.trust.wait_until_lost().await) };
+        self.inner.keeper.visit();
+        let lost = async { self.lost_error(self.kept.wait_until_lost().await) };
         let span = holding(Strategy::Lease, self.key());
         let body = under(once_with(|| self.lock()), body);
         guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).instrument(span).await
@@ -200,19 +206,19 @@ impl<S: LeaseStore> Lease<S> {
     /// What a body under this lease is under.
     pub(super) fn lock(&self) -> Lock {
         let kept = self.kept.clone();
-        (self.kept.key.clone(), Box::new(move || kept.trust.lost().is_none()))
+        (self.kept.key.clone(), Box::new(move || kept.lost().is_none()))
     }
 
     /// A body may go on while the lease is trusted, and after it has given the lease back itself.
     pub(super) fn check_body(&self) -> Result<()> {
-        match self.kept.trust.lost() {
+        match self.kept.lost() {
             None | Some(LossReason::Released) => Ok(()),
             Some(reason) => Err(self.lost_error(reason)),
         }
     }
 
     pub(super) fn check_trusted(&self) -> Result<()> {
-        match self.kept.trust.lost() {
+        match self.kept.lost() {
             None => Ok(()),
             Some(reason) => Err(self.lost_error(reason)),
         }
@@ -223,12 +229,19 @@ impl<S: LeaseStore> Lease<S> {
     }
 
     /// Frees a claim whose answer was not heard.
-    pub(super) fn give_back_in_background(inner: Arc<Inner<S>>, key: Key, token: Token) {
+    pub(super) fn give_back_in_background(inner: Arc<Inner<S>>, claim: Claim) {
+        let unfinished = inner.keeper.unfinished();
         tokio::spawn(async move {
-            while let Ok(Scoped::Busy) = inner.store().lease_release(&key, token, Duration::ZERO).await {
-                sleep(BUSY_PAUSE).await;
+            let Claim { key, token, ttl, .. } = claim;
+            let expired = Instant::now() + ttl;
+            let release = Release { key, token, min_hold: Duration::ZERO };
+            while !matches!(inner.store().release(&release, limit_for(ttl)).await, Ok(Scoped::Done | Scoped::Gone))
+                && Instant::now() < expired
+            {
+                sleep(retry_pause(ttl)).await;
             }
-            inner.lines.freed(&key);
+            inner.lines.freed(&release.key);
+            drop(unfinished);
         });
     }
 }
@@ -251,8 +264,9 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// # Cancel safety
     /// The row may or may not be locked in the transaction; roll that back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
+        self.inner.keeper.visit();
         self.check_trusted()?;
-        if depth::<DB>(conn) == 0 {
+        if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
             return Err(Error::InvalidOption { option: "verify", reason });
         }
@@ -262,7 +276,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
         if pinned {
             self.kept.pin();
         } else {
-            self.kept.trust.lose(LossReason::Stolen);
+            self.kept.lose(LossReason::Stolen);
         }
         self.check_trusted()
     }
@@ -290,41 +304,87 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
         drop(tx.rollback().await);
         return Err(lost);
     }
+    let limit = leases.iter().map(|it| it.kept.ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
+    let mut committing = Vec::with_capacity(leases.len());
     for lease in leases {
         // A renewal that finds the row given up must not take that for a loss.
         lease.inner.keeper.forget(lease.kept.token);
+        committing.push(Guard::new(Committing {
+            kept: lease.kept.clone(),
+            inner: lease.inner.clone(),
+            unfinished: lease.inner.keeper.unfinished(),
+        }));
     }
-    let ended = async {
+    let given_up = async {
         tx.check_open().await?;
         for lease in leases {
             let Kept { key, token, terms, .. } = &*lease.kept;
             let given_up =
                 DB::lease_give_up(tx.connection(), key, *token, terms.min_hold, lease.kept.is_pinned()).await;
-            if !given_up.map_err(|err| failed_on_own_table::<DB>("committing with lease", Some(key), err))? {
-                // The loss is the news; a rollback that fails is done by the database.
-                drop(tx.rollback().await);
+            if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }
         }
-        tx.commit().await.map(|()| None)
+        Ok(None)
     };
-    let ended = ended.await;
-    if let Ok(None) = ended {
-        for lease in leases {
-            lease.inner.ended(&lease.kept);
+    let doing = "committing with lease";
+    let given_up = timeout(limit, given_up).await;
+    let refused = match given_up.unwrap_or_else(|_| Err(no_answer(doing, leases.first().map(Lease::key)))) {
+        Ok(None) => {
+            // From here on only the answer tells whether the work was done.
+            let committed = timeout(limit, tx.commit_open()).await;
+            match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out() })) {
+                Ok(()) => {
+                    committing.into_iter().map(Guard::defuse).for_each(|it| it.inner.committed(&it.kept));
+                    return Ok(());
+                }
+                // The leases are given back, in case that it did not happen.
+                Err(err @ Error::OutcomeUnknown { .. }) => return Err(err),
+                Err(err) => err,
+            }
         }
-        return Ok(());
+        Ok(Some(lost)) => {
+            // The loss is the news; a rollback that fails is done by the database.
+            drop(tx.rollback().await);
+            lost.kept.lose(LossReason::Stolen);
+            lost.lost_error(lost.kept.lost().unwrap_or(LossReason::Stolen))
+        }
+        Err(err) => err,
+    };
+    for Committing { kept, inner, .. } in committing.into_iter().map(Guard::defuse) {
+        // Still held, by the caller whose body this is or until they are dropped.
+        if kept.lost().is_none() {
+            inner.keeper.keep(&kept);
+        }
     }
-    if let Ok(Some(lost)) = ended {
-        lost.kept.trust.lose(LossReason::Stolen);
+    Err(refused)
+}
+
+/// The least and the most time that a commit may take; in between it is the ttl of its lease.
+const LEAST_COMMIT: Duration = Duration::from_secs(5);
+const MOST_COMMIT: Duration = Duration::from_secs(30);
+
+/// A lease whose commit is on its way. If that is dropped half-way nobody knows whether the commit gave the lease back, so it is
+/// given back once more.
+struct Committing<S: LeaseStore> {
+    kept: Arc<Kept>,
+    inner: Arc<Inner<S>>,
+    unfinished: Unfinished,
+}
+
+impl<S: LeaseStore> Hold for Committing<S> {
+    fn abandon(self) {
+        let Self { kept, inner, unfinished } = self;
+        give_back_later(inner, kept.clone(), unfinished, Vec::new());
+        kept.lose(LossReason::Released);
     }
-    // Still held, by the caller whose body this is or until they are dropped.
-    for lease in leases.iter().filter(|it| it.is_trusted()) {
-        lease.inner.keeper.keep(&lease.kept);
-    }
-    match ended? {
-        Some(lost) => lost.check_trusted(),
-        None => Ok(()),
+}
+
+/// The error of a transaction that refused to give the lease up: nothing was committed.
+fn give_up_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        Fault::NoTransaction => Error::TransactionEnded { source },
+        _ => failed_on_own_table::<DB>("committing with lease", Some(key), source),
     }
 }
 
@@ -332,18 +392,63 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
 async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     inner.keeper.forget(kept.token);
     loop {
-        match inner.store().lease_release(&kept.key, kept.token, kept.terms.min_hold).await? {
+        match inner.store().release(&kept.release(), limit_for(kept.ttl())).await? {
             Scoped::Done => {
                 inner.ended(kept);
                 return Ok(Released::Held);
             }
             Scoped::Gone => {
-                kept.trust.lose(LossReason::Stolen);
+                kept.lose(LossReason::Stolen);
                 inner.lines.freed(&kept.terms.line);
                 return Ok(Released::AlreadyLost);
             }
             Scoped::Busy => sleep(BUSY_PAUSE).await,
         }
+    }
+}
+
+/// Gives the lease back in the background, again and again until the store has answered or the lease has expired; on another
+/// runtime if the first one ends.
+fn give_back_later<S: LeaseStore>(
+    inner: Arc<Inner<S>>,
+    kept: Arc<Kept>,
+    unfinished: Unfinished,
+    mut tried: Vec<runtime::Id>,
+) {
+    // Without a runtime the ttl frees it.
+    let Some(runtime) = inner.keeper.runtime(&tried) else { return };
+    tried.push(runtime.id());
+    let releasing = Guard::new(Releasing { inner: inner.clone(), kept: kept.clone(), unfinished, tried });
+    runtime.spawn(async move {
+        loop {
+            let released = give_back(&inner, &kept).await;
+            if released.is_ok() || Instant::now() >= kept.until() {
+                release_failed(released);
+                break;
+            }
+            sleep(retry_pause(kept.ttl())).await;
+        }
+        drop(releasing.defuse());
+    });
+}
+
+/// The pause before a release is tried again that got no answer.
+fn retry_pause(ttl: Duration) -> Duration {
+    (ttl / 10).clamp(BUSY_PAUSE, Duration::from_secs(1))
+}
+
+/// A release in the background. If its runtime ends, it goes on on another one.
+struct Releasing<S: LeaseStore> {
+    inner: Arc<Inner<S>>,
+    kept: Arc<Kept>,
+    unfinished: Unfinished,
+    tried: Vec<runtime::Id>,
+}
+
+impl<S: LeaseStore> Hold for Releasing<S> {
+    fn abandon(self) {
+        let Self { inner, kept, unfinished, tried } = self;
+        give_back_later(inner, kept, unfinished, tried);
     }
 }
 
@@ -354,29 +459,30 @@ impl<S: LeaseStore> Inner<S> {
         kept.released();
         self.lines.freed(&kept.terms.line);
     }
+
+    /// The lease was given up by a commit.
+    fn committed(&self, kept: &Kept) {
+        kept.committed();
+        self.lines.freed(&kept.terms.line);
+    }
 }
 
 /// The duty to give a lease back.
 struct Owned<S: LeaseStore> {
     kept: Arc<Kept>,
     inner: Arc<Inner<S>>,
-    /// The drop may happen on a thread outside of it.
-    runtime: Handle,
 }
 
 impl<S: LeaseStore> Hold for Owned<S> {
     fn abandon(self) {
-        let Self { kept, inner, runtime } = self;
+        let Self { kept, inner } = self;
         inner.keeper.forget(kept.token);
-        // Given back by the body that ran under it, or lost: nothing is left to release.
-        if kept.trust.lost() == Some(LossReason::Released) {
+        // Given back by the body that ran under it, or by closing: nothing is left to release.
+        if matches!(kept.lost(), Some(LossReason::Released | LossReason::Closed)) {
             return;
         }
-        // Where the runtime has ended, the ttl frees it.
-        let _inside = runtime.enter();
-        runtime.spawn(async move {
-            release_failed(give_back(&inner, &kept).await);
-        });
+        let unfinished = inner.keeper.unfinished();
+        give_back_later(inner, kept, unfinished, Vec::new());
     }
 }
 
@@ -385,7 +491,7 @@ impl<S: LeaseStore> fmt::Debug for Lease<S> {
         f.debug_struct("Lease")
             .field("key", &self.kept.key)
             .field("fence", &self.kept.grant.fence)
-            .field("lost", &self.kept.trust.lost())
+            .field("lost", &self.kept.lost())
             .finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use super::{
     held::Lease,
     request::{LeaseRequest, Mode, Place},
 };
-use crate::{error::Result, key::Key, store::LeaseStore, wait::Turn};
+use crate::{bounded::limit_for, error::Result, key::Key, store::LeaseStore, wait::Turn};
 
 /// How many readers there may be at once, so that the rows they leave behind stay few.
 const READERS: u32 = 1024;
@@ -84,7 +84,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
             {
                 return Ok(Turn::Done(lease));
             }
-            let held = self.inner.store().lease_list(&format!("{}/permit/", self.key), permits).await?;
+            let held = self.inner.store().list(&format!("{}/permit/", self.key), permits).await?;
             let taken: HashSet<_> = held.iter().map(|it| &it.info.key).collect();
             let free: Vec<_> = (0..permits).map(named).filter(|it| !taken.contains(it)).collect();
             key = fastrand::choice(free);
@@ -98,13 +98,13 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// for readers. Whoever comes second sees the other.
     pub(super) async fn ask_to_read(&self, likely_free: bool) -> Result<Turn<Lease<S>>> {
         let writer = self.writer();
-        if !likely_free && let Some(held) = self.inner.store().lease_look(&writer).await? {
+        if !likely_free && let Some(held) = self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
         }
         let Turn::Done(lease) = self.ask_for_number("reader", READERS).await? else {
             return Ok(Turn::Held { free_in: Some(Duration::ZERO) });
         };
-        match self.inner.store().lease_look(&writer).await? {
+        match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             None => Ok(Turn::Done(lease)),
             Some(held) => {
                 lease.back_out().await?;
@@ -122,7 +122,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 held => return Ok(held),
             },
         };
-        let readers = self.inner.store().lease_list(&format!("{}/reader/", self.key), READERS).await?;
+        let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
         let Some(last) = readers.iter().map(|it| it.info.expires_in).max() else {
             return Ok(Turn::Done(writer));
         };

@@ -13,6 +13,7 @@
 //! A dropped question is answered all the same, by a task of its own, and what it was granted is given back.
 
 mod all;
+mod close;
 mod held;
 mod listen;
 mod many;
@@ -26,6 +27,7 @@ use tokio::time::{Instant, sleep};
 
 pub use self::{
     all::{MultiLease, MultiRequest},
+    close::Health,
     held::{Lease, Released},
     many::ReadWrite,
     request::LeaseRequest,
@@ -35,13 +37,14 @@ use self::{
     request::Mode,
 };
 use crate::{
+    bounded::{Bounded, LIMIT},
     dialect::{Dialect, LeaseOps, ListenOps},
     error::{Error, Result},
     keeper::{Keeper, Sweep},
     key::Key,
     migrate::migrate,
     policy::{check_duration, check_wait},
-    store::{BUSY_PAUSE, Held, LeaseInfo, LeaseStore, Scoped},
+    store::{BUSY_PAUSE, Held, LeaseInfo, LeaseStore, Release, Scoped},
     wait::Lines,
 };
 
@@ -88,7 +91,7 @@ struct Inner<S: LeaseStore> {
 }
 
 impl<S: LeaseStore> Inner<S> {
-    fn store(&self) -> &S {
+    fn store(&self) -> &Bounded<S> {
         self.keeper.store()
     }
 }
@@ -134,7 +137,7 @@ impl<S: LeaseStore> Leases<S> {
 
     async fn look(&self, key: &Key) -> Result<Option<Held>> {
         key.check()?;
-        self.0.store().lease_look(key).await
+        self.0.store().look(key, LIMIT).await
     }
 
     /// The leases held now whose key starts with `prefix`, in the order of their keys, 10,000 at most. Reads only.
@@ -142,7 +145,7 @@ impl<S: LeaseStore> Leases<S> {
     /// # Errors
     /// [`Error::NotMigrated`], [`Error::Database`].
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
-        let held = self.0.store().lease_list(prefix, LIST_LIMIT).await?;
+        let held = self.0.store().list(prefix, LIST_LIMIT).await?;
         Ok(held.into_iter().map(|it| it.info).collect())
     }
 
@@ -164,8 +167,9 @@ impl<S: LeaseStore> Leases<S> {
         let Some(Held { token, info }) = self.look(&key).await? else {
             return Ok(None);
         };
+        let release = Release { key: key.clone(), token, min_hold: Duration::ZERO };
         while started.elapsed() <= self.0.wait {
-            match self.0.store().lease_release(&key, token, Duration::ZERO).await? {
+            match self.0.store().release(&release, LIMIT).await? {
                 Scoped::Done => {
                     self.0.lines.freed(&key);
                     return Ok(Some(info));

@@ -26,7 +26,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let ticket = if let Some(ticket) = place.take() {
             ticket
         } else {
-            if likely_free && self.inner.store().lease_list(&queue, 1).await?.is_empty() {
+            if likely_free && self.inner.store().list(&queue, 1).await?.is_empty() {
                 // Nobody waits, so nobody is overtaken.
                 if let Turn::Done(lease) = self.ask_for(&self.key, true).await? {
                     return Ok(Turn::Done(lease));
@@ -38,7 +38,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 held => return Ok(held),
             }
         };
-        let waiting = self.inner.store().lease_list(&queue, TICKETS).await?;
+        let waiting = self.inner.store().list(&queue, TICKETS).await?;
         let is_before = |fence, key: &_| (fence, key) < (ticket.fence(), ticket.key());
         let ahead = waiting.iter().filter(|it| is_before(it.info.fence, &it.info.key)).count();
         let turn = if ahead == 0 {

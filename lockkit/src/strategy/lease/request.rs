@@ -10,12 +10,13 @@ use tokio::time::{Instant, timeout};
 
 use super::{Inner, check_ttl, held::Lease, listen::Listening};
 use crate::{
+    bounded::{is_silence, limit_for},
     error::{Error, HolderInfo, Result},
-    keeper::{Kept, Terms},
+    kept::{Kept, Terms},
     key::Key,
     observe::Strategy,
     policy::{OnLost, check_wait},
-    section::{finished, no_answer},
+    section::finished,
     store::{Acquired, BUSY_PAUSE, Claim, LeaseInfo, LeaseStore, Token},
     wait::{Turn, Waited, observed},
 };
@@ -142,6 +143,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         match self.ask(&Place::default(), true).await? {
             Turn::Done(lease) => Ok(Some(lease)),
             Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
+            Turn::Silent => Err(self.silence().await),
         }
     }
 
@@ -216,17 +218,25 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let holder = match timeout(BUSY_PAUSE * 5, self.in_the_way()).await {
             Ok(Ok(info)) => info.map(HolderInfo::from),
             Ok(Err(err)) if !answered => return Err(err),
-            Err(_) if !answered => {
-                let reason = self.inner.store().unanswered();
-                return Err(reason.unwrap_or_else(|| no_answer("acquiring lease", Some(&self.key))));
-            }
+            Err(_) if !answered => return Err(self.silence().await),
             _ => None,
         };
         Err(Error::Contended { key: self.key, waited, holder })
     }
 
-    /// Asks for what the mode says, without waiting.
+    async fn silence(&self) -> Error {
+        self.inner.store().silence("acquiring lease", Some(&self.key)).await
+    }
+
+    /// Asks for what the mode says, without waiting for others.
     async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        match self.ask_by_mode(place, likely_free).await {
+            Err(err) if is_silence(&err) => Ok(Turn::Silent),
+            turn => turn,
+        }
+    }
+
+    async fn ask_by_mode(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
         match self.mode {
             Mode::Exclusive => {
                 let turn = if self.fair {
@@ -236,7 +246,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 };
                 if let (Turn::Held { .. } | Turn::Queued { .. }, Some(ears)) = (&turn, &self.inner.ears) {
                     let inner = Arc::downgrade(&self.inner);
-                    place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store(), &self.key));
+                    place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store().unbounded(), &self.key));
                 }
                 Ok(turn)
             }
@@ -248,7 +258,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// Asks for the lease of this key; looks first, which writes nothing, where that is likely enough.
     pub(super) async fn ask_for(&self, key: &Key, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        if !likely_free && let Some(held) = self.inner.store().lease_look(key).await? {
+        if !likely_free && let Some(held) = self.inner.store().look(key, limit_for(self.ttl)).await? {
             return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
         }
         key.check()?;
@@ -268,8 +278,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
     async fn in_the_way(&self) -> Result<Option<LeaseInfo>> {
         let store = self.inner.store();
         let held = match self.mode {
-            Mode::Exclusive => store.lease_look(&self.key).await?,
-            _ => store.lease_list(&format!("{}/", self.key), 1).await?.pop(),
+            Mode::Exclusive => store.look(&self.key, limit_for(self.ttl)).await?,
+            _ => store.list(&format!("{}/", self.key), 1).await?.pop(),
         };
         Ok(held.map(|it| it.info))
     }
@@ -322,18 +332,27 @@ impl From<LeaseInfo> for HolderInfo {
 /// In a task of its own: the claim is answered for even if the caller is dropped meanwhile. A lease that nobody takes
 /// from the task is dropped with its result, and so released.
 async fn ask<S: LeaseStore>(inner: Arc<Inner<S>>, claim: Claim, terms: Terms) -> Result<Turn<Lease<S>>> {
+    if inner.keeper.is_closed() {
+        return Err(Error::Closed { key: claim.key });
+    }
+    let unfinished = inner.keeper.unfinished();
     let asking = tokio::spawn(async move {
+        let _unfinished = unfinished;
         let sent = Instant::now();
-        match inner.store().lease_acquire(&claim).await {
-            Ok(Acquired::Granted(grant)) => {
-                let lease = Lease::granted(inner, Kept::new(claim, grant, sent, terms));
+        match inner.store().acquire(&claim).await {
+            Ok(Some(Acquired::Granted(grant))) => {
+                let lease = Lease::granted(inner, Kept::new(claim, grant, sent, terms))?;
                 // An answer that took longer than the lease lives is no lease.
                 Ok(if lease.is_trusted() { Turn::Done(lease) } else { Turn::Held { free_in: None } })
             }
-            Ok(Acquired::Held { free_in }) => Ok(Turn::Held { free_in }),
+            Ok(Some(Acquired::Held { free_in })) => Ok(Turn::Held { free_in }),
+            // It may have been granted all the same.
+            Ok(None) => {
+                Lease::give_back_in_background(inner, claim);
+                Ok(Turn::Silent)
+            }
             Err(err) => {
-                // It may have been granted all the same.
-                Lease::give_back_in_background(inner, claim.key, claim.token);
+                Lease::give_back_in_background(inner, claim);
                 Err(err)
             }
         }

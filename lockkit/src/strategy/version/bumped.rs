@@ -145,5 +145,5 @@ pub(crate) async fn commit<DB: Dialect>(made: &[Made], mut tx: impl AnyTx<DB>) -
         return Err(Error::InvalidOption { option: "commit", reason: reason.to_owned() });
     }
     tx.check_open().await?;
-    tx.commit().await
+    tx.commit_open().await
 }

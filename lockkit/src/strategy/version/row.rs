@@ -2,10 +2,10 @@
 
 use std::{fmt, ops::Deref};
 
-use sqlx::{Arguments, Database, Encode, FromRow, Type};
+use sqlx::{Database, Encode, FromRow, Type};
 
 use crate::{
-    dialect::{AsConnection, By, VersionOps, VersionQuery, depth, failed},
+    dialect::{AsConnection, By, Values, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
     ident::Ident,
     key::Key,
@@ -67,7 +67,7 @@ impl<T> Deref for Versioned<T> {
 pub struct VersionedRow<DB: Database> {
     table: Result<Ident>,
     by: Vec<By>,
-    arguments: DB::Arguments,
+    values: Values<DB>,
     version: Option<Ident>,
     expected: Option<Expected>,
 }
@@ -75,13 +75,7 @@ pub struct VersionedRow<DB: Database> {
 impl<DB: VersionOps> VersionedRow<DB> {
     /// A row of this table. The name as the database stores it (letters, digits, `_`).
     pub fn table(name: &str) -> Self {
-        Self {
-            table: Ident::new(name),
-            by: Vec::new(),
-            arguments: DB::Arguments::default(),
-            version: None,
-            expected: None,
-        }
+        Self { table: Ident::new(name), by: Vec::new(), values: Values::new(), version: None, expected: None }
     }
 
     /// The row whose column has this value. Call it again for every column of a composite key.
@@ -89,7 +83,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        match (Ident::new(column), self.arguments.add(value)) {
+        match (Ident::new(column), self.values.add(value)) {
             (Ok(column), Ok(())) => self.by.push(By { column, values: 1 }),
             (Err(err), _) => self.fail(err),
             (_, Err(err)) => self.fail(Error::InvalidOption {
@@ -123,7 +117,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     ///
     /// # Errors
     /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the row
-    /// does not fit `T` or its version is NULL.
+    /// does not fit `T` or its version is NULL, or neither an integer nor a timestamp.
     ///
     /// # Cancel safety
     /// Cancel safe: it only reads.
@@ -138,10 +132,10 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let (query, table, arguments, _) = self.query()?;
+        let (query, table, values, _) = self.query()?;
         let doing = "reading the version of a row of";
         let found =
-            DB::version_read(conn, &query, arguments).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+            DB::version_read(conn, &query, values).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let Some((row, version)) = found else {
             return Err(Error::NoSuchRow { table });
         };
@@ -157,26 +151,26 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// # Errors
     /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
     /// [`Error::InvalidOption`] without [`expect`](Self::expect), for a [`Bumped`] of a transaction that has ended, and for
-    /// a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`].
+    /// a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`], also when the version is NULL.
     ///
     /// # Cancel safety
     /// Outside a transaction the version may or may not have been moved.
     pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
-        let (query, table, arguments, expected) = self.query()?;
+        let (query, table, values, expected) = self.query()?;
         let Some(expected) = expected else {
             let reason = "was not called; `bump` needs the version that was read".to_owned();
             return Err(Error::InvalidOption { option: "expect", reason });
         };
         let conn = conn.as_connection();
-        let depth = depth::<DB>(conn);
+        let depth = depth::<DB>(conn).await?;
         let expected = expected.at(depth)?;
         if matches!(expected, Version::Timestamp(_)) && depth == 0 {
             let reason = "of a timestamp needs a transaction: MySQL tells the new one in a second statement".to_owned();
             return Err(Error::InvalidOption { option: "bump", reason });
         }
         let doing = "moving the version of a row of";
-        let again = arguments.clone();
-        let bumped = DB::version_bump(conn, &query, arguments, &expected).await;
+        let again = values.clone();
+        let bumped = DB::version_bump(conn, &query, values, &expected).await;
         if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
             return Ok(Bumped::new(version, depth));
         }
@@ -186,8 +180,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }
 
-    fn query(self) -> Result<(VersionQuery, Key, DB::Arguments, Option<Expected>)> {
-        let Self { table, by, arguments, version, expected } = self;
+    fn query(self) -> Result<(VersionQuery, Key, Values<DB>, Option<Expected>)> {
+        let Self { table, by, values, version, expected } = self;
         let table = table?;
         if by.is_empty() {
             let reason = "names no row; give at least one column and value".to_owned();
@@ -195,7 +189,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
         }
         let version = version.map_or_else(|| Ident::new("version"), Ok)?;
         let key = Key::from(table.as_str());
-        Ok((VersionQuery { table, by, version }, key, arguments, expected))
+        Ok((VersionQuery { table, by, version }, key, values, expected))
     }
 
     fn fail(&mut self, err: Error) {

@@ -9,7 +9,7 @@ use std::{
 use sqlx::Database;
 
 use crate::{
-    dialect::{By, SaveQuery, VersionOps, VersionQuery, depth, failed},
+    dialect::{By, SaveQuery, Values, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
     ident::Ident,
     key::Key,
@@ -170,7 +170,7 @@ where
     let save = Statement::new(row)?;
     let doing = "saving a row of";
     let mut conn = on.reach(doing).await?;
-    let depth = depth::<DB>(&conn);
+    let depth = depth::<DB>(&mut conn).await?;
     if let Err(err) = made.check_open(depth) {
         conn.finish();
         return Err(err);
@@ -206,9 +206,9 @@ struct Statement<DB: Database> {
     key: Key,
     query: SaveQuery,
     /// The values of the columns, then those of the key.
-    arguments: DB::Arguments,
+    values: Values<DB>,
     /// Those of the key.
-    which: DB::Arguments,
+    which: Values<DB>,
 }
 
 impl<DB: VersionOps> Statement<DB> {
@@ -216,29 +216,29 @@ impl<DB: VersionOps> Statement<DB> {
         let (table, version) = (Ident::new(T::TABLE)?, Ident::new(T::VERSION)?);
         let mut all = Columns::<DB>::new();
         row.values(&mut all);
-        let values = all.names.len();
+        let count = all.names.len();
         row.key(&mut all);
-        let Columns { names: mut columns, arguments, .. } = all.checked()?;
-        let by: Vec<_> = columns.split_off(values).into_iter().map(|column| By { column, values: 1 }).collect();
+        let Columns { names: mut columns, values, .. } = all.checked()?;
+        let by: Vec<_> = columns.split_off(count).into_iter().map(|column| By { column, values: 1 }).collect();
         if by.is_empty() {
             let reason = "names no row; add at least one column".to_owned();
             return Err(Error::InvalidOption { option: "key", reason });
         }
         let mut which = Columns::<DB>::new();
         row.key(&mut which);
-        let Columns { arguments: which, .. } = which.checked()?;
+        let Columns { values: which, .. } = which.checked()?;
         Ok(Self {
             key: Key::from(table.as_str()),
             query: SaveQuery { row: VersionQuery { table, by, version }, columns },
-            arguments,
+            values,
             which,
         })
     }
 
     /// The inner error is the version that was found instead.
     async fn run(self, conn: &mut DB::Connection, expected: i64) -> sqlx::Result<Result<(), Option<Version>>> {
-        let Self { query, arguments, which, .. } = self;
-        if DB::version_save(conn, &query, arguments, expected).await? {
+        let Self { query, values, which, .. } = self;
+        if DB::version_save(conn, &query, values, expected).await? {
             return Ok(Ok(()));
         }
         let found = DB::version_read(conn, &query.row, which).await?;

@@ -2,10 +2,10 @@
 
 use std::{fmt, future::Future};
 
-use sqlx::{Arguments, Database, Encode, Type};
+use sqlx::{Database, Encode, Type};
 
 use crate::{
-    dialect::VersionOps,
+    dialect::{Values, VersionOps},
     error::{Error, Result},
     ident::Ident,
     on::On,
@@ -142,13 +142,13 @@ mod sealed {
 /// Columns and their values, on the way to the database.
 pub struct Columns<DB: Database> {
     pub(crate) names: Vec<Ident>,
-    pub(crate) arguments: DB::Arguments,
+    pub(crate) values: Values<DB>,
     failed: Option<Error>,
 }
 
 impl<DB: Database> Columns<DB> {
     pub(crate) fn new() -> Self {
-        Self { names: Vec::new(), arguments: DB::Arguments::default(), failed: None }
+        Self { names: Vec::new(), values: Values::new(), failed: None }
     }
 
     /// Adds a column. The name as the database stores it (letters, digits, `_`).
@@ -156,7 +156,7 @@ impl<DB: Database> Columns<DB> {
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        let err = match (Ident::new(column), self.arguments.add(value)) {
+        let err = match (Ident::new(column), self.values.add(value)) {
             (Ok(column), Ok(())) => {
                 self.names.push(column);
                 return self;

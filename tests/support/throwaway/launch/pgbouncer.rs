@@ -10,12 +10,12 @@ use crate::throwaway::launch::postgres::as_postgres;
 use crate::throwaway::launch::{find, is_root, run};
 
 /// Sets it up in an empty folder, in front of the server in this URL.
-pub(crate) fn prepare(folder: &Path, port: u16, server: &Url, pool_mode: &str) -> io::Result<Command> {
+pub(crate) fn prepare(folder: &Path, port: u16, server: &Url, pool_mode: &str, sessions: u32) -> io::Result<Command> {
     let password = server.password().map(|it| format!(" password={it}")).unwrap_or_default();
     // sqlx asks for a setting at the start of a session that PgBouncer does not know.
     let settings = format!(
         "[databases]\n\
-         * = host={} port={} user={}{password}\n\
+         * = host={} port={} user={}{password} pool_size={sessions}\n\
          [pgbouncer]\n\
          listen_addr = 127.0.0.1\n\
          listen_port = {port}\n\

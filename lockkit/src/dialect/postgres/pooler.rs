@@ -1,0 +1,371 @@
+//! A pooler between this process and PostgreSQL that lends a session for one transaction only, such as `PgBouncer` in
+//! transaction mode: whether there is one, and how statements are sent through it.
+//!
+//! sqlx prepares each statement by a name and runs it by that name in a later message, which such a pooler may send to
+//! another session of the server. There the name is unknown, or it is that of *another* client's statement. An unnamed
+//! statement is prepared and run in two messages as well. So behind such a pooler lockkit's own statements are plain text,
+//! in one message; statements with values of the caller's types are unnamed and in a transaction, which has one session.
+
+use std::{
+    collections::HashSet,
+    fmt::Write,
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
+};
+
+use sqlx::{
+    Arguments, AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row,
+    error::{BoxDynError, DatabaseError},
+    postgres::{PgArguments, PgQueryResult, PgRow, PgTransactionManager},
+    raw_sql,
+};
+use sqlx_core::transaction::TransactionManager;
+
+/// What is known about poolers. One answer for the process: a connection does not say which pool it is from.
+static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+const UNKNOWN: u8 = 0;
+const MET: u8 = 1;
+const TOLD_YES: u8 = 2;
+const TOLD_NO: u8 = 3;
+
+/// The servers and databases that were asked.
+static ASKED: LazyLock<Mutex<HashSet<Target>>> = LazyLock::new(Mutex::default);
+
+/// Host, port and database.
+type Target = (String, u16, Option<String>);
+
+/// Tells lockkit whether a pooler in transaction mode stands between this process and PostgreSQL.
+///
+/// Without this call lockkit finds out by itself, once for each database, when it first takes a connection from a pool:
+/// `PgBouncer` keeps a setting from the server (`extra_float_digits`) that sqlx sends with every connection. From then on no
+/// statement of lockkit's in this process is prepared by name. Call it with `true` at start when the first statement of
+/// lockkit's may run in a transaction of your own (`pool.begin()`) or behind another pooler, and with `false` where
+/// the pooler is in session mode or prepares statements by itself (`PgBouncer` with `max_prepared_statements`).
+///
+/// sqlx prepares *your* statements by name, whatever `statement_cache_capacity` says. Behind a pooler that does not know prepared
+/// statements they can fail, or run another client's statement; use `query(…).persistent(false)` in a transaction, or a
+/// pooler that does.
+///
+/// # Example
+/// ```
+/// lockkit::behind_pooler(true);
+/// ```
+pub fn behind_pooler(is_there: bool) {
+    KNOWN.store(if is_there { TOLD_YES } else { TOLD_NO }, Ordering::Relaxed);
+}
+
+fn is_met() -> bool {
+    matches!(KNOWN.load(Ordering::Relaxed), MET | TOLD_YES)
+}
+
+fn meet() {
+    // What the user has said stays.
+    let _ = KNOWN.compare_exchange(UNKNOWN, MET, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Looks for a pooler before the first statement on this database. One round trip, without a prepared statement.
+pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
+    if KNOWN.load(Ordering::Relaxed) != UNKNOWN {
+        return;
+    }
+    let options = pool.connect_options();
+    let target = (options.get_host().to_owned(), options.get_port(), options.get_database().map(str::to_owned));
+    if ASKED.lock().unwrap_or_else(PoisonError::into_inner).contains(&target) {
+        return;
+    }
+    // sqlx sets it at the start of every session.
+    let sql = "SELECT source = 'client' AS is_ours FROM pg_catalog.pg_settings WHERE name = 'extra_float_digits'";
+    let asked = raw_sql(sql).fetch_one(conn).await;
+    // An error is for the statement that comes next; the question is asked again after it.
+    if let Ok(is_ours) = asked.and_then(|row| row.try_get::<bool, _>("is_ours")) {
+        ASKED.lock().unwrap_or_else(PoisonError::into_inner).insert(target);
+        if !is_ours {
+            meet();
+        }
+    }
+}
+
+/// Whether the error says that a prepared statement was looked for, or made, in another session. Nothing was executed.
+fn is_lost_statement(err: &sqlx::Error) -> bool {
+    has_code(err, &["42P05", "26000"])
+}
+
+/// As [`is_lost_statement`], or that another client's statement of that name has other values. For statements whose values
+/// always have the same types: otherwise that has other causes too.
+fn is_lost_own_statement(err: &sqlx::Error) -> bool {
+    is_lost_statement(err) || has_code(err, &["08P01"])
+}
+
+fn has_code(err: &sqlx::Error, codes: &[&str]) -> bool {
+    err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| codes.contains(&&*it))
+}
+
+fn in_a_transaction(conn: &PgConnection) -> bool {
+    PgTransactionManager::get_transaction_depth(conn) > 0
+}
+
+/// One of lockkit's own statements, with values of lockkit's own types.
+pub(super) fn query(sql: &'static str) -> Statement {
+    Statement { sql, values: Vec::new() }
+}
+
+/// See [`query`]. Used as sqlx's.
+#[must_use = "a statement does nothing until it is executed"]
+pub(super) struct Statement {
+    sql: &'static str,
+    values: Vec<Value>,
+}
+
+impl Statement {
+    pub(super) fn bind(mut self, value: impl Into<Value>) -> Self {
+        self.values.push(value.into());
+        self
+    }
+
+    pub(super) async fn fetch_all(self, conn: &mut PgConnection) -> sqlx::Result<Vec<PgRow>> {
+        if !is_met() {
+            match sqlx::query_with(self.sql, self.arguments()?).fetch_all(&mut *conn).await {
+                Err(err) if is_lost_own_statement(&err) => {
+                    meet();
+                    // The failed statement has ended the transaction.
+                    if in_a_transaction(conn) {
+                        return Err(err);
+                    }
+                }
+                done => return done,
+            }
+        }
+        raw_sql(AssertSqlSafe(self.text()?)).fetch_all(conn).await
+    }
+
+    pub(super) async fn fetch_optional(self, conn: &mut PgConnection) -> sqlx::Result<Option<PgRow>> {
+        Ok(self.fetch_all(conn).await?.pop())
+    }
+
+    pub(super) async fn fetch_one(self, conn: &mut PgConnection) -> sqlx::Result<PgRow> {
+        self.fetch_optional(conn).await?.ok_or(sqlx::Error::RowNotFound)
+    }
+
+    pub(super) async fn execute(self, conn: &mut PgConnection) -> sqlx::Result<PgQueryResult> {
+        if !is_met() {
+            match sqlx::query_with(self.sql, self.arguments()?).execute(&mut *conn).await {
+                Err(err) if is_lost_own_statement(&err) => {
+                    meet();
+                    if in_a_transaction(conn) {
+                        return Err(err);
+                    }
+                }
+                done => return done,
+            }
+        }
+        raw_sql(AssertSqlSafe(self.text()?)).execute(conn).await
+    }
+
+    fn arguments(&self) -> sqlx::Result<PgArguments> {
+        let mut arguments = PgArguments::default();
+        for value in &self.values {
+            value.add_to(&mut arguments).map_err(sqlx::Error::Encode)?;
+        }
+        Ok(arguments)
+    }
+
+    /// The statement with its values in it. No `$` stands in lockkit's statements but in front of the number of a value.
+    fn text(&self) -> sqlx::Result<String> {
+        let mut parts = self.sql.split('$');
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let digits = part.len() - part.trim_start_matches(|it: char| it.is_ascii_digit()).len();
+            let number: usize = part[..digits].parse().unwrap_or(0);
+            let value = number.checked_sub(1).and_then(|it| self.values.get(it));
+            text.push_str(&value.expect("BUG: a statement names a value that was not bound").text()?);
+            text.push_str(&part[digits..]);
+        }
+        Ok(text)
+    }
+}
+
+/// A value of one of the types that lockkit's own statements have.
+pub(super) enum Value {
+    Bool(bool),
+    Int(i32),
+    Long(i64),
+    Text(Option<String>),
+    Bytes(Vec<u8>),
+    Ints(Vec<i32>),
+    Longs(Vec<i64>),
+    Texts(Vec<String>),
+    ManyBytes(Vec<Vec<u8>>),
+}
+
+impl Value {
+    fn add_to(&self, arguments: &mut PgArguments) -> Result<(), BoxDynError> {
+        match self {
+            Self::Bool(value) => arguments.add(*value),
+            Self::Int(value) => arguments.add(*value),
+            Self::Long(value) => arguments.add(*value),
+            Self::Text(value) => arguments.add(value.as_deref()),
+            Self::Bytes(value) => arguments.add(value.as_slice()),
+            Self::Ints(values) => arguments.add(values.as_slice()),
+            Self::Longs(values) => arguments.add(values.as_slice()),
+            Self::Texts(values) => arguments.add(values.as_slice()),
+            Self::ManyBytes(values) => arguments.add(values.as_slice()),
+        }
+    }
+
+    /// As an expression of the same type.
+    fn text(&self) -> sqlx::Result<String> {
+        let array = |values: Vec<String>, of: &str| format!("(ARRAY[{}]::{of}[])", values.join(","));
+        let numbers = |values: &mut dyn Iterator<Item = String>| values.collect::<Vec<_>>();
+        Ok(match self {
+            Self::Bool(value) => value.to_string(),
+            Self::Int(value) => format!("({value}::integer)"),
+            Self::Long(value) => format!("({value}::bigint)"),
+            Self::Text(None) => "NULL::text".to_owned(),
+            Self::Text(Some(value)) => literal(value)?,
+            Self::Bytes(value) => bytes(value),
+            Self::Ints(values) => array(numbers(&mut values.iter().map(i32::to_string)), "integer"),
+            Self::Longs(values) => array(numbers(&mut values.iter().map(i64::to_string)), "bigint"),
+            Self::Texts(values) => array(values.iter().map(|it| literal(it)).collect::<sqlx::Result<_>>()?, "text"),
+            Self::ManyBytes(values) => array(values.iter().map(|it| bytes(it)).collect(), "bytea"),
+        })
+    }
+}
+
+/// A text as a literal that means the same whatever `standard_conforming_strings` is.
+fn literal(value: &str) -> sqlx::Result<String> {
+    if value.contains('\0') {
+        return Err(sqlx::Error::Encode("a text of PostgreSQL cannot have the character NUL".into()));
+    }
+    Ok(format!("(E'{}'::text)", value.replace('\\', "\\\\").replace('\'', "\\'")))
+}
+
+fn bytes(value: &[u8]) -> String {
+    let hex = value.iter().fold(String::new(), |mut text, byte| {
+        // A String takes all that is written.
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    format!("decode('{hex}', 'hex')")
+}
+
+macro_rules! value_from {
+    ($($from:ty => |$it:ident| $value:expr),+ $(,)?) => {
+        $(impl From<$from> for Value {
+            fn from($it: $from) -> Self {
+                $value
+            }
+        })+
+    };
+}
+
+value_from! {
+    bool => |it| Self::Bool(it),
+    i32 => |it| Self::Int(it),
+    i64 => |it| Self::Long(it),
+    &str => |it| Self::Text(Some(it.to_owned())),
+    String => |it| Self::Text(Some(it)),
+    Option<String> => |it| Self::Text(it),
+    &[u8] => |it| Self::Bytes(it.to_vec()),
+    [i32; 4] => |it| Self::Ints(it.to_vec()),
+    Vec<i32> => |it| Self::Ints(it),
+    Vec<i64> => |it| Self::Longs(it),
+    Vec<&str> => |it| Self::Texts(it.into_iter().map(str::to_owned).collect()),
+    Vec<String> => |it| Self::Texts(it),
+    Vec<&[u8]> => |it| Self::ManyBytes(it.into_iter().map(<[u8]>::to_vec).collect()),
+}
+
+/// Makes another text of a statement. sqlx would run one that this connection has prepared by name before, whatever
+/// `persistent` says.
+const UNNAMED: &str = " /* unnamed */";
+
+/// Runs a statement with values of the caller's types.
+pub(super) async fn fetch_all(
+    conn: &mut PgConnection,
+    sql: String,
+    arguments: PgArguments,
+) -> sqlx::Result<Vec<PgRow>> {
+    if !is_met() {
+        let named = sqlx::query_with(AssertSqlSafe(sql.clone()), arguments.clone());
+        match named.fetch_all(&mut *conn).await {
+            Err(err) if is_lost_statement(&err) => {
+                meet();
+                if in_a_transaction(conn) {
+                    return Err(err);
+                }
+            }
+            done => return done,
+        }
+    }
+    let unnamed = sqlx::query_with(AssertSqlSafe(sql + UNNAMED), arguments).persistent(false);
+    if !is_idle(conn).await? {
+        return unnamed.fetch_all(conn).await;
+    }
+    let mut tx = conn.begin().await?;
+    let rows = unnamed.fetch_all(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(rows)
+}
+
+/// As [`fetch_all`], for the number of rows that were changed.
+pub(super) async fn execute(
+    conn: &mut PgConnection,
+    sql: String,
+    arguments: PgArguments,
+) -> sqlx::Result<PgQueryResult> {
+    if !is_met() {
+        let named = sqlx::query_with(AssertSqlSafe(sql.clone()), arguments.clone());
+        match named.execute(&mut *conn).await {
+            Err(err) if is_lost_statement(&err) => {
+                meet();
+                if in_a_transaction(conn) {
+                    return Err(err);
+                }
+            }
+            done => return done,
+        }
+    }
+    let unnamed = sqlx::query_with(AssertSqlSafe(sql + UNNAMED), arguments).persistent(false);
+    if !is_idle(conn).await? {
+        return unnamed.execute(conn).await;
+    }
+    let mut tx = conn.begin().await?;
+    let done = unnamed.execute(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(done)
+}
+
+/// Whether no transaction is open, neither one that sqlx counts nor one that the application began as text: there the
+/// transaction is older than the message.
+async fn is_idle(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    if in_a_transaction(conn) {
+        return Ok(false);
+    }
+    raw_sql("SELECT now() = statement_timestamp() AS is_idle").fetch_one(conn).await?.try_get("is_idle")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stand_in_the_text_in_their_places_and_cannot_end_their_literals() {
+        let mut statement = query("SELECT $1, $2, $11, $10 FROM t WHERE a = $3 AND b = $4");
+        for value in [r"it's \", r"\'; DROP TABLE t; --"] {
+            statement = statement.bind(value);
+        }
+        statement = statement.bind(-1_i64).bind(&b"\x00'"[..]);
+        for number in 5..12 {
+            statement = statement.bind(number);
+        }
+        assert_eq!(
+            statement.text().expect("no value has NUL"),
+            r"SELECT (E'it\'s \\'::text), (E'\\\'; DROP TABLE t; --'::text), (11::integer), (10::integer) FROM t "
+                .to_owned()
+                + "WHERE a = (-1::bigint) AND b = decode('0027', 'hex')"
+        );
+        assert!(query("SELECT $1").bind("a\0b").text().is_err());
+    }
+}

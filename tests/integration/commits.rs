@@ -1,0 +1,100 @@
+//! Commits under a lease whose answers are late, lost, or not waited for.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use lockkit::{Error, Leases};
+use support::{Proxy, TestDb, on_every_database, on_every_server};
+use tokio::time::sleep;
+
+const TTL: Duration = Duration::from_millis(900);
+
+/// Waits until the row is there for others to see: the commit has happened.
+async fn until_committed<S: support::Backend>(db: &TestDb<S>) {
+    while db.fetch_i64("SELECT COUNT(*) FROM done").await != Some(1) {
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+on_every_server! {
+    // The lease expires while the answer to the COMMIT is on its way.
+    async fn a_commit_that_was_sent_is_answered_though_its_lease_expires<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE done (n INT)").await;
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
+        let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+        let working = leases.lease("k").run(async |lease| {
+            let mut tx = lockkit::begin(&pool).await?;
+            <S as support::Server>::execute(&mut tx, "INSERT INTO done VALUES (1)").await.unwrap();
+            proxy.hold_replies_to("COMMIT");
+            lease.commit(tx).await
+        });
+        let held_back = async {
+            until_committed(&db).await;
+            sleep(TTL * 2).await;
+            proxy.pass_replies();
+        };
+        let (committed, ()) = tokio::join!(working, held_back);
+        committed.expect("the answer to the commit decides");
+    }
+
+    async fn a_commit_without_an_answer_is_of_unknown_outcome<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE done (n INT)").await;
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
+        let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+        let working = leases.lease("k").run(async |lease| {
+            let mut tx = lockkit::begin(&pool).await?;
+            <S as support::Server>::execute(&mut tx, "INSERT INTO done VALUES (1)").await.unwrap();
+            proxy.hold_replies_to("COMMIT");
+            lease.commit(tx).await
+        });
+        let unknown = working.await.unwrap_err();
+        assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
+        until_committed(&db).await;
+        proxy.pass_replies();
+    }
+
+    async fn a_commit_of_ones_own_is_answered_though_the_lease_around_it_expires<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE done (n INT)").await;
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
+        let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+        let mut answered = None;
+        let working = leases.lease("k").run(async |_| {
+            let mut tx = lockkit::begin(&pool).await?;
+            <S as support::Server>::execute(&mut tx, "INSERT INTO done VALUES (1)").await.unwrap();
+            proxy.hold_replies_to("COMMIT");
+            answered = Some(tx.commit().await);
+            Ok::<_, Error>(())
+        });
+        let held_back = async {
+            until_committed(&db).await;
+            sleep(TTL * 2).await;
+            proxy.pass_replies();
+        };
+        let (lost, ()) = tokio::join!(working, held_back);
+        answered.expect("the body heard the answer").expect("committed");
+        assert!(lost.unwrap_err().is_lost(), "the commit did not depend on the lease");
+    }
+}
+
+on_every_database! {
+    async fn a_commit_that_is_dropped_inside_a_body_gives_the_lease_back<S>(db: TestDb<S>) {
+        let leases = Leases::builder(db.pool.clone()).ttl(Duration::from_secs(300)).build().unwrap();
+        let others = Leases::new(db.pool.clone());
+        let heir = leases.lease("k").run(async |lease| {
+            let tx = lockkit::begin(&db.pool).await?;
+            {
+                // Its first statement is on its way when it is dropped.
+                let mut committing = pin!(lease.commit(tx));
+                drop(committing.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+            }
+            others.lease("k").wait(Duration::from_secs(30)).acquire().await
+        });
+        heir.await.expect("it was given back").release().await.unwrap();
+        db.assert_nothing_left().await;
+    }
+}

@@ -1,0 +1,180 @@
+//! Transactions that the database ended: what follows in them changes nothing, and frees no lease.
+
+use lockkit::{Error, Fault, LeaseOps, Leases, RowLock, RowOps, Tx};
+use support::{Server, TestDb, on_databases};
+
+/// A transaction that a deadlock ended, and the one that survived it. Both had written to the table `t`.
+async fn deadlock<DB>(pool: &sqlx::Pool<DB>) -> (Tx<DB>, Tx<DB>)
+where
+    DB: LeaseOps + RowOps,
+    i64: sqlx::Type<DB> + for<'q> sqlx::Encode<'q, DB>,
+{
+    let lock = |id: i64| RowLock::table("t").by("id", id);
+    let mut one = lockkit::begin(pool).await.unwrap();
+    let mut two = lockkit::begin(pool).await.unwrap();
+    lock(1).lock(&mut *one).await.unwrap();
+    lock(2).lock(&mut *two).await.unwrap();
+    let (first, second) = tokio::join!(lock(2).lock(&mut *one), lock(1).lock(&mut *two));
+    let (victim, lost, survivor) = match (first, second) {
+        (Err(err), Ok(_)) => (one, err, two),
+        (Ok(_), Err(err)) => (two, err, one),
+        both => panic!("{both:?}"),
+    };
+    assert!(matches!(lost, Error::Database { fault: Fault::Deadlock, .. }), "{lost:?}");
+    (victim, survivor)
+}
+
+on_databases! {
+    [postgres, mariadb, mysql]
+    async fn the_refused_commit_of_a_deadlock_victim_frees_no_lease<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, n BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 0), (2, 0)").await;
+        let leases = Leases::new(db.pool.clone());
+        let others = Leases::new(db.pool_of(2).await);
+        let (victim, survivor) = deadlock(&db.pool).await;
+        let run = leases.lease("k").run(async |lease| {
+            let before = others.show("k").await?.unwrap();
+            let share = lease.share();
+            let refused = lease.commit(victim).await.unwrap_err();
+            assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+            survivor.rollback().await?;
+            assert!(share.is_trusted());
+            let after = others.show("k").await?.expect("the lease is still held");
+            assert_eq!(after.fence, before.fence);
+            assert!(others.lease("k").try_acquire().await?.is_none());
+            Ok::<_, Error>(())
+        });
+        run.await.unwrap();
+        db.assert_nothing_left().await;
+    }
+
+    async fn what_follows_a_deadlock_victim_is_never_committed<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, n BIGINT)").await;
+        db.execute("INSERT INTO t VALUES (1, 0), (2, 0)").await;
+        for end in ["commit", "rollback", "drop"] {
+            let (mut victim, survivor) = deadlock(&db.pool).await;
+            survivor.commit().await.unwrap();
+            // PostgreSQL refuses them.
+            for id in 3..5 {
+                let _ = S::execute(&mut victim, &format!("INSERT INTO t VALUES ({id}, 0)")).await;
+            }
+            match end {
+                "commit" => {
+                    let refused = victim.commit().await.unwrap_err();
+                    assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+                }
+                "rollback" => victim.rollback().await.unwrap(),
+                _ => drop(victim),
+            }
+            db.assert_nothing_left().await;
+            assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(2), "after {end}");
+        }
+    }
+}
+
+on_databases! {
+    [sqlite, mariadb, mysql]
+    async fn the_refused_commit_of_a_transaction_that_ended_by_itself_frees_no_lease<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let others = Leases::new(db.pool.clone());
+        // What a deadlock does to its victim, and SQLite's `INSERT OR ROLLBACK`, or a full disk, to the transaction.
+        let run = leases.lease("k").run(async |lease| {
+            let mut ended = lockkit::begin(&db.pool).await?;
+            S::execute(&mut ended, "ROLLBACK").await.unwrap();
+            let refused = lease.share().commit(ended).await.unwrap_err();
+            assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+            assert!(lease.is_trusted());
+            assert!(others.lease("k").try_acquire().await?.is_none());
+
+            let mut ended = db.pool.begin().await.unwrap();
+            S::execute(&mut ended, "ROLLBACK").await.unwrap();
+            let refused = lease.share().commit(ended).await.unwrap_err();
+            assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+            assert!(lease.is_trusted());
+            assert!(others.lease("k").try_acquire().await?.is_none());
+            Ok::<_, Error>(())
+        });
+        run.await.unwrap();
+    }
+}
+
+on_databases! {
+    [postgres]
+    async fn a_lease_commit_after_a_failed_statement_is_refused_as_any_commit<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, "SELECT 1 / 0").await.unwrap_err();
+        let refused = lease.share().commit(tx).await.unwrap_err();
+        assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+
+        let mut tx = db.pool.begin().await.unwrap();
+        S::execute(&mut tx, "SELECT 1 / 0").await.unwrap_err();
+        let refused = lease.share().commit(tx).await.unwrap_err();
+        assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+        assert!(lease.is_trusted());
+        lease.release().await.unwrap();
+    }
+
+    async fn a_commit_after_the_servers_idle_timeout_is_known_to_have_failed<S>(db: TestDb<S>) {
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let pid = S::fetch_i64(&mut tx, "SELECT pg_backend_pid()").await.unwrap().unwrap();
+        S::execute(&mut tx, "SET idle_in_transaction_session_timeout = '20ms'").await.unwrap();
+        while db.fetch_i64(&format!("SELECT 1 FROM pg_stat_activity WHERE pid = {pid}")).await.is_some() {}
+        let refused = tx.commit().await.unwrap_err();
+        assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+    }
+}
+
+on_databases! {
+    [mariadb, mysql]
+    async fn the_session_is_not_left_without_autocommit_by_a_runtime_that_ends<S>(db: TestDb<S>) {
+        let pool = db.pool_of(1).await;
+        for end in ["commit", "rollback", "drop"] {
+            // Of this runtime, so that it outlives the other one.
+            drop(pool.acquire().await.unwrap());
+            let other = pool.clone();
+            let ended = std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let tx = lockkit::begin(&other).await.unwrap();
+                    match end {
+                        "commit" => tx.commit().await.unwrap(),
+                        "rollback" => tx.rollback().await.unwrap(),
+                        _ => drop(tx),
+                    }
+                });
+            });
+            tokio::task::spawn_blocking(|| ended.join().unwrap()).await.unwrap();
+            let mut conn = pool.acquire().await.unwrap();
+            let autocommit = S::fetch_i64(&mut conn, "SELECT @@autocommit + 0").await.unwrap();
+            assert_eq!(autocommit, Some(1), "after {end}");
+        }
+    }
+
+    async fn the_session_is_as_before_after_every_kind_of_end<S>(db: TestDb<S>) {
+        let pool = db.pool_of(1).await;
+        for autocommit in [1, 0] {
+            S::execute(&mut pool.acquire().await.unwrap(), &format!("SET autocommit = {autocommit}")).await.unwrap();
+            for end in ["commit", "rollback", "drop", "ended", "lease"] {
+                let lease = Leases::new(db.pool.clone()).lease("k").acquire().await.unwrap();
+                let mut tx = lockkit::begin(&pool).await.unwrap();
+                S::execute(&mut tx, "SELECT 1").await.unwrap();
+                match end {
+                    "commit" => tx.commit().await.unwrap(),
+                    "rollback" => tx.rollback().await.unwrap(),
+                    "drop" => drop(tx),
+                    "ended" => {
+                        S::execute(&mut tx, "ROLLBACK").await.unwrap();
+                        tx.commit().await.unwrap_err();
+                    }
+                    _ => lease.commit(tx).await.unwrap(),
+                }
+                let mut conn = pool.acquire().await.unwrap();
+                let session = "SELECT CONCAT_WS(' ', @@autocommit + 0, @lockkit_read_committed)";
+                let session = S::fetch_text(&mut conn, session).await.unwrap().unwrap();
+                assert_eq!(session, autocommit.to_string(), "after {end}");
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! A Galera cluster that is written to through all of its nodes: what is answered as committed is there, and leases
+//! exclude across nodes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use lockkit::{Error, Fence, Leases, Tx};
+use sqlx::{MySql, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
+use support::{Galera, Server, TestDb, on_databases};
+use tokio::{task::JoinSet, time::Instant};
+
+/// How many clients each node has.
+const CLIENTS: u64 = 6;
+
+/// How many rows, or leases, the clients of all nodes share.
+const SHARED: u64 = 3;
+
+/// How long they write.
+const TIME: Duration = Duration::from_secs(4);
+
+/// What clients were told.
+#[derive(Debug, Default)]
+struct Told {
+    committed: BTreeSet<u64>,
+    refused: BTreeSet<u64>,
+    /// The fences of each lease in the order of the grants, and who believes to hold it now.
+    granted: BTreeMap<u64, Vec<Fence>>,
+    holding: BTreeMap<u64, u64>,
+}
+
+type Report = Arc<Mutex<Told>>;
+
+on_databases! {
+    [galera]
+    async fn what_is_answered_as_committed_is_there_on_all_nodes<S>(db: TestDb<S>) {
+        let told = on_all_nodes(&db, |pool: MySqlPool, told: Report, id, shared| async move {
+            let Ok(tx) = written(&pool, id, shared).await else { return };
+            let answer = tx.commit().await;
+            report(&told, id, answer);
+        });
+        let told = told.await;
+        check(&db, &told).await;
+    }
+
+    async fn leases_and_their_commits_exclude_across_nodes<S>(db: TestDb<S>) {
+        let told = on_all_nodes(&db, |pool: MySqlPool, told: Report, id, shared| async move {
+            let leases = Leases::builder(pool.clone()).ttl(Duration::from_secs(30)).build().unwrap();
+            let key = format!("k{shared}");
+            let lease = leases.lease(key).wait(Duration::from_millis(500)).acquire().await;
+            let lease = match lease {
+                Err(err) if err.is_contended() => return,
+                lease => lease.unwrap(),
+            };
+            {
+                let mut told = told.lock().unwrap();
+                let other = told.holding.insert(shared, id);
+                assert_eq!(other, None, "two holders of one lease");
+                told.granted.entry(shared).or_default().push(lease.fence());
+            }
+            // Not the row that goes with the lease, so that commits meet conflicts.
+            let tx = written(&pool, id, id / SHARED % SHARED).await;
+            told.lock().unwrap().holding.remove(&shared);
+            match tx {
+                Ok(tx) => {
+                    let answer = lease.commit(tx).await;
+                    report(&told, id, answer);
+                }
+                Err(_) => drop(lease.release().await.unwrap()),
+            }
+        });
+        let told = told.await;
+        check(&db, &told).await;
+        for fences in told.granted.values() {
+            assert!(fences.is_sorted_by(|before, after| before < after), "a fence that fell: {fences:?}");
+        }
+        let grants: usize = told.granted.values().map(Vec::len).sum();
+        assert!(grants > 10, "only {grants} grants");
+        println!("{grants} leases were granted through three nodes");
+    }
+
+    async fn the_version_that_was_tested_is_on_record<S>(db: TestDb<S>) {
+        let version = db.fetch_text(S::VERSION).await.expect("a version");
+
+        if let Some(folder) = std::env::var_os("LOCKKIT_VERSIONS") {
+            std::fs::write(std::path::PathBuf::from(folder).join(S::NAME), version).expect("write the version");
+        }
+    }
+}
+
+/// Runs the work again and again, in clients of all nodes, with a number that is never given twice and one of those shared.
+async fn on_all_nodes<F, Working>(db: &TestDb<Galera>, work: F) -> Told
+where
+    F: Fn(MySqlPool, Report, u64, u64) -> Working + Copy + Send + 'static,
+    Working: Future<Output = ()> + Send,
+{
+    db.execute("CREATE TABLE written (id BIGINT PRIMARY KEY); CREATE TABLE hot (id BIGINT PRIMARY KEY, n BIGINT)")
+        .await;
+    for shared in 0..SHARED {
+        db.execute(&format!("INSERT INTO hot VALUES ({shared}, 0)")).await;
+    }
+    let told = Report::default();
+    let mut clients = JoinSet::new();
+    for (node, url) in (0..).zip(Galera::nodes(&db.url)) {
+        caught_up(&mut connect(&url).await).await;
+        for client in 0..CLIENTS {
+            let pool = MySqlPoolOptions::new().max_connections(3).connect(&url).await.unwrap();
+            let told = Arc::clone(&told);
+            clients.spawn(async move {
+                let (first, end) = ((node * CLIENTS + client) * 1_000_000, Instant::now() + TIME);
+                for id in first.. {
+                    work(pool.clone(), Arc::clone(&told), id, id % SHARED).await;
+                    if Instant::now() > end {
+                        break;
+                    }
+                }
+                pool.close().await;
+            });
+        }
+    }
+    while let Some(ended) = clients.join_next().await {
+        ended.unwrap();
+    }
+    Arc::into_inner(told).unwrap().into_inner().unwrap()
+}
+
+/// A transaction that has written a row of its own and one that others write too.
+async fn written(pool: &MySqlPool, id: u64, shared: u64) -> Result<Tx<MySql>, sqlx::Error> {
+    let mut tx = lockkit::begin(pool).await.unwrap();
+    Galera::execute(&mut tx, &format!("INSERT INTO written VALUES ({id})")).await?;
+    Galera::execute(&mut tx, &format!("UPDATE hot SET n = n + 1 WHERE id = {shared}")).await?;
+    Ok(tx)
+}
+
+fn report(told: &Report, id: u64, answer: Result<(), Error>) {
+    let mut told = told.lock().unwrap();
+    match answer {
+        Ok(()) => told.committed.insert(id),
+        Err(err) => {
+            let is_known = err.is_transient() || matches!(err, Error::TransactionEnded { .. });
+            assert!(is_known, "a conflict, and nothing else: {err:?}");
+            told.refused.insert(id)
+        }
+    };
+}
+
+/// Checks that each node has what was committed, and nothing else.
+async fn check(db: &TestDb<Galera>, told: &Told) {
+    assert!(told.committed.len() > 10, "only {} commits", told.committed.len());
+    for url in Galera::nodes(&db.url) {
+        let mut conn = connect(&url).await;
+        caught_up(&mut conn).await;
+        let ids: Vec<u64> =
+            sqlx::query_scalar("SELECT CAST(id AS UNSIGNED) FROM written").fetch_all(&mut conn).await.unwrap();
+        let there = BTreeSet::from_iter(ids);
+        let missing: Vec<_> = told.committed.difference(&there).collect();
+        let others: Vec<_> = there.difference(&told.committed).collect();
+        let committed = told.committed.len();
+        assert_eq!(missing.len(), 0, "of {committed} commits that were answered are missing on {url}");
+        assert_eq!(others.len(), 0, "that were refused are on {url}");
+        let sum = Galera::fetch_i64(&mut conn, "SELECT SUM(n) FROM hot").await.unwrap();
+        assert_eq!(sum, i64::try_from(committed).ok());
+    }
+    println!("{} commits, {} refused, none missing on any node", told.committed.len(), told.refused.len());
+}
+
+async fn connect(url: &str) -> MySqlConnection {
+    <MySqlConnection as sqlx::Connection>::connect(url).await.unwrap()
+}
+
+/// Reads on this connection wait for what other nodes have committed.
+async fn caught_up(conn: &mut MySqlConnection) {
+    Galera::execute(conn, "SET wsrep_sync_wait = 15").await.unwrap();
+    Galera::execute(conn, "SELECT COUNT(*) FROM hot").await.unwrap();
+}

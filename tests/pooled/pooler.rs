@@ -1,0 +1,197 @@
+//! `lockkit` behind `PgBouncer` in transaction mode.
+//!
+//! Each test has several pools, as several processes would, that share two sessions of the server.
+
+use std::time::Duration;
+
+use lockkit::testing::conformance;
+use lockkit::{Leases, NamedLock, RowLock, Stock, Versioned, VersionedRow, Wait};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::raw_sql;
+use support::{PgBouncer, Postgres, TestDb, on_databases};
+use tokio::task::JoinSet;
+
+/// How often each process does its work.
+const ROUNDS: usize = 30;
+
+const PROCESSES: i64 = 4;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A pool as another process has it.
+async fn process(pooler: &PgBouncer) -> PgPool {
+    PgPoolOptions::new().max_connections(3).connect(pooler.url()).await.unwrap()
+}
+
+fn start(db: &TestDb<Postgres>) -> PgBouncer {
+    PgBouncer::with_sessions(&db.url, "transaction", 2)
+}
+
+#[derive(Debug, sqlx::FromRow, Versioned)]
+#[versioned(table = "item", key = "id")]
+struct Item {
+    id: i64,
+    name: String,
+    version: i64,
+}
+
+async fn items(db: &TestDb<Postgres>) {
+    db.execute("CREATE TABLE item (id BIGINT PRIMARY KEY, name TEXT NOT NULL, version BIGINT NOT NULL)").await;
+    for id in 0..=PROCESSES {
+        db.execute(&format!("INSERT INTO item VALUES ({id}, 'one', 1)")).await;
+    }
+}
+
+on_databases! {
+    [postgres]
+
+    async fn leases_are_taken_committed_and_given_back<S>(db: TestDb<S>) {
+        let pooler = start(&db);
+        let mut processes = JoinSet::new();
+        for number in 0..PROCESSES {
+            let pool = process(&pooler).await;
+            processes.spawn(async move {
+                let leases = Leases::builder(pool.clone()).wait(PATIENCE).build().unwrap();
+                for round in 0..ROUNDS {
+                    leases.lease("all").acquire().await.unwrap().release().await.unwrap();
+                    let lease = leases.lease(format!("it's \\ {number}")).acquire().await.unwrap();
+                    lease.extend(PATIENCE).await.unwrap();
+                    let mut tx = lockkit::begin(&pool).await.unwrap();
+                    lease.verify(&mut tx).await.unwrap();
+                    lease.commit(tx).await.unwrap();
+                    let both = leases.all([format!("a{number}"), format!("b{number}")]).acquire().await.unwrap();
+                    assert_eq!(leases.list(&format!("a{number}")).await.unwrap().len(), 1, "round {round}");
+                    both.release().await.unwrap();
+                }
+            });
+        }
+        while let Some(done) = processes.join_next().await {
+            done.unwrap();
+        }
+    }
+
+    async fn a_pool_behind_it_keeps_every_promise_of_a_store<S>(db: TestDb<S>) {
+        let pooler = start(&db);
+        let pool = process(&pooler).await;
+        conformance::run(async || pool.clone()).await;
+    }
+
+    async fn rows_and_names_are_locked<S>(db: TestDb<S>) {
+        items(&db).await;
+        let pooler = start(&db);
+        let mut processes = JoinSet::new();
+        for _ in 0..PROCESSES {
+            let pool = process(&pooler).await;
+            processes.spawn(async move {
+                for round in 0..ROUNDS {
+                    let mut tx = lockkit::begin(&pool).await.unwrap();
+                    let wait = if round % 2 == 0 { Wait::Forever } else { Wait::AtMost(PATIENCE) };
+                    NamedLock::new("n").wait(wait).lock(&mut *tx).await.unwrap();
+                    let row: Item = RowLock::table("item").by("id", 0_i64).wait(wait).fetch_one(&mut *tx).await.unwrap();
+                    let next = row.version + 1;
+                    raw_sql(sqlx::AssertSqlSafe(format!("UPDATE item SET version = {next} WHERE id = 0")))
+                        .execute(&mut *tx)
+                        .await
+                        .unwrap();
+                    tx.commit().await.unwrap();
+                }
+            });
+        }
+        while let Some(done) = processes.join_next().await {
+            done.unwrap();
+        }
+        let rounds = PROCESSES * i64::try_from(ROUNDS).unwrap();
+        assert_eq!(db.fetch_i64("SELECT version FROM item WHERE id = 0").await, Some(1 + rounds));
+    }
+
+    async fn versions_are_read_and_written<S>(db: TestDb<S>) {
+        items(&db).await;
+        let pooler = start(&db);
+        let mut processes = JoinSet::new();
+        for number in 0..PROCESSES {
+            let pool = process(&pooler).await;
+            processes.spawn(async move {
+                for _ in 0..ROUNDS {
+                    let mut item = Item::load(&pool, number).await.unwrap();
+                    item.name = "two".to_owned();
+                    item.save(&pool).await.unwrap();
+                    let row = || VersionedRow::table("item").by("id", number);
+                    let read = row().read::<Item>(&mut *pool.acquire().await.unwrap()).await.unwrap();
+                    let mut tx = lockkit::begin(&pool).await.unwrap();
+                    let bumped = row().expect(read.version).bump(&mut *tx).await.unwrap();
+                    bumped.commit(tx).await.unwrap();
+                }
+            });
+        }
+        while let Some(done) = processes.join_next().await {
+            done.unwrap();
+        }
+        let versions = format!("SELECT SUM(version) FROM item WHERE id < {PROCESSES} AND name = 'two'");
+        let saves = 2 * PROCESSES * i64::try_from(ROUNDS).unwrap();
+        assert_eq!(db.fetch_i64(&versions).await, Some(PROCESSES + saves));
+    }
+
+    async fn a_stock_is_taken_from<S>(db: TestDb<S>) {
+        let pooler = start(&db);
+        let wanted = 2 * PROCESSES.unsigned_abs() * ROUNDS as u64;
+        Stock::new(process(&pooler).await, "k").put(wanted + 1).await.unwrap();
+        let mut processes = JoinSet::new();
+        for _ in 0..PROCESSES {
+            let pool = process(&pooler).await;
+            processes.spawn(async move {
+                let stock = Stock::new(pool.clone(), "k");
+                for _ in 0..ROUNDS {
+                    stock.take(1).await.unwrap();
+                    let mut tx = lockkit::begin(&pool).await.unwrap();
+                    stock.take_in(&mut *tx, 1).await.unwrap();
+                    tx.commit().await.unwrap();
+                }
+            });
+        }
+        while let Some(done) = processes.join_next().await {
+            done.unwrap();
+        }
+        assert_eq!(db.fetch_i64("SELECT SUM(quantity)::bigint FROM lockkit_stock").await, Some(1));
+    }
+
+    async fn migrations_are_applied<S>(_db: TestDb<S>) {
+        let db = TestDb::<S>::empty(2).await;
+        let pooler = start(&db);
+        let mut processes = JoinSet::new();
+        for _ in 0..PROCESSES {
+            let pool = process(&pooler).await;
+            processes.spawn(async move {
+                for _ in 0..ROUNDS {
+                    lockkit::migrate(&pool).await.unwrap();
+                }
+            });
+        }
+        while let Some(done) = processes.join_next().await {
+            done.unwrap();
+        }
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM _lockkit_migrations").await, Some(3));
+    }
+
+    async fn nothing_is_prepared_by_name<S>(db: TestDb<S>) {
+        let pooler = PgBouncer::with_sessions(&db.url, "transaction", 1);
+        let pool = process(&pooler).await;
+        let leases = Leases::new(pool.clone());
+        leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+        Stock::new(pool.clone(), "k").put(3).await.unwrap();
+
+        let row = raw_sql("SELECT count(*) FROM pg_prepared_statements").fetch_one(&pool).await.unwrap();
+        assert_eq!(sqlx::Row::get::<i64, _>(&row, 0), 0);
+    }
+
+    async fn a_prepared_statement_that_is_gone_is_no_error_outside_a_transaction<S>(db: TestDb<S>) {
+        items(&db).await;
+        let pool = PgPoolOptions::new().max_connections(1).connect(&db.url).await.unwrap();
+        let leases = Leases::new(pool.clone());
+        for _ in 0..2 {
+            leases.show("k").await.unwrap();
+            Item::load(&pool, 1).await.unwrap();
+            // As another session of the server has none of them.
+            raw_sql("DEALLOCATE ALL").execute(&pool).await.unwrap();
+        }
+    }
+}
