@@ -278,6 +278,10 @@ impl Drop for PrivateServer {
         for node in self.others.iter_mut().rev() {
             let _ = (node.kill(), node.wait());
         }
+        // What libfaketime shares with nobody, and leaves behind when it is killed.
+        for name in ["faketime_shm_", "sem.faketime_sem_"] {
+            let _ = fs::remove_file(format!("/dev/shm/{name}{}", self.child.id()));
+        }
         if self.has_ended() {
             unmount(self.folder.path());
             return;
