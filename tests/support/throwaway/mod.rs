@@ -13,7 +13,8 @@ mod rendezvous;
 mod shared_server;
 mod supervisor;
 
-pub(crate) use self::launch::{GALERA_NODES, free_port, prepare_pgbouncer};
+pub use self::launch::{GALERA_NODES, Launch, free_ports, ports, prepare};
+pub(crate) use self::launch::{free_port, prepare_pgbouncer};
 pub(crate) use self::rendezvous::state_folder;
 pub(crate) use self::shared_server::SharedServer;
 pub use self::supervisor::supervise;

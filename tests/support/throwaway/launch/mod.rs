@@ -15,26 +15,30 @@ use std::{env, fs, io};
 pub(crate) use self::pgbouncer::prepare as prepare_pgbouncer;
 
 /// A server that is ready to be started.
-pub(super) struct Launch {
+#[derive(Debug)]
+pub struct Launch {
     /// One for each node of a cluster: the first listens on the port that was given, the others on those that follow it.
-    /// Each is started when the one before it listens.
-    pub(super) commands: Vec<Command>,
+    /// Each is started when the one before it listens. A setting that is appended replaces the same one before it.
+    pub commands: Vec<Command>,
     /// The administrator's URL; the first node's.
-    pub(super) url: String,
+    pub url: String,
     /// The signal that ends the server at once, whatever becomes of the data.
-    pub(super) stop: &'static str,
+    pub stop: &'static str,
 }
 
 /// How many ports the server needs, which follow each other.
-pub(super) fn ports(name: &str) -> u16 {
+pub fn ports(name: &str) -> u16 {
     if name == "galera" { galera::PORTS } else { 1 }
 }
 
 /// How many nodes a throwaway Galera cluster has.
-pub(crate) const GALERA_NODES: u16 = galera::NODES;
+pub const GALERA_NODES: u16 = galera::NODES;
 
-/// Sets a server up in an empty folder.
-pub(super) fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch> {
+/// Sets a server up in an empty folder: `postgres`, `mariadb`, `mysql` or `galera`.
+///
+/// # Errors
+/// If the server's programs are missing or fail.
+pub fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch> {
     match name {
         "postgres" => postgres::prepare(folder, port),
         "mariadb" => mariadb::prepare(folder, port),
@@ -50,7 +54,10 @@ pub(crate) fn free_port() -> io::Result<u16> {
 }
 
 /// The first of so many free ports that follow each other.
-pub(super) fn free_ports(count: u16) -> io::Result<u16> {
+///
+/// # Errors
+/// If there is none.
+pub fn free_ports(count: u16) -> io::Result<u16> {
     let first = 20_000 + u16::try_from(std::process::id() % 10_000).expect("BUG: less than 10,000");
     let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     (first..first + 1_000)
@@ -69,11 +76,13 @@ fn supervised(program: &Path, stop: &str) -> Command {
 }
 
 fn run(command: &mut Command) -> io::Result<()> {
-    let status = command.status()?;
-    if status.success() {
+    // Only its failure is worth reading.
+    let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output()?;
+    if output.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(format!("{command:?}: {status}")))
+    let text = [output.stdout, output.stderr].concat();
+    Err(io::Error::other(format!("{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&text))))
 }
 
 /// Finds a program in one of the folders or the `PATH`.
