@@ -161,6 +161,8 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
     // What a worker had goes with its connections and its leases' ttl.
     drop(proxy);
     drop(pooler);
+    // An expiry that a clock step left far ahead ends a ttl after the first look that follows the step.
+    drop(held::<S>(&url).await);
     sleep(ttl + Duration::from_millis(300)).await;
     let events = crew.events();
     let mut history = History {
@@ -193,19 +195,23 @@ pub(crate) async fn prepare<S: Rig>(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Adds what the database says to the history.
-async fn read_database<S: Rig>(url: &str, history: &mut History) -> Result<()> {
+/// The leases held now, a line each.
+async fn held<S: Rig>(url: &str) -> Result<Vec<String>> {
     let pool = PoolOptions::<S::DB>::new().max_connections(2).acquire_timeout(Duration::from_secs(10)).connect(url);
     let pool = pool.await.context("the server does not answer after the lane")?;
     let leases = Leases::builder(pool.clone()).never_sweep().build()?;
-    for lease in leases.list("").await? {
-        history.left_locked.push(format!("{lease:?}"));
-    }
+    let held = leases.list("").await?.iter().map(|it| format!("{it:?}")).collect();
+    drop(leases);
+    pool.close().await;
+    Ok(held)
+}
+
+/// Adds what the database says to the history.
+async fn read_database<S: Rig>(url: &str, history: &mut History) -> Result<()> {
+    history.left_locked.extend(held::<S>(url).await?);
     // A server may need a moment to see that its client is gone.
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut conn = connect::<S>(url).await?;
-    drop(leases);
-    pool.close().await;
     let left = loop {
         // MySQL cannot show every statement that it finds running.
         let left = S::leftovers(&mut conn).await.unwrap_or_else(|err| vec![err.to_string()]);
