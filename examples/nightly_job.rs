@@ -8,6 +8,7 @@
 //! Whoever gets the lease runs the job; the others go back to sleep at once. A process that comes late, when the lease is
 //! free again, finds in the table that the job is done. The entry is written by the transaction that gives the lease
 //! back: a process that was stopped in the middle, and lost the lease to another, cannot say that the job is done.
+//! A process that is told to end (SIGTERM) gives its lease back first.
 
 use std::{env, path::Path, process::Stdio, time::Duration};
 
@@ -17,7 +18,11 @@ use sqlx::{
     SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
-use tokio::{process::Command, time::sleep};
+use tokio::{
+    process::Command,
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
 
 struct Jobs {
     db: SqlitePool,
@@ -80,8 +85,13 @@ impl Jobs {
 /// What each process does.
 async fn wake_up(file: &Path) -> Result<()> {
     let jobs = Jobs::open(file).await?;
-    let night = jobs.run_nightly_job("2026-01-31").await?;
-    println!("process {:>7}: {night:?}", std::process::id());
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        night = jobs.run_nightly_job("2026-01-31") => println!("process {:>7}: {:?}", std::process::id(), night?),
+        _ = terminated.recv() => println!("process {:>7}: told to end", std::process::id()),
+    }
+    // Dropped as `main` returns, a lease would stay taken until its ttl is over.
+    jobs.leases.close().await?;
     Ok(())
 }
 

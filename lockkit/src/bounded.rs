@@ -22,6 +22,9 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 /// The least time that a store is given, however short a ttl is.
 const LEAST: Duration = Duration::from_millis(500);
 
+/// How long a store may take to find out why it did not answer.
+const REASON_LIMIT: Duration = Duration::from_millis(1200);
+
 /// The time for each lease where a store takes or releases one after the other.
 const EACH: Duration = Duration::from_millis(100);
 
@@ -138,7 +141,7 @@ impl<S: LeaseStore> Bounded<S> {
     /// Why no answer came.
     pub(crate) async fn silence(&self, doing: &'static str, key: Option<&Key>) -> Error {
         self.unanswered(Instant::now());
-        let reason = timeout(LEAST, self.store.unanswered()).await.ok().flatten();
+        let reason = timeout(REASON_LIMIT, self.store.unanswered()).await.ok().flatten();
         reason.unwrap_or_else(|| no_answer(doing, key))
     }
 

@@ -32,7 +32,7 @@ const PING_LIMIT: Duration = Duration::from_secs(1);
 const RETURN_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long a new connection may take that is opened to see whether the server answers at all.
-const PROBE_LIMIT: Duration = Duration::from_millis(400);
+const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How long one try for the lock of the whole database takes. SQLite tries three times within it.
 const SHORT_TRY: Duration = Duration::from_millis(3);
