@@ -41,7 +41,7 @@ use crate::{
 /// let lease = here.lease("k").acquire().await?;
 /// here.store().inner().faults().partition();
 /// there.lease("k").wait(std::time::Duration::from_secs(60)).acquire().await?;
-/// assert_eq!(oracle.assert_exclusive(), 2); // grants
+/// assert!(oracle.assert_exclusive() >= 2); // grants: the lease twice, and a place in the queue of those who wait
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, Default)]
