@@ -362,3 +362,28 @@ on_every_server! {
         drop_user(&db, &user).await;
     }
 }
+
+on_every_server! {
+    async fn leases_go_on_while_a_migration_waits_for_a_transaction<S>(_db: TestDb<S>) {
+        let db = TestDb::<S>::empty(4).await;
+        for file in migrations::<S>().into_iter().filter(|it| !it.ends_with("0004_ttl.sql")) {
+            db.execute(&fs::read_to_string(file).expect("read the migration")).await;
+        }
+        let mut tx = db.pool.begin().await.unwrap();
+        S::execute(&mut tx, "DELETE FROM lockkit_lease WHERE name = 'k'").await.unwrap();
+        let pool = db.pool.clone();
+        let migrating = tokio::spawn(async move { lockkit::migrate(&pool).await });
+
+        // What processes of the version before do all the time.
+        for _ in 0..4 {
+            let asked = db.execute("UPDATE lockkit_lease SET renewals = 0 WHERE name = 'other'");
+            timeout(SECONDS(10), asked).await.expect("it does not wait for the transaction");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+
+        assert!(!migrating.is_finished());
+        tx.rollback().await.unwrap();
+        migrating.await.unwrap().unwrap();
+        assert_leases_work(&db).await;
+    }
+}
