@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Acquired, Claim, LeaseStore, Leases, Release, Renewal, Scoped, Token};
-use support::{Server, TestDb, on_every_database};
+use support::{TestDb, on_every_database};
 use tokio::time::timeout;
 
 fn claim() -> Claim {
