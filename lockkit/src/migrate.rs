@@ -21,8 +21,12 @@ use crate::{
 /// (`current_schema()`), whatever is in the others: services share leases if that is the same. On MySQL and MariaDB it opens
 /// one connection of its own with the pool's options.
 ///
+/// A change of a table waits for transactions that have used it, on servers for up to a second at a time and half a minute in
+/// all. In between the leases of other processes go on.
+///
 /// # Errors
-/// [`Error::Migration`](crate::Error::Migration), for instance when the user may not create tables and some are missing;
+/// [`Error::Migration`](crate::Error::Migration), for instance when the user may not create tables and some are missing, or
+/// such a transaction does not end;
 /// [`Error::HistoryDenied`](crate::Error::HistoryDenied),
 /// [`Error::MigrationCutShort`](crate::Error::MigrationCutShort).
 ///
@@ -39,6 +43,7 @@ use crate::{
 pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
     // Processes that migrate at once can collide while they write the same history: MariaDB does not know the endless
     // GET_LOCK by which sqlx would serialise them, and SQLite has no such lock. The loser finds the work done.
+    // Those who wait for a transaction of the application's try again, too.
     let policy = Policy::new()
         .attempts(50)
         .backoff(Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(200) });

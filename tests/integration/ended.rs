@@ -1,5 +1,7 @@
 //! Transactions that the database ended: what follows in them changes nothing, and frees no lease.
 
+use std::time::Duration;
+
 use lockkit::{Error, Fault, LeaseOps, Leases, RowLock, RowOps, Tx};
 use support::{Server, TestDb, on_databases};
 
@@ -176,5 +178,28 @@ on_databases! {
                 assert_eq!(session, autocommit.to_string(), "after {end}");
             }
         }
+    }
+}
+
+on_databases! {
+    [postgres, mariadb, mysql]
+    async fn a_refused_commit_on_a_connection_of_ones_own_locks_no_lease<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let both = leases.all(["a", "b"]).acquire().await.unwrap();
+        let mut theirs = db.pool.begin().await.unwrap();
+        S::execute(&mut theirs, "DELETE FROM lockkit_lease WHERE name = 'b'").await.unwrap();
+        let mut conn = db.connect().await;
+        let bound =
+            if S::NAME == "PostgreSQL" { "SET lock_timeout = '200ms'" } else { "SET innodb_lock_wait_timeout = 1" };
+        S::execute(&mut conn, bound).await.unwrap();
+        let tx = sqlx::Connection::begin(&mut conn).await.unwrap();
+
+        both.commit(tx).await.unwrap_err();
+
+        theirs.rollback().await.unwrap();
+        // The connection is not used again, and goes on living.
+        let others = Leases::new(db.pool_of(1).await);
+        drop(others.lease("a").wait(Duration::from_secs(10)).acquire().await.unwrap());
+        drop(conn);
     }
 }

@@ -1,6 +1,7 @@
 //! The tests of `lockkit` on real databases, one module for each topic.
 
 mod bad_input;
+mod batches;
 mod cancellation;
 mod clocks;
 mod commits;

@@ -102,6 +102,29 @@ async fn a_process_about_to_migrate(url: &str) -> Child {
     process
 }
 
+on_databases! {
+    [sqlite]
+    async fn views_and_triggers_of_the_application_do_not_stop_a_migration<S>(_db: TestDb<S>) {
+        let db = TestDb::<S>::empty(1).await;
+        for file in migrations::<S>().into_iter().filter(|it| !it.ends_with("0004_ttl.sql")) {
+            db.execute(&fs::read_to_string(file).expect("read the migration")).await;
+        }
+        for sql in [
+            "CREATE VIEW held AS SELECT name FROM lockkit_lease",
+            "CREATE TABLE gone (n INT)",
+            "CREATE VIEW of_nothing AS SELECT n FROM gone",
+            "DROP TABLE gone",
+            "CREATE TRIGGER forgets AFTER DELETE ON lockkit_stock BEGIN DELETE FROM lockkit_lease WHERE name = OLD.name; END",
+        ] {
+            db.execute(sql).await;
+        }
+
+        lockkit::migrate(&db.pool).await.unwrap();
+
+        assert_leases_work(&db).await;
+    }
+}
+
 on_every_database! {
     async fn the_sqlx_command_leaves_nothing_to_do_for_migrate<S>(_db: TestDb<S>) {
         let db = TestDb::<S>::empty(2).await;
@@ -337,5 +360,30 @@ on_every_server! {
 
         pool.close().await;
         drop_user(&db, &user).await;
+    }
+}
+
+on_every_server! {
+    async fn leases_go_on_while_a_migration_waits_for_a_transaction<S>(_db: TestDb<S>) {
+        let db = TestDb::<S>::empty(4).await;
+        for file in migrations::<S>().into_iter().filter(|it| !it.ends_with("0004_ttl.sql")) {
+            db.execute(&fs::read_to_string(file).expect("read the migration")).await;
+        }
+        let mut tx = db.pool.begin().await.unwrap();
+        S::execute(&mut tx, "DELETE FROM lockkit_lease WHERE name = 'k'").await.unwrap();
+        let pool = db.pool.clone();
+        let migrating = tokio::spawn(async move { lockkit::migrate(&pool).await });
+
+        // What processes of the version before do all the time.
+        for _ in 0..4 {
+            let asked = db.execute("UPDATE lockkit_lease SET renewals = 0 WHERE name = 'other'");
+            timeout(SECONDS(10), asked).await.expect("it does not wait for the transaction");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+
+        assert!(!migrating.is_finished());
+        tx.rollback().await.unwrap();
+        migrating.await.unwrap().unwrap();
+        assert_leases_work(&db).await;
     }
 }

@@ -1,6 +1,7 @@
 //! Row locks on tables so small that an optimizer would rather read all of them.
 
 use lockkit::{Error, RowLock, Wait};
+use sqlx::Row;
 use support::{Backend, Server, TestDb, on_databases, on_every_server};
 
 const SIZES: [i64; 8] = [3, 4, 5, 8, 13, 20, 40, 200];
@@ -34,10 +35,10 @@ on_every_server! {
                 for most in [2, size - 1] {
                     let lock = || RowLock::table(&name).by_any("id", 1..=most).wait(Wait::Never);
                     let locked = lock().lock(&mut *ours).await;
-                    let locked = locked.unwrap_or_else(|err| panic!("{most} of {name}: {err}"));
+                    let locked = locked.unwrap_or_else(|err| panic!("{most} of {name}: {err:?}"));
                     assert_eq!(locked, u64::try_from(most).unwrap(), "{most} of {name}");
                     let missing = lock().fetch_all::<Found>(&mut *ours).await;
-                    let found = missing.unwrap_or_else(|err| panic!("{most} of {name}: {err}"));
+                    let found = missing.unwrap_or_else(|err| panic!("{most} of {name}: {err:?}"));
                     let found: Vec<_> = found.into_iter().map(|it| it.n).collect();
                     assert_eq!(found, (1..=most).collect::<Vec<_>>(), "{most} of {name}");
                 }
@@ -112,4 +113,25 @@ on_databases! {
         assert!(matches!(refused, Err(Error::FullScan { .. })), "{refused:?}");
         tx.rollback().await.unwrap();
     }
+}
+
+on_databases! {
+    [mariadb]
+    async fn no_other_table_is_opened_to_check_a_plan<S>(db: TestDb<S>) {
+        table(&db, "t_few", "id BIGINT PRIMARY KEY, n BIGINT", 4, |it| format!("({it}, {it})")).await;
+        let keys: Vec<_> = (0..60).map(|it| format!("KEY by_n_{it} (n)")).collect();
+        db.execute(&format!("CREATE TABLE t_other (n BIGINT, {})", keys.join(", "))).await;
+        // A row in information_schema is written for each of them if their table is opened.
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let before = rows_written(&mut tx).await;
+        assert_eq!(RowLock::table("t_few").by_any("id", [1_i64, 2, 3]).lock(&mut *tx).await.unwrap(), 3);
+        let written = rows_written(&mut tx).await - before;
+        assert!(written < 60, "{written} rows were written");
+        tx.rollback().await.unwrap();
+    }
+}
+
+async fn rows_written(conn: &mut sqlx::MySqlConnection) -> i64 {
+    let row = sqlx::query("SHOW SESSION STATUS LIKE 'Handler_tmp_write'").fetch_one(conn).await.unwrap();
+    row.try_get::<String, _>(1).unwrap().parse().unwrap()
 }

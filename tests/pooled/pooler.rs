@@ -46,6 +46,11 @@ on_databases! {
     [postgres]
 
     async fn leases_are_taken_committed_and_given_back<S>(db: TestDb<S>) {
+        // Settings in which a literal could mean something else, or be refused.
+        let name = db.fetch_text("SELECT current_database()").await.unwrap();
+        for setting in ["backslash_quote", "standard_conforming_strings"] {
+            db.execute(&format!("ALTER DATABASE {name} SET {setting} = off")).await;
+        }
         let pooler = start(&db);
         let mut processes = JoinSet::new();
         for number in 0..PROCESSES {

@@ -134,13 +134,14 @@ async fn explain(
 
 /// A small column that no index has; all columns where every one is in some index.
 async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<String> {
+    // MariaDB opens every table of the server unless both the database and the table are compared with values.
     let column: Option<String> = sqlx::query_scalar(
         "SELECT CAST(c.COLUMN_NAME AS CHAR)
          FROM information_schema.COLUMNS AS c
          WHERE c.TABLE_SCHEMA = DATABASE() AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
          AND NOT EXISTS (
              SELECT 1 FROM information_schema.STATISTICS AS s
-             WHERE s.TABLE_SCHEMA = c.TABLE_SCHEMA AND s.TABLE_NAME = c.TABLE_NAME AND s.COLUMN_NAME = c.COLUMN_NAME
+             WHERE s.TABLE_SCHEMA = DATABASE() AND s.TABLE_NAME = ? AND s.COLUMN_NAME = c.COLUMN_NAME
          )
          ORDER BY
              c.NUMERIC_PRECISION IS NULL AND c.DATETIME_PRECISION IS NULL,
@@ -148,6 +149,7 @@ async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result
              c.ORDINAL_POSITION
          LIMIT 1",
     )
+    .bind(query.table.as_str())
     .bind(query.table.as_str())
     .fetch_optional(conn)
     .await?;

@@ -4,7 +4,10 @@ use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, migrate::
 
 use super::MIGRATIONS;
 use crate::{
-    dialect::history::{Applied, HISTORY, Schema, migrated, migrator, schema},
+    dialect::{
+        Dialect,
+        history::{Applied, HISTORY, Schema, migrated, migrator, schema},
+    },
     error::Error,
 };
 
@@ -23,6 +26,8 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     let own = pool.options().clone().min_connections(0).max_connections(1);
     let own = own.connect_with((*pool.connect_options()).clone()).await.map_err(MigrateError::from)?;
     let forget = async |sql: String| own.execute(AssertSqlSafe(sql)).await.map_err(MigrateError::from);
+    // While DDL waits for a transaction that has used the table, every other statement on it waits behind: renewals, too.
+    own.execute("SET lock_wait_timeout = 1").await.map_err(MigrateError::from)?;
     if let Schema::Dropped = schema {
         // The statements can be repeated.
         forget(format!("DELETE FROM {HISTORY}")).await?;
@@ -31,8 +36,13 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     // one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not needed.
     let mut done = migrator.run(&own).await;
     if let Err(MigrateError::Dirty(number)) = done {
-        if forget(format!("DELETE FROM {HISTORY} WHERE NOT success")).await.is_err() {
-            return Err(Error::MigrationCutShort { number });
+        match forget(format!("DELETE FROM {HISTORY} WHERE NOT success")).await {
+            Ok(_) => {}
+            Err(MigrateError::Execute(err)) if MySql::is_denied(&err) => {
+                return Err(Error::MigrationCutShort { number });
+            }
+            // Another process has it locked, say.
+            Err(err) => return Err(err.into()),
         }
         done = migrator.run(&own).await;
     }

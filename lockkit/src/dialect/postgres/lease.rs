@@ -322,11 +322,11 @@ impl LeaseOps for Postgres {
             lives!("mine.ttl"),
             ", renewals = l.renewals + 1
                  FROM mine WHERE l.name = mine.name
-                 RETURNING l.name
+                 RETURNING l.name, l.token
              )
              SELECT r.name IS NOT NULL AS done, l.name IS NOT NULL AS held
              FROM asked AS a
-             LEFT JOIN renewed AS r USING (name)
+             LEFT JOIN renewed AS r USING (name, token)
              LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
             now!(),
             "
@@ -392,7 +392,7 @@ impl LeaseOps for Postgres {
                  SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[])
                      WITH ORDINALITY AS a (name, token, min_hold, nobody, bell, number)
              ), mine AS MATERIALIZED (
-                 SELECT l.name, a.min_hold, a.nobody FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
+                 SELECT l.name, l.token, a.min_hold, a.nobody FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
                  WHERE l.expires_us > ",
             now!(),
             "
@@ -405,14 +405,14 @@ impl LeaseOps for Postgres {
             stays_taken!("mine.min_hold", "mine.nobody"),
             "
                  FROM mine WHERE l.name = mine.name
-                 RETURNING l.name
+                 RETURNING mine.name, mine.token
              )
              SELECT f.name IS NOT NULL AS done, l.name IS NOT NULL AS held,
                  CASE WHEN f.name IS NOT NULL AND NOT pg_try_advisory_xact_lock(a.bell)
                      THEN pg_notify('lockkit_freed', a.name)::text
                  END AS rung
              FROM asked AS a
-             LEFT JOIN freed AS f USING (name)
+             LEFT JOIN freed AS f USING (name, token)
              LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
             now!(),
             "

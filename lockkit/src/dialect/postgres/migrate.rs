@@ -73,8 +73,10 @@ async fn are_tables_there(conn: &mut PgConnection) -> sqlx::Result<bool> {
 async fn run(conn: &mut PgConnection, home: &str, migrator: &Migrator) -> Result<(), MigrateError> {
     let lock = format!("SELECT pg_advisory_xact_lock({})", advisory_number("migrate", &HISTORY.into()));
     conn.execute(AssertSqlSafe(lock)).await?;
+    // While DDL waits for a transaction that has used the table, every other statement on it waits behind: renewals, too.
     let make = format!(
-        "SET LOCAL search_path = {home};
+        "SET LOCAL lock_timeout = '500ms';
+         SET LOCAL search_path = {home};
          CREATE TABLE IF NOT EXISTS {HISTORY} (
              version BIGINT PRIMARY KEY,
              description TEXT NOT NULL,

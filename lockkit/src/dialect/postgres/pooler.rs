@@ -234,12 +234,12 @@ impl Value {
     }
 }
 
-/// A text as a literal that means the same whatever `standard_conforming_strings` is.
+/// A text as a literal that means the same whatever `standard_conforming_strings` and `backslash_quote` are.
 fn literal(value: &str) -> sqlx::Result<String> {
     if value.contains('\0') {
         return Err(sqlx::Error::Encode("a text of PostgreSQL cannot have the character NUL".into()));
     }
-    Ok(format!("(E'{}'::text)", value.replace('\\', "\\\\").replace('\'', "\\'")))
+    Ok(format!("(E'{}'::text)", value.replace('\\', "\\\\").replace('\'', "''")))
 }
 
 fn bytes(value: &[u8]) -> String {
@@ -362,7 +362,7 @@ mod tests {
         }
         assert_eq!(
             statement.text().expect("no value has NUL"),
-            r"SELECT (E'it\'s \\'::text), (E'\\\'; DROP TABLE t; --'::text), (11::integer), (10::integer) FROM t "
+            r"SELECT (E'it''s \\'::text), (E'\\''; DROP TABLE t; --'::text), (11::integer), (10::integer) FROM t "
                 .to_owned()
                 + "WHERE a = (-1::bigint) AND b = decode('0027', 'hex')"
         );

@@ -200,6 +200,18 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        let asked = given_back(releases);
+        // The UPDATE can tell the names of the rows that it changed, and not the tokens that they had.
+        let held: Vec<Vec<u8>> = sqlx::query_scalar(
+            "SELECT l.token
+             FROM json_each(?1) AS asked
+             JOIN lockkit_lease AS l
+                 ON l.name = CAST(unhex(asked.value ->> 0) AS TEXT) AND l.token = unhex(asked.value ->> 1)",
+        )
+        .bind(&asked)
+        .fetch_all(&mut *conn)
+        .await?;
+        let held: HashSet<_> = held.iter().map(Vec::as_slice).collect();
         let done: Vec<String> = sqlx::query_scalar(concat!(
             "UPDATE lockkit_lease
              SET token = CASE WHEN ",
@@ -227,11 +239,12 @@ impl LeaseOps for Sqlite {
             "
              RETURNING lockkit_lease.name"
         ))
-        .bind(given_back(releases))
+        .bind(asked)
         .fetch_all(conn)
         .await?;
         let done: HashSet<_> = done.iter().map(String::as_str).collect();
-        let answer = |it: &Release| if done.contains(it.key.as_str()) { Scoped::Done } else { Scoped::Gone };
+        let is_done = |it: &Release| done.contains(it.key.as_str()) && held.contains(it.token.as_bytes().as_slice());
+        let answer = |it: &Release| if is_done(it) { Scoped::Done } else { Scoped::Gone };
         Ok(releases.iter().map(answer).collect())
     }
 

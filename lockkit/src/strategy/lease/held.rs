@@ -349,7 +349,12 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
             lost.kept.lose(LossReason::Stolen);
             lost.lost_error(lost.kept.lost().unwrap_or(LossReason::Stolen))
         }
-        Err(err) => err,
+        Err(err) => {
+            // It may have the rows of some leases locked, and sqlx rolls back on a connection of the caller's only when that
+            // is used again.
+            drop(timeout(ROLLBACK_LIMIT, tx.rollback()).await);
+            err
+        }
     };
     for Committing { kept, inner, .. } in committing.into_iter().map(Guard::defuse) {
         // Still held, by the caller whose body this is or until they are dropped.
@@ -363,6 +368,9 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
 /// The least and the most time that a commit may take; in between it is the ttl of its lease.
 const LEAST_COMMIT: Duration = Duration::from_secs(5);
 const MOST_COMMIT: Duration = Duration::from_secs(30);
+
+/// How long the rollback of a refused commit may take before it is left to the connection.
+const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 /// A lease whose commit is on its way. If that is dropped half-way nobody knows whether the commit gave the lease back, so it is
 /// given back once more.
