@@ -21,7 +21,7 @@ use crate::{
 /// (`current_schema()`), whatever is in the others: services share leases if that is the same. On MySQL and MariaDB it opens
 /// one connection of its own with the pool's options.
 ///
-/// A change of a table waits for transactions that have used it, on servers for up to a second at a time and half a minute in
+/// A change of a table waits for transactions that have used it, on servers for up to a second at a time and about a minute in
 /// all. In between the leases of other processes go on.
 ///
 /// # Errors
