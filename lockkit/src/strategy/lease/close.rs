@@ -92,11 +92,14 @@ impl<S: LeaseStore> Leases<S> {
 }
 
 async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
+    // Another call that comes meanwhile waits for what this one gives back.
+    let releasing = inner.keeper.unfinished();
     let held = inner.keeper.close();
     for kept in &held {
         kept.lose(LossReason::Closed);
     }
     let closing = async {
+        let releasing = releasing;
         for batch in held.chunks(BATCH) {
             let mut releases: Vec<_> = batch.iter().map(|it| it.release()).collect();
             loop {
@@ -112,6 +115,7 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
                 inner.lines.freed(&kept.terms.line);
             }
         }
+        drop(releasing);
         inner.keeper.finished().await;
         Ok(())
     };
