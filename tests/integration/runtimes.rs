@@ -1,7 +1,7 @@
 //! Processes with several runtimes, some of which end.
 
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
 use lockkit::Leases;
 use lockkit::testing::{Failure, MemoryStore, Operation};
@@ -96,7 +96,7 @@ async fn a_claim_of_a_runtime_that_ends_is_given_back_on_another() {
 /// How many files this process has open.
 #[cfg(target_os = "linux")]
 fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 #[cfg(target_os = "linux")]
