@@ -67,6 +67,16 @@ async fn closing_gives_up_when_the_store_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn closing_gives_everything_back_though_a_connection_broke() {
+    let store = MemoryStore::new();
+    let leases = Leases::new(store.client());
+    let _lease = leases.lease("k").acquire().await.unwrap();
+    leases.store().faults().script(Operation::Release, [Failure::Refused]);
+    leases.close().await.unwrap();
+    assert_eq!(Leases::new(store).list("").await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
 async fn closing_twice_waits_twice_for_what_is_given_back() {
     let store = MemoryStore::new();
     let leases = Leases::new(store.client());
