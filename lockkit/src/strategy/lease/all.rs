@@ -228,7 +228,9 @@ impl<S: LeaseStore> MultiRequest<S> {
             let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
             let answer = inner.store().acquire_all(&claims).await;
             if is_heard(&answer) {
-                unheard.into_iter().for_each(|it| drop(it.defuse()));
+                for it in unheard {
+                    drop(it.defuse());
+                }
             }
             match answer {
                 Ok(Some(AcquiredAll::Granted(grants))) => {
