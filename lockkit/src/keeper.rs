@@ -137,12 +137,14 @@ impl<S: LeaseStore> Keeper<S> {
         true
     }
 
-    /// The current runtime can renew leases too, should that of others end.
+    /// The current runtime can renew leases too, should that of others end. Its task starts at once, to tell when the runtime
+    /// ends.
     pub(crate) fn visit(&self) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut state = self.0.state();
-        if state.visit(&runtime)
-            && let Some(round) = state.round_of(runtime.id())
+        let is_adopting = state.visit(&runtime);
+        if let Some(round) = state.round_of(runtime.id())
+            && (is_adopting || round.task == Task::NotStarted)
         {
             let waking = round.waking(Instant::now());
             drop(state);

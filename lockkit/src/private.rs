@@ -192,7 +192,8 @@ impl<S: LeaseStore> Holding for Lease<S> {
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
-        self.end_with(async { result }).await
+        self.end().await;
+        result
     }
 }
 
@@ -214,7 +215,8 @@ impl<S: LeaseStore> Holding for MultiLease<S> {
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
-        self.end_with(async { result }).await
+        self.end().await;
+        result
     }
 }
 

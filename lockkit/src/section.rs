@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// How long the rollback of a dropped transaction may take before its connection is closed instead.
-const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Begins a transaction: READ COMMITTED on PostgreSQL, MySQL and MariaDB, with the write lock (`BEGIN IMMEDIATE`) on
 /// SQLite.

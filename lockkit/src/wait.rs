@@ -31,7 +31,7 @@ const LATELY: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
 /// How long the first question may take where the caller's own wait is shorter.
-const FIRST_ANSWER: Duration = Duration::from_millis(500);
+pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(500);
 
 /// The answer to one question.
 pub(crate) enum Turn<T> {
@@ -54,8 +54,10 @@ pub(crate) enum Waited<T> {
     Done(T),
     /// Somebody else held it to the end.
     Held,
-    /// The time was over before any question was answered, or this caller's turn came to ask one.
+    /// The time was over before any question was answered.
     NoAnswer,
+    /// The time was over before this caller's turn came to ask: others of this process are before it.
+    NoTurn,
 }
 
 /// The waiting lines of one process, one for each key that somebody waits for.
@@ -116,7 +118,7 @@ impl Lines {
         let line = self.line(key);
         let others: Vec<_> = others.iter().map(|it| self.line(it)).collect();
         let Ok(_first) = timeout_at(deadline, line.first.lock()).await else {
-            return Ok(Waited::NoAnswer);
+            return Ok(Waited::NoTurn);
         };
         let (mut pauses, mut locked_pauses) = (PAUSES.ceilings(), PAUSES.ceilings());
         let mut likely_free = true;

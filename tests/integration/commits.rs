@@ -5,9 +5,9 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lockkit::{Error, Leases};
+use lockkit::{Error, LeaseOps, Leases, with_lock};
 use support::{Proxy, TestDb, on_every_database, on_every_server};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const TTL: Duration = Duration::from_millis(900);
 
@@ -18,7 +18,35 @@ async fn until_committed<S: support::Backend>(db: &TestDb<S>) {
     }
 }
 
+#[with_lock(lease, on = leases, key = "k", as = lease)]
+async fn without_an_answer<DB: LeaseOps>(leases: &Leases<sqlx::Pool<DB>>, proxy: &Proxy) -> Result<(), Error> {
+    let tx = lockkit::begin(leases.store()).await?;
+    proxy.hold_replies_to("COMMIT");
+    lease.commit(tx).await
+}
+
 on_every_server! {
+    async fn a_commit_without_an_answer_under_the_attribute_is_of_unknown_outcome<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
+        let leases = Leases::builder(pool).ttl(TTL).build().unwrap();
+        let unknown = without_an_answer(&leases, &proxy).await.unwrap_err();
+        assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
+        proxy.pass_replies();
+    }
+
+    async fn a_lost_lease_refuses_to_commit_though_the_server_does_not_answer<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
+        let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let tx = lockkit::begin(&pool).await.unwrap();
+        proxy.stall(true);
+        lease.lost().await;
+        let lost = timeout(Duration::from_secs(60), lease.commit(tx)).await.expect("it is answered").unwrap_err();
+        assert!(lost.is_lost(), "{lost:?}");
+    }
+
     // The lease expires while the answer to the COMMIT is on its way.
     async fn a_commit_that_was_sent_is_answered_though_its_lease_expires<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE done (n INT)").await;

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkit::Leases;
+use lockkit::testing::{Failure, MemoryStore, Operation};
 use support::{TestDb, on_databases, on_every_database};
 use tokio::runtime;
 use tokio::time::sleep;
@@ -70,4 +71,47 @@ on_databases! { [postgres]
         held.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }
+}
+
+fn runtime() -> runtime::Runtime {
+    runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_of_a_runtime_that_ends_is_given_back_on_another() {
+    let store = MemoryStore::new();
+    let (leases, others) = (Leases::new(store.client()), Leases::new(store));
+    let _here = leases.lease("here").acquire().await.unwrap();
+    let other = runtime();
+    // It is granted, and the answer takes longer than the runtime lives.
+    leases.store().faults().script(Operation::Acquire, [Failure::Slow(Duration::from_secs(4))]);
+    other.spawn(leases.lease("k").acquire());
+    while others.show("k").await.unwrap().is_none() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    other.shutdown_background();
+    others.lease("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+/// How many files this process has open.
+#[cfg(target_os = "linux")]
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runtimes_that_have_ended_are_forgotten() {
+    const RUNTIMES: usize = 400;
+
+    let leases = Leases::new(MemoryStore::new());
+    let lease = leases.lease("k").acquire().await.unwrap();
+    let before = open_files();
+    for _ in 0..RUNTIMES {
+        let lease = lease.share();
+        let extending = move || runtime().block_on(async { lease.extend(Duration::from_secs(31)).await });
+        thread::spawn(extending).join().unwrap().unwrap();
+    }
+    // Other tests of this process open some as well. A runtime has more than one.
+    assert!(open_files() < before + RUNTIMES, "{before} before, {} after", open_files());
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use lockkit::testing::MemoryStore;
 use lockkit::{LeaseRequest, Leases};
 use support::{Server, TestDb, on_every_database};
 use tokio::task::JoinSet;
@@ -80,6 +81,21 @@ on_every_database! {
         assert!(shares.iter().all(|it| it * 20 >= TURNS), "turns of each process: {shares:?}");
     }
 
+    async fn who_committed_a_moment_ago_stands_back_for_those_who_queue<S>(db: TestDb<S>) {
+        let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool_of(2).await));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let waiting = tokio::spawn(there.lease("k").wait(PATIENCE).acquire());
+        while here.list("k/queue/").await.unwrap().is_empty() {
+            sleep(MILLIS(5)).await;
+        }
+        lease.commit(lockkit::begin(&db.pool).await.unwrap()).await.unwrap();
+        let again = tokio::spawn(here.lease("k").wait(PATIENCE).acquire());
+        let lease = waiting.await.unwrap().unwrap();
+        assert!(!again.is_finished(), "the owner of the ticket is the first");
+        lease.release().await.unwrap();
+        again.await.unwrap().unwrap().release().await.unwrap();
+    }
+
     async fn a_lease_whose_key_leaves_no_room_for_tickets_is_waited_for<S>(db: TestDb<S>) {
         let key = "k".repeat(255);
         let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
@@ -134,4 +150,22 @@ on_every_database! {
         }
         drop(lease);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_queues_behind_others_of_its_process_is_told_that_the_lease_is_held() {
+    let store = MemoryStore::new();
+    let others = Leases::new(store.client());
+    let _held = others.lease("b").acquire().await.unwrap();
+    let leases = Leases::new(store);
+    // As far away as another continent.
+    leases.store().faults().slow(MILLIS(150));
+    let _first = tokio::spawn(leases.lease("b").wait(PATIENCE).acquire());
+    let _all = tokio::spawn(leases.all(["a", "b"]).wait(PATIENCE).acquire());
+    sleep(MILLIS(10)).await;
+    let refused = leases.lease("b").wait(MILLIS(1000)).acquire().await.unwrap_err();
+    assert!(refused.is_contended(), "{refused:?}");
+    let refused = leases.all(["a", "b"]).wait(MILLIS(1000)).acquire().await.unwrap_err();
+    assert!(refused.is_contended(), "{refused:?}");
+    assert!(leases.health().is_ready());
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Inner, Leases, check_ttl,
-    held::{Lease, Released, commit},
+    held::{Lease, Released, Unheard, commit, is_heard},
 };
 use crate::{
     bounded::limit_for,
@@ -27,7 +27,7 @@ use crate::{
     policy::{OnLost, check_wait},
     section::{AnyTx, finished},
     store::{AcquiredAll, BUSY_PAUSE, Claim, LeaseStore, Token},
-    wait::{Turn, Waited, observed},
+    wait::{FIRST_ANSWER, Turn, Waited, observed},
 };
 
 impl<S: LeaseStore> Leases<S> {
@@ -179,18 +179,22 @@ impl<S: LeaseStore> MultiRequest<S> {
         };
         let waited = self.inner.lines.wait_for_any(&self.line(), &self.keys, deadline, ask).await?;
         let key = in_the_way.into_inner().unwrap_or_else(PoisonError::into_inner);
-        match (waited, key) {
-            (Waited::Done(leases), _) => Ok(leases),
-            (Waited::NoAnswer, None) => Err(self.silence().await),
-            (Waited::Held | Waited::NoAnswer, key) => {
-                let key = key.unwrap_or_else(|| self.line());
-                let waited = started.elapsed();
-                // Who holds it is worth one more question, if the answer is quick.
-                let holder = timeout(BUSY_PAUSE * 5, self.inner.store().look(&key, limit_for(self.ttl))).await;
-                let holder = holder.ok().and_then(Result::ok).flatten().map(|it| HolderInfo::from(it.info));
-                Err(Error::Contended { key, waited, holder })
-            }
-        }
+        let (answered, limit) = match (waited, &key) {
+            (Waited::Done(leases), _) => return Ok(leases),
+            (Waited::NoAnswer, None) => return Err(self.silence().await),
+            (Waited::Held | Waited::NoAnswer, _) => (true, BUSY_PAUSE * 5),
+            (Waited::NoTurn, _) => (false, FIRST_ANSWER),
+        };
+        let key = key.unwrap_or_else(|| self.line());
+        let waited = started.elapsed();
+        // Who holds it is worth one more question, if the answer is quick.
+        let holder = match timeout(limit, self.inner.store().look(&key, limit_for(self.ttl))).await {
+            Ok(Ok(held)) => held.map(|it| HolderInfo::from(it.info)),
+            Ok(Err(err)) if !answered => return Err(err),
+            Err(_) if !answered => return Err(self.silence().await),
+            _ => None,
+        };
+        Err(Error::Contended { key, waited, holder })
     }
 
     async fn silence(&self) -> Error {
@@ -220,19 +224,23 @@ impl<S: LeaseStore> MultiRequest<S> {
         let asking = tokio::spawn(async move {
             let _unfinished = unfinished;
             let sent = Instant::now();
-            let given_back = |claims: Vec<Claim>| {
-                // Some may have been granted all the same.
-                for claim in claims {
-                    Lease::give_back_in_background(inner.clone(), claim);
+            // Some may have been granted even if no answer comes.
+            let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
+            let answer = inner.store().acquire_all(&claims).await;
+            if is_heard(&answer) {
+                for it in unheard {
+                    drop(it.defuse());
                 }
-            };
-            match inner.store().acquire_all(&claims).await {
+            }
+            match answer {
                 Ok(Some(AcquiredAll::Granted(grants))) => {
                     let leases = claims.into_iter().zip(grants).map(|(claim, grant)| {
                         let terms = terms(&claim.key);
                         Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms))
                     });
-                    let leases = MultiLease { leases: leases.collect::<Result<_>>()?, on_lost };
+                    // All of them, before the first error: each lease gives itself back.
+                    let leases: Vec<_> = leases.collect();
+                    let leases = MultiLease { leases: leases.into_iter().collect::<Result<_>>()?, on_lost };
                     // An answer that took longer than the leases live is no lease.
                     Ok(match leases.leases.iter().find(|it| !it.is_trusted()) {
                         None => Asked::Granted(leases),
@@ -240,14 +248,8 @@ impl<S: LeaseStore> MultiRequest<S> {
                     })
                 }
                 Ok(Some(AcquiredAll::Held { key, free_in })) => Ok(Asked::Held { key, free_in }),
-                Ok(None) => {
-                    given_back(claims);
-                    Ok(Asked::Silent)
-                }
-                Err(err) => {
-                    given_back(claims);
-                    Err(err)
-                }
+                Ok(None) => Ok(Asked::Silent),
+                Err(err) => Err(err),
             }
         });
         finished("acquiring leases", asking).await
@@ -326,9 +328,13 @@ impl<S: LeaseStore> MultiLease<S> {
     /// Runs `body` under the leases, drops it when one of them is lost, and releases them.
     pub(crate) async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let result = self.guarded(body).await;
-        // What the body did counts whether or not the store hears of the release.
-        release_failed(self.release().await);
+        self.end().await;
         result
+    }
+
+    /// Releases the leases after their body. What the body did counts whether or not the store hears of the release.
+    pub(crate) async fn end(self) {
+        release_failed(self.release().await);
     }
 
     /// Runs `body`, and drops it when one of the leases is lost unless it is to go on.

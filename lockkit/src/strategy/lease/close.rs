@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Inner, Leases};
 use crate::{
-    error::{LossReason, Result},
+    error::{Error, Fault, LossReason, Result},
     keeper::BATCH,
     section::finished,
     store::{BUSY_PAUSE, LeaseStore, Scoped},
@@ -92,26 +92,37 @@ impl<S: LeaseStore> Leases<S> {
 }
 
 async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
+    // Another call that comes meanwhile waits for what this one gives back.
+    let releasing = inner.keeper.unfinished();
     let held = inner.keeper.close();
     for kept in &held {
         kept.lose(LossReason::Closed);
     }
     let closing = async {
+        let releasing = releasing;
         for batch in held.chunks(BATCH) {
             let mut releases: Vec<_> = batch.iter().map(|it| it.release()).collect();
             loop {
-                let mut answers = inner.store().release_all(&releases).await?.into_iter();
-                releases.retain(|_| answers.next() == Some(Scoped::Busy));
+                match inner.store().release_all(&releases).await {
+                    Ok(answers) => {
+                        let mut answers = answers.into_iter();
+                        releases.retain(|_| answers.next() == Some(Scoped::Busy));
+                    }
+                    // A connection that broke says nothing of the next one.
+                    Err(Error::Database { fault: Fault::Unavailable, .. }) => {}
+                    Err(err) => return Err(err),
+                }
                 if releases.is_empty() {
                     break;
                 }
-                // Pinned by a transaction, which ends when its body does.
+                // Others are pinned by a transaction, which ends when its body does.
                 sleep(BUSY_PAUSE).await;
             }
             for kept in batch {
                 inner.lines.freed(&kept.terms.line);
             }
         }
+        drop(releasing);
         inner.keeper.finished().await;
         Ok(())
     };

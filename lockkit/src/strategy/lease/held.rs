@@ -21,7 +21,7 @@ use crate::{
     key::Key,
     locked::{Lock, under},
     observe::{Strategy, holding},
-    section::{AnyTx, no_answer, timed_out},
+    section::{AnyTx, ROLLBACK_LIMIT, no_answer, timed_out},
     store::{BUSY_PAUSE, Claim, LeaseStore, Previous, Release, Renewal, Scoped},
 };
 
@@ -187,11 +187,15 @@ impl<S: LeaseStore> Lease<S> {
     /// Runs `body` under this lease, drops it when the lease is lost, and releases the lease.
     pub(crate) async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let result = self.guarded(body).await;
+        self.end().await;
+        result
+    }
+
+    /// Releases the lease after its body. What the body did counts whether or not the store hears of the release.
+    pub(crate) async fn end(self) {
         if self.kept.lost().is_none() {
-            // What the body did counts whether or not the store hears of the release.
             release_failed(self.release().await);
         }
-        result
     }
 
     /// Runs `body`, and drops it when the lease is lost unless it is to go on.
@@ -226,23 +230,6 @@ impl<S: LeaseStore> Lease<S> {
 
     pub(super) fn lost_error(&self, reason: LossReason) -> Error {
         Error::Lost { key: self.kept.key.clone(), fence: self.kept.grant.fence, reason }
-    }
-
-    /// Frees a claim whose answer was not heard.
-    pub(super) fn give_back_in_background(inner: Arc<Inner<S>>, claim: Claim) {
-        let unfinished = inner.keeper.unfinished();
-        tokio::spawn(async move {
-            let Claim { key, token, ttl, .. } = claim;
-            let expired = Instant::now() + ttl;
-            let release = Release { key, token, min_hold: Duration::ZERO };
-            while !matches!(inner.store().release(&release, limit_for(ttl)).await, Ok(Scoped::Done | Scoped::Gone))
-                && Instant::now() < expired
-            {
-                sleep(retry_pause(ttl)).await;
-            }
-            inner.lines.freed(&release.key);
-            drop(unfinished);
-        });
     }
 }
 
@@ -301,7 +288,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
 /// Commits the transaction if all of the leases are still held, and gives them back.
 pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: T) -> Result<()> {
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
-        drop(tx.rollback().await);
+        undo(tx).await;
         return Err(lost);
     }
     let limit = leases.iter().map(|it| it.kept.ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
@@ -345,7 +332,7 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
         }
         Ok(Some(lost)) => {
             // The loss is the news; a rollback that fails is done by the database.
-            drop(tx.rollback().await);
+            undo(tx).await;
             lost.kept.lose(LossReason::Stolen);
             lost.lost_error(lost.kept.lost().unwrap_or(LossReason::Stolen))
         }
@@ -356,13 +343,20 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
             err
         }
     };
-    for Committing { kept, inner, .. } in committing.into_iter().map(Guard::defuse) {
+    for Committing { kept, inner, unfinished } in committing.into_iter().map(Guard::defuse) {
         // Still held, by the caller whose body this is or until they are dropped.
-        if kept.lost().is_none() {
-            inner.keeper.keep(&kept);
+        if kept.lost().is_none() && !inner.keeper.keep(&kept) {
+            // Closed meanwhile, which did not see the lease.
+            kept.lose(LossReason::Closed);
+            give_back_later(inner, kept, unfinished, Vec::new());
         }
     }
     Err(refused)
+}
+
+/// Rolls back a transaction whose lease was lost, if the server answers in time. What takes longer is done by the drop.
+async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
+    drop(timeout(ROLLBACK_LIMIT, tx.rollback()).await);
 }
 
 /// The least and the most time that a commit may take; in between it is the ttl of its lease.
@@ -460,6 +454,48 @@ impl<S: LeaseStore> Hold for Releasing<S> {
     }
 }
 
+/// A claim whose answer was not heard yet. If it never is, the claim is given back in the background, in case that it was granted;
+/// on another runtime if the first one ends.
+pub(super) struct Unheard<S: LeaseStore> {
+    inner: Arc<Inner<S>>,
+    claim: Claim,
+    unfinished: Unfinished,
+    tried: Vec<runtime::Id>,
+}
+
+/// Whether the answer to a claim leaves nothing to give back but what it says.
+pub(super) fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
+    matches!(answer, Ok(Some(_)) | Err(Error::NotMigrated { .. }))
+}
+
+impl<S: LeaseStore> Unheard<S> {
+    pub(super) fn new(inner: Arc<Inner<S>>, claim: Claim) -> Guard<Self> {
+        let unfinished = inner.keeper.unfinished();
+        Guard::new(Self { inner, claim, unfinished, tried: Vec::new() })
+    }
+}
+
+impl<S: LeaseStore> Hold for Unheard<S> {
+    fn abandon(self) {
+        let Self { inner, claim, unfinished, mut tried } = self;
+        let Some(runtime) = inner.keeper.runtime(&tried) else { return };
+        tried.push(runtime.id());
+        let unheard = Guard::new(Self { inner: inner.clone(), claim: claim.clone(), unfinished, tried });
+        runtime.spawn(async move {
+            let Claim { key, token, ttl, .. } = claim;
+            let expired = Instant::now() + ttl;
+            let release = Release { key, token, min_hold: Duration::ZERO };
+            while !matches!(inner.store().release(&release, limit_for(ttl)).await, Ok(Scoped::Done | Scoped::Gone))
+                && Instant::now() < expired
+            {
+                sleep(retry_pause(ttl)).await;
+            }
+            inner.lines.freed(&release.key);
+            drop(unheard.defuse());
+        });
+    }
+}
+
 impl<S: LeaseStore> Inner<S> {
     /// The lease was given back in good order.
     fn ended(&self, kept: &Kept) {
@@ -471,7 +507,7 @@ impl<S: LeaseStore> Inner<S> {
     /// The lease was given up by a commit.
     fn committed(&self, kept: &Kept) {
         kept.committed();
-        self.lines.freed(&kept.terms.line);
+        self.lines.given_back(&kept.terms.line);
     }
 }
 

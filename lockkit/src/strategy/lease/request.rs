@@ -4,7 +4,12 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{Inner, check_ttl, held::Lease, many::MAX_PERMITS, place::Place};
+use super::{
+    Inner, check_ttl,
+    held::{Lease, Unheard, is_heard},
+    many::MAX_PERMITS,
+    place::Place,
+};
 use crate::{
     bounded::{is_silence, limit_for},
     error::{Error, HolderInfo, Result},
@@ -14,7 +19,7 @@ use crate::{
     policy::{OnLost, check_wait},
     section::finished,
     store::{Acquired, BUSY_PAUSE, Claim, LeaseInfo, LeaseStore, Token},
-    wait::{Turn, Waited, observed},
+    wait::{FIRST_ANSWER, Turn, Waited, observed},
 };
 
 /// A request for one lease, made by [`Leases::lease`](crate::Leases::lease), [`Leases::semaphore`](crate::Leases::semaphore) or
@@ -144,6 +149,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// Outside a Tokio runtime.
     pub async fn try_acquire(self) -> Result<Option<Lease<S>>> {
         self.check()?;
+        self.check_not_closed()?;
         let place = Place::default();
         let turn = if self.fair { self.try_fairly(&place).await } else { self.ask_now(&place, true).await };
         place.give_back().await;
@@ -213,21 +219,26 @@ impl<S: LeaseStore> LeaseRequest<S> {
         }
     }
 
+    fn check_not_closed(&self) -> Result<()> {
+        if self.inner.keeper.is_closed() { Err(Error::Closed { key: self.key.clone() }) } else { Ok(()) }
+    }
+
     async fn wait_for_it(self) -> Result<Lease<S>> {
         let started = Instant::now();
         let deadline = started + self.wait;
         let place = Place::default();
         let line = self.line();
         let ask = |likely_free: bool| self.ask(&place, likely_free);
-        let answered = match self.inner.lines.wait(&line, deadline, ask).await? {
+        let (answered, limit) = match self.inner.lines.wait(&line, deadline, ask).await? {
             Waited::Done(lease) => return Ok(lease),
-            Waited::Held => true,
-            Waited::NoAnswer => false,
+            Waited::Held => (true, BUSY_PAUSE * 5),
+            Waited::NoAnswer => (false, BUSY_PAUSE * 5),
+            Waited::NoTurn => (false, FIRST_ANSWER),
         };
         place.give_back().await;
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
-        let holder = match timeout(BUSY_PAUSE * 5, self.in_the_way()).await {
+        let holder = match timeout(limit, self.in_the_way()).await {
             Ok(Ok(info)) => info.map(HolderInfo::from),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
@@ -242,6 +253,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// Asks once, in the order of those who wait.
     async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        self.check_not_closed()?;
         let turn = if self.fair {
             self.ask_fairly(place, likely_free).await
         } else {
@@ -338,22 +350,21 @@ async fn ask<S: LeaseStore>(inner: Arc<Inner<S>>, claim: Claim, terms: Terms) ->
     let asking = tokio::spawn(async move {
         let _unfinished = unfinished;
         let sent = Instant::now();
-        match inner.store().acquire(&claim).await {
+        // It may have been granted even if no answer comes.
+        let unheard = Unheard::new(inner.clone(), claim.clone());
+        let answer = inner.store().acquire(&claim).await;
+        if is_heard(&answer) {
+            drop(unheard.defuse());
+        }
+        match answer {
             Ok(Some(Acquired::Granted(grant))) => {
                 let lease = Lease::granted(inner, Kept::new(claim, grant, sent, terms))?;
                 // An answer that took longer than the lease lives is no lease.
                 Ok(if lease.is_trusted() { Turn::Done(lease) } else { Turn::Held { free_in: None } })
             }
             Ok(Some(Acquired::Held { free_in })) => Ok(Turn::Held { free_in }),
-            // It may have been granted all the same.
-            Ok(None) => {
-                Lease::give_back_in_background(inner, claim);
-                Ok(Turn::Silent)
-            }
-            Err(err) => {
-                Lease::give_back_in_background(inner, claim);
-                Err(err)
-            }
+            Ok(None) => Ok(Turn::Silent),
+            Err(err) => Err(err),
         }
     });
     finished("acquiring lease", asking).await
