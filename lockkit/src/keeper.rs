@@ -90,6 +90,15 @@ enum Task {
     Ended,
 }
 
+/// What a task has to do when it looks at its schedule.
+#[derive(Default)]
+struct Due {
+    renewals: Vec<Arc<Kept>>,
+    lost: Vec<Arc<Kept>>,
+    /// When to look again.
+    next: Option<Instant>,
+}
+
 struct Entry {
     kept: Arc<Kept>,
     due: Instant,
@@ -321,13 +330,13 @@ impl<S: LeaseStore> Shared<S> {
     }
 
     /// The leases of this runtime that are due, and with them those that would be soon; and when the next ones are.
-    fn take_due(&self, runtime: Id, now: Instant) -> (Vec<Arc<Kept>>, Option<Instant>) {
+    fn take_due(&self, runtime: Id, now: Instant) -> Due {
         let mut state = self.state();
         let State { entries, rounds, .. } = &mut *state;
         let Some(round) = rounds.iter_mut().find(|it| it.runtime.id() == runtime) else {
-            return (Vec::new(), None);
+            return Due::default();
         };
-        let mut due = Vec::new();
+        let (mut due, mut lost) = (Vec::new(), Vec::new());
         if let Some((first, token)) = round.schedule.first().copied()
             && first <= now
         {
@@ -342,8 +351,9 @@ impl<S: LeaseStore> Shared<S> {
                     continue;
                 }
                 round.schedule.remove(&(at, token));
-                if kept.lost().is_some() {
+                if kept.is_lost() {
                     entries.remove(&token);
+                    lost.push(kept);
                     continue;
                 }
                 // Should this renewal never be answered, another one is sent beside it; and when the trust is over that is told.
@@ -353,7 +363,7 @@ impl<S: LeaseStore> Shared<S> {
             }
         }
         round.planned = round.schedule.first().map(|(due, _)| *due);
-        (due, round.planned)
+        Due { renewals: due, lost, next: round.planned }
     }
 
     /// Whether it is time to sweep; and when it will be.
@@ -414,8 +424,12 @@ impl<S: LeaseStore> Drop for Leaving<S> {
 async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
     while let Some(shared) = leaving.shared.upgrade() {
         let now = Instant::now();
-        let (due, next_renewal) = shared.take_due(leaving.runtime, now);
-        renew_all(&shared, &due);
+        let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
+        renew_all(&shared, &renewals);
+        for kept in lost {
+            // Tells of it, by code of the application's: not while the state is locked.
+            kept.lost();
+        }
         let (sweeps, next_sweep) = shared.take_sweep(now);
         if sweeps && let Some(sweep) = shared.sweep {
             tokio::spawn(sweep_all(shared.clone(), sweep.retention));

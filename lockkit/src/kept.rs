@@ -84,6 +84,11 @@ impl Kept {
         self.trust.until()
     }
 
+    /// Whether the lease is lost, without telling of it.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.trust.lost().is_some()
+    }
+
     /// Why the lease is lost, if it is. Whoever sees a loss first tells of it.
     pub(crate) fn lost(&self) -> Option<LossReason> {
         let lost = self.trust.lost();

@@ -339,7 +339,7 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
         Err(err) => {
             // It may have the rows of some leases locked, and sqlx rolls back on a connection of the caller's only when that
             // is used again.
-            drop(timeout(ROLLBACK_LIMIT, tx.rollback()).await);
+            undo(tx).await;
             err
         }
     };
@@ -354,7 +354,7 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
     Err(refused)
 }
 
-/// Rolls back a transaction whose lease was lost, if the server answers in time. What takes longer is done by the drop.
+/// Rolls back a transaction that was refused, if the server answers in time. What takes longer is done by the drop.
 async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
     drop(timeout(ROLLBACK_LIMIT, tx.rollback()).await);
 }
@@ -362,9 +362,6 @@ async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
 /// The least and the most time that a commit may take; in between it is the ttl of its lease.
 const LEAST_COMMIT: Duration = Duration::from_secs(5);
 const MOST_COMMIT: Duration = Duration::from_secs(30);
-
-/// How long the rollback of a refused commit may take before it is left to the connection.
-const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 /// A lease whose commit is on its way. If that is dropped half-way nobody knows whether the commit gave the lease back, so it is
 /// given back once more.

@@ -10,15 +10,17 @@ use std::{
 use sqlx::Pool;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use super::Inner;
 use crate::{
+    bounded::LIMIT,
     dialect::ListenOps,
     guard::{Guard, Hold},
     key::Key,
     observe::tolerated,
+    section::timed_out,
     store::LeaseStore,
 };
 
@@ -117,9 +119,9 @@ async fn hear_until_broken<DB: ListenOps>(
     pool: &Pool<DB>,
     Heard { interest, waited_for }: &mut Heard,
 ) -> sqlx::Result<()> {
-    let mut listener = DB::listen(pool).await?;
+    let mut listener = answered(DB::listen(pool)).await?;
     for key in waited_for.keys() {
-        DB::listen_for(&mut listener, key).await?;
+        answered(DB::listen_for(&mut listener, key)).await?;
     }
     loop {
         let changed = tokio::select! {
@@ -136,8 +138,10 @@ async fn hear_until_broken<DB: ListenOps>(
             Some(Interest::From(key)) => match waited_for.entry(key) {
                 Entry::Occupied(mut waiters) => *waiters.get_mut() += 1,
                 Entry::Vacant(none) => {
-                    DB::listen_for(&mut listener, none.key()).await?;
+                    let key = none.key().clone();
+                    // Counted first: a listener that breaks now listens for it again.
                     none.insert(1);
+                    answered(DB::listen_for(&mut listener, &key)).await?;
                 }
             },
             Some(Interest::Until(key)) => {
@@ -145,11 +149,16 @@ async fn hear_until_broken<DB: ListenOps>(
                     *waiters.get_mut() -= 1;
                     if *waiters.get() == 0 {
                         let (key, _) = waiters.remove_entry();
-                        DB::listen_no_more(&mut listener, &key).await?;
+                        answered(DB::listen_no_more(&mut listener, &key)).await?;
                     }
                 }
             }
             None => return Ok(()),
         }
     }
+}
+
+/// What the server answers, in the time that it is given.
+async fn answered<T>(question: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+    timeout(LIMIT, question).await.unwrap_or_else(|_| Err(timed_out()))
 }
