@@ -103,6 +103,23 @@ fn has_code(err: &sqlx::Error, codes: &[&str]) -> bool {
     err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| codes.contains(&&*it))
 }
 
+/// The answer to a statement that was sent by its name. `None` when a pooler lost the name and nothing was executed: then the
+/// statement must be sent without one.
+fn unless_lost<T>(
+    conn: &PgConnection,
+    answer: sqlx::Result<T>,
+    is_lost: fn(&sqlx::Error) -> bool,
+) -> Option<sqlx::Result<T>> {
+    match answer {
+        Err(err) if is_lost(&err) => {
+            meet();
+            // The failed statement has ended the transaction.
+            in_a_transaction(conn).then_some(Err(err))
+        }
+        answer => Some(answer),
+    }
+}
+
 fn in_a_transaction(conn: &PgConnection) -> bool {
     PgTransactionManager::get_transaction_depth(conn) > 0
 }
@@ -127,15 +144,9 @@ impl Statement {
 
     pub(super) async fn fetch_all(self, conn: &mut PgConnection) -> sqlx::Result<Vec<PgRow>> {
         if !is_met() {
-            match sqlx::query_with(self.sql, self.arguments()?).fetch_all(&mut *conn).await {
-                Err(err) if is_lost_own_statement(&err) => {
-                    meet();
-                    // The failed statement has ended the transaction.
-                    if in_a_transaction(conn) {
-                        return Err(err);
-                    }
-                }
-                done => return done,
+            let named = sqlx::query_with(self.sql, self.arguments()?).fetch_all(&mut *conn).await;
+            if let Some(answer) = unless_lost(conn, named, is_lost_own_statement) {
+                return answer;
             }
         }
         raw_sql(AssertSqlSafe(self.text()?)).fetch_all(conn).await
@@ -151,14 +162,9 @@ impl Statement {
 
     pub(super) async fn execute(self, conn: &mut PgConnection) -> sqlx::Result<PgQueryResult> {
         if !is_met() {
-            match sqlx::query_with(self.sql, self.arguments()?).execute(&mut *conn).await {
-                Err(err) if is_lost_own_statement(&err) => {
-                    meet();
-                    if in_a_transaction(conn) {
-                        return Err(err);
-                    }
-                }
-                done => return done,
+            let named = sqlx::query_with(self.sql, self.arguments()?).execute(&mut *conn).await;
+            if let Some(answer) = unless_lost(conn, named, is_lost_own_statement) {
+                return answer;
             }
         }
         raw_sql(AssertSqlSafe(self.text()?)).execute(conn).await
@@ -289,14 +295,9 @@ pub(super) async fn fetch_all(
 ) -> sqlx::Result<Vec<PgRow>> {
     if !is_met() {
         let named = sqlx::query_with(AssertSqlSafe(sql.clone()), arguments.clone());
-        match named.fetch_all(&mut *conn).await {
-            Err(err) if is_lost_statement(&err) => {
-                meet();
-                if in_a_transaction(conn) {
-                    return Err(err);
-                }
-            }
-            done => return done,
+        let named = named.fetch_all(&mut *conn).await;
+        if let Some(answer) = unless_lost(conn, named, is_lost_statement) {
+            return answer;
         }
     }
     let unnamed = sqlx::query_with(AssertSqlSafe(sql + UNNAMED), arguments).persistent(false);
@@ -317,14 +318,9 @@ pub(super) async fn execute(
 ) -> sqlx::Result<PgQueryResult> {
     if !is_met() {
         let named = sqlx::query_with(AssertSqlSafe(sql.clone()), arguments.clone());
-        match named.execute(&mut *conn).await {
-            Err(err) if is_lost_statement(&err) => {
-                meet();
-                if in_a_transaction(conn) {
-                    return Err(err);
-                }
-            }
-            done => return done,
+        let named = named.execute(&mut *conn).await;
+        if let Some(answer) = unless_lost(conn, named, is_lost_statement) {
+            return answer;
         }
     }
     let unnamed = sqlx::query_with(AssertSqlSafe(sql + UNNAMED), arguments).persistent(false);
