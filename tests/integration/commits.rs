@@ -11,6 +11,26 @@ use tokio::time::{sleep, timeout};
 
 const TTL: Duration = Duration::from_millis(900);
 
+/// A pool whose server's answers can be held back, and leases in it.
+async fn behind_a_proxy<S: support::Backend>(db: &TestDb<S>) -> (Proxy, sqlx::Pool<S::DB>, Leases<sqlx::Pool<S::DB>>) {
+    db.execute("CREATE TABLE done (n INT)").await;
+    let proxy = Proxy::start(&db.url);
+    let pool = sqlx::Pool::<S::DB>::connect(proxy.url()).await.unwrap();
+    let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+    (proxy, pool, leases)
+}
+
+/// A transaction that has written, and whose commit will not be answered.
+async fn ready_to_commit<S: support::Backend>(
+    proxy: &Proxy,
+    pool: &sqlx::Pool<S::DB>,
+) -> lockkit::Result<lockkit::Tx<S::DB>> {
+    let mut tx = lockkit::begin(pool).await?;
+    S::execute(&mut tx, "INSERT INTO done VALUES (1)").await.unwrap();
+    proxy.hold_replies_to("COMMIT");
+    Ok(tx)
+}
+
 /// Waits until the row is there for others to see: the commit has happened.
 async fn until_committed<S: support::Backend>(db: &TestDb<S>) {
     while db.fetch_i64("SELECT COUNT(*) FROM done").await != Some(1) {
@@ -49,14 +69,9 @@ on_every_server! {
 
     // The lease expires while the answer to the COMMIT is on its way.
     async fn a_commit_that_was_sent_is_answered_though_its_lease_expires<S>(db: TestDb<S>) {
-        db.execute("CREATE TABLE done (n INT)").await;
-        let proxy = Proxy::start(&db.url);
-        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
-        let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+        let (proxy, pool, leases) = behind_a_proxy(&db).await;
         let working = leases.lease("k").run(async |lease| {
-            let mut tx = lockkit::begin(&pool).await?;
-            <S as support::Server>::execute(&mut tx, "INSERT INTO done VALUES (1)").await.unwrap();
-            proxy.hold_replies_to("COMMIT");
+            let tx = ready_to_commit::<S>(&proxy, &pool).await?;
             lease.commit(tx).await
         });
         let held_back = async {
@@ -69,14 +84,9 @@ on_every_server! {
     }
 
     async fn a_commit_without_an_answer_is_of_unknown_outcome<S>(db: TestDb<S>) {
-        db.execute("CREATE TABLE done (n INT)").await;
-        let proxy = Proxy::start(&db.url);
-        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
-        let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+        let (proxy, pool, leases) = behind_a_proxy(&db).await;
         let working = leases.lease("k").run(async |lease| {
-            let mut tx = lockkit::begin(&pool).await?;
-            <S as support::Server>::execute(&mut tx, "INSERT INTO done VALUES (1)").await.unwrap();
-            proxy.hold_replies_to("COMMIT");
+            let tx = ready_to_commit::<S>(&proxy, &pool).await?;
             lease.commit(tx).await
         });
         let unknown = working.await.unwrap_err();
@@ -86,15 +96,10 @@ on_every_server! {
     }
 
     async fn a_commit_of_ones_own_is_answered_though_the_lease_around_it_expires<S>(db: TestDb<S>) {
-        db.execute("CREATE TABLE done (n INT)").await;
-        let proxy = Proxy::start(&db.url);
-        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
-        let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
+        let (proxy, pool, leases) = behind_a_proxy(&db).await;
         let mut answered = None;
         let working = leases.lease("k").run(async |_| {
-            let mut tx = lockkit::begin(&pool).await?;
-            <S as support::Server>::execute(&mut tx, "INSERT INTO done VALUES (1)").await.unwrap();
-            proxy.hold_replies_to("COMMIT");
+            let tx = ready_to_commit::<S>(&proxy, &pool).await?;
             answered = Some(tx.commit().await);
             Ok::<_, Error>(())
         });
