@@ -128,11 +128,10 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// The migrations could not be applied.
+    /// lockkit's migrations could not be applied. Never an application's own: there is no `From<MigrateError>`.
     #[error("lockkit's migrations could not be applied")]
     Migration {
         /// What went wrong.
-        #[from]
         source: sqlx::migrate::MigrateError,
     },
 
