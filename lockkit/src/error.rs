@@ -92,7 +92,7 @@ pub enum Error {
         plan: String,
     },
 
-    /// The text cannot name a lock.
+    /// The text cannot name a lock, or not in this database: see [`Key`].
     #[error("`{key}` cannot be a key: {reason}")]
     InvalidKey {
         /// The text, escaped and shortened.
@@ -311,6 +311,8 @@ pub enum Fault {
     ReadOnly,
     /// The server's binary log of statements refuses writes in a READ COMMITTED transaction.
     StatementLog,
+    /// The database's encoding has no such character.
+    Encoding,
     /// The connection broke, the server is going away or takes no more connections, or the pool gave none in time.
     Unavailable,
     /// Anything else.

@@ -7,6 +7,7 @@ mod clocks;
 mod commits;
 mod contention;
 mod depths;
+mod encodings;
 mod ended;
 mod faults;
 mod galera;

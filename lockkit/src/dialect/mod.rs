@@ -427,9 +427,17 @@ pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source
     }
 }
 
-/// As [`failed`], where a missing table or column can only be lockkit's own.
+/// As [`failed`], where a missing table or column can only be lockkit's own, and what the encoding lacks is in the key.
 pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
-    if DB::fault(&source) == Fault::NoTable {
+    let fault = DB::fault(&source);
+    if let Some(key) = key
+        && fault == Fault::Encoding
+        && !key.is_ascii()
+    {
+        let reason = "the database's encoding does not have all of its characters; use others, or a database in UTF8";
+        return Error::InvalidKey { key: key.to_string(), reason };
+    }
+    if fault == Fault::NoTable {
         return Error::NotMigrated {
             hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
                    `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \

@@ -67,6 +67,7 @@ pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
         // The timeout of an idle transaction strikes between two statements only, so the next one was not run.
         "25P01" | "25P02" | "25P03" => Fault::NoTransaction,
         "25006" => Fault::ReadOnly,
+        "22021" | "22P05" => Fault::Encoding,
         "57P01" | "57P02" | "57P03" | "57P05" | "25P04" | "53300" => Fault::Unavailable,
         // PgBouncer, too, says so (08P01) when it has no connection to lend.
         code if code.starts_with("08") => Fault::Unavailable,
