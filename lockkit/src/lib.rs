@@ -91,7 +91,7 @@ pub use dialect::{
     AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
     SessionOps, StockOps, VersionOps,
 };
-pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
+pub use error::{BoxError, Error, Fault, HolderInfo, LockHolder, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};
 pub use migrate::migrate;

@@ -20,6 +20,7 @@ use crate::{
     retry::is_retryable,
     section::begin_within,
     store::LeaseStore,
+    strategy::named::with_holder,
 };
 pub use crate::{
     error::Error,
@@ -297,7 +298,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
         Ok(()) => Ok(tx),
         Err(err) => {
             tx.undo().await;
-            Err(err)
+            Err(with_holder(pool, err).await)
         }
     }
 }

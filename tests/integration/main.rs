@@ -26,6 +26,7 @@ mod runtimes;
 mod schemas;
 mod send;
 mod sessions;
+mod shared;
 mod shutdown;
 mod slots;
 mod small_tables;

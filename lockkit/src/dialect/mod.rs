@@ -10,7 +10,7 @@ use sqlx::{Database, Pool, error::DatabaseError};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault, chain},
+    error::{Error, Fault, LockHolder, chain},
     fence::Fence,
     key::Key,
     policy::Wait,
@@ -257,14 +257,30 @@ pub trait RowOps: Dialect {
     fn row_plan_is_old(err: &sqlx::Error) -> bool;
 }
 
+/// With whom a named or session lock is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// With nobody.
+    Alone,
+    /// With all who share it, too.
+    Shared,
+}
+
 /// Named locks for a transaction.
 pub trait NamedOps: Dialect {
     /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
     fn named_lock(
         conn: &mut Self::Connection,
         key: &Key,
+        sharing: Sharing,
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock, another one than this if there is one. `None` too where the server does not say.
+    fn named_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 }
 
 /// Locks of a session of the server, which outlive its transactions and end with it.
@@ -282,6 +298,9 @@ pub trait SessionOps: Dialect {
     /// holds a lock.
     const POOLERS_SHARE_SESSIONS: bool;
 
+    /// Whether several sessions can share a lock.
+    const HAS_SHARED_LOCKS: bool;
+
     /// The session that runs this statement. Never a prepared statement, which such a pooler may lose.
     fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
 
@@ -290,6 +309,7 @@ pub trait SessionOps: Dialect {
         conn: &mut Self::Connection,
         id: i64,
         key: &Key,
+        sharing: Sharing,
         slice: Duration,
     ) -> impl Future<Output = sqlx::Result<SessionAnswer>> + Send;
 
@@ -305,7 +325,14 @@ pub trait SessionOps: Dialect {
         conn: &mut Self::Connection,
         id: i64,
         key: &Key,
+        sharing: Sharing,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock.
+    fn session_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 }
 
 /// A session of the server, as it describes itself.
