@@ -26,8 +26,8 @@ pub enum Error {
         key: Key,
         /// How long this caller waited.
         waited: Duration,
-        /// Who holds it, where that is known: leases and session locks always; named locks as
-        /// [`NamedLock::holder`](crate::NamedLock::holder) says; no other locks.
+        /// Who holds it, where that is known: always for leases and session locks, for named and row locks on some
+        /// databases, as their `lock` says.
         holder: Option<HolderInfo>,
     },
 
@@ -363,23 +363,23 @@ impl fmt::Display for LossReason {
 /// Who holds a lock, as shown to people. Never compared to decide who owns what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderInfo {
-    /// Of a lease the process: host, process id and a random part, unless the service named itself. Of a named or session
+    /// Of a lease the process: host, process id and a random part, unless the service named itself. Of a row, named or session
     /// lock the server's session, as [`LockHolder`] displays it.
     pub holder: String,
     /// Its fencing token; 0 where there is none, because the lock is no lease.
     pub fence: Fence,
-    /// How long it has held the lease. Of a named or session lock [`LockHolder::held_at_most`], or zero.
+    /// How long it has held the lease. Of another lock [`LockHolder::held_at_most`], or zero.
     pub held_for: Duration,
     /// How often it has renewed the lease. None after a third of its ttl means that it hangs, or is dead. Zero where the lock
     /// is no lease.
     pub renewals: u64,
     /// How long the lease lives without a renewal. [`Duration::MAX`] where the lock is no lease: it does not expire.
     pub expires_in: Duration,
-    /// The server's session that holds a named or session lock; `None` for a lease.
+    /// The server's session that holds a row, named or session lock; `None` for a lease.
     pub session: Option<LockHolder>,
 }
 
-/// The server's session that holds a named or session lock, as the server describes it.
+/// The server's session that holds a row, named or session lock, as the server describes it.
 ///
 /// Displayed as "session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0s at most".
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -394,7 +394,7 @@ pub struct LockHolder {
     pub host: Option<String>,
     /// `application_name` of its connection: PostgreSQL only.
     pub application: Option<String>,
-    /// The age of its transaction (named lock) or connection (session lock): no server says when a lock was taken.
+    /// The age of its transaction (row or named lock) or connection (session lock): no server says when a lock was taken.
     /// PostgreSQL only, and for those who may see it.
     pub held_at_most: Option<Duration>,
 }

@@ -60,6 +60,7 @@ mod dialect;
 mod error;
 mod fence;
 mod guard;
+mod holder;
 mod ident;
 mod keeper;
 mod kept;

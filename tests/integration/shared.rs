@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Fence, HolderInfo, LockHolder, NamedLock, Result, SessionLock, Wait, with_lock};
+use lockkit::{Error, Fence, HolderInfo, LockHolder, NamedLock, Result, RowLock, SessionLock, Wait, with_lock};
 use sqlx::Pool;
 use support::{Backend, Server, TestDb, on_databases, on_every_server};
 
@@ -124,6 +124,45 @@ on_databases! {
             holder.commit().await.unwrap();
             assert_eq!(name().holder(&db.pool).await.unwrap(), None);
         }
+        db.assert_nothing_left().await;
+    }
+}
+
+#[with_lock(row, on = pool, table = "item", by(id = 1_i64), wait = "100ms", tx = tx)]
+async fn sell<S: Backend>(pool: &Pool<S::DB>) -> Result<()>
+where
+    i64: for<'v> sqlx::Encode<'v, S::DB> + sqlx::Type<S::DB>,
+{
+    S::execute(&mut tx, "SELECT 1").await.expect("a transaction");
+    Ok(())
+}
+
+on_databases! {
+    [postgres, mysql]
+    async fn the_holder_of_a_row_is_named_while_it_is_the_only_one_that_locks_rows_of_the_table<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE item (id BIGINT PRIMARY KEY, n BIGINT)").await;
+        db.execute("INSERT INTO item VALUES (1, 0), (2, 0)").await;
+        let row = |id: i64| RowLock::table("item").by("id", id);
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        row(1).lock(&mut *holder).await.unwrap();
+        let held_by = id::<S>(&mut holder).await;
+
+        assert_eq!(named_in(sell::<S>(&db.pool).await).expect("a holder").id, held_by);
+        if S::NAME == "MySQL" {
+            // A wait that ran out has failed the transaction on PostgreSQL.
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            let refused = row(1).wait(Wait::Never).lock(&mut *tx).await;
+            assert_eq!(named_in(refused).expect("a holder").id, held_by);
+            tx.rollback().await.unwrap();
+        }
+
+        // Who holds which of the two rows, nobody can tell.
+        let mut other = lockkit::begin(&db.pool).await.unwrap();
+        row(2).lock(&mut *other).await.unwrap();
+        assert_eq!(holder_in(sell::<S>(&db.pool).await), None);
+        other.commit().await.unwrap();
+        holder.commit().await.unwrap();
+        sell::<S>(&db.pool).await.unwrap();
         db.assert_nothing_left().await;
     }
 }

@@ -253,6 +253,13 @@ pub trait RowOps: Dialect {
         access: &Access,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
+    /// The session that has rows of the table locked, if it is the only one beside this. `None` too where the server does not
+    /// say.
+    fn row_holder(
+        conn: &mut Self::Connection,
+        table: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+
     /// Whether the statement failed because the table has changed so that it cannot be read in the way that was found.
     fn row_plan_is_old(err: &sqlx::Error) -> bool;
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use sqlx::Pool;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::{
-    dialect::{AsConnection, NamedOps, Sharing, connection, depth, failed, failed_on_own_table},
-    error::{Error, Fault, HolderInfo, LockHolder, Result},
+    dialect::{AsConnection, NamedOps, Sharing, depth, failed, failed_on_own_table},
+    error::{Error, Fault, LockHolder, Result},
+    holder,
     key::Key,
     observe::Strategy,
     on::{Finish, On},
@@ -18,9 +18,6 @@ use crate::{
 
 /// How much longer than the bound a server may take.
 const BACKSTOP: Duration = Duration::from_secs(1);
-
-/// How long the server may take to say who holds the lock, after the wait for it is over.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Locks a name for the rest of a transaction.
 ///
@@ -145,7 +142,7 @@ impl NamedLock {
                 Some(Err(err)) if DB::fault(&err) != Fault::Contended => {
                     return Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err));
                 }
-                Some(_) => (waited(), seen_holder::<DB>(conn, &self.key).await),
+                Some(_) => (waited(), holder::seen(DB::named_holder(conn, &self.key)).await),
                 // The statement is still on its way.
                 None => (waited(), None),
             };
@@ -185,21 +182,4 @@ impl NamedLock {
         conn.finish();
         holder.map_err(|err| failed::<DB>(doing, Some(&self.key), err))
     }
-}
-
-/// The holder, where this connection can still be asked. What goes wrong is not worth an error beside that of the wait.
-async fn seen_holder<DB: NamedOps>(conn: &mut DB::Connection, key: &Key) -> Option<HolderInfo> {
-    let looked = timeout(LOOK_LIMIT, DB::named_holder(conn, key)).await;
-    looked.ok()?.ok()?.map(HolderInfo::from)
-}
-
-/// The error of a wait whose transaction was rolled back, with the holder that another connection of the pool sees.
-pub(crate) async fn with_holder<DB: NamedOps>(pool: &Pool<DB>, err: Error) -> Error {
-    let Error::Contended { key, waited, holder: None } = err else { return err };
-    let looking = async {
-        let mut conn = connection(pool, "looking for the holder of named lock", Some(&key)).await.ok()?;
-        seen_holder::<DB>(&mut conn, &key).await
-    };
-    let holder = timeout(LOOK_LIMIT, looking).await.ok().flatten();
-    Error::Contended { key, waited, holder }
 }

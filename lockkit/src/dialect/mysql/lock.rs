@@ -77,6 +77,30 @@ impl RowOps for MySql {
         sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await
     }
 
+    async fn row_holder(conn: &mut MySqlConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // Who locks rows has the table locked in their intention. MariaDB does not list that.
+        let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
+        let rows = sqlx::query(
+            "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM information_schema.PROCESSLIST AS p
+             /*!80000 JOIN performance_schema.threads AS t ON t.PROCESSLIST_ID = p.ID
+             JOIN performance_schema.data_locks AS l ON l.THREAD_ID = t.THREAD_ID
+                 AND l.LOCK_TYPE = 'TABLE' AND l.LOCK_STATUS = 'GRANTED' */
+             WHERE p.ID <> CONNECTION_ID()
+                 /*!80000 AND l.OBJECT_SCHEMA = COALESCE(?, DATABASE()) AND l.OBJECT_NAME = ? */
+                 /*M! AND ? IS NULL AND ? IS NULL */
+             LIMIT 2",
+        )
+        .bind(schema)
+        .bind(table)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] => holder(row).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     fn row_plan_is_old(err: &sqlx::Error) -> bool {
         // There is no such index; there is no such column.
         let number = err.as_database_error().and_then(|it| it.try_downcast_ref::<MySqlDatabaseError>());

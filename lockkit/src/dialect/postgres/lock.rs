@@ -90,6 +90,36 @@ impl RowOps for Postgres {
         pooler::fetch_all(conn, sql, arguments).await
     }
 
+    async fn row_holder(conn: &mut PgConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // A locked row has a mark of its own in the table. Who makes such marks, or writes rows, has the table locked like
+        // this. A prepared transaction has no session.
+        let name = table.split('.').map(|it| format!("\"{it}\"")).collect::<Vec<_>>().join(".");
+        let rows = pooler::query(
+            "SELECT
+                 l.pid::bigint AS id,
+                 a.usename::text AS user_name,
+                 host(a.client_addr) AS host,
+                 nullif(a.application_name, '') AS application,
+                 (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000000)::bigint AS age_us
+             FROM (
+                 SELECT DISTINCT pid
+                 FROM pg_locks
+                 WHERE locktype = 'relation' AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock')
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                   AND relation = to_regclass($1)
+                   AND pid IS DISTINCT FROM pg_backend_pid()
+                 LIMIT 2
+             ) AS l LEFT JOIN pg_stat_activity AS a USING (pid)",
+        )
+        .bind(name)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] if row.try_get::<Option<i64>, _>("id")?.is_some() => holder(row).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     fn row_plan_is_old(_err: &sqlx::Error) -> bool {
         false
     }

@@ -43,6 +43,10 @@ impl RowOps for Sqlite {
         sqlx::query_with(AssertSqlSafe(selection(query)), values.arguments).fetch_all(conn).await
     }
 
+    async fn row_holder(_conn: &mut SqliteConnection, _table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        Ok(None)
+    }
+
     fn row_plan_is_old(_err: &sqlx::Error) -> bool {
         false
     }
