@@ -25,7 +25,8 @@
 //! - **Commit before release**, by construction.
 //! - **Cancellation leaves nothing behind**: dropping any future of this crate at any await point leaves no lock past its
 //!   bound, no open transaction and no spoilt connection.
-//! - **Waiting for a lease holds no connection**, and one process asks the database with one voice per key.
+//! - **Waiting for a lease holds no connection**, and one process sends one query per key, however many
+//!   tasks wait.
 //! - **A row lock that would scan the table is refused** before it is taken.
 //! - **A version is yours to keep once it is committed**: what a transaction or savepoint rolled back is never expected of a
 //!   row that others have moved to the same number since.

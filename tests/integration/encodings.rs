@@ -38,6 +38,7 @@ on_databases! {
         tx.commit().await.unwrap();
         SessionLock::new("заказ:42").try_acquire(&pool).await.unwrap().unwrap().release().await.unwrap();
 
+        leases.close().await.unwrap();
         pool.close().await;
         let mut conn = PgConnection::connect(&db.url).await.unwrap();
         S::execute(&mut conn, &format!("DROP DATABASE {name} WITH (FORCE)")).await.unwrap();
