@@ -375,8 +375,6 @@ pub struct HolderInfo {
     pub renewals: u64,
     /// How long the lease lives without a renewal. [`Duration::MAX`] where the lock is no lease: it does not expire.
     pub expires_in: Duration,
-    /// The server's session that holds a row, named or session lock; `None` for a lease.
-    pub session: Option<LockHolder>,
 }
 
 /// The server's session that holds a row, named or session lock, as the server describes it.
@@ -427,7 +425,6 @@ impl From<LockHolder> for HolderInfo {
             held_for: session.held_at_most.unwrap_or_default(),
             renewals: 0,
             expires_in: Duration::MAX,
-            session: Some(session),
         }
     }
 }
@@ -449,8 +446,9 @@ pub(crate) fn chain<'a>(err: &'a (dyn StdError + 'static)) -> impl Iterator<Item
 }
 
 fn by(holder: Option<&HolderInfo>) -> String {
-    holder.map_or_else(String::new, |HolderInfo { holder, held_for, renewals, expires_in, session, .. }| {
-        if session.is_some() {
+    holder.map_or_else(String::new, |HolderInfo { holder, fence, held_for, renewals, expires_in }| {
+        // No lease, whose text says it all.
+        if fence.get() == 0 {
             return format!(": {holder}");
         }
         let renewing = match renewals {

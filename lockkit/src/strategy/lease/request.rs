@@ -334,7 +334,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
 impl From<LeaseInfo> for HolderInfo {
     fn from(info: LeaseInfo) -> Self {
         let LeaseInfo { key: _, holder, fence, acquired_at: _, held_for, expires_in, renewals } = info;
-        Self { holder, fence, held_for, renewals, expires_in, session: None }
+        Self { holder, fence, held_for, renewals, expires_in }
     }
 }
 
