@@ -16,6 +16,7 @@ pub use tokio::time::Instant;
 use crate::{
     dialect::{Dialect, LeaseOps, NamedOps, RowOps, SessionOps},
     error::{BoxError, Result},
+    holder::with_holder,
     locked,
     retry::is_retryable,
     section::begin_within,
@@ -285,7 +286,7 @@ pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock
         Ok(_) => Ok(tx),
         Err(err) => {
             tx.undo().await;
-            Err(err)
+            Err(with_holder(pool, err, DB::row_holder).await)
         }
     }
 }
@@ -297,7 +298,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
         Ok(()) => Ok(tx),
         Err(err) => {
             tx.undo().await;
-            Err(err)
+            Err(with_holder(pool, err, DB::named_holder).await)
         }
     }
 }

@@ -328,6 +328,8 @@ on_every_database! {
             (async move { name().lock(&mut *tx).await }, ())
         };
         bench.drop_everywhere("NamedLock::lock", lock_name, nothing).await;
+        let holder = async || (async move { name().holder(pool).await }, ());
+        bench.drop_everywhere("NamedLock::holder", holder, nothing).await;
 
         // Somebody else holds the lock, and gives it back after the drop: it must not stay with who is gone.
         let give_back = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
@@ -581,6 +583,8 @@ on_every_server! {
         let lock = || SessionLock::new("k").wait(PATIENCE);
         let session = async || lock().acquire(pool).await.unwrap();
 
+        let holder = async || (async move { lock().holder(pool).await }, ());
+        bench.drop_everywhere("SessionLock::holder", holder, nothing).await;
         bench.drop_everywhere("SessionLock::acquire", async || (lock().acquire(pool), ()), nothing).await;
         bench.drop_everywhere("SessionLock::try_acquire", async || (lock().try_acquire(pool), ()), nothing).await;
 

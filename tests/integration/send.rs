@@ -38,6 +38,9 @@ on_every_database! {
         is_send(RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,)>(&mut *tx));
         is_send(RowLock::table("t").by("n", 1_i64).fetch_all::<(i64,)>(&mut *tx));
         is_send(NamedLock::new("k").lock(&mut *tx));
+        let name = NamedLock::new("k");
+        is_send(name.holder(&mut *tx));
+        is_send(name.holder(&db.pool));
         is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,)>(&mut *tx));
         is_send(VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
         is_send(Item::load(&db.pool, 1));
@@ -82,6 +85,8 @@ on_every_server! {
     async fn every_public_future_of_session_locks_is_send<S>(db: TestDb<S>) {
         is_send(SessionLock::new("k").acquire(&db.pool));
         is_send(SessionLock::new("k").try_acquire(&db.pool));
+        let lock = SessionLock::new("k");
+        is_send(lock.holder(&db.pool));
         let session = SessionLock::new("k").acquire(&db.pool).await.unwrap();
         is_send(session.is_alive());
         is_send(session.lost());

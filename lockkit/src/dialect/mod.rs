@@ -10,7 +10,7 @@ use sqlx::{Database, Pool, error::DatabaseError};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault, chain},
+    error::{Error, Fault, LockHolder, chain},
     fence::Fence,
     key::Key,
     policy::Wait,
@@ -253,8 +253,24 @@ pub trait RowOps: Dialect {
         access: &Access,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
+    /// The session that has rows of the table locked, if it is the only one beside this. `None` too where the server does not
+    /// say.
+    fn row_holder(
+        conn: &mut Self::Connection,
+        table: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+
     /// Whether the statement failed because the table has changed so that it cannot be read in the way that was found.
     fn row_plan_is_old(err: &sqlx::Error) -> bool;
+}
+
+/// With whom a named or session lock is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// With nobody.
+    Alone,
+    /// With all who share it, too.
+    Shared,
 }
 
 /// Named locks for a transaction.
@@ -263,8 +279,15 @@ pub trait NamedOps: Dialect {
     fn named_lock(
         conn: &mut Self::Connection,
         key: &Key,
+        sharing: Sharing,
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock, another one than this if there is one. `None` too where the server does not say.
+    fn named_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 }
 
 /// Locks of a session of the server, which outlive its transactions and end with it.
@@ -282,6 +305,9 @@ pub trait SessionOps: Dialect {
     /// holds a lock.
     const POOLERS_SHARE_SESSIONS: bool;
 
+    /// Whether several sessions can share a lock.
+    const HAS_SHARED_LOCKS: bool;
+
     /// The session that runs this statement. Never a prepared statement, which such a pooler may lose.
     fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
 
@@ -290,6 +316,7 @@ pub trait SessionOps: Dialect {
         conn: &mut Self::Connection,
         id: i64,
         key: &Key,
+        sharing: Sharing,
         slice: Duration,
     ) -> impl Future<Output = sqlx::Result<SessionAnswer>> + Send;
 
@@ -305,7 +332,14 @@ pub trait SessionOps: Dialect {
         conn: &mut Self::Connection,
         id: i64,
         key: &Key,
+        sharing: Sharing,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock.
+    fn session_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 }
 
 /// A session of the server, as it describes itself.
@@ -427,9 +461,17 @@ pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source
     }
 }
 
-/// As [`failed`], where a missing table or column can only be lockkit's own.
+/// As [`failed`], where a missing table or column can only be lockkit's own, and what the encoding lacks is in the key.
 pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
-    if DB::fault(&source) == Fault::NoTable {
+    let fault = DB::fault(&source);
+    if let Some(key) = key
+        && fault == Fault::Encoding
+        && !key.is_ascii()
+    {
+        let reason = "the database's encoding does not have all of its characters; use others, or a database in UTF8";
+        return Error::InvalidKey { key: key.to_string(), reason };
+    }
+    if fault == Fault::NoTable {
         return Error::NotMigrated {
             hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
                    `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::{
     dialect::{AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, depth, failed},
     error::{BoxError, Error, Fault, Result},
+    holder,
     ident::Ident,
     key::Key,
     observe::Strategy,
@@ -195,7 +196,8 @@ impl<DB: RowOps> RowLock<DB> {
     ///
     /// # Errors
     /// [`Error::NoSuchRow`] when no row matches, or a value of [`by_any`](Self::by_any) has none;
-    /// [`Error::Contended`] after the wait; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
+    /// [`Error::Contended`] after the wait, with the holder where the server knows it (MySQL; PostgreSQL under `#[with_lock]`):
+    /// while just one other transaction has rows of the table locked; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
     /// [`Error::InvalidOption`], also outside a transaction; [`Error::Database`].
     ///
     /// # Cancel safety
@@ -285,10 +287,16 @@ impl<DB: RowOps> RowLock<DB> {
                 let access = plan::access::<DB>(conn, &query, &again, &key, check).await?;
                 locked = DB::row_lock(conn, &query, again, &access).await;
             }
-            locked.map_err(|err| match DB::fault(&err) {
-                Fault::Contended => Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None },
-                _ => failed::<DB>("locking rows of", Some(&key), err),
-            })
+            let err = match locked {
+                Ok(rows) => return Ok(rows),
+                Err(err) => err,
+            };
+            if DB::fault(&err) != Fault::Contended {
+                return Err(failed::<DB>("locking rows of", Some(&key), err));
+            }
+            let waited = started.elapsed();
+            let holder = holder::seen(DB::row_holder(conn, &key)).await;
+            Err(Error::Contended { key: key.clone(), waited, holder })
         };
         let rows = observed(Strategy::Row, &key, taking).await?;
         Ok((key, rows))

@@ -5,13 +5,13 @@ use sqlx::{
     mysql::{MySqlDatabaseError, MySqlRow},
 };
 
-use super::placeholder;
+use super::{holder, placeholder};
 use crate::{
     dialect::{
-        Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Strength, Values,
+        Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
         query::{matching, order_and_limit},
     },
-    error::Fault,
+    error::{Fault, LockHolder},
     key::Key,
     policy::Wait,
 };
@@ -65,7 +65,7 @@ impl RowOps for MySql {
     ) -> sqlx::Result<Vec<MySqlRow>> {
         let (before, hint) = bounded(query.wait);
         let strength = match query.strength {
-            Strength::Share => "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */",
+            Strength::Share => SHARED,
             Strength::Update | Strength::KeyChange => "FOR UPDATE",
         };
         let waiting = match query.wait {
@@ -75,6 +75,30 @@ impl RowOps for MySql {
         };
         let sql = format!("{before}{} {strength} {waiting}", selection(query, access, &hint));
         sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await
+    }
+
+    async fn row_holder(conn: &mut MySqlConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // Who locks rows has the table locked in their intention. MariaDB does not list that.
+        let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
+        let rows = sqlx::query(
+            "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM information_schema.PROCESSLIST AS p
+             /*!80000 JOIN performance_schema.threads AS t ON t.PROCESSLIST_ID = p.ID
+             JOIN performance_schema.data_locks AS l ON l.THREAD_ID = t.THREAD_ID
+                 AND l.LOCK_TYPE = 'TABLE' AND l.LOCK_STATUS = 'GRANTED' */
+             WHERE p.ID <> CONNECTION_ID()
+                 /*!80000 AND l.OBJECT_SCHEMA = COALESCE(?, DATABASE()) AND l.OBJECT_NAME = ? */
+                 /*M! AND ? IS NULL AND ? IS NULL */
+             LIMIT 2",
+        )
+        .bind(schema)
+        .bind(table)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] => holder(row).map(Some),
+            _ => Ok(None),
+        }
     }
 
     fn row_plan_is_old(err: &sqlx::Error) -> bool {
@@ -198,6 +222,9 @@ pub(super) fn bounded(wait: Wait) -> (String, String) {
     )
 }
 
+/// The same, in the words of each server.
+const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";
+
 /// Locks the row whether or not it is there, and never waits where another session has it.
 ///
 /// No look before it that would lock the gap, and an exclusive lock on the duplicate where a plain INSERT takes a shared
@@ -209,15 +236,19 @@ const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
     ON DUPLICATE KEY UPDATE name = VALUES(name)";
 
 impl NamedOps for MySql {
-    async fn named_lock(conn: &mut MySqlConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
-        if wait == Wait::Forever {
+    async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
+        if (wait, sharing) == (Wait::Forever, Sharing::Alone) {
             let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
             sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
             return Ok(true);
         }
         let (before, hint) = bounded(wait);
+        let strength = match sharing {
+            Sharing::Alone => "FOR UPDATE",
+            Sharing::Shared => SHARED,
+        };
         let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
-        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? FOR UPDATE {waiting}");
+        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? {strength} {waiting}");
         loop {
             let look = sqlx::query(AssertSqlSafe(look.clone())).bind(key.as_bytes());
             if look.fetch_optional(&mut *conn).await?.is_some() {
@@ -230,5 +261,34 @@ impl NamedOps for MySql {
                 made => return made.map(|_| true),
             }
         }
+    }
+
+    async fn named_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // On MySQL the thread of a lock of the row may be that of a session which waits for it; that of the table is its
+        // holder's. MariaDB lists locks only while somebody waits for them, as they were up to 0.1 s before.
+        // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-data-locks-table.html,
+        // https://mariadb.com/kb/en/information-schema-innodb_locks-table/
+        let row = sqlx::query(
+            "SELECT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM
+                 /*!80000 performance_schema.data_locks AS l
+                 JOIN performance_schema.data_locks AS o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID
+                     AND o.OBJECT_SCHEMA = l.OBJECT_SCHEMA AND o.OBJECT_NAME = l.OBJECT_NAME AND o.LOCK_TYPE = 'TABLE'
+                 JOIN performance_schema.threads AS t ON t.THREAD_ID = o.THREAD_ID
+                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.PROCESSLIST_ID */
+                 /*M! information_schema.INNODB_LOCKS AS l
+                 JOIN information_schema.INNODB_TRX AS t ON t.trx_id = l.lock_trx_id
+                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id */
+             WHERE l.LOCK_DATA = CONCAT('0x', HEX(?))
+                 /*!80000 AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = 'lockkit_named'
+                 AND l.LOCK_STATUS = 'GRANTED' */
+                 /*M! AND l.lock_table = CONCAT('`', DATABASE(), '`.`lockkit_named`') AND t.trx_state <> 'LOCK WAIT' */
+             ORDER BY p.ID = CONNECTION_ID()
+             LIMIT 1",
+        )
+        .bind(key.as_bytes())
+        .fetch_optional(conn)
+        .await?;
+        row.as_ref().map(holder).transpose()
     }
 }

@@ -5,12 +5,13 @@ use sqlx::{
     postgres::{PgRow, PgTypeInfo},
 };
 
-use super::{advisory_number, placeholder, pooler, typed};
+use super::{advisory_number, holder, placeholder, pooler, typed};
 use crate::{
     dialect::{
-        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Strength, Values,
+        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
         query::{matching, order_and_limit},
     },
+    error::LockHolder,
     key::Key,
     policy::Wait,
 };
@@ -89,6 +90,36 @@ impl RowOps for Postgres {
         pooler::fetch_all(conn, sql, arguments).await
     }
 
+    async fn row_holder(conn: &mut PgConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // A locked row has a mark of its own in the table. Who makes such marks, or writes rows, has the table locked like
+        // this. A prepared transaction has no session.
+        let name = table.split('.').map(|it| format!("\"{it}\"")).collect::<Vec<_>>().join(".");
+        let rows = pooler::query(
+            "SELECT
+                 l.pid::bigint AS id,
+                 a.usename::text AS user_name,
+                 host(a.client_addr) AS host,
+                 nullif(a.application_name, '') AS application,
+                 (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000000)::bigint AS age_us
+             FROM (
+                 SELECT DISTINCT pid
+                 FROM pg_locks
+                 WHERE locktype = 'relation' AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock')
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                   AND relation = to_regclass($1)
+                   AND pid IS DISTINCT FROM pg_backend_pid()
+                 LIMIT 2
+             ) AS l LEFT JOIN pg_stat_activity AS a USING (pid)",
+        )
+        .bind(name)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] if row.try_get::<Option<i64>, _>("id")?.is_some() => holder(row).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     fn row_plan_is_old(_err: &sqlx::Error) -> bool {
         false
     }
@@ -113,37 +144,55 @@ fn lock_timeout(wait: Wait) -> String {
     format!("{}ms", wait.millis().unwrap_or(0).min(i32::MAX as u64))
 }
 
+/// The functions that lock an advisory lock until the end of the transaction: by waiting, or only if it is free.
+fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
+    match sharing {
+        Sharing::Alone => ("SELECT pg_advisory_xact_lock($1)", "SELECT pg_try_advisory_xact_lock($1)"),
+        Sharing::Shared => ("SELECT pg_advisory_xact_lock_shared($1)", "SELECT pg_try_advisory_xact_lock_shared($1)"),
+    }
+}
+
+/// The value that is put back depends on the lock, so it is put back after the wait.
+macro_rules! bounded {
+    ($function:literal) => {
+        concat!(
+            "WITH was AS MATERIALIZED (
+                 SELECT current_setting('lock_timeout') AS v
+             ), bound AS MATERIALIZED (
+                 SELECT was.v, set_config('lock_timeout', $2, true) FROM was
+             )
+             SELECT set_config('lock_timeout', CASE WHEN ",
+            $function,
+            "($1) IS NULL THEN v ELSE v END, true) FROM bound"
+        )
+    };
+}
+
 impl NamedOps for Postgres {
-    async fn named_lock(conn: &mut PgConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
+    async fn named_lock(conn: &mut PgConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         let number = advisory_number("named", key);
+        let (lock, lock_if_free) = lock_functions(sharing);
         let granted = match wait {
             Wait::Forever => {
-                pooler::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
+                pooler::query(lock).bind(number).execute(conn).await?;
                 true
             }
-            Wait::Never => {
-                let row = pooler::query("SELECT pg_try_advisory_xact_lock($1)").bind(number).fetch_one(conn).await?;
-                row.try_get(0)?
-            }
+            Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
             Wait::AtMost(_) => {
-                // The value that is put back depends on the lock, so it is put back after the wait.
-                pooler::query(
-                    "WITH was AS MATERIALIZED (
-                         SELECT current_setting('lock_timeout') AS v
-                     ), bound AS MATERIALIZED (
-                         SELECT was.v, set_config('lock_timeout', $2, true) FROM was
-                     )
-                     SELECT set_config(
-                         'lock_timeout', CASE WHEN pg_advisory_xact_lock($1) IS NULL THEN v ELSE v END, true
-                     ) FROM bound",
-                )
-                .bind(number)
-                .bind(lock_timeout(wait))
-                .execute(conn)
-                .await?;
+                let sql = match sharing {
+                    Sharing::Alone => bounded!("pg_advisory_xact_lock"),
+                    Sharing::Shared => bounded!("pg_advisory_xact_lock_shared"),
+                };
+                pooler::query(sql).bind(number).bind(lock_timeout(wait)).execute(conn).await?;
                 true
             }
         };
         Ok(granted)
+    }
+
+    async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        let sql = holder_since!("xact_start");
+        let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
+        row.as_ref().map(holder).transpose()
     }
 }

@@ -5,9 +5,10 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use super::{placeholder, take_write_lock};
 use crate::{
     dialect::{
-        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Values,
+        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Values,
         query::{matching, order_and_limit},
     },
+    error::LockHolder,
     key::Key,
     policy::Wait,
 };
@@ -42,6 +43,10 @@ impl RowOps for Sqlite {
         sqlx::query_with(AssertSqlSafe(selection(query)), values.arguments).fetch_all(conn).await
     }
 
+    async fn row_holder(_conn: &mut SqliteConnection, _table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        Ok(None)
+    }
+
     fn row_plan_is_old(_err: &sqlx::Error) -> bool {
         false
     }
@@ -61,8 +66,12 @@ fn selection(query: &RowQuery) -> String {
 }
 
 impl NamedOps for Sqlite {
-    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, wait: Wait) -> sqlx::Result<bool> {
+    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, _sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
         Ok(true)
+    }
+
+    async fn named_holder(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        Ok(None)
     }
 }
