@@ -18,6 +18,7 @@ mod migrations;
 mod named;
 mod outages;
 mod processes;
+mod queues;
 mod round_trips;
 mod rows;
 mod runtimes;
