@@ -3,7 +3,7 @@
 use proc_macro2::{Span, TokenStream};
 use syn::{Expr, Ident, LitStr};
 
-use crate::{args::By, template::Template};
+use crate::{args::Typed, columns::By, template::Template};
 
 /// What to expand.
 pub(crate) struct Plan {
@@ -45,7 +45,13 @@ pub(crate) struct Terms {
 
 pub(crate) struct Row {
     pub(crate) table: LitStr,
+    /// Columns with one value each.
     pub(crate) by: Vec<By>,
+    /// Columns with several values each.
+    pub(crate) by_any: Vec<By>,
+    pub(crate) order_by: Vec<Ident>,
+    pub(crate) limit: Option<Expr>,
+    pub(crate) skips_locked: bool,
     pub(crate) section: Section,
 }
 
@@ -71,6 +77,8 @@ pub(crate) struct Section {
     pub(crate) wait: Option<TokenStream>,
     pub(crate) on_busy: Option<Expr>,
     pub(crate) tx: Ident,
+    /// The name and type of the locked rows in the body.
+    pub(crate) rows: Option<Typed>,
     pub(crate) retry: Option<Retry>,
 }
 

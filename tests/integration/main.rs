@@ -19,6 +19,7 @@ mod migrations;
 mod named;
 mod outages;
 mod processes;
+mod queues;
 mod readme;
 mod round_trips;
 mod rows;

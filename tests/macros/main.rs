@@ -4,8 +4,10 @@
 
 mod fixture;
 mod forms;
+mod generic;
 mod keys;
 mod lease;
+mod rows;
 mod section;
 mod several;
 mod version;

@@ -68,6 +68,12 @@ impl StructArgs {
     }
 
     fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
+        if input.peek(LitStr) {
+            self.broken.push("table".to_owned());
+            let table: LitStr = input.parse()?;
+            let message = format!("an option has a name: write `table = {:?}`", table.value());
+            return Err(syn::Error::new(table.span(), message));
+        }
         let name = Ident::parse_any(input)?;
         let example = example(&name, &OF_STRUCT)?;
         if name == "key" && input.peek(token::Paren) {
@@ -153,7 +159,9 @@ fn each_option(attr: &Attribute, errors: &mut Errors, mut parse_one: impl FnMut(
                     input.parse::<proc_macro2::TokenTree>()?;
                 }
             }
-            if !input.is_empty() {
+            if !input.is_empty() && !input.peek(Token![,]) {
+                found.push(input.error("a comma is missing before this"));
+            } else if !input.is_empty() {
                 input.parse::<Token![,]>()?;
             }
         }
@@ -196,15 +204,22 @@ fn example<'a>(name: &Ident, known: &[(&'a str, &'a str)]) -> syn::Result<&'a st
         return Ok(example);
     }
     let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
-    let hint = match nearest(&name.to_string(), &names) {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => format!("there are {}", list(&names, "and")),
-    };
+    let there_are = || format!("there are {}", list(&names, "and"));
+    let hint = meant(name, known).map_or_else(there_are, |meant| format!("did you mean `{meant}`?"));
     Err(error(name, format!("there is no option `{name}` here; {hint}")))
 }
 
-/// The option of that name, or nearly that name.
+/// The option of that name, or nearly that name, or that another library calls so.
 fn meant(name: &Ident, known: &[(&str, &str)]) -> Option<String> {
     let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
-    nearest(&name.to_string(), &names).map(str::to_owned)
+    let others = [
+        ("id", "key"),
+        ("pk", "key"),
+        ("primary_key", "key"),
+        ("lock", "version"),
+        ("name", "table"),
+        ("column", "rename"),
+    ];
+    let other = others.iter().find(|(other, known)| name == other && names.contains(known)).map(|(_, known)| *known);
+    other.or_else(|| nearest(&name.to_string(), &names)).map(str::to_owned)
 }

@@ -64,6 +64,11 @@ impl Plan {
             return None;
         }
 
+        if args.at.is_none() {
+            let message = r#"`Versioned` needs `#[versioned(table = "t_items", key = "item_id")]`: the table of the row, and the column that says which row it is"#;
+            errors.push(syn::Error::new(Span::call_site(), message));
+            return None;
+        }
         let mut finder = Finder { at: args.at, broken: args.broken, columns, taken: Vec::new(), skipped, errors };
         let table = finder.required(args.table.map(|it| it.value), r#"table = "t_items""#, "the table of the row");
         if let Some(table) = &table {
@@ -93,11 +98,8 @@ struct Finder<'a> {
 impl Finder<'_> {
     fn required<T>(&mut self, given: Option<T>, example: &str, what: &str) -> Option<T> {
         if given.is_none() && !self.broken.iter().any(|it| example.starts_with(it.as_str())) {
-            let (at, message) = match self.at {
-                Some(at) => (at, format!("`Versioned` needs `{example}`: {what}")),
-                None => (Span::call_site(), format!("`Versioned` needs `#[versioned({example}, …)]`: {what}")),
-            };
-            self.errors.push(syn::Error::new(at, message));
+            let at = self.at.unwrap_or_else(Span::call_site);
+            self.errors.push(syn::Error::new(at, format!("`Versioned` needs `{example}`: {what}")));
         }
         given
     }

@@ -38,12 +38,53 @@ mod sealed {
     pub trait Sealed {}
 }
 
+/// A database that has what lockkit's locks need, or what those of `Ops` need besides.
+///
+/// Only for error messages: what is computed from `Itself` has no type where the database lacks them, and rustc reports
+/// one mistake instead of one for each step.
+pub trait Known<Ops = ()>: Database {
+    /// The same database.
+    type Itself: Database;
+}
+
+/// What session locks need besides.
+#[derive(Debug)]
+pub enum Sessions {}
+
+#[cfg(feature = "postgres")]
+impl Known for sqlx::Postgres {
+    type Itself = Self;
+}
+
+#[cfg(feature = "postgres")]
+impl Known<Sessions> for sqlx::Postgres {
+    type Itself = Self;
+}
+
+#[cfg(feature = "mysql")]
+impl Known for sqlx::MySql {
+    type Itself = Self;
+}
+
+#[cfg(feature = "mysql")]
+impl Known<Sessions> for sqlx::MySql {
+    type Itself = Self;
+}
+
+#[cfg(feature = "sqlite")]
+impl Known for sqlx::Sqlite {
+    type Itself = Self;
+}
+
 /// A database that lockkit speaks to: its faults, its transactions and its schema.
 #[diagnostic::on_unimplemented(
     message = "lockkit does not know the database `{Self}`",
-    note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::Dialect`, or that of the lock, such as `DB: lockkit::RowOps`"
 )]
-pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
+pub trait Dialect:
+    Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + Known<Itself = Self> + sealed::Sealed
+{
     /// Whether a network stands between this process and the database, so that an answer may never come.
     const IS_REMOTE: bool = true;
 
@@ -108,6 +149,12 @@ pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
 }
 
 /// Leases in the table `lockkit_lease`.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no leases in the database `{Self}`",
+    label = "leases need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::LeaseOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::LeaseOps`"
+)]
 pub trait LeaseOps: Dialect {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
@@ -233,6 +280,12 @@ pub struct Access {
 }
 
 /// Row locks.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no row locks in the database `{Self}`",
+    label = "row locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::RowOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::RowOps`"
+)]
 pub trait RowOps: Dialect {
     /// The text of the selection, without its lock and without the way to read it. What is known about the plan of one
     /// text is not believed of another one.
@@ -274,6 +327,12 @@ pub enum Sharing {
 }
 
 /// Named locks for a transaction.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no named locks in the database `{Self}`",
+    label = "named locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::NamedOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::NamedOps`"
+)]
 pub trait NamedOps: Dialect {
     /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
     fn named_lock(
@@ -297,10 +356,10 @@ pub trait NamedOps: Dialect {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no session locks",
     label = "this database has no session locks",
-    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`",
+    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::SessionOps`",
     note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
 )]
-pub trait SessionOps: Dialect {
+pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> {
     /// Whether poolers for this database lend a session to other connections between two transactions, even while it
     /// holds a lock.
     const POOLERS_SHARE_SESSIONS: bool;

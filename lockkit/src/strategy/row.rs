@@ -203,14 +203,34 @@ impl<DB: RowOps> RowLock<DB> {
     /// # Cancel safety
     /// The rows may or may not be locked, until the transaction ends; roll it back.
     pub async fn lock(self, conn: &mut impl AsConnection<DB>) -> Result<u64> {
-        // With a limit or a skip it is not an error that some of the rows are missing.
-        let all = self.limit.is_none() && !self.skip_locked;
-        let least = if all { self.by.iter().map(|it| it.values).product() } else { 1 };
+        let least = self.least();
         let (table, rows) = self.select(conn.as_connection(), Columns::None).await?;
         if rows.len() < least {
             return Err(Error::NoSuchRow { table });
         }
         Ok(rows.len() as u64)
+    }
+
+    /// As [`lock`](Self::lock), and returns the rows. A lock that skips locked rows is contended when it finds none.
+    pub(crate) async fn lock_and_fetch<T>(self, conn: &mut DB::Connection) -> Result<Vec<T>>
+    where
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let (least, skips, started) = (self.least(), self.skip_locked, Instant::now());
+        let (table, rows) = self.select(conn, Columns::All).await?;
+        if rows.is_empty() && skips {
+            return Err(Error::Contended { key: table, waited: started.elapsed(), holder: None });
+        }
+        if rows.len() < least {
+            return Err(Error::NoSuchRow { table });
+        }
+        rows.iter().map(|row| decode::<DB, T>(&table, row)).collect()
+    }
+
+    /// The least number of rows that must match. With a limit or a skip it is not an error that some are missing.
+    fn least(&self) -> usize {
+        let all = self.limit.is_none() && !self.skip_locked;
+        if all { self.by.iter().map(|it| it.values).product() } else { 1 }
     }
 
     /// Locks one row and returns it.
