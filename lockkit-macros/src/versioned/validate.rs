@@ -10,7 +10,7 @@ use syn::{
 use super::args::{FieldArgs, StructArgs};
 use crate::{
     args::{Errors, list, nearest},
-    validate::fault_of_name,
+    validate::{fault_of_name, fault_of_table},
 };
 
 /// What to expand.
@@ -54,7 +54,7 @@ impl Plan {
             let is_skipped = args.skip.is_some() || args.sqlx_skip;
             let name = args.rename.map(|it| it.value).or(args.sqlx_rename);
             let name = name.unwrap_or_else(|| LitStr::new(&ident.unraw().to_string(), ident.span()));
-            check_name(&name, "a column", errors);
+            check_name(&name, "a column", fault_of_name, errors);
             let column = Column { field: ident, name, ty: field.ty };
             if is_skipped { skipped.push(column) } else { columns.push(column) }
         }
@@ -67,7 +67,7 @@ impl Plan {
         let mut finder = Finder { at: args.at, broken: args.broken, columns, taken: Vec::new(), skipped, errors };
         let table = finder.required(args.table.map(|it| it.value), r#"table = "t_items""#, "the table of the row");
         if let Some(table) = &table {
-            check_name(table, "a table", finder.errors);
+            check_name(table, "a table", fault_of_table, finder.errors);
         }
         let key =
             finder.required(args.key.map(|it| it.value), r#"key = "item_id""#, "the column that says which row it is");
@@ -167,8 +167,8 @@ fn named_fields(data: Data, ident: &Ident) -> syn::Result<FieldsNamed> {
     }
 }
 
-fn check_name(name: &LitStr, of: &str, errors: &mut Errors) {
-    if let Some(fault) = fault_of_name(&name.value()) {
+fn check_name(name: &LitStr, of: &str, fault_of: fn(&str) -> Option<&'static str>, errors: &mut Errors) {
+    if let Some(fault) = fault_of(&name.value()) {
         let message = format!("`{}` cannot be the name of {of}: {fault}", name.value().escape_debug());
         errors.push(syn::Error::new(name.span(), message));
     }

@@ -43,7 +43,9 @@ mod sealed {
     message = "lockkit does not know the database `{Self}`",
     note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
 )]
-pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
+pub trait Dialect:
+    Database<Arguments: Clone + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>> + sealed::Sealed
+{
     /// Whether a network stands between this process and the database, so that an answer may never come.
     const IS_REMOTE: bool = true;
 
@@ -219,6 +221,8 @@ pub enum Plan {
     NoRows,
     /// The whole table is read. The plan, in the database's words.
     Scan(String),
+    /// It is a view, whose rows cannot be locked, or not by an index of its own.
+    View,
 }
 
 /// How to read the table, where the optimizer would not choose an index by itself. By default the choice is its own.

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use crate::{
     dialect::{AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, depth, failed},
-    error::{BoxError, Error, Fault, Result},
-    ident::Ident,
+    error::{Error, Fault, Result},
+    ident::{Ident, TableName},
     key::Key,
     observe::Strategy,
     plan::{self, PlanCheck},
@@ -65,7 +65,7 @@ use crate::{
 /// ```
 #[must_use = "a row lock does nothing until `lock` or `fetch_…` is awaited"]
 pub struct RowLock<DB: Database> {
-    table: Result<Ident>,
+    table: Result<TableName>,
     by: Vec<By>,
     order_by: Vec<Ident>,
     values: Values<DB>,
@@ -77,10 +77,11 @@ pub struct RowLock<DB: Database> {
 }
 
 impl<DB: RowOps> RowLock<DB> {
-    /// Rows of this table. The name as the database stores it (letters, digits, `_`); its schema is the connection's.
+    /// Rows of this table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
+    /// connection's: `"app.items"` (on MySQL and MariaDB the database, on SQLite the attached file).
     pub fn table(name: &str) -> Self {
         Self {
-            table: Ident::new(name),
+            table: TableName::new(name),
             by: Vec::new(),
             order_by: Vec::new(),
             values: Values::new(),
@@ -97,7 +98,7 @@ impl<DB: RowOps> RowLock<DB> {
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        self.by_values(column, [value])
+        self.by_values("by", column, [value])
     }
 
     /// Rows whose column has one of these values. They are locked in the order of the column, whatever the order of the
@@ -111,26 +112,28 @@ impl<DB: RowOps> RowLock<DB> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();
         values.dedup();
-        self.by_values(column, values)
+        self.by_values("by_any", column, values)
     }
 
-    fn by_values<'v, T>(mut self, column: &str, values: impl IntoIterator<Item = T>) -> Self
+    fn by_values<'v, T>(mut self, option: &'static str, column: &str, values: impl IntoIterator<Item = T>) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        let column = self.ident(column);
+        let Some(column) = self.ident(column) else { return self };
         let before = self.values.len();
         for value in values {
-            if let Err(err) = self.values.add(value) {
-                self.fail(|| cannot_bind(&err));
+            if let Err(err) = self.values.add_compared(option, &column, value) {
+                self.fail(|| err);
             }
         }
-        if self.values.len() == before {
-            self.fail(|| no_values("by_any"));
+        let values = self.values.len() - before;
+        if values == 0 {
+            self.fail(|| no_values(option));
         }
-        if let Some(column) = column {
-            self.by.push(By { column, values: self.values.len() - before });
+        if self.by.iter().any(|it| it.column == column) {
+            self.fail(|| named_twice(&column));
         }
+        self.by.push(By { column, values });
         self
     }
 
@@ -260,7 +263,7 @@ impl<DB: RowOps> RowLock<DB> {
     async fn select(self, conn: &mut DB::Connection, columns: Columns) -> Result<(Key, Vec<DB::Row>)> {
         let Self { table, by, mut order_by, values, limit, skip_locked, strength, wait, check } = self;
         let table = table?;
-        if by.is_empty() {
+        if by.is_empty() && (order_by.is_empty() || limit.is_none() || !skip_locked) {
             return Err(no_values("by"));
         }
         wait.check()?;
@@ -271,7 +274,7 @@ impl<DB: RowOps> RowLock<DB> {
         if order_by.is_empty() {
             order_by.extend(by.iter().map(|it| it.column.clone()));
         }
-        let key = Key::from(table.as_str());
+        let key = Key::from(table.to_string());
         let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
         let access = plan::access::<DB>(conn, &query, &values, &key, check).await?;
         let started = Instant::now();
@@ -306,13 +309,20 @@ impl<DB: RowOps> RowLock<DB> {
     }
 }
 
-fn cannot_bind(err: &BoxError) -> Error {
-    Error::InvalidOption { option: "by", reason: format!("has a value that cannot be sent to the database: {err}") }
+fn no_values(option: &'static str) -> Error {
+    let reason =
+        "names no row; give at least one column and value to lock by, or all of `order_by`, `limit` and `skip_locked` \
+                  for the first rows of a queue"
+            .to_owned();
+    Error::InvalidOption { option, reason }
 }
 
-fn no_values(option: &'static str) -> Error {
-    let reason = "names no row; give at least one column and value to lock by".to_owned();
-    Error::InvalidOption { option, reason }
+fn named_twice(column: &Ident) -> Error {
+    let reason = format!(
+        "names the column `{column}` twice, and no row has two values in one column; for rows that have one of several \
+         values write `by_any(\"{column}\", …)`"
+    );
+    Error::InvalidOption { option: "by", reason }
 }
 
 fn decode<DB: RowOps, T: for<'r> FromRow<'r, DB::Row>>(table: &Key, row: &DB::Row) -> Result<T> {

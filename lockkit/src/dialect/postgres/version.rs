@@ -18,8 +18,9 @@ impl VersionOps for Postgres {
         values: Values<Self>,
     ) -> sqlx::Result<Option<(PgRow, Version)>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('"');
         let sql = format!(
-            "SELECT *, \"{version}\"::text AS lockkit_version FROM \"{table}\" WHERE {} {}",
+            "SELECT *, \"{version}\"::text AS lockkit_version FROM {table} WHERE {} {}",
             matching(by, 1, '"', placeholder),
             typed(&values.types),
         );
@@ -42,6 +43,7 @@ impl VersionOps for Postgres {
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('"');
         let Values { mut arguments, types } = values;
         let (last, filter) = (types.len() + 1, matching(by, 1, '"', placeholder));
         let (next, current) = match expected {
@@ -61,7 +63,7 @@ impl VersionOps for Postgres {
         }
         .map_err(sqlx::Error::Encode)?;
         let sql = format!(
-            "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text {}",
+            "UPDATE {table} SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text {}",
             typed(&types),
         );
         let row = pooler::fetch_all(conn, sql, arguments).await?.pop();

@@ -19,8 +19,9 @@ impl VersionOps for Sqlite {
         values: Values<Self>,
     ) -> sqlx::Result<Option<(SqliteRow, Version)>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
         let sql = format!(
-            "SELECT *, CAST(`{version}` AS TEXT) AS lockkit_version, {} AS lockkit_kind FROM `{table}` WHERE {}",
+            "SELECT *, CAST(`{version}` AS TEXT) AS lockkit_version, {} AS lockkit_kind FROM {table} WHERE {}",
             kind_of(version),
             matching(by, 1, '`', placeholder),
         );
@@ -43,6 +44,7 @@ impl VersionOps for Sqlite {
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
         let filter = matching(by, 1, '`', placeholder);
         let Values { mut arguments, .. } = values;
         let (next, current) = match expected {
@@ -62,7 +64,7 @@ impl VersionOps for Sqlite {
             }
         };
         let sql = format!(
-            "UPDATE `{table}` SET `{version}` = {next} WHERE {filter} AND {current}
+            "UPDATE {table} SET `{version}` = {next} WHERE {filter} AND {current}
              RETURNING CAST(`{version}` AS TEXT)"
         );
         // All of the rows, so that the driver hears of a commit that fails.

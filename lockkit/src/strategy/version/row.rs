@@ -7,7 +7,7 @@ use sqlx::{Database, Encode, FromRow, Type};
 use crate::{
     dialect::{AsConnection, By, Values, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
-    ident::Ident,
+    ident::{Ident, TableName},
     key::Key,
     on::{Finish, On},
     strategy::version::bumped::{Bumped, Expected},
@@ -65,7 +65,7 @@ impl<T> Deref for Versioned<T> {
 /// ```
 #[must_use = "a versioned row does nothing until `read` or `bump` is awaited"]
 pub struct VersionedRow<DB: Database> {
-    table: Result<Ident>,
+    table: Result<TableName>,
     by: Vec<By>,
     values: Values<DB>,
     version: Option<Ident>,
@@ -73,9 +73,10 @@ pub struct VersionedRow<DB: Database> {
 }
 
 impl<DB: VersionOps> VersionedRow<DB> {
-    /// A row of this table. The name as the database stores it (letters, digits, `_`).
+    /// A row of this table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
+    /// connection's: `"app.items"`.
     pub fn table(name: &str) -> Self {
-        Self { table: Ident::new(name), by: Vec::new(), values: Values::new(), version: None, expected: None }
+        Self { table: TableName::new(name), by: Vec::new(), values: Values::new(), version: None, expected: None }
     }
 
     /// The row whose column has this value. Call it again for every column of a composite key.
@@ -83,13 +84,17 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        match (Ident::new(column), self.values.add(value)) {
-            (Ok(column), Ok(())) => self.by.push(By { column, values: 1 }),
-            (Err(err), _) => self.fail(err),
-            (_, Err(err)) => self.fail(Error::InvalidOption {
-                option: "by",
-                reason: format!("has a value that cannot be sent to the database: {err}"),
-            }),
+        let added = Ident::new(column).and_then(|column| {
+            self.values.add_compared("by", &column, value)?;
+            Ok(column)
+        });
+        match added {
+            Ok(column) if self.by.iter().any(|it| it.column == column) => {
+                let reason = format!("names the column `{column}` twice, and no row has two values in one column");
+                self.fail(Error::InvalidOption { option: "by", reason });
+            }
+            Ok(column) => self.by.push(By { column, values: 1 }),
+            Err(err) => self.fail(err),
         }
         self
     }
@@ -188,7 +193,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
             return Err(Error::InvalidOption { option: "by", reason });
         }
         let version = version.map_or_else(|| Ident::new("version"), Ok)?;
-        let key = Key::from(table.as_str());
+        let key = Key::from(table.to_string());
         Ok((VersionQuery { table, by, version }, key, values, expected))
     }
 

@@ -11,7 +11,7 @@ use sqlx::Database;
 use crate::{
     dialect::{By, SaveQuery, Values, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
-    ident::Ident,
+    ident::{Ident, TableName},
     key::Key,
     on::{Finish, On},
     section::AnyTx,
@@ -213,7 +213,10 @@ struct Statement<DB: Database> {
 
 impl<DB: VersionOps> Statement<DB> {
     fn new<T: VersionedStruct<DB>>(row: &T) -> Result<Self> {
-        let (table, version) = (Ident::new(T::TABLE)?, Ident::new(T::VERSION)?);
+        let (table, version) = (TableName::new(T::TABLE)?, Ident::new(T::VERSION)?);
+        let mut which = Columns::<DB>::of_key();
+        row.key(&mut which);
+        let Columns { values: which, .. } = which.checked()?;
         let mut all = Columns::<DB>::new();
         row.values(&mut all);
         let count = all.names.len();
@@ -224,11 +227,8 @@ impl<DB: VersionOps> Statement<DB> {
             let reason = "names no row; add at least one column".to_owned();
             return Err(Error::InvalidOption { option: "key", reason });
         }
-        let mut which = Columns::<DB>::new();
-        row.key(&mut which);
-        let Columns { values: which, .. } = which.checked()?;
         Ok(Self {
-            key: Key::from(table.as_str()),
+            key: Key::from(table.to_string()),
             query: SaveQuery { row: VersionQuery { table, by, version }, columns },
             values,
             which,

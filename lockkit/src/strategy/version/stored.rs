@@ -143,12 +143,20 @@ mod sealed {
 pub struct Columns<DB: Database> {
     pub(crate) names: Vec<Ident>,
     pub(crate) values: Values<DB>,
+    /// Whether rows are found by them.
+    are_key: bool,
     failed: Option<Error>,
 }
 
-impl<DB: Database> Columns<DB> {
+impl<DB: VersionOps> Columns<DB> {
+    /// Columns that are written.
     pub(crate) fn new() -> Self {
-        Self { names: Vec::new(), values: Values::new(), failed: None }
+        Self { names: Vec::new(), values: Values::new(), are_key: false, failed: None }
+    }
+
+    /// Columns that say which row it is.
+    pub(crate) fn of_key() -> Self {
+        Self { are_key: true, ..Self::new() }
     }
 
     /// Adds a column. The name as the database stores it (letters, digits, `_`).
@@ -156,18 +164,21 @@ impl<DB: Database> Columns<DB> {
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        let err = match (Ident::new(column), self.values.add(value)) {
-            (Ok(column), Ok(())) => {
-                self.names.push(column);
-                return self;
+        let added = Ident::new(column).and_then(|name| {
+            if self.are_key {
+                self.values.add_compared("key", &name, value)?;
+            } else {
+                self.values.add(value).map_err(|err| Error::InvalidOption {
+                    option: "column",
+                    reason: format!("`{column}` has a value that cannot be sent to the database: {err}"),
+                })?;
             }
-            (Err(err), _) => err,
-            (_, Err(err)) => Error::InvalidOption {
-                option: "column",
-                reason: format!("`{column}` has a value that cannot be sent to the database: {err}"),
-            },
-        };
-        self.failed.get_or_insert(err);
+            self.names.push(name);
+            Ok(())
+        });
+        if let Err(err) = added {
+            self.failed.get_or_insert(err);
+        }
         self
     }
 
