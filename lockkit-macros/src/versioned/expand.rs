@@ -38,7 +38,11 @@ fn described(plan: &Plan) -> TokenStream {
             const VERSION: &'static str = #version_name;
             type Version = #version_type;
 
-            fn version(&mut self) -> &mut Self::Version {
+            fn version(&self) -> &Self::Version {
+                &self.#version_field
+            }
+
+            fn version_mut(&mut self) -> &mut Self::Version {
                 &mut self.#version_field
             }
 
@@ -54,9 +58,9 @@ fn described(plan: &Plan) -> TokenStream {
     }
 }
 
-/// `load` and `save`, so that no trait must be imported to call them.
+/// `load`, `save` and `delete`, so that no trait must be imported to call them.
 fn methods(plan: &Plan) -> TokenStream {
-    let Plan { krate, vis, ident, generics, database, table, key, .. } = plan;
+    let Plan { krate, vis, ident, generics, database, place, table, key, .. } = plan;
     let (impl_generics, type_generics, clause) = generics.split_for_impl();
     let mixed = Span::mixed_site();
     let (on, row) = (quote_spanned!(mixed=> on), quote_spanned!(mixed=> row));
@@ -75,6 +79,12 @@ fn methods(plan: &Plan) -> TokenStream {
         "Writes the row of `{}` if nobody else did since it was read, and moves its version on.\n\nInside a transaction the \
          struct gets its new version from `Saved::commit`, outside at once.\n\n# Errors\n`Conflict` when somebody else was \
          faster or the row is gone; `Database`.",
+        table.value()
+    );
+    let delete_doc = format!(
+        "Deletes the row of `{}` if nobody else wrote it since it was read.\n\nThe struct stays as it is; when the transaction \
+         around this is rolled back, it can be saved as before.\n\n# Errors\n`Conflict` when somebody else was faster or the \
+         row is gone; `Database`.",
         table.value()
     );
     quote! {
@@ -99,15 +109,26 @@ fn methods(plan: &Plan) -> TokenStream {
 
             #[doc = #save_doc]
             #[allow(dead_code)]
-            #vis async fn save<#database>(
+            #vis async fn save<#database, #place>(
                 &mut self,
-                #on: impl #krate::On<#database>,
-            ) -> #krate::Result<#krate::Saved<'_, #database, Self>>
+                #on: #place,
+            ) -> #krate::Result<#place::Written<#krate::Saved<'_, #database, Self>>>
             where
                 #database: #krate::VersionOps,
+                #place: #krate::On<#database>,
                 Self: #described + ::core::marker::Send,
             {
                 <Self as #described>::save(self, #on).await
+            }
+
+            #[doc = #delete_doc]
+            #[allow(dead_code)]
+            #vis async fn delete<#database>(&self, #on: impl #krate::On<#database>) -> #krate::Result<()>
+            where
+                #database: #krate::VersionOps,
+                Self: #described,
+            {
+                <Self as #described>::delete(self, #on).await
             }
         }
     }

@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub(crate) generics: Generics,
     /// The name of the database's type parameter: one that the struct does not use.
     pub(crate) database: Ident,
+    /// The name of the type parameter of where a save runs, likewise.
+    pub(crate) place: Ident,
     pub(crate) table: LitStr,
     pub(crate) key: Vec<Column>,
     pub(crate) values: Vec<Column>,
@@ -38,8 +40,11 @@ pub(crate) struct Column {
 impl Plan {
     /// `None` when something is wrong; what, is in `errors`.
     pub(crate) fn new(input: DeriveInput, errors: &mut Errors) -> Option<Self> {
-        let is_used = contains(input.to_token_stream(), "DB");
-        let database = Ident::new(if is_used { "__DB" } else { "DB" }, Span::mixed_site());
+        let unused = |name: &str| {
+            let is_used = contains(input.to_token_stream(), name);
+            Ident::new(&if is_used { format!("__{name}") } else { name.to_owned() }, Span::mixed_site())
+        };
+        let (database, place) = (unused("DB"), unused("O"));
         let DeriveInput { attrs, vis, ident, generics, data } = input;
         let args = StructArgs::parse(&attrs, errors);
         let fields = errors.note(named_fields(data, &ident))?;
@@ -75,7 +80,7 @@ impl Plan {
         let version = finder.version(args.version.map(|it| it.value));
         let values = finder.columns;
         let krate = args.krate.map_or_else(|| quote!(::lockkit), |it| it.value.into_token_stream());
-        Some(Self { krate, vis, ident, generics, database, table: table?, key: key?, values, version: version? })
+        Some(Self { krate, vis, ident, generics, database, place, table: table?, key: key?, values, version: version? })
     }
 }
 

@@ -83,4 +83,29 @@ impl VersionOps for Postgres {
         let done = pooler::execute(conn, sql, arguments).await?;
         Ok(done.rows_affected() > 0)
     }
+
+    async fn version_delete(
+        conn: &mut PgConnection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
+    ) -> sqlx::Result<bool> {
+        let VersionQuery { table, by, version } = query;
+        let table = table.quoted('"');
+        let Values { mut arguments, types } = values;
+        let last = types.len() + 1;
+        let current = match expected {
+            Version::Number(_) => format!("\"{version}\" = ${last}"),
+            Version::Timestamp(_) => format!("\"{version}\"::text = ${last}"),
+        };
+        match expected {
+            Version::Number(number) => arguments.add(*number),
+            Version::Timestamp(text) => arguments.add(text.clone()),
+        }
+        .map_err(sqlx::Error::Encode)?;
+        let filter = matching(by, 1, '"', placeholder);
+        let sql = format!("DELETE FROM {table} WHERE {filter} AND {current} {}", typed(&types));
+        let done = pooler::execute(conn, sql, arguments).await?;
+        Ok(done.rows_affected() > 0)
+    }
 }

@@ -84,6 +84,29 @@ impl VersionOps for Sqlite {
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)
     }
+
+    async fn version_delete(
+        conn: &mut SqliteConnection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
+    ) -> sqlx::Result<bool> {
+        let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
+        let Values { mut arguments, .. } = values;
+        let current = match expected {
+            Version::Number(_) => format!("`{version}` = ?"),
+            Version::Timestamp(_) => format!("CAST(`{version}` AS TEXT) = ?"),
+        };
+        match expected {
+            Version::Number(number) => arguments.add(*number),
+            Version::Timestamp(text) => arguments.add(text.clone()),
+        }
+        .map_err(sqlx::Error::Encode)?;
+        let sql = format!("DELETE FROM {table} WHERE {} AND {current}", matching(by, 1, '`', placeholder));
+        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        Ok(done.rows_affected() > 0)
+    }
 }
 
 /// What the column holds in a row: SQLite's columns have no type of their own. A text is a timestamp if SQLite reads it as

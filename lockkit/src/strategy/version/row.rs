@@ -63,7 +63,7 @@ impl<T> Deref for Versioned<T> {
 /// tx.commit().await?;
 /// # Ok(()) }
 /// ```
-#[must_use = "a versioned row does nothing until `read` or `bump` is awaited"]
+#[must_use = "a versioned row does nothing until `read`, `bump` or `delete` is awaited"]
 pub struct VersionedRow<DB: Database> {
     table: Result<TableName>,
     by: Vec<By>,
@@ -163,8 +163,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
         let (query, table, values, expected) = self.query()?;
         let Some(expected) = expected else {
-            let reason = "was not called; `bump` needs the version that was read".to_owned();
-            return Err(Error::InvalidOption { option: "expect", reason });
+            return Err(not_expected("bump"));
         };
         let conn = conn.as_connection();
         let depth = depth::<DB>(conn).await?;
@@ -185,6 +184,44 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }
 
+    /// Deletes the row if its version is still the expected one, in one statement.
+    ///
+    /// Inside a transaction the row is gone for others with the commit, and is there again after a rollback.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
+    /// [`Error::InvalidOption`] without [`expect`](Self::expect), and for a [`Bumped`] of a transaction that has ended;
+    /// [`Error::InvalidIdentifier`]; [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Outside a transaction the row may or may not have been deleted.
+    ///
+    /// # Example
+    /// ```
+    /// use lockkit::{Versioned, VersionedRow};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
+    /// # sqlx::query("INSERT INTO t_items VALUES (7, 0, 1)").execute(&pool).await?;
+    /// let item = || VersionedRow::table("t_items").by("item_id", 7);
+    /// let mut conn = pool.acquire().await?;
+    /// let found: Versioned<(i64, i64, i64)> = item().read(&mut conn).await?;
+    /// if found.row.1 == 0 {
+    ///     item().expect(found.version).delete(&mut conn).await?; // Err(Conflict) if somebody has put some in
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn delete(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        let (query, table, values, expected) = self.query()?;
+        let Some(expected) = expected else {
+            return Err(not_expected("delete"));
+        };
+        let conn = conn.as_connection();
+        let expected = expected.at(depth::<DB>(conn).await?)?;
+        delete_row::<DB>(conn, &query, &table, values, expected).await
+    }
+
     fn query(self) -> Result<(VersionQuery, Key, Values<DB>, Option<Expected>)> {
         let Self { table, by, values, version, expected } = self;
         let table = table?;
@@ -202,6 +239,30 @@ impl<DB: VersionOps> VersionedRow<DB> {
             self.table = Err(err);
         }
     }
+}
+
+fn not_expected(caller: &str) -> Error {
+    let reason = format!("was not called; `{caller}` needs the version that was read");
+    Error::InvalidOption { option: "expect", reason }
+}
+
+/// Deletes the row, unless it has another version.
+pub(crate) async fn delete_row<DB: VersionOps>(
+    conn: &mut DB::Connection,
+    query: &VersionQuery,
+    table: &Key,
+    values: Values<DB>,
+    expected: Version,
+) -> Result<()> {
+    let doing = "deleting a row of";
+    let again = values.clone();
+    let deleted = DB::version_delete(conn, query, values, &expected).await;
+    if deleted.map_err(|err| failed::<DB>(doing, Some(table), err))? {
+        return Ok(());
+    }
+    let found = DB::version_read(conn, query, again).await.map_err(|err| failed::<DB>(doing, Some(table), err))?;
+    let found = found.map(|(_, version)| version);
+    Err(Error::Conflict { table: Some(table.clone()), expected: Some(expected), found, source: Raced })
 }
 
 /// Reads the row as [`VersionedRow::read`] does, also on a pool.
