@@ -8,6 +8,7 @@ mod commits;
 mod contention;
 mod deletes;
 mod depths;
+mod derived;
 mod ended;
 mod faults;
 mod galera;

@@ -7,7 +7,10 @@ use syn::{
     ext::IdentExt,
 };
 
-use super::args::{FieldArgs, StructArgs};
+use super::{
+    args::{FieldArgs, Json, StructArgs},
+    case::Case,
+};
 use crate::{
     args::{Errors, list, nearest},
     validate::{fault_of_name, fault_of_table},
@@ -35,6 +38,7 @@ pub(crate) struct Column {
     pub(crate) field: Ident,
     pub(crate) name: LitStr,
     pub(crate) ty: Type,
+    pub(crate) json: Option<Json>,
 }
 
 impl Plan {
@@ -48,25 +52,30 @@ impl Plan {
         let DeriveInput { attrs, vis, ident, generics, data } = input;
         let args = StructArgs::parse(&attrs, errors);
         let fields = errors.note(named_fields(data, &ident))?;
-        let (mut columns, mut skipped, mut renamed) = (Vec::new(), Vec::new(), true);
+        let case = args.rename_all.and_then(|it| case(&it, errors));
+        let (mut columns, mut skipped) = (Vec::<Column>::new(), Vec::new());
         for field in fields.named {
             let args = FieldArgs::parse(&field.attrs, errors);
             let Some(ident) = field.ident else { continue };
             if let (Some(converts), None) = (&args.sqlx_converts, args.skip) {
                 errors.push(syn::Error::new(converts.span(), conversion(converts)));
             }
-            renamed &= args.rename.is_some() || args.sqlx_rename.is_some() || args.skip.is_some() || args.sqlx_skip;
             let is_skipped = args.skip.is_some() || args.sqlx_skip;
-            let name = args.rename.map(|it| it.value).or(args.sqlx_rename);
-            let name = name.unwrap_or_else(|| LitStr::new(&ident.unraw().to_string(), ident.span()));
+            let name = args.rename.map(|it| it.value).or(args.sqlx_rename).unwrap_or_else(|| {
+                let name = ident.unraw().to_string();
+                LitStr::new(&case.map_or_else(|| name.clone(), |it| it.column(&name)), ident.span())
+            });
             check_name(&name, "a column", fault_of_name, errors);
-            let column = Column { field: ident, name, ty: field.ty };
+            if let Some(other) = columns.iter().find(|it| !is_skipped && it.name.value() == name.value()) {
+                let message = format!(
+                    "the field `{}` has the column `{}` already; name another one, or add `#[versioned(skip)]`",
+                    other.field.unraw(),
+                    name.value().escape_debug(),
+                );
+                errors.push(syn::Error::new(name.span(), message));
+            }
+            let column = Column { field: ident, name, ty: field.ty, json: args.sqlx_json };
             if is_skipped { skipped.push(column) } else { columns.push(column) }
-        }
-        if let (Some(at), false) = (args.renames_all, renamed) {
-            let message = r#"`Versioned` does not know `rename_all`; write `#[sqlx(rename = "…")]` on each field"#;
-            errors.push(syn::Error::new(at, message));
-            return None;
         }
 
         let mut finder = Finder { at: args.at, broken: args.broken, columns, taken: Vec::new(), skipped, errors };
@@ -78,6 +87,11 @@ impl Plan {
             finder.required(args.key.map(|it| it.value), r#"key = "item_id""#, "the column that says which row it is");
         let key = key.map(|it| finder.key(&it));
         let version = finder.version(args.version.map(|it| it.value));
+        for Json { at, .. } in key.iter().flatten().chain(&version).filter_map(|it| it.json.as_ref()) {
+            let message = "a row is found by values that the database compares, and it does not compare JSON; take another \
+                           column for the key or version";
+            finder.errors.push(syn::Error::new(at.span(), message));
+        }
         let values = finder.columns;
         let krate = args.krate.map_or_else(|| quote!(::lockkit), |it| it.value.into_token_stream());
         Some(Self { krate, vis, ident, generics, database, place, table: table?, key: key?, values, version: version? })
@@ -179,10 +193,28 @@ fn check_name(name: &LitStr, of: &str, fault_of: fn(&str) -> Option<&'static str
     }
 }
 
+/// How `#[sqlx(rename_all = "…")]` renames.
+fn case(name: &LitStr, errors: &mut Errors) -> Option<Case> {
+    let text = name.value();
+    let found = Case::ALL.iter().find(|(known, _)| text == *known);
+    if found.is_none() {
+        let names = Case::ALL.map(|(known, _)| known);
+        let message = match (text.as_str(), nearest(&text, &names)) {
+            ("kebab-case", _) => {
+                "`kebab-case` makes names with `-`, which `Versioned` does not put into SQL; name the columns with `_`"
+                    .to_owned()
+            }
+            (_, Some(meant)) => format!("sqlx does not know this `rename_all`; did you mean `{meant}`?"),
+            (_, None) => format!("sqlx does not know this `rename_all`; there are {}", list(&names, "and")),
+        };
+        errors.push(syn::Error::new(name.span(), message));
+    }
+    found.map(|(_, case)| *case)
+}
+
 fn conversion(option: &Ident) -> String {
     let instead = match option.to_string().as_str() {
         "flatten" => "write its fields here",
-        "json" => "make the type of the field `sqlx::types::Json<_>`",
         _ => "give the field the type that the column has",
     };
     format!(
