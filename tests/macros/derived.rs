@@ -12,9 +12,8 @@ macro_rules! renamed {
             #[derive(Debug, PartialEq, sqlx::FromRow, lockkit::Versioned)]
             #[versioned(table = "t_renamed", key = $key, version = $version)]
             #[sqlx(rename_all = $case)]
-            #[allow(non_snake_case)]
             pub(crate) struct Item {
-                pub(crate) itemId: i64,
+                pub(crate) item_id: i64,
                 pub(crate) in_stock2: i64,
                 pub(crate) version_no: i64,
             }
@@ -37,15 +36,15 @@ macro_rules! renamed {
             item.in_stock2 = 4;
             item.save(&shop.db).await.unwrap();
             assert_eq!($module::Item::load(&shop.db, 7).await.unwrap(), item);
-            assert_eq!((item.itemId, item.in_stock2, item.version_no), (7, 4, 2));
+            assert_eq!((item.item_id, item.in_stock2, item.version_no), (7, 4, 2));
         }
     )*};
 }
 
 renamed! {
     columns_in_snake_case_are_saved: "snake_case", "item_id", "version_no";
-    columns_in_lowercase_are_saved: "lowercase", "itemid", "version_no";
-    columns_in_uppercase_are_saved: "UPPERCASE", "ITEMID", "VERSION_NO";
+    columns_in_lowercase_are_saved: "lowercase", "item_id", "version_no";
+    columns_in_uppercase_are_saved: "UPPERCASE", "ITEM_ID", "VERSION_NO";
     columns_in_screaming_snake_case_are_saved: "SCREAMING_SNAKE_CASE", "ITEM_ID", "VERSION_NO";
     columns_in_camel_case_are_saved: "camelCase", "itemId", "versionNo";
     columns_in_pascal_case_are_saved: "PascalCase", "ItemId", "VersionNo";

@@ -52,7 +52,10 @@ impl Plan {
         let DeriveInput { attrs, vis, ident, generics, data } = input;
         let args = StructArgs::parse(&attrs, errors);
         let fields = errors.note(named_fields(data, &ident))?;
-        let case = args.rename_all.and_then(|it| case(&it, errors));
+        let case = match args.rename_all {
+            Some(name) => Some(case(&name, errors)?),
+            None => None,
+        };
         let (mut columns, mut skipped) = (Vec::<Column>::new(), Vec::new());
         for field in fields.named {
             let args = FieldArgs::parse(&field.attrs, errors);
@@ -196,20 +199,13 @@ fn check_name(name: &LitStr, of: &str, fault_of: fn(&str) -> Option<&'static str
 /// How `#[sqlx(rename_all = "…")]` renames.
 fn case(name: &LitStr, errors: &mut Errors) -> Option<Case> {
     let text = name.value();
-    let found = Case::ALL.iter().find(|(known, _)| text == *known);
-    if found.is_none() {
-        let names = Case::ALL.map(|(known, _)| known);
-        let message = match (text.as_str(), nearest(&text, &names)) {
-            ("kebab-case", _) => {
-                "`kebab-case` makes names with `-`, which `Versioned` does not put into SQL; name the columns with `_`"
-                    .to_owned()
-            }
-            (_, Some(meant)) => format!("sqlx does not know this `rename_all`; did you mean `{meant}`?"),
-            (_, None) => format!("sqlx does not know this `rename_all`; there are {}", list(&names, "and")),
-        };
+    if text == "kebab-case" {
+        let message =
+            "`kebab-case` makes names with `-`, which `Versioned` does not put into SQL; name the columns with `_`";
         errors.push(syn::Error::new(name.span(), message));
     }
-    found.map(|(_, case)| *case)
+    // sqlx itself says of any other that there is none.
+    Case::ALL.iter().find(|(known, _)| text == *known).map(|(_, case)| *case)
 }
 
 fn conversion(option: &Ident) -> String {

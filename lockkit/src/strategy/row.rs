@@ -34,9 +34,32 @@ use crate::{
 ///
 /// **The plan check.** Without an index that serves the columns, InnoDB locks every row of the table and PostgreSQL reads
 /// all of it. Before a statement is run for the first time, lockkit asks the database for its plan (one statement more, up
-/// to four on MySQL and MariaDB) and refuses with [`Error::FullScan`]; statements that passed are remembered by the process.
+/// to five) and refuses with [`Error::FullScan`]; statements that passed are remembered by the process.
 /// SQLite refuses too, so that what is tested on it is true on a server. On MySQL and MariaDB the lock then names the indexes
-/// to use, since the optimizer would scan a small table.
+/// to use, since the optimizer would scan a small table. A partial index (`WHERE state = 'ready'`) serves if it has all rows
+/// that `by` selects.
+///
+/// A view has no rows of its own to lock, and is refused with [`Error::InvalidOption`]; MySQL and MariaDB lock through a view
+/// that they merge into the query.
+///
+/// **A queue of jobs** needs no column to choose by. `order_by`, `limit` and `skip_locked` together take the first rows that
+/// nobody else has, if an index has that order:
+///
+/// ```
+/// # use lockkit::RowLock;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t_jobs (id INTEGER PRIMARY KEY, name TEXT)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t_jobs VALUES (1, 'first'), (2, 'second')").execute(&pool).await?;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// let job: Option<(i64, String)> =
+///     RowLock::table("t_jobs").order_by("id").limit(1).skip_locked().fetch_optional(&mut tx).await?;
+/// if let Some((id, _name)) = job {
+///     sqlx::query("DELETE FROM t_jobs WHERE id = ?").bind(id).execute(&mut *tx).await?;
+/// }
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
 ///
 /// **After an error** roll the transaction back. PostgreSQL lets nothing else happen in it, and on MySQL or MariaDB it may
 /// be gone (deadlock) or half done. [`Tx::commit`](crate::Tx::commit) refuses such a transaction where the database says so.
@@ -93,7 +116,8 @@ impl<DB: RowOps> RowLock<DB> {
         }
     }
 
-    /// Rows whose column has this value. Call it again for every column of a composite key.
+    /// Rows whose column has this value. Call it again for every column of a composite key; the same column twice is an
+    /// error. So is `None`: NULL equals nothing in SQL, and no row would ever match.
     pub fn by<'v, T>(self, column: &str, value: T) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
@@ -199,7 +223,7 @@ impl<DB: RowOps> RowLock<DB> {
     /// # Errors
     /// [`Error::NoSuchRow`] when no row matches, or a value of [`by_any`](Self::by_any) has none;
     /// [`Error::Contended`] after the wait; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
-    /// [`Error::InvalidOption`], also outside a transaction; [`Error::Database`].
+    /// [`Error::InvalidOption`], also for a view, for a value that is NULL and outside a transaction; [`Error::Database`].
     ///
     /// # Cancel safety
     /// The rows may or may not be locked, until the transaction ends; roll it back.

@@ -9,7 +9,7 @@ struct Conversions {
     version: i64,
 }
 
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "item-id")]
 #[sqlx(rename_all = "kebab-case")]
 struct Kebab {
@@ -17,7 +17,7 @@ struct Kebab {
     version: i64,
 }
 
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "itemId")]
 #[sqlx(rename_all = "camelcase")]
 struct Misspelt {
@@ -25,7 +25,7 @@ struct Misspelt {
     version: i64,
 }
 
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "item_id")]
 #[sqlx(rename_all = "camelCase")]
 struct NamedLikeItsField {
@@ -33,16 +33,16 @@ struct NamedLikeItsField {
     version: i64,
 }
 
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key("item_id", "place"))]
 struct KeyOfJson {
     item_id: i64,
     #[sqlx(json)]
-    place: String,
+    place: Vec<String>,
     version: i64,
 }
 
-#[derive(lockkit::Versioned)]
+#[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_items", key = "item_id")]
 struct OneColumnTwice {
     item_id: i64,

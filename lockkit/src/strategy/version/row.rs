@@ -79,7 +79,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Self { table: TableName::new(name), by: Vec::new(), values: Values::new(), version: None, expected: None }
     }
 
-    /// The row whose column has this value. Call it again for every column of a composite key.
+    /// The row whose column has this value. Call it again for every column of a composite key. The same column twice is
+    /// an error, and so is `None`: NULL equals nothing in SQL, and no row would ever match.
     pub fn by<'v, T>(mut self, column: &str, value: T) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
