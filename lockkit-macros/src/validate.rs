@@ -418,6 +418,9 @@ fn literal(expr: &Expr) -> Option<&Lit> {
 
 /// What is wrong with the name of a table, which may have its schema before it.
 pub(crate) fn fault_of_table(name: &str) -> Option<&'static str> {
+    if name.matches('.').count() > 1 {
+        return Some("it has more than a schema and a name; write `app.items`");
+    }
     let (schema, table) = name.split_once('.').map_or((None, name), |(schema, table)| (Some(schema), table));
     schema.and_then(fault_of_name).or_else(|| fault_of_name(table))
 }
@@ -430,6 +433,8 @@ pub(crate) fn fault_of_name(name: &str) -> Option<&'static str> {
         Some("it is longer than 63 bytes")
     } else if name.starts_with(|it: char| it.is_ascii_digit()) {
         Some("it starts with a digit")
+    } else if name.contains('.') {
+        Some("a column is named without its table")
     } else if !name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_') {
         Some("only ASCII letters, digits and `_` are allowed")
     } else {

@@ -15,7 +15,7 @@ pub(crate) struct Ident(String);
 impl Ident {
     /// Checks `name`; [`Error::InvalidIdentifier`] says what is wrong with it.
     pub(crate) fn new(name: &str) -> Result<Self> {
-        let refuse = |reason| Err(Error::InvalidIdentifier { name: name.escape_debug().take(100).collect(), reason });
+        let refuse = |reason| Err(invalid(name, reason));
         if name.is_empty() {
             return refuse("it is empty");
         }
@@ -24,6 +24,9 @@ impl Ident {
         }
         if name.starts_with(|c: char| c.is_ascii_digit()) {
             return refuse("it starts with a digit");
+        }
+        if name.contains('.') {
+            return refuse("a column is named without its table");
         }
         if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return refuse("only ASCII letters, digits and `_` are allowed");
@@ -43,6 +46,10 @@ impl fmt::Display for Ident {
     }
 }
 
+fn invalid(name: &str, reason: &'static str) -> Error {
+    Error::InvalidIdentifier { name: name.escape_debug().take(100).collect(), reason }
+}
+
 /// A checked table name, with its schema where one was given: `items` or `app.items`.
 ///
 /// The schema is that of PostgreSQL, the database of MySQL and MariaDB, and the attached file of SQLite.
@@ -55,6 +62,9 @@ pub(crate) struct TableName {
 impl TableName {
     /// Checks both parts of `name`; [`Error::InvalidIdentifier`] says what is wrong with it.
     pub(crate) fn new(name: &str) -> Result<Self> {
+        if name.matches('.').count() > 1 {
+            return Err(invalid(name, "it has more than a schema and a name; write `app.items`"));
+        }
         match name.split_once('.') {
             None => Ok(Self { schema: None, name: Ident::new(name)? }),
             Some((schema, table)) => Ok(Self { schema: Some(Ident::new(schema)?), name: Ident::new(table)? }),

@@ -7,6 +7,7 @@ mod fixture;
 mod forms;
 mod keys;
 mod lease;
+mod qualified;
 mod section;
 mod several;
 mod version;
