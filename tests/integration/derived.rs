@@ -9,7 +9,7 @@ use support::{Server, TestDb, on_every_database};
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t_orders", key("tenantId", "orderNumber"))]
 #[sqlx(rename_all = "camelCase")]
-struct Order<L> {
+struct Purchase<L> {
     tenant_id: String,
     order_number: i32,
     #[sqlx(rename = "status")]
@@ -38,21 +38,21 @@ on_every_database! {
         .await;
         db.execute("INSERT INTO t_orders VALUES ('a', 1, NULL, '[\"x\"]', NULL, 1), ('b', 1, 'new', '[]', '{\"n\": 1}', 1)").await;
 
-        let mut order = Order::<Vec<String>>::load(&db.pool, "a", 1).await.unwrap();
+        let mut order = Purchase::<Vec<String>>::load(&db.pool, "a", 1).await.unwrap();
         assert_eq!((&*order.order_lines, &order.extra_fields), (&["x".to_owned()][..], &None));
         order.order_lines.push("y\"'".to_owned());
         order.kind = Some("new".to_owned());
         order.save(&db.pool).await.unwrap();
-        assert_eq!(Order::load(&db.pool, "a", 1).await.unwrap(), order);
+        assert_eq!(Purchase::load(&db.pool, "a", 1).await.unwrap(), order);
         let nulls = format!("SELECT COUNT(*) FROM t_orders WHERE {extra} IS NULL AND {tenant} = 'a'");
         assert_eq!(db.fetch_i64(&nulls).await, Some(1), "what is `None` is NULL, not the JSON null");
 
         order.extra_fields = Some(BTreeMap::from([("k".to_owned(), 7)]));
         order.save(&db.pool).await.unwrap();
-        assert_eq!(Order::load(&db.pool, "a", 1).await.unwrap(), order);
+        assert_eq!(Purchase::load(&db.pool, "a", 1).await.unwrap(), order);
         assert_eq!(order.version, 3);
 
-        let mut stale = Order::<Vec<String>> { version: 1, ..order.clone() };
+        let mut stale = Purchase::<Vec<String>> { version: 1, ..order.clone() };
         assert!(matches!(stale.save(&db.pool).await, Err(Error::Conflict { .. })));
         stale.version = 3;
         stale.delete(&db.pool).await.unwrap();

@@ -12,7 +12,7 @@ macro_rules! renamed {
             #[derive(Debug, PartialEq, sqlx::FromRow, lockkit::Versioned)]
             #[versioned(table = "t_renamed", key = $key, version = $version)]
             #[sqlx(rename_all = $case)]
-            pub(crate) struct Item {
+            pub(crate) struct Article {
                 pub(crate) item_id: i64,
                 pub(crate) in_stock2: i64,
                 pub(crate) version_no: i64,
@@ -32,10 +32,10 @@ macro_rules! renamed {
             let table = format!("CREATE TABLE t_renamed ({} INTEGER, {} INTEGER, {} INTEGER)", names[0], column("in_stock2"), names[1]);
             sqlx::raw_sql(sqlx::AssertSqlSafe(table)).execute(&shop.db).await.unwrap();
             sqlx::raw_sql("INSERT INTO t_renamed VALUES (7, 5, 1)").execute(&shop.db).await.unwrap();
-            let mut item = $module::Item::load(&shop.db, 7).await.unwrap();
+            let mut item = $module::Article::load(&shop.db, 7).await.unwrap();
             item.in_stock2 = 4;
             item.save(&shop.db).await.unwrap();
-            assert_eq!($module::Item::load(&shop.db, 7).await.unwrap(), item);
+            assert_eq!($module::Article::load(&shop.db, 7).await.unwrap(), item);
             assert_eq!((item.item_id, item.in_stock2, item.version_no), (7, 4, 2));
         }
     )*};

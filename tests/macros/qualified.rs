@@ -7,7 +7,7 @@ use crate::fixture::Shop;
 
 #[derive(Debug, sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "main.t_items", key = "item_id")]
-struct Item {
+struct Article {
     item_id: i64,
     stock: i64,
     version: i64,
@@ -15,7 +15,7 @@ struct Item {
 
 #[with_lock(row, on = db, table = "main.t_items", by(item_id = item_id), tx = tx)]
 async fn sell(db: &SqlitePool, item_id: i64) -> Result<i64, Error> {
-    let mut item = Item::load(&mut tx, item_id).await?;
+    let mut item = Article::load(&mut tx, item_id).await?;
     item.stock -= 1;
     let _ = item.save(&mut tx).await?;
     Ok(item.stock)
