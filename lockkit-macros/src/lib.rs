@@ -285,7 +285,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::with_lock(args.into(), &item.into()).into()
 }
 
-/// Gives a struct `load` and `save`, guarded by a version: the save of whoever read an older version is refused.
+/// Gives a struct `load`, `save` and `delete`, guarded by a version: a save or delete after somebody else's save is refused.
 ///
 /// ```
 /// #[derive(sqlx::FromRow, lockkit::Versioned)]
@@ -346,19 +346,24 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// `save(&mut *tx)` leaves the version in the struct as it is: a version that is rolled back with its transaction or with a
 /// savepoint will be given to somebody else's content, and must not be expected. Commit through what `save` returns, and
 /// the struct has its new version, if and only if it was committed: `item.save(&mut *tx).await?.commit(tx).await?`. See
-/// [`Saved`](../lockkit/struct.Saved.html).
+/// [`Saved`](../lockkit/struct.Saved.html). Where the transaction is committed elsewhere, as under `#[with_lock(…, tx = tx)]`,
+/// and the struct is not used after it, write `let _ = item.save(&mut *tx).await?;`.
+///
+/// `delete(&mut *tx)` changes nothing in the struct: after a rollback it can be saved or deleted as before.
 ///
 /// # What it writes
 /// - `load(on, key)`: `on` is `&pool` or `&mut *tx`; one argument for each column of the key, as anything that is
 ///   `Into` the field's type. The struct must be `sqlx::FromRow`.
-/// - `save(&mut self, on)`: writes every field but those of the key.
+/// - `save(&mut self, on)`: writes every field but those of the key. On `&pool` it returns nothing, on a connection a
+///   `Saved`.
+/// - `delete(&self, on)`: deletes the row, by key and version.
 /// - `impl lockkit::VersionedStruct`, on which both rest, and which can be written by hand.
 ///
 /// # Options
 ///
 /// | on the struct | what it is |
 /// |---|---|
-/// | `table = "…"` | the table: letters, digits and `_` |
+/// | `table = "…"` | the table: letters, digits and `_`; with its schema if that is not the connection's, `"app.items"` |
 /// | `key = "…"`, `key("…", "…")` | the columns that say which row it is |
 /// | `version = "…"` | the column that counts: its field is an `i16`, `i32` or `i64`. Defaults to `version` |
 /// | `crate = path` | where lockkit is, if not at `::lockkit` |
@@ -368,7 +373,8 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// | `rename = "…"` | the name of its column. Defaults to that of `#[sqlx(rename = "…")]`, or of the field |
 /// | `skip` | it is read but not written, as what the database computes. `#[sqlx(skip)]` says so too |
 ///
-/// The struct may be generic, also over lifetimes.
+/// The struct may be generic, also over lifetimes. Of sqlx's own options, `rename`, `rename_all`, `skip`, `default`, `json` and
+/// `json(nullable)` are followed in both directions; `flatten` and `try_from`, which a save could not undo, are refused.
 #[proc_macro_derive(Versioned, attributes(versioned))]
 pub fn versioned(input: TokenStream) -> TokenStream {
     versioned::derive(input.into()).into()

@@ -261,7 +261,7 @@ impl Checker<'_> {
             self.fail(table.span(), r#"the table is a string literal: `table = "t_items"`"#);
             return None;
         };
-        if let Some(fault) = fault_of_name(&literal.value()) {
+        if let Some(fault) = fault_of_table(&literal.value()) {
             self.fail(
                 literal.span(),
                 format!("`{}` cannot be the name of a table: {fault}", literal.value().escape_debug()),
@@ -512,7 +512,16 @@ fn literal(expr: &Expr) -> Option<&Lit> {
     }
 }
 
-/// What is wrong with the name of a table or column. The same rules as in `lockkit/src/ident.rs`.
+/// What is wrong with the name of a table, which may have its schema before it.
+pub(crate) fn fault_of_table(name: &str) -> Option<&'static str> {
+    if name.matches('.').count() > 1 {
+        return Some("it has more than a schema and a name; write `app.items`");
+    }
+    let (schema, table) = name.split_once('.').map_or((None, name), |(schema, table)| (Some(schema), table));
+    schema.and_then(fault_of_name).or_else(|| fault_of_name(table))
+}
+
+/// What is wrong with the name of a column, or with one part of that of a table. The same rules as in `lockkit/src/ident.rs`.
 pub(crate) fn fault_of_name(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
@@ -521,7 +530,7 @@ pub(crate) fn fault_of_name(name: &str) -> Option<&'static str> {
     } else if name.starts_with(|it: char| it.is_ascii_digit()) {
         Some("it starts with a digit")
     } else if name.contains('.') {
-        Some("give the bare name of the table; choose its schema on the connection (search_path, or USE)")
+        Some("a column is named without its table")
     } else if !name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_') {
         Some("only ASCII letters, digits and `_` are allowed")
     } else {

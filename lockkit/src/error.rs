@@ -83,8 +83,8 @@ pub enum Error {
 
     /// The row lock would read the whole table, and on some databases lock it. Nothing was locked.
     #[error(
-        "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by, \
-         or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
+        "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by (ordered by, \
+         if it has no `by`), or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
     )]
     FullScan {
         /// The table.

@@ -412,6 +412,31 @@ on_every_database! {
         };
         bench.drop_everywhere("Saved::save", save_again, nothing).await;
 
+        let delete = async || {
+            let item = Item::load(pool, 1).await.unwrap();
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            (async move { item.delete(&mut *tx).await }, ())
+        };
+        bench.drop_everywhere("Versioned::delete in a transaction", delete, nothing).await;
+
+        let delete_saved = async || {
+            let mut item = Item::load(pool, 1).await.unwrap();
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            let delete = async move {
+                let saved = item.save(&mut *tx).await?;
+                saved.delete(&mut *tx).await.map(drop)
+            };
+            (delete, ())
+        };
+        bench.drop_everywhere("Saved::delete", delete_saved, nothing).await;
+
+        let delete_row = async || {
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            let version = item().read::<()>(&mut *tx).await.unwrap().version;
+            (async move { item().expect(version).delete(&mut *tx).await }, ())
+        };
+        bench.drop_everywhere("VersionedRow::delete", delete_row, nothing).await;
+
         let commit_bump = async || {
             let mut tx = lockkit::begin(pool).await.unwrap();
             let version = item().read::<()>(&mut *tx).await.unwrap().version;

@@ -1,16 +1,20 @@
 //! The tests of `lockkit` on real databases, one module for each topic.
 
+mod attribute_rows;
 mod bad_input;
 mod batches;
 mod cancellation;
 mod clocks;
 mod commits;
 mod contention;
+mod deletes;
 mod depths;
+mod derived;
 mod encodings;
 mod ended;
 mod faults;
 mod galera;
+mod handles;
 mod harness;
 mod keeper;
 mod leases;
@@ -19,9 +23,12 @@ mod migrations;
 mod named;
 mod outages;
 mod processes;
+mod qualified;
 mod queues;
 mod readme;
+mod returning;
 mod round_trips;
+mod row_mistakes;
 mod rows;
 mod runtimes;
 mod schemas;

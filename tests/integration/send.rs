@@ -48,6 +48,10 @@ on_every_database! {
         is_send(Item { n: 1, version: 1 }.save(&db.pool));
         is_send(Item { n: 1, version: 1 }.save(&mut *tx));
         is_send(VersionedStruct::save(&mut Item { n: 1, version: 1 }, &mut *tx));
+        is_send(VersionedRow::table("t").by("n", 1_i64).delete(&mut *tx));
+        is_send(Item { n: 1, version: 1 }.delete(&db.pool));
+        is_send(Item { n: 1, version: 1 }.delete(&mut *tx));
+        is_send(VersionedStruct::delete(&Item { n: 1, version: 1 }, &mut *tx));
         let stock = Stock::new(db.pool.clone(), "k");
         is_send(stock.take_in(&mut *tx, 1));
         is_send(lease.commit(tx));
@@ -64,6 +68,10 @@ on_every_database! {
         is_send(saved.save(&mut *tx));
         let saved = item.save(&mut *tx).await.unwrap_err();
         assert!(saved.is_conflict());
+        drop(tx);
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let saved = item.save(&mut *tx).await.unwrap();
+        is_send(saved.delete(&mut *tx));
         drop(tx);
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let saved = item.save(&mut *tx).await.unwrap();

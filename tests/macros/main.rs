@@ -2,11 +2,13 @@
 
 #![deny(warnings, clippy::pedantic)]
 
+mod derived;
 mod fixture;
 mod forms;
 mod generic;
 mod keys;
 mod lease;
+mod qualified;
 mod rows;
 mod section;
 mod several;

@@ -28,8 +28,8 @@ pub(crate) struct StructArgs {
     pub(crate) key: Option<Given<Vec<LitStr>>>,
     pub(crate) version: Option<Given<LitStr>>,
     pub(crate) krate: Option<Given<Path>>,
-    /// Where sqlx renames all columns.
-    pub(crate) renames_all: Option<Span>,
+    /// How sqlx renames all columns.
+    pub(crate) rename_all: Option<LitStr>,
     /// The options that were meant, but could not be understood: they are not missing as well.
     pub(crate) broken: Vec<String>,
 }
@@ -45,6 +45,15 @@ pub(crate) struct FieldArgs {
     pub(crate) sqlx_skip: bool,
     /// What sqlx does to the value on its way here, and nobody would undo on its way back.
     pub(crate) sqlx_converts: Option<Ident>,
+    /// Where sqlx reads the value as JSON.
+    pub(crate) sqlx_json: Option<Json>,
+}
+
+/// A column of JSON.
+pub(crate) struct Json {
+    pub(crate) at: Ident,
+    /// Whether `None` is NULL, not the JSON `null`.
+    pub(crate) is_nullable: bool,
 }
 
 impl StructArgs {
@@ -60,7 +69,8 @@ impl StructArgs {
         }
         each_of_sqlx(attrs, |meta| {
             if meta.path.is_ident("rename_all") {
-                args.renames_all = meta.path.get_ident().map(Ident::span);
+                args.rename_all = Some(meta.value()?.parse()?);
+                return Ok(());
             }
             skip_value(meta)
         });
@@ -118,7 +128,11 @@ impl FieldArgs {
                     return Ok(());
                 }
                 "skip" => args.sqlx_skip = true,
-                "flatten" | "json" | "try_from" => args.sqlx_converts = Some(name.clone()),
+                "json" => {
+                    let is_nullable = meta.input.peek(token::Paren);
+                    args.sqlx_json = Some(Json { at: name.clone(), is_nullable });
+                }
+                "flatten" | "try_from" => args.sqlx_converts = Some(name.clone()),
                 _ => {}
             }
             skip_value(meta)

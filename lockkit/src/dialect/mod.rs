@@ -6,7 +6,7 @@
 
 use std::{error::Error as StdError, future::Future, ops::RangeInclusive, time::Duration};
 
-use sqlx::{Database, Pool, error::DatabaseError};
+use sqlx::{Database, Pool, Transaction, error::DatabaseError, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
@@ -34,7 +34,7 @@ pub(crate) use pool::{check_in, checkout, connection, starved};
 pub use postgres::behind_pooler;
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
@@ -83,7 +83,9 @@ impl Known for sqlx::Sqlite {
     note = "in a generic function, write the bound `DB: lockkit::Dialect`, or that of the lock, such as `DB: lockkit::RowOps`"
 )]
 pub trait Dialect:
-    Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + Known<Itself = Self> + sealed::Sealed
+    Database<Arguments: Clone + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>
+    + Known<Itself = Self>
+    + sealed::Sealed
 {
     /// Whether a network stands between this process and the database, so that an answer may never come.
     const IS_REMOTE: bool = true;
@@ -138,14 +140,31 @@ pub trait Dialect:
     fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// A connection whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut *tx)` needs no type.
+/// A connection, or a transaction, whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut tx)`
+/// needs no type.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a connection to a database that lockkit knows",
-    label = "pass the connection inside the transaction: `&mut *tx`"
+    label = "pass the transaction, `&mut tx`, or the connection inside it, `&mut *tx`"
 )]
 pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
     /// The connection.
     fn as_connection(&mut self) -> &mut DB::Connection;
+}
+
+impl<DB: Dialect> sealed::Sealed for Transaction<'_, DB> {}
+
+impl<DB: Dialect> AsConnection<DB> for Transaction<'_, DB> {
+    fn as_connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+}
+
+impl<DB: Dialect> sealed::Sealed for PoolConnection<DB> {}
+
+impl<DB: Dialect> AsConnection<DB> for PoolConnection<DB> {
+    fn as_connection(&mut self) -> &mut DB::Connection {
+        self
+    }
 }
 
 /// Leases in the table `lockkit_lease`.
@@ -266,6 +285,8 @@ pub enum Plan {
     NoRows,
     /// The whole table is read. The plan, in the database's words.
     Scan(String),
+    /// It is a view, whose rows cannot be locked, or not by an index of its own.
+    View,
 }
 
 /// How to read the table, where the optimizer would not choose an index by itself. By default the choice is its own.
@@ -444,6 +465,14 @@ pub trait VersionOps: Dialect {
         query: &SaveQuery,
         values: Values<Self>,
         expected: i64,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Deletes the row. `false` when it has another version than `expected`, or is gone.
+    fn version_delete(
+        conn: &mut Self::Connection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 }
 

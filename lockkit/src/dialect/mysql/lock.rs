@@ -9,9 +9,10 @@ use super::{holder, placeholder};
 use crate::{
     dialect::{
         Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
-        query::{matching, order_and_limit},
+        query::{filter, order_and_limit},
     },
     error::{Fault, LockHolder},
+    ident::Ident,
     key::Key,
     policy::Wait,
 };
@@ -22,9 +23,15 @@ impl RowOps for MySql {
     }
 
     async fn row_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
+        if query.by.is_empty() {
+            return queue_plan(conn, query, values).await;
+        }
         let Some(free) = explain(conn, query, values, &Access::default()).await? else {
             return Ok(Plan::NoRows);
         };
+        if free.is_derived && is_view(conn, query).await? {
+            return Ok(Plan::View);
+        }
         if free.keys.is_empty() {
             return Ok(judged(free, Access::default()));
         }
@@ -115,6 +122,10 @@ struct Explained {
     keys: String,
     /// Whether the index has all that is selected.
     is_covered: bool,
+    /// Whether all rows that match are read, to be sorted.
+    is_sorted: bool,
+    /// Whether something is computed first, such as the rows of a view.
+    is_derived: bool,
     plan: String,
 }
 
@@ -124,6 +135,48 @@ fn is_scan(step: &Explained) -> bool {
 
 fn judged(step: Explained, access: Access) -> Plan {
     if is_scan(&step) { Plan::Scan(step.plan) } else { Plan::Served(access) }
+}
+
+/// How the server finds the first rows in an order.
+async fn queue_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<MySql>) -> sqlx::Result<Plan> {
+    // An index that delivers the order is forced: the optimizer would rather sort a small table, and lock all of it.
+    let keys: Vec<String> = sqlx::query_scalar(
+        "SELECT CAST(INDEX_NAME AS CHAR) FROM information_schema.STATISTICS
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND SEQ_IN_INDEX = 1 AND COLUMN_NAME = ?",
+    )
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .bind(query.order_by.first().map(Ident::as_str))
+    .fetch_all(&mut *conn)
+    .await?;
+    // One after another: all at once, the optimizer would take the wrong one.
+    for key in keys {
+        let access = Access { force: format!(" FORCE INDEX ({})", quoted(&key)), ..Access::default() };
+        match explain(conn, query, values, &access).await {
+            Ok(Some(step)) if step.access != "ALL" && !step.is_sorted => return Ok(Plan::Served(access)),
+            Ok(None) => return Ok(Plan::NoRows),
+            // It is invisible to the optimizer.
+            Err(err) if !MySql::row_plan_is_old(&err) => return Err(err),
+            Ok(Some(_)) | Err(_) => {}
+        }
+    }
+    if is_view(conn, query).await? {
+        return Ok(Plan::View);
+    }
+    let found = explain(conn, query, values, &Access::default()).await?;
+    Ok(found.map_or(Plan::NoRows, |it| Plan::Scan(it.plan)))
+}
+
+async fn is_view(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<bool> {
+    let found: Option<bool> = sqlx::query_scalar(
+        "SELECT TABLE_TYPE = 'VIEW' FROM information_schema.TABLES
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?",
+    )
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .fetch_optional(conn)
+    .await?;
+    Ok(found.unwrap_or(false))
 }
 
 /// How the server finds the rows of the table, if it has to look for any.
@@ -136,24 +189,27 @@ async fn explain(
     // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
     let explain = AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {}", selection(query, access, "")));
     let explain = sqlx::query_with(explain, values.arguments.clone()).persistent(false);
-    let mut found = None;
+    let mut found: Option<Explained> = None;
+    let mut is_derived = false;
     for row in explain.fetch_all(conn).await? {
         let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
         let (table, access, keys, extra) = (text("table")?, text("type")?, text("possible_keys")?, text("Extra")?);
         // The values that a join looks up are read one after another, as they should be. Under the name of a view its
         // tables are listed.
         if table.is_empty() || table.starts_with('<') {
+            is_derived |= table.starts_with("<derived");
             continue;
         }
-        let is_covered = extra.split("; ").any(|it| it == "Using index");
+        let has = |what| extra.split("; ").any(|it| it == what);
+        let (is_covered, is_sorted) = (has("Using index"), has("Using filesort"));
         let plan = format!("type={access}, possible_keys={keys}, extra={extra}");
-        let step = Explained { access, keys, is_covered, plan };
-        if is_scan(&step) {
-            return Ok(Some(step));
+        let step = Explained { access, keys, is_covered, is_sorted, is_derived: false, plan };
+        // The worst of them counts.
+        if found.as_ref().is_none_or(|it| is_scan(&step) && !is_scan(it)) {
+            found = Some(step);
         }
-        found.get_or_insert(step);
     }
-    Ok(found)
+    Ok(found.map(|it| Explained { is_derived, ..it }))
 }
 
 /// A small column that no index has; all columns where every one is in some index.
@@ -162,10 +218,10 @@ async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result
     let column: Option<String> = sqlx::query_scalar(
         "SELECT CAST(c.COLUMN_NAME AS CHAR)
          FROM information_schema.COLUMNS AS c
-         WHERE c.TABLE_SCHEMA = DATABASE() AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
+         WHERE c.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
          AND NOT EXISTS (
              SELECT 1 FROM information_schema.STATISTICS AS s
-             WHERE s.TABLE_SCHEMA = DATABASE() AND s.TABLE_NAME = ? AND s.COLUMN_NAME = c.COLUMN_NAME
+             WHERE s.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND s.TABLE_NAME = ? AND s.COLUMN_NAME = c.COLUMN_NAME
          )
          ORDER BY
              c.NUMERIC_PRECISION IS NULL AND c.DATETIME_PRECISION IS NULL,
@@ -173,8 +229,10 @@ async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result
              c.ORDINAL_POSITION
          LIMIT 1",
     )
-    .bind(query.table.as_str())
-    .bind(query.table.as_str())
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .bind(query.table.schema())
+    .bind(query.table.name())
     .fetch_optional(conn)
     .await?;
     Ok(column.map_or_else(|| "r.*".to_owned(), |it| format!("r.{} AS locked", quoted(&it))))
@@ -191,12 +249,9 @@ fn selection(query: &RowQuery, access: &Access, hint: &str) -> String {
         Columns::None => columns.as_deref().unwrap_or("1 AS locked"),
     };
     let order = order_and_limit(query, '`');
-    let table = format!("`{}` AS r{force}", query.table);
+    let table = format!("{} AS r{force}", query.table.quoted('`'));
     if !joined {
-        return format!(
-            "SELECT {hint}{columns} FROM {table} WHERE {} {order}",
-            matching(&query.by, 1, '`', placeholder)
-        );
+        return format!("SELECT {hint}{columns} FROM {table} {} {order}", filter(query, '`', placeholder));
     }
     let (mut values, mut matches) = (Vec::new(), Vec::new());
     for (number, By { column, values: count }) in query.by.iter().enumerate() {
