@@ -216,6 +216,7 @@ impl Expander {
             &quote_spanned!(mixed=> let key = #private::key(#table);),
             &lock,
             &quote_spanned!(mixed=> row_tx),
+            &quote_spanned!(mixed=> under_rows),
         )
     }
 
@@ -225,11 +226,24 @@ impl Expander {
         let key = self.key(key);
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
         let lock = quote_spanned!(mixed=> #private::NamedLock::new(&key)#wait);
-        self.section(section, &quote_spanned!(mixed=> let key = #key;), &lock, &quote_spanned!(mixed=> named_tx))
+        self.section(
+            section,
+            &quote_spanned!(mixed=> let key = #key;),
+            &lock,
+            &quote_spanned!(mixed=> named_tx),
+            &quote_spanned!(mixed=> under_name),
+        )
     }
 
     /// One transaction under a lock: once, or as often as the retry says.
-    fn section(&self, section: &Section, before: &TokenStream, lock: &TokenStream, begin: &TokenStream) -> TokenStream {
+    fn section(
+        &self,
+        section: &Section,
+        before: &TokenStream,
+        lock: &TokenStream,
+        begin: &TokenStream,
+        under: &TokenStream,
+    ) -> TokenStream {
         let Section { on, wait, on_busy, tx, retry } = section;
         let private = &self.private;
         let mixed = Span::mixed_site();
@@ -244,7 +258,7 @@ impl Expander {
                 let lock = #lock;
                 let begun = #private::#begin(&pool, deadline, lock).await;
             };
-            let under = quote_spanned!(mixed=> #private::under(&key, body));
+            let under = quote_spanned!(mixed=> #private::#under(&pool, &key, body));
             return self.retried(retry, &before, Some((tx, begin, under)), on_busy.as_ref());
         }
         let failed = self.return_failure(on_busy.as_ref());
@@ -260,7 +274,7 @@ impl Expander {
             };
             let result = {
                 let body = ::core::pin::pin!(#body);
-                #private::under(&key, body).await
+                #private::#under(&pool, &key, body).await
             };
             #finish
         }

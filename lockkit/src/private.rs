@@ -16,9 +16,9 @@ pub use tokio::time::Instant;
 use crate::{
     dialect::{Dialect, LeaseOps, NamedOps, RowOps, SessionOps},
     error::{BoxError, Result},
-    locked,
+    locked::{self, Lock, Realm, is_under},
     retry::is_retryable,
-    section::begin_within,
+    section::{PASS_TX, begin_within},
     store::LeaseStore,
 };
 pub use crate::{
@@ -259,7 +259,7 @@ pub async fn end_held<H: Holding, R: Outcome>(held: H, result: R) -> R {
 
 /// A transaction in the database that keeps the leases.
 pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>> {
-    begin_within(leases.store(), Wait::Forever, None).await
+    begin_within(leases.store(), None, None).await
 }
 
 /// Commits under what is held, or rolls back and gives it back.
@@ -275,7 +275,7 @@ pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, t
 
 /// A transaction without a lock.
 pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> Result<Tx<DB>> {
-    begin_within(pool, Wait::Forever, deadline).await
+    begin_within(pool, None, deadline).await
 }
 
 /// A transaction that holds row locks.
@@ -292,6 +292,10 @@ pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock
 
 /// A transaction that holds a named lock.
 pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
+    let realm = Realm::named(pool);
+    if is_under(|it| it.realm == realm && it.key == *lock.key()) {
+        return Err(Error::Reentrant { lock: "named lock", key: lock.key().clone(), hint: PASS_TX });
+    }
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
     match lock.until(deadline).lock(&mut *tx).await {
         Ok(()) => Ok(tx),
@@ -302,9 +306,14 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     }
 }
 
-/// The body, which runs under a lock that its transaction holds.
-pub fn under<F: Future>(key: &Key, body: F) -> impl Future<Output = F::Output> {
-    locked::under(once_with(|| (key.clone(), Box::new(|| true) as Box<_>)), body)
+/// The body, which runs under row locks that its transaction holds.
+pub fn under_rows<DB: Dialect, F: Future>(pool: &Pool<DB>, key: &Key, body: F) -> impl Future<Output = F::Output> {
+    locked::under(once_with(|| Lock::of(Realm::rows(pool), key.clone())), body)
+}
+
+/// The body, which runs under a named lock that its transaction holds.
+pub fn under_name<DB: Dialect, F: Future>(pool: &Pool<DB>, key: &Key, body: F) -> impl Future<Output = F::Output> {
+    locked::under(once_with(|| Lock::of(Realm::named(pool), key.clone())), body)
 }
 
 /// Commits on `Ok`, rolls back on `Err`.

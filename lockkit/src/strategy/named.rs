@@ -58,28 +58,32 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 #[must_use = "a named lock does nothing until `lock` is awaited"]
 pub struct NamedLock {
     key: Key,
-    wait: Wait,
+    wait: Option<Wait>,
 }
 
 impl NamedLock {
     /// The lock of this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), wait: Wait::Forever }
+        Self { key: key.into(), wait: None }
     }
 
-    /// How long to wait for another holder. Defaults to [`Wait::Forever`].
+    /// How long to wait for another holder. Defaults to [`Wait::DEFAULT`], 10 s.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
-        self.wait = wait.into();
+        self.wait = Some(wait.into());
         self
     }
 
     /// This lock, with its wait cut to what is left until a deadline.
     pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
-        self.wait = self.wait.cut(deadline.map(|it| it.saturating_duration_since(Instant::now())));
+        self.wait = Some(Wait::within(self.wait, deadline.map(|it| it.saturating_duration_since(Instant::now()))));
         self
     }
 
-    pub(crate) fn bound(&self) -> Wait {
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(crate) fn bound(&self) -> Option<Wait> {
         self.wait
     }
 
@@ -94,8 +98,9 @@ impl NamedLock {
     /// The name may or may not be locked, until the transaction ends; roll it back.
     pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
         let conn = conn.as_connection();
+        let wait = self.wait.unwrap_or_default();
         self.key.check()?;
-        self.wait.check()?;
+        wait.check()?;
         if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the name would be unlocked at once".to_owned();
             return Err(Error::InvalidOption { option: "named lock", reason });
@@ -103,9 +108,9 @@ impl NamedLock {
         let started = Instant::now();
         let contended = || Error::Contended { key: self.key.clone(), waited: started.elapsed(), holder: None };
         // The server keeps the bound; this is for the one statement that MySQL cannot bound.
-        let backstop = self.wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
+        let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
-            match until(backstop, DB::named_lock(conn, &self.key, self.wait)).await {
+            match until(backstop, DB::named_lock(conn, &self.key, wait)).await {
                 Some(Ok(true)) => Ok(()),
                 None | Some(Ok(false)) => Err(contended()),
                 Some(Err(err)) if DB::fault(&err) == Fault::Contended => Err(contended()),

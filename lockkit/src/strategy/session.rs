@@ -15,7 +15,7 @@ use crate::{
     error::{Error, Fault, LossReason, Result},
     guard::{Guard, Hold, guarded},
     key::Key,
-    locked::under,
+    locked::{Lock, Realm, is_under, under},
     observe::{self, Strategy, holding},
     policy::{OnLost, Wait, check_duration},
     section::{Unsettled, finished, no_answer, until},
@@ -39,6 +39,10 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const POOLER_LOOKS: u32 = 5;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// What to do instead of taking again what the same task holds.
+const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the code that \
+                    needs the lock, and take the lock in one place";
 
 /// Locks a name until it is released, or its connection ends: PostgreSQL, MySQL and MariaDB.
 ///
@@ -86,11 +90,11 @@ pub struct SessionLock {
 impl SessionLock {
     /// The lock of this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), wait: Wait::Forever, heartbeat: DEFAULT_HEARTBEAT }
+        Self { key: key.into(), wait: Wait::DEFAULT, heartbeat: DEFAULT_HEARTBEAT }
     }
 
-    /// How long to wait for another holder, and for a connection. Defaults to [`Wait::Forever`], which here means just
-    /// that.
+    /// How long to wait for another holder, and for a connection. Defaults to [`Wait::DEFAULT`], 10 s. With
+    /// [`Wait::Forever`], as a process in reserve needs it, the wait has no end.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
@@ -108,17 +112,22 @@ impl SessionLock {
     /// and a server that does not answer is given up 5 s late.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait; [`Error::TransactionPooler`], with nothing locked; [`Error::InvalidKey`];
+    /// [`Error::Contended`] after the wait; [`Error::Reentrant`] in a function under the same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::InvalidKey`];
     /// [`Error::InvalidOption`]; [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only replica, whose locks are not
     /// those of its primary.
     ///
     /// # Cancel safety
     /// Dropping this future leaves nothing locked. The connection is closed; a server that is waiting on it notices
     /// within a second.
+    #[must_use = "await it, and bind the session: `let session = ….acquire(&pool).await?`"]
     pub async fn acquire<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Session<DB>> {
         self.key.check()?;
         self.wait.check()?;
         check_duration("heartbeat", self.heartbeat)?;
+        let realm = Realm::sessions(pool);
+        if is_under(|it| it.realm == realm && it.key == self.key) {
+            return Err(Error::Reentrant { lock: "session lock", key: self.key, hint: HINT });
+        }
         let key = self.key.clone();
         observed(Strategy::Session, &key, Box::pin(self.take(pool))).await
     }
@@ -133,7 +142,7 @@ impl SessionLock {
     pub async fn try_acquire<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Option<Session<DB>>> {
         match self.wait(Wait::Never).acquire(pool).await {
             Ok(session) => Ok(Some(session)),
-            Err(Error::Contended { .. }) => Ok(None),
+            Err(Error::Contended { .. } | Error::Reentrant { .. }) => Ok(None),
             Err(err) => Err(err),
         }
     }
@@ -157,7 +166,9 @@ impl SessionLock {
             let asked = Instant::now();
             let slice = deadline.map_or(SLICE, |it| it.saturating_duration_since(asked).min(SLICE));
             match answered(slice, DB::session_lock(conn, id, &self.key, slice)).await.map_err(failed)? {
-                SessionAnswer::Granted => return Ok(Session::granted(self.key, self.heartbeat, id, held)),
+                SessionAnswer::Granted => {
+                    return Ok(Session::granted(Realm::sessions(pool), self.key, self.heartbeat, id, held));
+                }
                 SessionAnswer::Elsewhere => return Err(Error::TransactionPooler { key: self.key }),
                 SessionAnswer::Held => {}
             }
@@ -215,9 +226,10 @@ impl SessionLock {
 /// Between two heartbeats the lock may be lost without this process knowing, and for as long as the process is stopped
 /// or the server does not answer (5 s at most). What must never happen without the lock needs a
 /// [lease](crate::Leases) and its fence.
-#[must_use = "the lock is released as soon as this is dropped"]
+#[must_use = "the lock is released as soon as the session is dropped: bind it, `let session = …` (`let _ = …` drops it at once)"]
 pub struct Session<DB: Database> {
     key: Key,
+    realm: Realm,
     /// Where the task that owns the connection hears of questions; closed when the lock is lost.
     questions: mpsc::Sender<Question>,
     kept: Guard<Keeping>,
@@ -228,13 +240,13 @@ pub struct Session<DB: Database> {
 type Question = oneshot::Sender<()>;
 
 impl<DB: Database> Session<DB> {
-    fn granted(key: Key, heartbeat: Duration, id: i64, held: Guard<Unsettled<DB>>) -> Self
+    fn granted(realm: Realm, key: Key, heartbeat: Duration, id: i64, held: Guard<Unsettled<DB>>) -> Self
     where
         DB: SessionOps,
     {
         let (questions, asked) = mpsc::channel(1);
         let kept = Guard::new(Keeping(tokio::spawn(keep(key.clone(), heartbeat, id, held, asked))));
-        Self { key, questions, kept, database: PhantomData }
+        Self { key, realm, questions, kept, database: PhantomData }
     }
 
     /// The lock's key.
@@ -284,7 +296,7 @@ impl<DB: Database> Session<DB> {
         };
         let span = holding(Strategy::Session, &self.key);
         // That it was lost since is heard at the next heartbeat, which stops the body.
-        let body = under(once_with(|| (self.key.clone(), Box::new(|| true) as Box<_>)), body);
+        let body = under(once_with(|| Lock::of(self.realm, self.key.clone())), body);
         guarded(OnLost::Stop, || Ok(()), lost, body).instrument(span).await
     }
 
