@@ -14,8 +14,8 @@ use crate::{
     wait::observed,
 };
 
-/// How much longer than the bound a server may take.
-const BACKSTOP: Duration = Duration::from_secs(1);
+/// How much longer than the bound a server may take. MySQL ends waits once a second.
+const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// Locks a name for the rest of a transaction.
 ///
@@ -28,8 +28,9 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 /// | MySQL, MariaDB | a row of `lockkit_named` with the whole name. It is kept, so the table grows with the number of different names |
 /// | SQLite | the write lock of the database: all names are one lock |
 ///
-/// One round trip; two for a bounded wait on MySQL or MariaDB when the name is new. When two transactions use a new name for
-/// the first time in the same instant, the loser on MySQL is refused up to a second late, and its connection is closed.
+/// One round trip; two for a wait of less than a second on MySQL or MariaDB when the name is new. MySQL and MariaDB count longer
+/// waits in whole seconds. When two transactions use a new name for the first time in the same instant and wait for less than a
+/// second, the loser on MySQL is refused up to two seconds late, and its connection is closed.
 ///
 /// Lock first, then read, in a transaction from [`begin`](crate::begin): it is READ COMMITTED, so that reads after the
 /// lock see what the last holder committed. In a REPEATABLE READ transaction that has read already they would not.
