@@ -20,14 +20,14 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else holds the lock, and the wait is over. Nothing was taken.
-    #[error("lock `{key}` is held by {} (waited {}){}", whom(holder.as_ref()), rounded(*waited), by(holder.as_ref()))]
+    #[error("lock `{key}` is held by {} (waited {}){}", whom(holder.as_deref()), rounded(*waited), by(holder.as_deref()))]
     Contended {
         /// The lock, or the table whose row is locked.
         key: Key,
         /// How long this caller waited.
         waited: Duration,
         /// Who holds it, where that is known: leases only.
-        holder: Option<HolderInfo>,
+        holder: Option<Box<HolderInfo>>,
     },
 
     /// This task holds the lock already and asks for it again: it would wait for itself. Nothing was taken, and no time was

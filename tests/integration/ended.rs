@@ -161,7 +161,7 @@ on_databases! {
             for end in ["commit", "rollback", "drop", "ended", "lease", "named", "named, dropped half-way"] {
                 let lease = Leases::new(db.pool.clone()).lease("k").acquire().await.unwrap();
                 let mut tx = lockkit::begin(&pool).await.unwrap();
-                S::execute(&mut tx, "SELECT 1").await.unwrap();
+                let used = S::fetch_i64(&mut tx, "SELECT CONNECTION_ID()").await.unwrap();
                 match end {
                     "commit" => tx.commit().await.unwrap(),
                     "rollback" => tx.rollback().await.unwrap(),
@@ -185,6 +185,10 @@ on_databases! {
                     _ => lease.commit(tx).await.unwrap(),
                 }
                 let mut conn = pool.acquire().await.unwrap();
+                if end != "named, dropped half-way" {
+                    let now = S::fetch_i64(&mut conn, "SELECT CONNECTION_ID()").await.unwrap();
+                    assert_eq!(now, used, "the connection was closed after {end}");
+                }
                 let session = "SELECT CONCAT_WS(' ', @@autocommit + 0, @lockkit_read_committed, @lockkit_wait,
                                                 IF(@@innodb_lock_wait_timeout = 50, NULL, @@innodb_lock_wait_timeout))";
                 let session = S::fetch_text(&mut conn, session).await.unwrap().unwrap();

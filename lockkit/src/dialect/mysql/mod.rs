@@ -62,9 +62,10 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
     }
 }
 
-/// Undoes the bound of a named lock, also of one that was dropped half-way.
-const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), \
-                            @lockkit_wait = NULL";
+/// Undoes the bound of a named lock, also of one that was dropped half-way. To MariaDB a variable that was never set is text,
+/// which it does not take for a number.
+const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
+                            CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
 impl super::sealed::Sealed for MySql {}
 impl super::sealed::Sealed for MySqlConnection {}
