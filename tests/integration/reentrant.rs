@@ -206,16 +206,16 @@ on_databases! {
         async fn row(pool: &Pool) -> Result<(), Error> {
             lockkit::begin(pool).await.map(drop)
         }
+        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = tx)]
+        async fn beside(pool: &Pool, other: &Pool) -> Result<(), Error> {
+            lockkit::begin(other).await?.commit().await
+        }
         db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY)").await;
         db.execute("INSERT INTO t VALUES (1)").await;
         let told = refused(row(&db.pool)).await.to_string();
         assert!(told.starts_with("lock `the write lock of the database` is held by this task already, "), "{told}");
         // The pool of another database has a lock of its own.
         let other = TestDb::<S>::new().await;
-        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = tx)]
-        async fn beside(pool: &Pool, other: &Pool) -> Result<(), Error> {
-            lockkit::begin(other).await?.commit().await
-        }
         beside(&db.pool, &other.pool).await.unwrap();
     }
 }

@@ -193,7 +193,7 @@ impl<S: LeaseStore> MultiRequest<S> {
         let waited = started.elapsed();
         // Who holds it is worth one more question, if the answer is quick.
         let holder = match timeout(limit, self.inner.store().look(&key, limit_for(self.ttl))).await {
-            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it)),
+            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it).into()),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,

@@ -222,7 +222,7 @@ impl<S: LeaseStore> Leases<S> {
                 Scoped::Busy => sleep(BUSY_PAUSE).await,
             }
         }
-        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(self.0.holder_of(held)) })
+        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(self.0.holder_of(held).into()) })
     }
 }
 

@@ -141,7 +141,9 @@ impl<S: LeaseStore> Place<S> {
 
     pub(super) fn take_gathered(&self) -> Vec<Lease<S>> {
         let leases = std::mem::take(&mut self.taken().gathered);
-        leases.iter().for_each(|it| it.set_on_the_way(false));
+        for it in &leases {
+            it.set_on_the_way(false);
+        }
         leases
     }
 

@@ -84,11 +84,11 @@ impl<S: LeaseStore> Inner<S> {
     }
 
     /// Who holds a lease, as shown to people.
-    pub(super) fn holder_of(&self, held: Held) -> Box<HolderInfo> {
+    pub(super) fn holder_of(&self, held: Held) -> HolderInfo {
         let Held { token, info } = held;
         let LeaseInfo { key: _, holder, fence, acquired_at: _, held_for, expires_in, renewals } = info;
         let is_this_process = self.keeper.keeps(token);
-        Box::new(HolderInfo { holder, fence, held_for, renewals, expires_in, is_this_process })
+        HolderInfo { holder, fence, held_for, renewals, expires_in, is_this_process }
     }
 }
 

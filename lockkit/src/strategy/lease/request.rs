@@ -293,7 +293,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
         let holder = match timeout(limit, self.in_the_way()).await {
-            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it)),
+            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it).into()),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,
