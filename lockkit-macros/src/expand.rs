@@ -301,7 +301,13 @@ impl Expander {
             let private = at(private, span);
             quote_spanned!(span=> #private::row_tx_with_rows::<#ty, _>(&pool, #deadline, lock).await)
         };
-        self.section(section, &quote_spanned!(mixed=> let key = #private::key(#table);), "row_pool", &lock, &begin)
+        self.section(
+            section,
+            &quote_spanned!(mixed=> let key = #private::key(#table);),
+            ["row_pool", "under_rows"],
+            &lock,
+            &begin,
+        )
     }
 
     fn named(&self, key: &Key, section: &Section) -> TokenStream {
@@ -314,7 +320,7 @@ impl Expander {
         self.section(
             section,
             &before,
-            "named_pool",
+            ["named_pool", "under_name"],
             &lock,
             &|deadline| quote_spanned!(mixed=> #private::named_tx(&pool, #deadline, lock).await),
         )
@@ -325,7 +331,7 @@ impl Expander {
         &self,
         section: &Section,
         before: &TokenStream,
-        pool: &str,
+        [pool, under]: [&str; 2],
         lock: &TokenStream,
         begin: &dyn Fn(TokenStream) -> TokenStream,
     ) -> TokenStream {
@@ -333,6 +339,7 @@ impl Expander {
         let private = &self.private;
         let mixed = Span::mixed_site();
         let pool = self.pool(pool, on);
+        let under = Ident::new(under, mixed);
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> let wait = #private::wait(#it);));
         let before = quote_spanned! {mixed=>
             let pool = #pool;
@@ -349,7 +356,7 @@ impl Expander {
                 let lock = #lock;
                 let begun = #begin;
             };
-            let under = quote_spanned!(mixed=> #private::under(&key, body));
+            let under = quote_spanned!(mixed=> #private::#under(&pool, &key, body));
             return self.retried(retry, &before, Some((tx, bound, begin, under)), on_busy.as_ref());
         }
         let failed = self.return_failure(on_busy.as_ref());
@@ -366,7 +373,7 @@ impl Expander {
             };
             let result = {
                 let body = ::core::pin::pin!(#body);
-                #private::under(&key, body).await
+                #private::#under(&pool, &key, body).await
             };
             #finish
         }

@@ -130,7 +130,7 @@ use proc_macro::TokenStream;
 /// | `skip_locked` | – | with `rows` | – | – | – | passes over rows that others have locked, see below. A word without a value |
 /// | `rows = name: Vec<T>` | – | optional | – | – | – | the locked rows in the body, all columns of each, where `T` is `sqlx::FromRow` |
 /// | `tx = name` | optional | required | required | – | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` and `MultiLease::commit` do |
-/// | `wait = duration` | optional | optional | optional | optional | – | how long to wait for another holder. Defaults to that of the `Leases` (10 s unless set there), and to `Wait::Forever` for the others, which also take a `Wait` |
+/// | `wait = duration` | optional | optional | optional | optional | – | how long to wait for another holder. A duration or a `Wait`. Defaults to `Wait::DEFAULT`, 10 s, for a lease to that of the `Leases`, and to what is left where there is a `deadline` |
 /// | `ttl = duration` | optional | – | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
 /// | `min_hold = duration` | optional | – | – | – | – | how long the key stays taken at least, even if the body is over earlier: `LeaseRequest::min_hold`. Defaults to zero |
 /// | `on_lost = stop` | optional | – | – | – | – | what becomes of the body when its lease is lost: `stop` drops it at its next await point, which is the default; `continue` lets it run to its end. The function returns `Err(Error::Lost)` in both cases |

@@ -20,7 +20,7 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else holds the lock, and the wait is over. Nothing was taken.
-    #[error("lock `{key}` is held by somebody else (waited {waited:?}){}", by(holder.as_ref()))]
+    #[error("lock `{key}` is held by {} (waited {}){}", whom(holder.as_deref()), rounded(*waited), by(holder.as_deref()))]
     Contended {
         /// The lock, or the table whose row is locked.
         key: Key,
@@ -28,7 +28,24 @@ pub enum Error {
         waited: Duration,
         /// Who holds it, where that is known: always for leases and session locks, for named and row locks on some
         /// databases, as their `lock` says.
-        holder: Option<HolderInfo>,
+        holder: Option<Box<HolderInfo>>,
+    },
+
+    /// This task holds the lock already and asks for it again: it would wait for itself. Nothing was taken, and no time was
+    /// spent on waiting.
+    ///
+    /// Locks are not re-entrant. This error is told where lockkit knows that the task holds the lock: in a function under
+    /// `#[with_lock]` and in a body of [`LeaseRequest::run`](crate::LeaseRequest::run) or
+    /// [`MultiRequest::run`](crate::MultiRequest::run). It is a mistake in the program, so it is neither contended nor
+    /// transient.
+    #[error("{lock} `{key}` is held by this task already, which would wait for itself: {hint}")]
+    Reentrant {
+        /// What kind of lock it is, as in "lease".
+        lock: &'static str,
+        /// The lock.
+        key: Key,
+        /// What to write instead.
+        hint: &'static str,
     },
 
     /// The lease is no longer held: stop, and do not write what it protected.
@@ -57,7 +74,7 @@ pub enum Error {
     },
 
     /// Every attempt failed for a passing reason, and the attempts or the time ran out.
-    #[error("gave up after {attempts} attempts in {elapsed:?}")]
+    #[error("gave up after {attempts} {} in {}", plural(*attempts, "attempt", "attempts"), rounded(*elapsed))]
     RetriesExhausted {
         /// How many attempts were started.
         attempts: u32,
@@ -173,9 +190,11 @@ pub enum Error {
     /// A caller inside a section (an open transaction, a session lock) needed another connection, and none came free:
     /// those in use are waiting for one as well.
     #[error(
-        "no connection came free: {held} of the pool's {size} are in use, and {waiting} callers wait for one; if those \
-         who hold one wait for a second, none ever comes free: make the pool larger, or give the locks connections of \
-         their own (`Leases::builder(pool).own_connections(2)`)"
+        "no connection came free: {held} of the pool's {size} {} in use, and {waiting} {} for one; if callers that hold \
+         one connection wait for another, the pool deadlocks: make the pool larger, or give the locks connections of \
+         their own (`Leases::builder(pool).own_connections(2)`)",
+        plural(*held, "is", "are"),
+        plural(*waiting, "caller waits", "callers wait")
     )]
     PoolStarved {
         /// How many connections are in use.
@@ -375,11 +394,13 @@ pub struct HolderInfo {
     pub renewals: u64,
     /// How long the lease lives without a renewal. [`Duration::MAX`] where the lock is no lease: it does not expire.
     pub expires_in: Duration,
+    /// Whether another caller of the same [`Leases`](crate::Leases), and so of this process, holds it.
+    pub is_this_process: bool,
 }
 
 /// The server's session that holds a row, named or session lock, as the server describes it.
 ///
-/// Displayed as "session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0s at most".
+/// Displayed as "session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0 s at most".
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockHolder {
@@ -411,7 +432,7 @@ impl fmt::Display for LockHolder {
             write!(f, " (`{application}`)")?;
         }
         if let Some(time) = held_at_most {
-            write!(f, ", for {time:.1?} at most")?;
+            write!(f, ", for {} at most", rounded(*time))?;
         }
         Ok(())
     }
@@ -425,6 +446,7 @@ impl From<LockHolder> for HolderInfo {
             held_for: session.held_at_most.unwrap_or_default(),
             renewals: 0,
             expires_in: Duration::MAX,
+            is_this_process: false,
         }
     }
 }
@@ -445,19 +467,48 @@ pub(crate) fn chain<'a>(err: &'a (dyn StdError + 'static)) -> impl Iterator<Item
     })
 }
 
+fn whom(holder: Option<&HolderInfo>) -> &'static str {
+    if holder.is_some_and(|it| it.is_this_process) { "this process" } else { "somebody else" }
+}
+
 fn by(holder: Option<&HolderInfo>) -> String {
-    holder.map_or_else(String::new, |HolderInfo { holder, fence, held_for, renewals, expires_in }| {
+    holder.map_or_else(String::new, |it| {
+        let HolderInfo { holder, fence, held_for, renewals, expires_in, is_this_process } = it;
         // No lease, whose text says it all.
         if fence.get() == 0 {
             return format!(": {holder}");
         }
-        let renewing = match renewals {
+        let name = if *is_this_process { String::new() } else { format!("{holder}, ") };
+        let renewed = match renewals {
             0 => "not renewed so far".to_owned(),
             1 => "renewed once".to_owned(),
             times => format!("renewed {times} times"),
         };
-        format!(": {holder}, for {held_for:?} so far and another {expires_in:?}, {renewing}")
+        let (held_for, expires_in) = (rounded(*held_for), rounded(*expires_in));
+        format!(": {name}held for {held_for}, expires in {expires_in} unless renewed ({renewed})")
     })
+}
+
+/// A duration for people to read, to two digits or more: `12 ms`, `2.0 s`, `28 s`, `3 min`.
+pub(crate) fn rounded(duration: Duration) -> String {
+    const SECOND: u128 = 1000;
+    const MINUTE: u128 = 60 * SECOND;
+    const HOUR: u128 = 60 * MINUTE;
+    let millis = (duration.as_micros() + 500) / 1000;
+    let whole = |unit: u128| (millis + unit / 2) / unit;
+    match millis {
+        0..SECOND => format!("{millis} ms"),
+        // Below what rounds to 10.0 s.
+        SECOND..9950 => format!("{}.{} s", whole(100) / 10, whole(100) % 10),
+        9950..120_000 => format!("{} s", whole(SECOND)),
+        120_000..7_200_000 => format!("{} min", whole(MINUTE)),
+        7_200_000..172_800_000 => format!("{} h", whole(HOUR)),
+        _ => format!("{} days", whole(24 * HOUR)),
+    }
+}
+
+fn plural(number: u32, one: &'static str, more: &'static str) -> &'static str {
+    if number == 1 { one } else { more }
 }
 
 fn of(key: Option<&Key>) -> String {
@@ -466,4 +517,39 @@ fn of(key: Option<&Key>) -> String {
 
 fn text(version: Option<&Version>) -> String {
     version.map_or_else(|| "unknown".to_owned(), Version::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_rounded_for_people() {
+        let text = |micros| rounded(Duration::from_micros(micros));
+        assert_eq!([text(0), text(499), text(500), text(50_120)], ["0 ms", "0 ms", "1 ms", "50 ms"]);
+        assert_eq!([text(999_499), text(999_500), text(2_018_861)], ["999 ms", "1.0 s", "2.0 s"]);
+        assert_eq!([text(9_949_499), text(9_950_000), text(27_981_145)], ["9.9 s", "10 s", "28 s"]);
+        let text = |seconds| rounded(Duration::from_secs(seconds));
+        assert_eq!([text(119), text(120), text(7_199), text(7_200)], ["119 s", "2 min", "120 min", "2 h"]);
+        assert_eq!([text(172_800), rounded(Duration::MAX)], ["2 days", "213503982334601 days"]);
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        let starved = |held, waiting| Error::PoolStarved { held, waiting, size: 4 }.to_string();
+        assert!(
+            starved(1, 1).contains("1 of the pool's 4 is in use, and 1 caller waits for one;"),
+            "{}",
+            starved(1, 1)
+        );
+        assert!(
+            starved(4, 2).contains("4 of the pool's 4 are in use, and 2 callers wait for one;"),
+            "{}",
+            starved(4, 2)
+        );
+        let elapsed = Duration::from_millis(2018);
+        let exhausted = |attempts| Error::RetriesExhausted { attempts, elapsed, source: Box::new(Raced) }.to_string();
+        assert_eq!(exhausted(1), "gave up after 1 attempt in 2.0 s");
+        assert_eq!(exhausted(3), "gave up after 3 attempts in 2.0 s");
+    }
 }

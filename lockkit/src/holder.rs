@@ -16,8 +16,8 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The holder, asked on the connection that has waited.
-pub(crate) async fn seen(look: impl Future<Output = sqlx::Result<Option<LockHolder>>>) -> Option<HolderInfo> {
-    timeout(LIMIT, look).await.ok()?.ok()?.map(HolderInfo::from)
+pub(crate) async fn seen(look: impl Future<Output = sqlx::Result<Option<LockHolder>>>) -> Option<Box<HolderInfo>> {
+    timeout(LIMIT, look).await.ok()?.ok()?.map(|it| Box::new(it.into()))
 }
 
 /// The error of a wait whose transaction has been rolled back, with the holder that a connection of the pool sees.
@@ -31,6 +31,6 @@ pub(crate) async fn with_holder<DB: Dialect>(
         let mut conn = connection(pool, "looking for the holder of", Some(&key)).await.ok()?;
         look(&mut conn, &key).await.ok()?
     };
-    let holder = timeout(LIMIT, looking).await.ok().flatten().map(HolderInfo::from);
+    let holder = timeout(LIMIT, looking).await.ok().flatten().map(|it| Box::new(it.into()));
     Error::Contended { key, waited, holder }
 }

@@ -194,6 +194,11 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.state().is_closed
     }
 
+    /// Whether the lease of this token is renewed.
+    pub(crate) fn keeps(&self, token: Token) -> bool {
+        self.0.state().entries.contains_key(&token)
+    }
+
     /// How many leases are renewed.
     pub(crate) fn held(&self) -> usize {
         self.0.state().entries.len()

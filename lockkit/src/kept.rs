@@ -30,6 +30,8 @@ pub(crate) struct Kept {
     pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
     pinned: AtomicBool,
+    /// Its request still waits for more than this lease.
+    on_the_way: AtomicBool,
     /// The loss was told, or there is none to tell.
     told: AtomicBool,
 }
@@ -57,6 +59,7 @@ impl Kept {
             terms,
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
+            on_the_way: AtomicBool::new(false),
             told: AtomicBool::new(false),
         }
     }
@@ -73,6 +76,10 @@ impl Kept {
     /// A transaction of this process has kept everybody else from taking the lease.
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_on_the_way(&self, is_on_the_way: bool) {
+        self.on_the_way.store(is_on_the_way, Ordering::Relaxed);
     }
 
     pub(crate) fn is_pinned(&self) -> bool {
@@ -147,7 +154,10 @@ impl Kept {
     }
 
     pub(crate) fn release(&self) -> Release {
-        Release { key: self.key.clone(), token: self.token, min_hold: self.terms.min_hold }
+        // Nobody has worked under a lease whose request gave up.
+        let is_on_the_way = self.on_the_way.load(Ordering::Relaxed);
+        let min_hold = if is_on_the_way { Duration::ZERO } else { self.terms.min_hold };
+        Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
     /// Pause until the next renewal: a third of the ttl, so two retries fit before expiry.

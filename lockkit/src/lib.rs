@@ -106,7 +106,10 @@ pub use store::{
     Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Release, Renewal, Scoped, Token,
 };
 pub use strategy::{
-    lease::{Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, ReadWrite, Released},
+    lease::{
+        Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, PermitsRequest, ReadWrite,
+        Released,
+    },
     named::NamedLock,
     row::RowLock,
     session::{Session, SessionLock},

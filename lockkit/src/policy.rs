@@ -26,7 +26,15 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
     Ok(())
 }
 
-/// How long a row lock or a named lock waits for its holder. The database enforces it.
+/// How long to wait for the holder of a lock, before [`Error::Contended`].
+///
+/// One rule for all: a lock that is not told how long to wait waits for [`Wait::DEFAULT`], 10 s. That goes for leases, several
+/// of them, permits, readers and writers, for row, named and session locks, for stocks, for the write lock that
+/// [`begin`](crate::begin) takes on SQLite, and for each of them under `#[with_lock]`. Leases may have another default
+/// ([`LeasesBuilder::wait`](crate::LeasesBuilder::wait)), and under an attribute with a `deadline` the wait lasts until that.
+/// Nothing waits for ever unless it is told to, with [`Wait::Forever`].
+///
+/// The server enforces the wait of a row or named lock.
 ///
 /// ```
 /// use lockkit::{NamedLock, Wait};
@@ -35,19 +43,40 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
 /// let bounded = NamedLock::new("order:42").wait(Wait::AtMost(Duration::from_secs(2)));
 /// let short = NamedLock::new("order:42").wait(Duration::from_millis(200)); // the same, shorter to write
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Do not wait: fail with [`Error::Contended`] at once.
     Never,
     /// Wait at most this long, then fail with [`Error::Contended`]. At least one millisecond.
     AtMost(Duration),
-    /// Wait as long as the server lets a statement wait: for ever on PostgreSQL unless `lock_timeout` is set,
-    /// `innodb_lock_wait_timeout` (50 s) on MySQL and MariaDB, the connection's busy timeout on SQLite.
-    #[default]
+    /// Wait without a bound of lockkit's own. Leases and session locks then wait for ever. Row and named locks wait as long as
+    /// the server lets a statement wait: for ever on PostgreSQL unless `lock_timeout` is set, `innodb_lock_wait_timeout`
+    /// (50 s) on MySQL and MariaDB, the connection's busy timeout on SQLite.
     Forever,
 }
 
 impl Wait {
+    /// How long every lock waits that is not told otherwise: 10 s.
+    pub const DEFAULT: Self = Self::AtMost(Duration::from_secs(10));
+
+    /// What was asked for, or the default, cut to what is left until a deadline. A deadline alone is the bound.
+    pub(crate) fn within(asked: Option<Self>, left: Option<Duration>) -> Self {
+        match (asked, left) {
+            (None, None) => Self::DEFAULT,
+            (None, Some(left)) => Self::AtMost(left),
+            (Some(wait), left) => wait.cut(left),
+        }
+    }
+
+    /// How long that is; a year where there is no bound.
+    pub(crate) fn limit(self) -> Duration {
+        match self {
+            Self::Never => Duration::ZERO,
+            Self::AtMost(bound) => bound,
+            Self::Forever => MAX_DURATION,
+        }
+    }
+
     /// The bound in milliseconds, at least 1; `None` where there is none.
     pub(crate) fn millis(self) -> Option<u64> {
         match self {
@@ -71,6 +100,13 @@ impl Wait {
             (Self::AtMost(bound), Some(left)) => Self::AtMost(bound.min(left)),
             (Self::Forever, Some(left)) => Self::AtMost(left),
         }
+    }
+}
+
+impl Default for Wait {
+    /// [`Wait::DEFAULT`].
+    fn default() -> Self {
+        Self::DEFAULT
     }
 }
 
@@ -244,5 +280,8 @@ mod tests {
         assert_eq!(Wait::AtMost(second * 2).cut(Some(second)), Wait::AtMost(second));
         assert_eq!(Wait::Never.cut(Some(second)), Wait::Never);
         assert_eq!(Wait::from(Duration::ZERO), Wait::Never);
+        assert_eq!(Wait::within(None, Some(second * 60)), Wait::AtMost(second * 60), "a deadline alone is the bound");
+        assert_eq!(Wait::within(None, None), Wait::DEFAULT);
+        assert_eq!(Wait::within(Some(Wait::Forever), None), Wait::Forever);
     }
 }

@@ -17,9 +17,9 @@ use crate::{
     dialect::{Dialect, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions},
     error::{BoxError, Result},
     holder::with_holder,
-    locked,
+    locked::{self, Lock, Realm, is_under},
     retry::is_retryable,
-    section::begin_within,
+    section::{PASS_TX, begin_within},
     store::LeaseStore,
 };
 pub use crate::{
@@ -391,7 +391,7 @@ pub async fn end_held<H: Holding, R: Outcome>(held: H, result: R) -> R {
 
 /// A transaction in the database that keeps the leases.
 pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>> {
-    begin_within(leases.store(), Wait::Forever, None).await
+    begin_within(leases.store(), None, None).await
 }
 
 /// Commits under what is held, or rolls back and gives it back.
@@ -407,7 +407,7 @@ pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, t
 
 /// A transaction without a lock.
 pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> Result<Tx<DB>> {
-    begin_within(pool, Wait::Forever, deadline).await
+    begin_within(pool, None, deadline).await
 }
 
 /// A transaction that holds row locks.
@@ -451,13 +451,17 @@ pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
         Ok(rows) => Ok((tx, rows)),
         Err(err) => {
             tx.undo().await;
-            Err(err)
+            Err(with_holder(pool, err, DB::row_holder).await)
         }
     }
 }
 
 /// A transaction that holds a named lock.
 pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
+    let realm = Realm::named(pool);
+    if is_under(|it| it.realm == realm && it.key == *lock.key()) {
+        return Err(Error::Reentrant { lock: "named lock", key: lock.key().clone(), hint: PASS_TX });
+    }
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
     match lock.until(deadline).lock(&mut *tx).await {
         Ok(()) => Ok(tx),
@@ -468,9 +472,14 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     }
 }
 
-/// The body, which runs under a lock that its transaction holds.
-pub fn under<F: Future>(key: &Key, body: F) -> impl Future<Output = F::Output> {
-    locked::under(once_with(|| (key.clone(), Box::new(|| true) as Box<_>)), body)
+/// The body, which runs under row locks that its transaction holds.
+pub fn under_rows<DB: Dialect, F: Future>(pool: &Pool<DB>, key: &Key, body: F) -> impl Future<Output = F::Output> {
+    locked::under(once_with(|| Lock::of(Realm::rows(pool), key.clone())), body)
+}
+
+/// The body, which runs under a named lock that its transaction holds.
+pub fn under_name<DB: Dialect, F: Future>(pool: &Pool<DB>, key: &Key, body: F) -> impl Future<Output = F::Output> {
+    locked::under(once_with(|| Lock::of(Realm::named(pool), key.clone())), body)
 }
 
 /// Commits on `Ok`, rolls back on `Err`.

@@ -21,12 +21,20 @@ use crate::{
     error::{Error, Fault, Result},
     guard::{CommitSent, Guard, Hold},
     key::Key,
+    locked::is_under,
     observe,
     policy::Wait,
 };
 
 /// How long the rollback of a dropped transaction may take before its connection is closed instead.
 pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
+
+/// What stands in for a key where SQLite's only lock is held.
+const WRITE_LOCK: &str = "the write lock of the database";
+
+/// What to do instead of taking again what a transaction of the same task holds.
+pub(crate) const PASS_TX: &str = "hand the open transaction (`&mut *tx`) to the code that needs the lock, instead of beginning \
+                                  another one";
 
 /// Begins a transaction: READ COMMITTED on PostgreSQL, MySQL and MariaDB, with the write lock (`BEGIN IMMEDIATE`) on
 /// SQLite.
@@ -37,10 +45,12 @@ pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 /// On MySQL and MariaDB autocommit is off until the transaction ends, so what follows a deadlock in it is never committed.
 /// In a `sqlx::Transaction` each statement after a deadlock is committed by itself.
 ///
-/// On SQLite this waits for other writers as long as the connection's busy timeout (5 s unless set otherwise).
+/// On SQLite this waits for other writers for [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s, whatever the connection's busy
+/// timeout is.
 ///
 /// # Errors
-/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::PoolStarved`] when all connections of the pool
+/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Reentrant`] on SQLite in a function under a row or
+/// named lock of the same pool, whose transaction has the write lock; [`Error::PoolStarved`] when all connections of the pool
 /// stay in use; [`Error::Database`] otherwise.
 ///
 /// # Cancel safety
@@ -59,15 +69,18 @@ pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 /// # Ok(()) }
 /// ```
 pub async fn begin<DB: Dialect>(pool: &Pool<DB>) -> Result<Tx<DB>> {
-    begin_within(pool, Wait::Forever, None).await
+    begin_within(pool, None, None).await
 }
 
 /// As [`begin`], with a bound for the lock that beginning takes on SQLite, and a deadline for everything.
 pub(crate) async fn begin_within<DB: Dialect>(
     pool: &Pool<DB>,
-    wait: Wait,
+    wait: Option<Wait>,
     deadline: Option<Instant>,
 ) -> Result<Tx<DB>> {
+    if DB::ONE_WRITER && is_under(|it| it.realm.has_transaction_of(pool)) {
+        return Err(Error::Reentrant { lock: "lock", key: WRITE_LOCK.into(), hint: PASS_TX });
+    }
     let started = Instant::now();
     let doing = "beginning a transaction";
     let conn = connection(pool, doing, None).await?;
@@ -76,7 +89,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
         observe::caveat(caveat);
     }
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
-    let begun = DB::begin(&mut opening.get_mut().conn, wait.cut(left)).await;
+    let begun = DB::begin(&mut opening.get_mut().conn, Wait::within(wait, left)).await;
     match begun {
         Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().conn, runtime: Handle::current() }))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
@@ -84,11 +97,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
                 // Nothing was begun, so the connection is as good as before.
                 drop(opening.defuse());
             }
-            Err(Error::Contended {
-                key: "the write lock of the database".into(),
-                waited: started.elapsed(),
-                holder: None,
-            })
+            Err(Error::Contended { key: WRITE_LOCK.into(), waited: started.elapsed(), holder: None })
         }
         Err(err) => Err(failed::<DB>(doing, None, err)),
     }

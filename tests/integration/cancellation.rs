@@ -230,6 +230,33 @@ on_every_database! {
         bench.drop_blocked("MultiRequest::acquire, one of which is held", blocked, release).await;
     }
 
+    async fn requests_for_several_permits_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { db, leases, pool } = &bench;
+        let request = || leases.semaphore("k", 4).take(3).wait(PATIENCE);
+
+        bench.drop_everywhere("PermitsRequest::acquire", async || (request().acquire(), ()), nothing).await;
+        bench.drop_everywhere("PermitsRequest::try_acquire", async || (request().try_acquire(), ()), nothing).await;
+        let run = async || {
+            let body = async |permits: MadeAll<S>| {
+                let mut tx = lockkit::begin(pool).await?;
+                permits.verify(&mut tx).await?;
+                tx.commit().await
+            };
+            (Box::pin(request().run(body)), ())
+        };
+        bench.drop_everywhere("PermitsRequest::run", run, nothing).await;
+
+        // What it gathers while it waits is given back.
+        let others = Leases::new(db.pool.clone());
+        let held = async || others.semaphore("k", 4).take(2).acquire().await.unwrap();
+        let release = async |other: MadeAll<S>, _: bool| {
+            other.release().await.unwrap();
+        };
+        let blocked = async || (request().acquire(), held().await);
+        bench.drop_blocked("PermitsRequest::acquire, some of which are held", blocked, release).await;
+    }
+
     async fn what_a_holder_asks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
         let bench = Bench::<S>::new(db).await;
         let Bench { pool, leases, .. } = &bench;
@@ -271,6 +298,11 @@ on_every_database! {
         };
         bench.drop_everywhere("Leases::close", closing, async |lease, _: bool| drop(lease)).await;
         bench.drop_everywhere("Leases::steal", async || (leases.steal("k"), bench.lease().await), release).await;
+        let steal_if = async || {
+            let lease = bench.lease().await;
+            (leases.steal_if("k", lease.fence()), lease)
+        };
+        bench.drop_everywhere("Leases::steal_if", steal_if, release).await;
     }
 
     async fn what_a_holder_of_several_asks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {

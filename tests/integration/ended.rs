@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Fault, LeaseOps, Leases, RowLock, RowOps, Tx};
+use lockkit::{Error, Fault, LeaseOps, Leases, NamedLock, RowLock, RowOps, Tx};
 use support::{Server, TestDb, on_databases};
 
 /// A transaction that a deadlock ended, and the one that survived it. Both had written to the table `t`.
@@ -158,10 +158,10 @@ on_databases! {
         let pool = db.pool_of(1).await;
         for autocommit in [1, 0] {
             S::execute(&mut pool.acquire().await.unwrap(), &format!("SET autocommit = {autocommit}")).await.unwrap();
-            for end in ["commit", "rollback", "drop", "ended", "lease"] {
+            for end in ["commit", "rollback", "drop", "ended", "lease", "named", "named, dropped half-way"] {
                 let lease = Leases::new(db.pool.clone()).lease("k").acquire().await.unwrap();
                 let mut tx = lockkit::begin(&pool).await.unwrap();
-                S::execute(&mut tx, "SELECT 1").await.unwrap();
+                let used = S::fetch_i64(&mut tx, "SELECT CONNECTION_ID()").await.unwrap();
                 match end {
                     "commit" => tx.commit().await.unwrap(),
                     "rollback" => tx.rollback().await.unwrap(),
@@ -170,10 +170,27 @@ on_databases! {
                         S::execute(&mut tx, "ROLLBACK").await.unwrap();
                         tx.commit().await.unwrap_err();
                     }
+                    "named" => {
+                        NamedLock::new("k").lock(&mut *tx).await.unwrap();
+                        tx.commit().await.unwrap();
+                    }
+                    "named, dropped half-way" => {
+                        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+                        NamedLock::new("k").lock(&mut *holder).await.unwrap();
+                        let waiting = NamedLock::new("k").lock(&mut *tx);
+                        assert!(tokio::time::timeout(Duration::from_millis(200), waiting).await.is_err());
+                        holder.rollback().await.unwrap();
+                        drop(tx);
+                    }
                     _ => lease.commit(tx).await.unwrap(),
                 }
                 let mut conn = pool.acquire().await.unwrap();
-                let session = "SELECT CONCAT_WS(' ', @@autocommit + 0, @lockkit_read_committed)";
+                if end != "named, dropped half-way" {
+                    let now = S::fetch_i64(&mut conn, "SELECT CONNECTION_ID()").await.unwrap();
+                    assert_eq!(now, used, "the connection was closed after {end}");
+                }
+                let session = "SELECT CONCAT_WS(' ', @@autocommit + 0, @lockkit_read_committed, @lockkit_wait,
+                                                IF(@@innodb_lock_wait_timeout = 50, NULL, @@innodb_lock_wait_timeout))";
                 let session = S::fetch_text(&mut conn, session).await.unwrap().unwrap();
                 assert_eq!(session, autocommit.to_string(), "after {end}");
             }

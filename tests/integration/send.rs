@@ -23,10 +23,14 @@ on_every_database! {
         is_send(leases.show("k"));
         is_send(leases.list("k"));
         is_send(leases.steal("k"));
+        is_send(leases.steal_if("k", 1.into()));
         is_send(leases.close());
         is_send(leases.lease("k").acquire());
         is_send(leases.lease("k").try_acquire());
         is_send(leases.lease("k").run(|_| async { Ok::<_, Error>(()) }));
+        is_send(leases.semaphore("k", 2).take(2).acquire());
+        is_send(leases.semaphore("k", 2).take(2).try_acquire());
+        is_send(leases.semaphore("k", 2).take(2).run(|_| async { Ok::<_, Error>(()) }));
 
         let lease = leases.lease("k").acquire().await.unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();

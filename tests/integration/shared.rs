@@ -17,7 +17,7 @@ async fn id<S: Server>(conn: &mut <S::DB as sqlx::Database>::Connection) -> i64 
 
 fn holder_in<T>(result: Result<T>) -> Option<HolderInfo> {
     match result {
-        Err(Error::Contended { holder, .. }) => holder,
+        Err(Error::Contended { holder, .. }) => holder.map(|it| *it),
         Err(err) => panic!("{err:?}"),
         Ok(_) => panic!("it is held by somebody else"),
     }
@@ -27,8 +27,8 @@ fn holder_in<T>(result: Result<T>) -> Option<HolderInfo> {
 fn named_in<T>(result: Result<T>) -> Option<i64> {
     let err = result.err().expect("it is held by somebody else");
     let text = err.to_string();
-    let HolderInfo { holder, fence, held_for: _, renewals, expires_in } = holder_in::<T>(Err(err))?;
-    assert_eq!((fence, renewals, expires_in), (Fence::from(0), 0, Duration::MAX));
+    let HolderInfo { holder, fence, held_for: _, renewals, expires_in, is_this_process } = holder_in::<T>(Err(err))?;
+    assert_eq!((fence, renewals, expires_in, is_this_process), (Fence::from(0), 0, Duration::MAX, false));
     assert!(text.ends_with(&format!("): {holder}")), "{text}");
     holder.strip_prefix("session ")?.split(' ').next()?.parse().ok()
 }

@@ -29,7 +29,7 @@ mod query;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-pub(crate) use pool::{check_in, checkout, connection, starved};
+pub(crate) use pool::{address, check_in, checkout, connection, starved};
 #[cfg(feature = "postgres")]
 pub use postgres::behind_pooler;
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
@@ -89,6 +89,9 @@ pub trait Dialect:
 {
     /// Whether a network stands between this process and the database, so that an answer may never come.
     const IS_REMOTE: bool = true;
+
+    /// Whether an open transaction of `begin` keeps out all others, because one lock serves all writers.
+    const ONE_WRITER: bool = false;
 
     /// Whether `begin` changes settings of the session, so that `restore_session` must follow the end of the transaction.
     const CHANGES_SESSION: bool;

@@ -245,7 +245,7 @@ impl Drop for Waiting {
 }
 
 /// What all handles to one pool have in common.
-fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
+pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
     std::ptr::from_ref(pool.options()).addr()
 }
 

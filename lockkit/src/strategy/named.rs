@@ -16,8 +16,8 @@ use crate::{
     wait::observed,
 };
 
-/// How much longer than the bound a server may take.
-const BACKSTOP: Duration = Duration::from_secs(1);
+/// How much longer than the bound a server may take. MySQL ends waits once a second.
+const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// Locks a name for the rest of a transaction.
 ///
@@ -30,8 +30,9 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 /// | MySQL, MariaDB | a row of `lockkit_named` with the whole name. It is kept, so the table grows with the number of different names |
 /// | SQLite | the write lock of the database: all names are one lock |
 ///
-/// One round trip; two for a bounded wait on MySQL or MariaDB when the name is new. When two transactions use a new name for
-/// the first time in the same instant, the loser on MySQL is refused up to a second late, and its connection is closed.
+/// One round trip; two for a wait of less than a second on MySQL or MariaDB when the name is new. MySQL and MariaDB count longer
+/// waits in whole seconds. When two transactions use a new name for the first time in the same instant and wait for less than a
+/// second, the loser on MySQL is refused up to two seconds late, and its connection is closed.
 ///
 /// Lock first, then read, in a transaction from [`begin`](crate::begin): it is READ COMMITTED, so that reads after the
 /// lock see what the last holder committed. In a REPEATABLE READ transaction that has read already they would not.
@@ -61,13 +62,13 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 pub struct NamedLock {
     key: Key,
     sharing: Sharing,
-    wait: Wait,
+    wait: Option<Wait>,
 }
 
 impl NamedLock {
     /// The lock of this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::Forever }
+        Self { key: key.into(), sharing: Sharing::Alone, wait: None }
     }
 
     /// Lets others share the lock, too: those who share it keep out only those who do not. As readers do, who must not see
@@ -96,19 +97,23 @@ impl NamedLock {
         self
     }
 
-    /// How long to wait for another holder. Defaults to [`Wait::Forever`].
+    /// How long to wait for another holder. Defaults to [`Wait::DEFAULT`], 10 s.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
-        self.wait = wait.into();
+        self.wait = Some(wait.into());
         self
     }
 
     /// This lock, with its wait cut to what is left until a deadline.
     pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
-        self.wait = self.wait.cut(deadline.map(|it| it.saturating_duration_since(Instant::now())));
+        self.wait = Some(Wait::within(self.wait, deadline.map(|it| it.saturating_duration_since(Instant::now()))));
         self
     }
 
-    pub(crate) fn bound(&self) -> Wait {
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(crate) fn bound(&self) -> Option<Wait> {
         self.wait
     }
 
@@ -125,8 +130,9 @@ impl NamedLock {
     /// The name may or may not be locked, until the transaction ends; roll it back.
     pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
         let conn = conn.as_connection();
+        let wait = self.wait.unwrap_or_default();
         self.key.check()?;
-        self.wait.check()?;
+        wait.check()?;
         if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the name would be unlocked at once".to_owned();
             return Err(Error::InvalidOption { option: "named lock", reason });
@@ -134,9 +140,9 @@ impl NamedLock {
         let started = Instant::now();
         let waited = || started.elapsed();
         // The server keeps the bound; this is for the one statement that MySQL cannot bound.
-        let backstop = self.wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
+        let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
-            let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, self.wait)).await;
+            let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, wait)).await;
             let (waited, holder) = match taken {
                 Some(Ok(true)) => return Ok(()),
                 Some(Err(err)) if DB::fault(&err) != Fault::Contended => {

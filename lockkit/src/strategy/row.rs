@@ -96,7 +96,7 @@ pub struct RowLock<DB: Database> {
     limit: Option<u32>,
     skip_locked: bool,
     strength: Strength,
-    wait: Wait,
+    wait: Option<Wait>,
     check: PlanCheck,
 }
 
@@ -112,7 +112,7 @@ impl<DB: RowOps> RowLock<DB> {
             limit: None,
             skip_locked: false,
             strength: Strength::Update,
-            wait: Wait::Forever,
+            wait: None,
             check: PlanCheck::Deny,
         }
     }
@@ -197,9 +197,9 @@ impl<DB: RowOps> RowLock<DB> {
         self
     }
 
-    /// How long to wait for rows that are locked. Defaults to [`Wait::Forever`].
+    /// How long to wait for rows that are locked. Defaults to [`Wait::DEFAULT`], 10 s.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
-        self.wait = wait.into();
+        self.wait = Some(wait.into());
         self
     }
 
@@ -211,11 +211,11 @@ impl<DB: RowOps> RowLock<DB> {
 
     /// This lock, with its wait cut to what is left until a deadline.
     pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
-        self.wait = self.wait.cut(deadline.map(|it| it.saturating_duration_since(Instant::now())));
+        self.wait = Some(Wait::within(self.wait, deadline.map(|it| it.saturating_duration_since(Instant::now()))));
         self
     }
 
-    pub(crate) fn bound(&self) -> Wait {
+    pub(crate) fn bound(&self) -> Option<Wait> {
         self.wait
     }
 
@@ -312,6 +312,7 @@ impl<DB: RowOps> RowLock<DB> {
         if by.is_empty() && (order_by.is_empty() || limit.is_none() || !skip_locked) {
             return Err(no_values("by"));
         }
+        let wait = wait.unwrap_or_default();
         wait.check()?;
         if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the rows would be unlocked at once".to_owned();

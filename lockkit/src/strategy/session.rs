@@ -12,10 +12,10 @@ use tracing::Instrument;
 
 use crate::{
     dialect::{SessionAnswer, SessionOps, Sharing, checkout, failed, starved},
-    error::{Error, Fault, HolderInfo, LockHolder, LossReason, Result},
+    error::{Error, Fault, LockHolder, LossReason, Result},
     guard::{Guard, Hold, guarded},
     key::Key,
-    locked::under,
+    locked::{Lock, Realm, is_under, under},
     observe::{self, Strategy, holding},
     on::{Finish, On},
     policy::{OnLost, Wait, check_duration},
@@ -40,6 +40,10 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const POOLER_LOOKS: u32 = 5;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// What to do instead of taking again what the same task holds.
+const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the code that \
+                    needs the lock, and take the lock in one place";
 
 /// Locks a name until it is released, or its connection ends: PostgreSQL, MySQL and MariaDB.
 ///
@@ -88,7 +92,7 @@ pub struct SessionLock {
 impl SessionLock {
     /// The lock of this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::Forever, heartbeat: DEFAULT_HEARTBEAT }
+        Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::DEFAULT, heartbeat: DEFAULT_HEARTBEAT }
     }
 
     /// Lets others share the lock, too: those who share it keep out only those who do not. PostgreSQL only; `GET_LOCK` of
@@ -107,8 +111,8 @@ impl SessionLock {
         self
     }
 
-    /// How long to wait for another holder, and for a connection. Defaults to [`Wait::Forever`], which here means just
-    /// that.
+    /// How long to wait for another holder, and for a connection. Defaults to [`Wait::DEFAULT`], 10 s. With
+    /// [`Wait::Forever`], as a process in reserve needs it, the wait has no end.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
@@ -126,14 +130,15 @@ impl SessionLock {
     /// and a server that does not answer is given up 5 s late.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the session that holds the lock; [`Error::TransactionPooler`], with nothing
-    /// locked; [`Error::InvalidKey`];
+    /// [`Error::Contended`] after the wait, with the session that holds the lock; [`Error::Reentrant`] in a function under the
+    /// same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::InvalidKey`];
     /// [`Error::InvalidOption`]; [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only replica, whose locks are not
     /// those of its primary.
     ///
     /// # Cancel safety
     /// Dropping this future leaves nothing locked. The connection is closed; a server that is waiting on it notices
     /// within a second.
+    #[must_use = "await it, and bind the session: `let session = ….acquire(&pool).await?`"]
     pub async fn acquire<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Session<DB>> {
         self.key.check()?;
         self.wait.check()?;
@@ -143,6 +148,10 @@ impl SessionLock {
                           `Leases::rw(key).read()` or `NamedLock::share`"
                 .to_owned();
             return Err(Error::InvalidOption { option: "share", reason });
+        }
+        let realm = Realm::sessions(pool);
+        if is_under(|it| it.realm == realm && it.key == self.key) {
+            return Err(Error::Reentrant { lock: "session lock", key: self.key, hint: HINT });
         }
         let key = self.key.clone();
         observed(Strategy::Session, &key, Box::pin(self.take(pool))).await
@@ -158,7 +167,7 @@ impl SessionLock {
     pub async fn try_acquire<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Option<Session<DB>>> {
         match self.wait(Wait::Never).acquire(pool).await {
             Ok(session) => Ok(Some(session)),
-            Err(Error::Contended { .. }) => Ok(None),
+            Err(Error::Contended { .. } | Error::Reentrant { .. }) => Ok(None),
             Err(err) => Err(err),
         }
     }
@@ -208,14 +217,16 @@ impl SessionLock {
             let asked = Instant::now();
             let slice = deadline.map_or(SLICE, |it| it.saturating_duration_since(asked).min(SLICE));
             match answered(slice, DB::session_lock(conn, id, &self.key, self.sharing, slice)).await.map_err(failed)? {
-                SessionAnswer::Granted => return Ok(Session::granted(self, id, held)),
+                SessionAnswer::Granted => {
+                    return Ok(Session::granted(Realm::sessions(pool), self, id, held));
+                }
                 SessionAnswer::Elsewhere => return Err(Error::TransactionPooler { key: self.key }),
                 SessionAnswer::Held => {}
             }
             if deadline.is_some_and(|it| it <= Instant::now()) {
                 let waited = started.elapsed();
                 let holder = match answered(Duration::ZERO, DB::session_holder(conn, &self.key)).await {
-                    Ok(holder) => holder.map(HolderInfo::from),
+                    Ok(holder) => holder.map(|it| Box::new(it.into())),
                     Err(err) if DB::fault(&err) == Fault::Unavailable => {
                         return Err(Error::Contended { key: self.key, waited, holder: None });
                     }
@@ -275,9 +286,10 @@ impl SessionLock {
 /// Between two heartbeats the lock may be lost without this process knowing, and for as long as the process is stopped
 /// or the server does not answer (5 s at most). What must never happen without the lock needs a
 /// [lease](crate::Leases) and its fence.
-#[must_use = "the lock is released as soon as this is dropped"]
+#[must_use = "the lock is released as soon as the session is dropped: bind it, `let session = …` (`let _ = …` drops it at once)"]
 pub struct Session<DB: Database> {
     key: Key,
+    realm: Realm,
     /// Where the task that owns the connection hears of questions; closed when the lock is lost.
     questions: mpsc::Sender<Question>,
     kept: Guard<Keeping>,
@@ -288,14 +300,14 @@ pub struct Session<DB: Database> {
 type Question = oneshot::Sender<()>;
 
 impl<DB: Database> Session<DB> {
-    fn granted(lock: SessionLock, id: i64, held: Guard<Unsettled<DB>>) -> Self
+    fn granted(realm: Realm, lock: SessionLock, id: i64, held: Guard<Unsettled<DB>>) -> Self
     where
         DB: SessionOps,
     {
         let key = lock.key.clone();
         let (questions, asked) = mpsc::channel(1);
         let kept = Guard::new(Keeping(tokio::spawn(keep(lock, id, held, asked))));
-        Self { key, questions, kept, database: PhantomData }
+        Self { key, realm, questions, kept, database: PhantomData }
     }
 
     /// The lock's key.
@@ -345,7 +357,7 @@ impl<DB: Database> Session<DB> {
         };
         let span = holding(Strategy::Session, &self.key);
         // That it was lost since is heard at the next heartbeat, which stops the body.
-        let body = under(once_with(|| (self.key.clone(), Box::new(|| true) as Box<_>)), body);
+        let body = under(once_with(|| Lock::of(self.realm, self.key.clone())), body);
         guarded(OnLost::Stop, || Ok(()), lost, body).instrument(span).await
     }
 

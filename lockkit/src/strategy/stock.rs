@@ -19,9 +19,6 @@ const SEGMENTS: u32 = 32;
 /// The most rows that a stock can be spread over.
 const MOST_SEGMENTS: u32 = 1024;
 
-/// How long to wait unless told.
-const WAIT: Duration = Duration::from_secs(5);
-
 /// How much longer than the bound a server may take: it may keep the bound for each row anew, and MySQL keeps none for
 /// the statement that makes a stock.
 const BACKSTOP: Duration = Duration::from_secs(1);
@@ -109,7 +106,7 @@ impl Taken {
 impl<DB: StockOps> Stock<DB> {
     /// The stock of this name. It is made by the first [`put`](Self::put).
     pub fn new(pool: Pool<DB>, key: impl Into<Key>) -> Self {
-        Self { pool, key: key.into(), segments: SEGMENTS, wait: Wait::AtMost(WAIT) }
+        Self { pool, key: key.into(), segments: SEGMENTS, wait: Wait::DEFAULT }
     }
 
     /// Over how many rows to spread what is put, 1 to 1024. Defaults to 32.
@@ -119,7 +116,8 @@ impl<DB: StockOps> Stock<DB> {
         self
     }
 
-    /// How long to wait for segments that others have locked, where waiting is needed. Defaults to 5 s.
+    /// How long to wait for segments that others have locked, where waiting is needed. Defaults to
+    /// [`Wait::DEFAULT`], 10 s.
     #[must_use]
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
@@ -391,7 +389,7 @@ impl<DB: StockOps> Stock<DB> {
     }
 
     async fn begin(&self, waiting: Waiting) -> Result<Tx<DB>> {
-        begin_within(&self.pool, waiting.left(self.wait), None).await
+        begin_within(&self.pool, Some(waiting.left(self.wait)), None).await
     }
 
     /// Commits what went well.

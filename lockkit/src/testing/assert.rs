@@ -4,7 +4,7 @@ use std::future::Future;
 
 use crate::{
     key::Key,
-    locked::{self, is_locked},
+    locked::{self, Lock, Realm, is_locked},
 };
 
 /// What [`assert_locked!`](crate::assert_locked) calls.
@@ -31,8 +31,7 @@ pub fn assert_locked(key: impl Into<Key>) {
 /// # }
 /// ```
 pub async fn under<F: Future>(key: impl Into<Key>, body: F) -> F::Output {
-    let lock: locked::Lock = (key.into(), Box::new(|| true));
-    locked::under([lock], body).await
+    locked::under([Lock::of(Realm::Elsewhere, key.into())], body).await
 }
 
 #[cfg(test)]

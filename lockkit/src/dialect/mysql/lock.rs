@@ -1,14 +1,15 @@
 //! Row locks and named locks on MySQL and MariaDB.
 
 use sqlx::{
-    AssertSqlSafe, MySql, MySqlConnection, Row, TypeInfo,
+    AssertSqlSafe, Executor, MySql, MySqlConnection, Row, TypeInfo,
     mysql::{MySqlDatabaseError, MySqlRow},
 };
 
-use super::{holder, placeholder};
+use super::{RESTORE_WAIT, holder, placeholder};
 use crate::{
     dialect::{
         Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
+        history::hex,
         query::{filter, order_and_limit},
     },
     error::{Fault, LockHolder},
@@ -290,12 +291,37 @@ const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
     ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */
     ON DUPLICATE KEY UPDATE name = VALUES(name)";
 
+/// Locks the row whether or not it is there, as an insert without a bound does. The bound, which the servers count in seconds, is
+/// the session's for this one message. A message of several statements takes no bound values, so the name is in it as a
+/// literal.
+async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
+    // The most that the servers take.
+    let seconds = seconds.min(1_073_741_824);
+    let name = hex(key.as_bytes());
+    let sql = format!(
+        "SET @lockkit_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = {seconds};
+         INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
+         {RESTORE_WAIT}"
+    );
+    let locked = conn.execute(AssertSqlSafe(sql)).await;
+    if locked.is_err() {
+        // What follows the statement that failed was not run. A connection that broke has no session any more.
+        drop(conn.execute(RESTORE_WAIT).await);
+    }
+    locked.map(drop)
+}
+
 impl NamedOps for MySql {
     async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         if (wait, sharing) == (Wait::Forever, Sharing::Alone) {
             let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
             sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
             return Ok(true);
+        }
+        if let Wait::AtMost(bound) = wait
+            && bound.as_secs() > 0
+        {
+            return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
         }
         let (before, hint) = bounded(wait);
         let strength = match sharing {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use sqlx::{
-    Executor, MySql, MySqlConnection, Pool, Row, SqlStr,
+    AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, SqlStr,
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlQueryResult, MySqlRow, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -61,6 +61,11 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         _ => Fault::Other,
     }
 }
+
+/// Undoes the bound of a named lock, also of one that was dropped half-way. To MariaDB a variable that was never set is text,
+/// which it does not take for a number.
+const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
+                            CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
 impl super::sealed::Sealed for MySql {}
 impl super::sealed::Sealed for MySqlConnection {}
@@ -120,8 +125,10 @@ impl Dialect for MySql {
 
     async fn restore_session(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         // Switching autocommit on would commit what ran after the transaction ended.
-        let restore = "ROLLBACK; SET autocommit = IFNULL(@lockkit_autocommit, 1), @lockkit_read_committed = NULL";
-        conn.execute(restore).await.map(drop)
+        let restore = format!(
+            "ROLLBACK; SET autocommit = IFNULL(@lockkit_autocommit, 1), @lockkit_read_committed = NULL; {RESTORE_WAIT}"
+        );
+        conn.execute(AssertSqlSafe(restore)).await.map(drop)
     }
 
     async fn check_open(conn: &mut MySqlConnection) -> sqlx::Result<()> {

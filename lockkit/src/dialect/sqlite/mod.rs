@@ -62,6 +62,7 @@ impl AsConnection<Sqlite> for SqliteConnection {
 
 impl Dialect for Sqlite {
     const IS_REMOTE: bool = false;
+    const ONE_WRITER: bool = true;
     const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {

@@ -18,13 +18,13 @@ use super::{
 use crate::{
     bounded::limit_for,
     dialect::LeaseOps,
-    error::{Error, HolderInfo, Result},
+    error::{Error, Result},
     guard::guarded,
     kept::{Kept, Terms, release_failed},
     key::Key,
     locked::under,
     observe::Strategy,
-    policy::{OnLost, check_wait},
+    policy::{OnLost, Wait, check_wait},
     section::{AnyTx, finished},
     store::{AcquiredAll, BUSY_PAUSE, Claim, LeaseStore, Token},
     wait::{FIRST_ANSWER, Turn, Waited, observed},
@@ -60,8 +60,8 @@ impl<S: LeaseStore> Leases<S> {
 #[derive(Debug)]
 #[must_use = "a request does nothing until `acquire`, `try_acquire` or `run` is awaited"]
 pub struct MultiRequest<S: LeaseStore> {
-    inner: Arc<Inner<S>>,
-    keys: Vec<Key>,
+    pub(super) inner: Arc<Inner<S>>,
+    pub(super) keys: Vec<Key>,
     ttl: Duration,
     wait: Duration,
     min_hold: Duration,
@@ -75,9 +75,10 @@ impl<S: LeaseStore> MultiRequest<S> {
         self
     }
 
-    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) try before they give up; zero tries once.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = wait;
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) try before they give up; zero tries once. Defaults to the
+    /// wait of the [`Leases`]: [`Wait::DEFAULT`], 10 s, unless set there.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into().limit();
         self
     }
 
@@ -97,21 +98,23 @@ impl<S: LeaseStore> MultiRequest<S> {
     /// elsewhere.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, naming the key that was in the way last; [`Error::InvalidOption`] without any
-    /// key; otherwise those of [`LeaseRequest::acquire`](crate::LeaseRequest::acquire).
+    /// [`Error::Contended`] after the wait, naming the key that was in the way last; [`Error::Reentrant`] in a body under the
+    /// lease of one of the keys; [`Error::InvalidOption`] without any key; otherwise those of [`LeaseRequest::acquire`](crate::LeaseRequest::acquire).
     ///
     /// # Cancel safety
     /// As [`LeaseRequest::acquire`](crate::LeaseRequest::acquire): what was granted is given back at once.
     ///
     /// # Panics
     /// Outside a Tokio runtime.
+    #[must_use = "await it, and bind the leases: `let leases = ….acquire().await?`"]
     pub async fn acquire(self) -> Result<MultiLease<S>> {
         self.check()?;
+        self.check_not_reentrant()?;
         let line = self.line();
         observed(Strategy::Lease, &line, Box::pin(self.wait_for_them())).await
     }
 
-    /// The leases if all of them are free now; `None` when somebody else holds one. Asks once and does not queue.
+    /// The leases if all of them are free now; `None` when one is held. Asks once and does not queue.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), without [`Error::Contended`].
@@ -124,7 +127,7 @@ impl<S: LeaseStore> MultiRequest<S> {
     pub async fn try_acquire(self) -> Result<Option<MultiLease<S>>> {
         self.check()?;
         match self.ask().await? {
-            Asked::Granted(leases) => Ok(Some(leases)),
+            Asked::Granted(leases) => Ok(Some(MultiLease::new(leases, self.on_lost))),
             Asked::Held { .. } => Ok(None),
             Asked::Silent => Err(self.silence().await),
         }
@@ -169,8 +172,9 @@ impl<S: LeaseStore> MultiRequest<S> {
         let in_the_way = Mutex::new(None);
         let ask = |_| async {
             match self.ask().await? {
-                Asked::Granted(leases) => Ok(Turn::Done(leases)),
+                Asked::Granted(leases) => Ok(Turn::Done(MultiLease::new(leases, self.on_lost))),
                 Asked::Held { key, free_in } => {
+                    self.inner.check_other_leases(&key, self.ttl).await?;
                     *in_the_way.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
                     Ok(Turn::Held { free_in })
                 }
@@ -189,7 +193,7 @@ impl<S: LeaseStore> MultiRequest<S> {
         let waited = started.elapsed();
         // Who holds it is worth one more question, if the answer is quick.
         let holder = match timeout(limit, self.inner.store().look(&key, limit_for(self.ttl))).await {
-            Ok(Ok(held)) => held.map(|it| HolderInfo::from(it.info)),
+            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it).into()),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,
@@ -206,58 +210,71 @@ impl<S: LeaseStore> MultiRequest<S> {
         self.keys.iter().map(Key::as_str).collect::<Vec<_>>().join(" + ").into()
     }
 
-    /// Asks the store once, in a task of its own, as for a single lease.
     async fn ask(&self) -> Result<Asked<S>> {
         let Self { inner, keys, ttl, min_hold, on_lost, .. } = self;
-        let inner = inner.clone();
         let claim = |key: &Key| {
             let holder = inner.keeper.holder().clone();
             Claim { key: key.clone(), token: Token::random(), holder, ttl: *ttl }
         };
-        let claims: Vec<_> = keys.iter().map(claim).collect();
-        let (renew_every, min_hold, on_lost) = (inner.renew_every, *min_hold, *on_lost);
-        let terms = move |key: &Key| Terms { renew_every, min_hold, on_lost, line: key.clone() };
-        if inner.keeper.is_closed() {
-            return Err(Error::Closed { key: self.line() });
-        }
-        let unfinished = inner.keeper.unfinished();
-        let asking = tokio::spawn(async move {
-            let _unfinished = unfinished;
-            let sent = Instant::now();
-            // Some may have been granted even if no answer comes.
-            let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
-            let answer = inner.store().acquire_all(&claims).await;
-            if is_heard(&answer) {
-                for it in unheard {
-                    drop(it.defuse());
-                }
-            }
-            match answer {
-                Ok(Some(AcquiredAll::Granted(grants))) => {
-                    let leases = claims.into_iter().zip(grants).map(|(claim, grant)| {
-                        let terms = terms(&claim.key);
-                        Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms))
-                    });
-                    // All of them, before the first error: each lease gives itself back.
-                    let leases: Vec<_> = leases.collect();
-                    let leases = MultiLease { leases: leases.into_iter().collect::<Result<_>>()?, on_lost };
-                    // An answer that took longer than the leases live is no lease.
-                    Ok(match leases.leases.iter().find(|it| !it.is_trusted()) {
-                        None => Asked::Granted(leases),
-                        Some(late) => Asked::Held { key: late.key().clone(), free_in: None },
-                    })
-                }
-                Ok(Some(AcquiredAll::Held { key, free_in })) => Ok(Asked::Held { key, free_in }),
-                Ok(None) => Ok(Asked::Silent),
-                Err(err) => Err(err),
-            }
-        });
-        finished("acquiring leases", asking).await
+        let terms = |key: &Key| Terms {
+            renew_every: inner.renew_every,
+            min_hold: *min_hold,
+            on_lost: *on_lost,
+            line: key.clone(),
+        };
+        ask_all(inner.clone(), keys.iter().map(claim).collect(), terms).await
     }
 }
 
-enum Asked<S: LeaseStore> {
-    Granted(MultiLease<S>),
+/// Asks the store once for all of the claims, in a task of its own, as for a single lease. They are in the order of their keys.
+pub(super) async fn ask_all<S: LeaseStore>(
+    inner: Arc<Inner<S>>,
+    claims: Vec<Claim>,
+    terms: impl Fn(&Key) -> Terms,
+) -> Result<Asked<S>> {
+    let terms: Vec<_> = claims.iter().map(|it| terms(&it.key)).collect();
+    if inner.keeper.is_closed() {
+        return Err(Error::Closed {
+            key: claims.iter().map(|it| it.key.as_str()).collect::<Vec<_>>().join(" + ").into(),
+        });
+    }
+    let unfinished = inner.keeper.unfinished();
+    let asking = tokio::spawn(async move {
+        let _unfinished = unfinished;
+        let sent = Instant::now();
+        // Some may have been granted even if no answer comes.
+        let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
+        let answer = inner.store().acquire_all(&claims).await;
+        if is_heard(&answer) {
+            for it in unheard {
+                drop(it.defuse());
+            }
+        }
+        match answer {
+            Ok(Some(AcquiredAll::Granted(grants))) => {
+                let leases =
+                    claims.into_iter().zip(terms).zip(grants).map(|((claim, terms), grant)| {
+                        Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms))
+                    });
+                // All of them, before the first error: each lease gives itself back.
+                let leases: Vec<_> = leases.collect();
+                let leases = leases.into_iter().collect::<Result<Vec<_>>>()?;
+                // An answer that took longer than the leases live is no lease.
+                Ok(match leases.iter().find(|it| !it.is_trusted()) {
+                    None => Asked::Granted(leases),
+                    Some(late) => Asked::Held { key: late.key().clone(), free_in: None },
+                })
+            }
+            Ok(Some(AcquiredAll::Held { key, free_in })) => Ok(Asked::Held { key, free_in }),
+            Ok(None) => Ok(Asked::Silent),
+            Err(err) => Err(err),
+        }
+    });
+    finished("acquiring leases", asking).await
+}
+
+pub(super) enum Asked<S: LeaseStore> {
+    Granted(Vec<Lease<S>>),
     Held {
         key: Key,
         free_in: Option<Duration>,
@@ -266,15 +283,20 @@ enum Asked<S: LeaseStore> {
     Silent,
 }
 
-/// Several leases that this process holds together, in the order of their keys. Dropping it releases all of them in the
-/// background.
-#[must_use = "the leases are released as soon as they are dropped"]
+/// Several leases that this process holds together, in the order of their keys: those of [`Leases::all`], or several permits
+/// ([`LeaseRequest::take`](crate::LeaseRequest::take)). Dropping it releases all of them in the background.
+#[must_use = "the leases are released as soon as they are dropped: bind them, `let leases = …` (`let _ = …` drops them at once)"]
 pub struct MultiLease<S: LeaseStore> {
     leases: Vec<Lease<S>>,
     on_lost: OnLost,
 }
 
 impl<S: LeaseStore> MultiLease<S> {
+    pub(super) fn new(mut leases: Vec<Lease<S>>, on_lost: OnLost) -> Self {
+        leases.sort_unstable_by(|one, other| one.key().cmp(other.key()));
+        Self { leases, on_lost }
+    }
+
     /// The leases, in the order of their keys.
     pub fn leases(&self) -> &[Lease<S>] {
         &self.leases

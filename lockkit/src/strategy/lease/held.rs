@@ -9,7 +9,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{Inner, check_ttl};
+use super::{Inner, check_ttl, reentry::realm};
 use crate::{
     bounded::limit_for,
     dialect::{LeaseOps, depth, failed_on_own_table},
@@ -39,7 +39,7 @@ pub enum Released {
 /// Dropping it releases it in the background, best effort; the ttl is the backstop. Prefer
 /// [`release`](Self::release), which says whether the lease was held to the end, or [`commit`](Self::commit), which
 /// makes a transaction depend on it.
-#[must_use = "the lease is released as soon as it is dropped"]
+#[must_use = "the lease is released as soon as it is dropped: bind it, `let lease = …` (`let _ = …` drops it at once)"]
 pub struct Lease<S: LeaseStore> {
     kept: Arc<Kept>,
     inner: Arc<Inner<S>>,
@@ -173,6 +173,11 @@ impl<S: LeaseStore> Lease<S> {
         Ok(released)
     }
 
+    /// Whether the request that it was granted to still waits for more. Given back then, nothing was held.
+    pub(super) fn set_on_the_way(&self, is_on_the_way: bool) {
+        self.kept.set_on_the_way(is_on_the_way);
+    }
+
     /// Gives back what was granted a moment ago, without waking those who wait: nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
         self.inner.keeper.forget(self.kept.token);
@@ -210,7 +215,12 @@ impl<S: LeaseStore> Lease<S> {
     /// What a body under this lease is under.
     pub(super) fn lock(&self) -> Lock {
         let kept = self.kept.clone();
-        (self.kept.key.clone(), Box::new(move || kept.lost().is_none()))
+        Lock {
+            key: kept.key.clone(),
+            realm: realm(&self.inner),
+            token: Some(kept.token),
+            still: Box::new(move || kept.lost().is_none()),
+        }
     }
 
     /// A body may go on while the lease is trusted, and after it has given the lease back itself.

@@ -17,14 +17,14 @@ const READERS: u32 = 1024;
 pub(super) const MAX_PERMITS: u32 = 10_000;
 
 /// How often to try for a number that the store says is free, where others take it first.
-const TRIES: u32 = 16;
+pub(super) const TRIES: u32 = 16;
 
 impl<S: LeaseStore> Leases<S> {
     /// A request for one of `permits` leases that the key stands for: at most so many hold one at a time.
     ///
     /// A permit is a lease like any other, named `<key>/permit/<number>`, with a fence that rises for that number. All
     /// requests for the key should give the same number of permits, 1 to 10,000; one that gives fewer uses the first ones
-    /// only.
+    /// only. [`take`](LeaseRequest::take) asks for several of them together.
     ///
     /// # Example
     /// ```
@@ -91,7 +91,12 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// for readers. Whoever comes second sees the other.
     pub(super) async fn ask_to_read(&self, likely_free: bool) -> Result<Turn<Lease<S>>> {
         let writer = self.writer();
-        if !likely_free && let Some(held) = self.inner.store().look(&writer, limit_for(self.ttl)).await? {
+        // The lease that the task reads with already keeps writers out. The one that waits now waits for this one, too.
+        let passes_writer = self.reads_already();
+        if !passes_writer
+            && !likely_free
+            && let Some(held) = self.inner.store().look(&writer, limit_for(self.ttl)).await?
+        {
             return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
         }
         let lease = match self.ask_for_slot("reader", READERS, true).await? {
@@ -100,6 +105,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         };
         match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             None => Ok(Turn::Done(lease)),
+            Some(_) if passes_writer && self.reads_already() => Ok(Turn::Done(lease)),
             Some(held) => {
                 lease.back_out().await?;
                 Ok(Turn::Held { free_in: Some(held.info.expires_in) })
@@ -109,17 +115,17 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// See [`ask_to_read`](Self::ask_to_read). The writer keeps its lease while it waits for the readers before it.
     pub(super) async fn ask_to_write(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        if !place.has_writer() {
+        if !place.has_gate() {
             match self.ask_for(&self.writer(), likely_free).await? {
-                Turn::Done(writer) => place.set_writer(writer),
+                Turn::Done(writer) => place.set_gate(writer),
                 held => return Ok(held),
             }
         }
         let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
-        match (readers.iter().map(|it| it.info.expires_in).max(), place.take_writer()) {
+        match (readers.iter().map(|it| it.info.expires_in).max(), place.take_gate()) {
             (None, Some(writer)) => Ok(Turn::Done(writer)),
             (last, Some(writer)) => {
-                place.set_writer(writer);
+                place.set_gate(writer);
                 Ok(Turn::Held { free_in: last })
             }
             // Its trust ran out meanwhile.

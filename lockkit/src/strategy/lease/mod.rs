@@ -17,8 +17,10 @@ mod close;
 mod held;
 mod listen;
 mod many;
+mod permits;
 mod place;
 mod queue;
+mod reentry;
 mod request;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -31,6 +33,7 @@ pub use self::{
     close::Health,
     held::{Lease, Released},
     many::ReadWrite,
+    permits::PermitsRequest,
     request::LeaseRequest,
 };
 use self::{
@@ -41,10 +44,11 @@ use crate::{
     bounded::{Bounded, LIMIT},
     dialect::{Dialect, LeaseOps, ListenOps},
     error::{Error, Result},
+    fence::Fence,
     keeper::{Keeper, Sweep},
     key::Key,
     migrate::migrate,
-    policy::{check_duration, check_wait},
+    policy::{Wait, check_duration},
     store::{BUSY_PAUSE, Held, LeaseInfo, LeaseStore, Release, Scoped},
     wait::Lines,
 };
@@ -110,7 +114,7 @@ impl<S: LeaseStore> Leases<S> {
             own: None,
             listen: None,
             ttl: Duration::from_secs(30),
-            wait: Duration::from_secs(10),
+            wait: Wait::DEFAULT,
             renew_every: None,
             sweep: Some(Sweep { every: Duration::from_mins(10), retention: RETENTION }),
             holder: None,
@@ -150,11 +154,12 @@ impl<S: LeaseStore> Leases<S> {
         Ok(held.into_iter().map(|it| it.info).collect())
     }
 
-    /// Takes the lease from whoever holds it and leaves it free, for operators. Returns what was taken; `None` when
-    /// there was nothing to take.
+    /// Takes the lease from its holder and leaves it free, for operators. Returns what was taken; `None` when there was nothing
+    /// to take.
     ///
     /// The old holder is told at its next renewal, and its commits are refused from now on. The next holder gets a
-    /// greater fence.
+    /// greater fence. Between a look at the holder and the decision to take the lease from it, another may have come: use
+    /// [`steal_if`](Self::steal_if) where somebody has looked.
     ///
     /// # Errors
     /// [`Error::Contended`] when a transaction that pins the lease does not end within the default wait;
@@ -164,22 +169,60 @@ impl<S: LeaseStore> Leases<S> {
     /// The lease is freed or not; repeat it if in doubt.
     pub async fn steal(&self, key: impl Into<Key>) -> Result<Option<LeaseInfo>> {
         let key = key.into();
+        match self.look(&key).await? {
+            Some(held) => self.take_from(key, held).await,
+            None => Ok(None),
+        }
+    }
+
+    /// As [`steal`](Self::steal), but only from the holder with this fence, as [`show`](Self::show) has told. `None` when that
+    /// one no longer holds the lease: nobody was harmed then, whoever holds it now.
+    ///
+    /// # Errors
+    /// As [`steal`](Self::steal).
+    ///
+    /// # Cancel safety
+    /// As [`steal`](Self::steal).
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
+    /// # let hung = leases.lease("nightly").acquire().await?;
+    /// if let Some(held) = leases.show("nightly").await? {
+    ///     // … "Take it from {held.holder}?" … "yes" …
+    ///     match leases.steal_if("nightly", held.fence).await? {
+    ///         Some(taken) => println!("taken from {}", taken.holder),
+    ///         None => println!("{} does not hold it any more", held.holder),
+    ///     }
+    /// }
+    /// # assert_eq!(leases.show("nightly").await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn steal_if(&self, key: impl Into<Key>, fence: Fence) -> Result<Option<LeaseInfo>> {
+        let key = key.into();
+        match self.look(&key).await? {
+            Some(held) if held.info.fence == fence => self.take_from(key, held).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// A token has one fence, so the release by its token takes the lease from this holder and no other.
+    async fn take_from(&self, key: Key, held: Held) -> Result<Option<LeaseInfo>> {
         let started = Instant::now();
-        let Some(Held { token, info }) = self.look(&key).await? else {
-            return Ok(None);
-        };
-        let release = Release { key: key.clone(), token, min_hold: Duration::ZERO };
+        let release = Release { key: key.clone(), token: held.token, min_hold: Duration::ZERO };
         while started.elapsed() <= self.0.wait {
             match self.0.store().release(&release, LIMIT).await? {
                 Scoped::Done => {
                     self.0.lines.freed(&key);
-                    return Ok(Some(info));
+                    return Ok(Some(held.info));
                 }
                 Scoped::Gone => return Ok(None),
                 Scoped::Busy => sleep(BUSY_PAUSE).await,
             }
         }
-        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(info.into()) })
+        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(self.0.holder_of(held).into()) })
     }
 }
 
@@ -227,7 +270,7 @@ pub struct LeasesBuilder<S: LeaseStore> {
     own: Option<S>,
     listen: Option<Listen<S>>,
     ttl: Duration,
-    wait: Duration,
+    wait: Wait,
     renew_every: Option<Duration>,
     sweep: Option<Sweep>,
     holder: Option<String>,
@@ -242,9 +285,10 @@ impl<S: LeaseStore> LeasesBuilder<S> {
         self
     }
 
-    /// How long [`acquire`](LeaseRequest::acquire) tries before it gives up. Defaults to 10 s; zero tries once.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = wait;
+    /// How long requests for leases try before they give up, unless they are told otherwise. Defaults to [`Wait::DEFAULT`],
+    /// 10 s; zero tries once.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into();
         self
     }
 
@@ -278,7 +322,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     /// [`Error::InvalidOption`] names the setting that cannot work.
     pub fn build(self) -> Result<Leases<S>> {
         check_ttl(self.ttl)?;
-        check_wait("wait", self.wait)?;
+        self.wait.check()?;
         if let Some(every) = self.renew_every {
             check_duration("renew_every", every)?;
             if every >= self.ttl {
@@ -307,7 +351,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             lines: Lines::default(),
             ears: listen.map(Ears::new),
             ttl,
-            wait,
+            wait: wait.limit(),
             renew_every,
         }))
     }

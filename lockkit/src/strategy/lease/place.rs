@@ -27,7 +27,11 @@ pub(super) struct Place<S: LeaseStore> {
 #[derive(Debug)]
 struct Taken<S: LeaseStore> {
     ticket: Option<Ticket<S>>,
-    writer: Option<Lease<S>>,
+    /// The lease that lets one request of its kind keep something while it waits: the writer's, or that of the request that
+    /// gathers permits.
+    gate: Option<Lease<S>>,
+    /// Permits, until there are enough.
+    gathered: Vec<Lease<S>>,
 }
 
 /// A place in the queue of the processes.
@@ -105,27 +109,52 @@ impl<S: LeaseStore> Place<S> {
         drop(ticket);
     }
 
-    /// Whether it has the writer's lease, and can still trust it.
-    pub(super) fn has_writer(&self) -> bool {
-        self.taken().writer.as_ref().is_some_and(Lease::is_trusted)
+    /// Whether it has the gate's lease, and can still trust it.
+    pub(super) fn has_gate(&self) -> bool {
+        self.taken().gate.as_ref().is_some_and(Lease::is_trusted)
     }
 
-    pub(super) fn set_writer(&self, writer: Lease<S>) {
-        self.taken().writer = Some(writer);
+    pub(super) fn set_gate(&self, gate: Lease<S>) {
+        gate.set_on_the_way(true);
+        let before = self.taken().gate.replace(gate);
+        // Not within the lock.
+        drop(before);
     }
 
-    pub(super) fn take_writer(&self) -> Option<Lease<S>> {
-        self.taken().writer.take().filter(Lease::is_trusted)
+    pub(super) fn take_gate(&self) -> Option<Lease<S>> {
+        let gate = self.taken().gate.take();
+        gate.filter(Lease::is_trusted).inspect(|it| it.set_on_the_way(false))
+    }
+
+    /// Keeps these permits.
+    pub(super) fn gather(&self, leases: impl IntoIterator<Item = Lease<S>>) {
+        let leases: Vec<_> = leases.into_iter().inspect(|it| it.set_on_the_way(true)).collect();
+        self.taken().gathered.extend(leases);
+    }
+
+    /// How many permits it keeps that can be trusted. The others are given up.
+    pub(super) fn gathered(&self) -> u32 {
+        let lost: Vec<_> = self.taken().gathered.extract_if(.., |it| !it.is_trusted()).collect();
+        drop(lost);
+        u32::try_from(self.taken().gathered.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn take_gathered(&self) -> Vec<Lease<S>> {
+        let leases = std::mem::take(&mut self.taken().gathered);
+        for it in &leases {
+            it.set_on_the_way(false);
+        }
+        leases
     }
 
     /// Gives back what was taken on the way, so that it keeps nobody out once the request is answered.
     pub(super) async fn give_back(&self) {
-        let (ticket, writer) = {
-            let mut taken = self.taken();
-            (taken.ticket.take().map(|it| it.lease), taken.writer.take())
+        let leases: Vec<_> = {
+            let Taken { ticket, gate, gathered } = &mut *self.taken();
+            gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
         let giving_back = async {
-            for lease in [writer, ticket].into_iter().flatten() {
+            for lease in leases {
                 release_failed(lease.release().await);
             }
         };
@@ -140,7 +169,7 @@ impl<S: LeaseStore> Place<S> {
 
 impl<S: LeaseStore> Default for Place<S> {
     fn default() -> Self {
-        let taken = Mutex::new(Taken { ticket: None, writer: None });
+        let taken = Mutex::new(Taken { ticket: None, gate: None, gathered: Vec::new() });
         Self { listening: OnceLock::new(), asked: OnceLock::new(), taken }
     }
 }

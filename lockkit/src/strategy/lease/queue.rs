@@ -59,8 +59,8 @@ const LOOSE: Order = Order { ticket_ttl: Duration::from_millis(1500), front: 2, 
 impl<S: LeaseStore> LeaseRequest<S> {
     /// Asks for what the mode says; queues after [`PATIENCE`].
     pub(super) async fn ask_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        // A writer that waits for the last readers keeps everybody else out already, so nobody is before it.
-        if place.has_writer() {
+        // A writer that waits for the last readers, or a request that gathers permits: others stand back for it already.
+        if place.has_gate() {
             return self.ask_now(place, likely_free).await;
         }
         if place.ticket().is_some() {
@@ -214,7 +214,9 @@ impl<S: LeaseStore> LeaseRequest<S> {
     fn order(&self) -> Order {
         match self.mode {
             // Several can be served at a time.
-            Mode::Permit(permits) => Order { front: permits.saturating_add(1).min(16), ..LOOSE },
+            Mode::Permit(permits) | Mode::Permits { of: permits, .. } => {
+                Order { front: permits.saturating_add(1).min(16), ..LOOSE }
+            }
             Mode::Exclusive | Mode::Read | Mode::Write => LOOSE,
         }
     }

@@ -8,17 +8,18 @@ use super::{
     Inner, check_ttl,
     held::{Lease, Unheard, is_heard},
     many::MAX_PERMITS,
+    permits::PermitsRequest,
     place::Place,
 };
 use crate::{
     bounded::{is_silence, limit_for},
-    error::{Error, HolderInfo, Result},
+    error::{Error, Result},
     kept::{Kept, Terms},
     key::Key,
     observe::Strategy,
-    policy::{OnLost, check_wait},
+    policy::{OnLost, Wait, check_wait},
     section::finished,
-    store::{Acquired, BUSY_PAUSE, Claim, LeaseInfo, LeaseStore, Token},
+    store::{Acquired, BUSY_PAUSE, Claim, Held, LeaseStore, Token},
     wait::{FIRST_ANSWER, Turn, Waited, observed},
 };
 
@@ -33,7 +34,7 @@ pub struct LeaseRequest<S: LeaseStore> {
     pub(super) ttl: Duration,
     wait: Duration,
     min_hold: Duration,
-    on_lost: OnLost,
+    pub(super) on_lost: OnLost,
     fair: bool,
 }
 
@@ -44,6 +45,13 @@ pub(super) enum Mode {
     Exclusive,
     /// One of this many permits.
     Permit(u32),
+    /// Several of the permits together.
+    Permits {
+        /// How many there are.
+        of: u32,
+        /// How many of them are wanted.
+        take: u32,
+    },
     /// A lease beside those of other readers.
     Read,
     /// A lease beside no other.
@@ -70,9 +78,10 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self
     }
 
-    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) try before they give up; zero tries once.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = wait;
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) try before they give up; zero tries once. Defaults to the
+    /// wait of the [`Leases`](crate::Leases): [`Wait::DEFAULT`], 10 s, unless set there.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into().limit();
         self
     }
 
@@ -114,11 +123,17 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// named `<key>/queue/<number>`, and a process that had the lease within the last second lets the owners of tickets go
     /// first. Shorter waits write nothing. The order of the tickets is kept roughly; [`fair`](Self::fair) keeps it strictly.
     ///
-    /// A second `acquire` of the same key in the same task waits like any other: leases are not re-entrant, because a
-    /// lease that one task holds twice would be freed by the first of two releases.
+    /// Leases are not re-entrant, because a lease that one task holds twice would be freed by the first of two releases. In a
+    /// body that [`run`](Self::run) or `#[with_lock]` runs under the same lease, or under what keeps this request waiting (the
+    /// last permit, its own reader or writer), the answer is [`Error::Reentrant`] at once. Beside a lease that the caller keeps
+    /// in a variable it waits like any other request, since that lease may be given to another task. To use one lease in
+    /// several places, hand it on: [`Lease::share`].
+    ///
+    /// Bind the lease to a name: `let lease = …`, or `let _lease = …` where it is not used. `let _ = …` drops it at once, and
+    /// so gives it back; the lint `let_underscore_drop` of rustc finds that.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the holder; [`Error::PoolStarved`] or [`Error::Database`] when
+    /// [`Error::Contended`] after the wait, with the holder; [`Error::Reentrant`]; [`Error::PoolStarved`] or [`Error::Database`] when
     /// the store did not answer in that time; [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`],
     /// [`Error::Database`].
     ///
@@ -128,13 +143,15 @@ impl<S: LeaseStore> LeaseRequest<S> {
     ///
     /// # Panics
     /// Outside a Tokio runtime.
+    #[must_use = "await it, and bind the lease: `let lease = ….acquire().await?`"]
     pub async fn acquire(self) -> Result<Lease<S>> {
         self.check()?;
-        let key = self.key.clone();
-        observed(Strategy::Lease, &key, Box::pin(self.wait_for_it())).await
+        self.check_not_reentrant()?;
+        let place = Place::default();
+        observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it(&place))).await
     }
 
-    /// The lease if it is free now; `None` when somebody else holds it. Asks once and does not queue.
+    /// The lease if it is free now; `None` when it is held, be it by this task. Asks once and does not queue.
     ///
     /// It may overtake requests that wait, except where it is [`fair`](Self::fair): then the answer is also `None` while
     /// others queue. What it took on the way (a writer's lease while readers hold theirs) is given back before the answer.
@@ -148,11 +165,17 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// # Panics
     /// Outside a Tokio runtime.
     pub async fn try_acquire(self) -> Result<Option<Lease<S>>> {
+        self.try_in(&Place::default()).await
+    }
+
+    /// As [`try_acquire`](Self::try_acquire). What else was granted is in the place.
+    pub(super) async fn try_in(&self, place: &Place<S>) -> Result<Option<Lease<S>>> {
         self.check()?;
         self.check_not_closed()?;
-        let place = Place::default();
-        let turn = if self.fair { self.try_fairly(&place).await } else { self.ask_now(&place, true).await };
-        place.give_back().await;
+        let turn = if self.fair { self.try_fairly(place).await } else { self.ask_now(place, true).await };
+        if !matches!(turn, Ok(Turn::Done(_))) {
+            place.give_back().await;
+        }
         match turn? {
             Turn::Done(lease) => Ok(Some(lease)),
             Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
@@ -197,21 +220,46 @@ impl<S: LeaseStore> LeaseRequest<S> {
         lease.end_with(Box::pin(body)).await
     }
 
-    fn check(&self) -> Result<()> {
+    /// As many of the permits of a [semaphore](crate::Leases::semaphore) together: all of them or none.
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
+    /// let three = leases.semaphore("report", 5).take(3).acquire().await?;
+    /// assert_eq!(three.leases().len(), 3);
+    /// assert!(leases.semaphore("report", 5).take(3).try_acquire().await?.is_none());
+    /// three.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn take(self, permits: u32) -> PermitsRequest<S> {
+        PermitsRequest::new(self, permits)
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
         self.key.check()?;
         check_ttl(self.ttl)?;
         check_wait("wait", self.wait)?;
         check_wait("min_hold", self.min_hold)?;
         match self.mode {
-            Mode::Permit(0) => {
+            Mode::Permit(0) | Mode::Permits { of: 0, .. } => {
                 let reason = "has no permits; give it at least one".to_owned();
                 Err(Error::InvalidOption { option: "semaphore", reason })
             }
-            Mode::Permit(permits) if permits > MAX_PERMITS => {
+            Mode::Permit(permits) | Mode::Permits { of: permits, .. } if permits > MAX_PERMITS => {
                 let reason = format!("has {permits} permits; give it {MAX_PERMITS} at most");
                 Err(Error::InvalidOption { option: "semaphore", reason })
             }
-            Mode::Permit(_) | Mode::Read | Mode::Write if self.fair => {
+            Mode::Permits { take: 0, .. } => {
+                let reason = "is zero; take at least one permit".to_owned();
+                Err(Error::InvalidOption { option: "take", reason })
+            }
+            Mode::Permits { of, take } if take > of => {
+                let reason = format!("asks for {take} permits, and the semaphore has {of}; take {of} at most");
+                Err(Error::InvalidOption { option: "take", reason })
+            }
+            Mode::Permit(_) | Mode::Permits { .. } | Mode::Read | Mode::Write if self.fair => {
                 let reason = "is for single leases; semaphores and readers have no queue among processes".to_owned();
                 Err(Error::InvalidOption { option: "fair", reason })
             }
@@ -223,12 +271,18 @@ impl<S: LeaseStore> LeaseRequest<S> {
         if self.inner.keeper.is_closed() { Err(Error::Closed { key: self.key.clone() }) } else { Ok(()) }
     }
 
-    async fn wait_for_it(self) -> Result<Lease<S>> {
+    /// Waits for the lease. What else was granted is in the place.
+    pub(super) async fn wait_for_it(&self, place: &Place<S>) -> Result<Lease<S>> {
         let started = Instant::now();
         let deadline = started + self.wait;
-        let place = Place::default();
+        // A writer that waits is before it in the line, and waits for this very task to have read.
+        if self.reads_already()
+            && let Turn::Done(lease) = self.ask_now(place, true).await?
+        {
+            return Ok(lease);
+        }
         let line = self.line();
-        let ask = |likely_free: bool| self.ask(&place, likely_free);
+        let ask = |likely_free: bool| self.ask(place, likely_free);
         let (answered, limit) = match self.inner.lines.wait(&line, deadline, ask).await? {
             Waited::Done(lease) => return Ok(lease),
             Waited::Held => (true, BUSY_PAUSE * 5),
@@ -239,12 +293,12 @@ impl<S: LeaseStore> LeaseRequest<S> {
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
         let holder = match timeout(limit, self.in_the_way()).await {
-            Ok(Ok(info)) => info.map(HolderInfo::from),
+            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it).into()),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,
         };
-        Err(Error::Contended { key: self.key, waited, holder })
+        Err(Error::Contended { key: self.key.clone(), waited, holder })
     }
 
     async fn silence(&self) -> Error {
@@ -263,11 +317,12 @@ impl<S: LeaseStore> LeaseRequest<S> {
             Err(err) if is_silence(&err) => Turn::Silent,
             turn => turn?,
         };
-        if let (Mode::Exclusive, Turn::Held { .. } | Turn::Queued { .. }, Some(ears)) =
-            (self.mode, &turn, &self.inner.ears)
-        {
-            let inner = Arc::downgrade(&self.inner);
-            place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store().unbounded(), &self.key));
+        if let (Mode::Exclusive, Turn::Held { .. } | Turn::Queued { .. }) = (self.mode, &turn) {
+            self.inner.check_other_leases(&self.key, self.ttl).await?;
+            if let Some(ears) = &self.inner.ears {
+                let inner = Arc::downgrade(&self.inner);
+                place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store().unbounded(), &self.key));
+            }
         }
         Ok(turn)
     }
@@ -277,6 +332,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         match self.mode {
             Mode::Exclusive => self.ask_for(&self.key, likely_free).await,
             Mode::Permit(permits) => self.ask_for_permit(permits, likely_free).await,
+            Mode::Permits { of, take } => self.ask_for_permits(place, of, take).await,
             Mode::Read => self.ask_to_read(likely_free).await,
             Mode::Write => self.ask_to_write(place, likely_free).await,
         }
@@ -295,24 +351,23 @@ impl<S: LeaseStore> LeaseRequest<S> {
     pub(super) fn line(&self) -> Key {
         match self.mode {
             Mode::Exclusive => self.key.clone(),
-            Mode::Permit(_) => format!("{}/permit", self.key).into(),
+            Mode::Permit(_) | Mode::Permits { .. } => format!("{}/permit", self.key).into(),
             Mode::Read | Mode::Write => format!("{}/rw", self.key).into(),
         }
     }
 
     /// Who has what is asked for.
-    async fn in_the_way(&self) -> Result<Option<LeaseInfo>> {
+    async fn in_the_way(&self) -> Result<Option<Held>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
-        let held = match self.mode {
+        Ok(match self.mode {
             Mode::Exclusive => store.look(&self.key, limit).await?,
-            Mode::Permit(_) => store.list(&format!("{}/permit/", self.key), 1).await?.pop(),
+            Mode::Permit(_) | Mode::Permits { .. } => store.list(&format!("{}/permit/", self.key), 1).await?.pop(),
             Mode::Read => store.look(&self.writer(), limit).await?,
             Mode::Write => match store.list(&format!("{}/reader/", self.key), 1).await?.pop() {
                 Some(reader) => Some(reader),
                 None => store.look(&self.writer(), limit).await?,
             },
-        };
-        Ok(held.map(|it| it.info))
+        })
     }
 
     /// Whether it waits at all.
@@ -320,21 +375,14 @@ impl<S: LeaseStore> LeaseRequest<S> {
         !self.wait.is_zero()
     }
 
-    fn claim(&self, key: &Key) -> Claim {
+    pub(super) fn claim(&self, key: &Key) -> Claim {
         let holder = self.inner.keeper.holder().clone();
         Claim { key: key.clone(), token: Token::random(), holder, ttl: self.ttl }
     }
 
-    fn terms(&self) -> Terms {
+    pub(super) fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
         Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line: self.line() }
-    }
-}
-
-impl From<LeaseInfo> for HolderInfo {
-    fn from(info: LeaseInfo) -> Self {
-        let LeaseInfo { key: _, holder, fence, acquired_at: _, held_for, expires_in, renewals } = info;
-        Self { holder, fence, held_for, renewals, expires_in }
     }
 }
 
