@@ -185,7 +185,7 @@ impl SessionLock {
     /// ```no_run
     /// # async fn f(pool: sqlx::PgPool) -> Result<(), lockkit::Error> {
     /// if let Some(leader) = lockkit::SessionLock::new("leader").holder(&pool).await? {
-    ///     println!("the leader is {leader}"); // session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0s at most
+    ///     println!("the leader is {leader}"); // session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0 s at most
     /// }
     /// # Ok(()) }
     /// ```
