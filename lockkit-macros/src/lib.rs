@@ -8,7 +8,9 @@ mod expand;
 mod function;
 mod plan;
 mod rewritten;
+mod stack;
 mod template;
+mod uses;
 mod validate;
 mod versioned;
 

@@ -27,15 +27,43 @@ pub(crate) struct Scope {
 /// Runs `body`, with a record that it is under these locks.
 #[cfg(feature = "testing")]
 pub(crate) fn under<F: Future, L: IntoIterator<Item = Lock>>(locks: L, body: F) -> TaskLocalFuture<Arc<Scope>, F> {
-    let around = LOCKS.try_with(Arc::clone).ok();
-    let scope = Scope { locks: locks.into_iter().collect(), around };
-    LOCKS.scope(Arc::new(scope), body)
+    LOCKS.scope(Record::new(locks).0, body)
 }
 
 /// Runs `body`.
 #[cfg(not(feature = "testing"))]
 pub(crate) fn under<F: Future, L: IntoIterator<Item = Lock>>(_locks: L, body: F) -> F {
     body
+}
+
+/// The locks of a body that is polled where they are entered: unlike [`under`], this is not compiled for every body.
+#[derive(Clone)]
+pub(crate) struct Record(#[cfg(feature = "testing")] Arc<Scope>);
+
+impl Record {
+    #[cfg(feature = "testing")]
+    pub(crate) fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
+        let around = LOCKS.try_with(Arc::clone).ok();
+        Self(Arc::new(Scope { locks: locks.into_iter().collect(), around }))
+    }
+
+    #[cfg(not(feature = "testing"))]
+    pub(crate) fn new(_locks: impl IntoIterator<Item = Lock>) -> Self {
+        Self()
+    }
+
+    /// Runs `poll`, with a record that it is under the locks.
+    #[cfg(feature = "testing")]
+    pub(crate) fn enter<T>(&self, poll: impl FnOnce() -> T) -> T {
+        LOCKS.sync_scope(self.0.clone(), poll)
+    }
+
+    /// Runs `poll`.
+    #[cfg(not(feature = "testing"))]
+    pub(crate) fn enter<T>(&self, poll: impl FnOnce() -> T) -> T {
+        let Self() = self;
+        poll()
+    }
 }
 
 /// Whether the code that runs now is under the lock of this key; if not, what it is under.

@@ -347,7 +347,7 @@ pub(crate) fn timed_out() -> sqlx::Error {
 }
 
 /// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.
-pub async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match deadline {
         Some(deadline) => timeout_at(deadline, work).await.ok(),
         None => Some(work.await),

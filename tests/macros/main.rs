@@ -8,6 +8,8 @@ mod keys;
 mod lease;
 mod section;
 mod several;
+mod stacked;
+mod strict;
 mod version;
 mod versioned;
 

@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 15] = [
     &["guard", "store"],
     &["dialect"],
     &["locked", "trust", "wait"],
-    &["section", "plan", "on"],
+    &["body", "section", "plan", "on"],
     &["retry"],
     &["bounded", "kept"],
     &["keeper", "migrate"],

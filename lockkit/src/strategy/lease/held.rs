@@ -7,7 +7,6 @@ use tokio::{
     runtime,
     time::{Instant, sleep, timeout},
 };
-use tracing::Instrument;
 
 use super::{Inner, check_ttl};
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
     dialect::{LeaseOps, depth, failed_on_own_table},
     error::{Error, Fault, LossReason, Result},
     fence::Fence,
-    guard::{Guard, Hold, guarded},
+    guard::{Guard, Hold, Watch, guarded},
     keeper::Unfinished,
     kept::{Kept, release_failed},
     key::Key,
@@ -45,6 +44,8 @@ pub struct Lease<S: LeaseStore> {
     inner: Arc<Inner<S>>,
     /// Common to all shares of the lease; absent in the lease that a body run under it gets.
     owned: Option<Arc<Guard<Owned<S>>>>,
+    /// Whether only the end of that body gives the lease back.
+    ends_with_body: bool,
 }
 
 impl<S: LeaseStore> Lease<S> {
@@ -54,13 +55,18 @@ impl<S: LeaseStore> Lease<S> {
         let is_kept = inner.keeper.keep(&kept);
         let owned = Owned { kept: kept.clone(), inner: inner.clone() };
         let owned = Some(Arc::new(Guard::new(owned)));
-        let lease = Self { kept, inner, owned };
+        let lease = Self { kept, inner, owned, ends_with_body: false };
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
     }
 
     /// The same lease for a body that runs under it.
     pub(crate) fn borrowed(&self) -> Self {
-        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
+        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None, ends_with_body: false }
+    }
+
+    /// The same lease for the body of a function under the attribute, which cannot give it back.
+    pub(crate) fn lent(&self) -> Self {
+        Self { ends_with_body: true, ..self.borrowed() }
     }
 
     /// What makes this acquisition unique.
@@ -76,7 +82,8 @@ impl<S: LeaseStore> Lease<S> {
     ///
     /// A share of the lease that a body run under it got ends with that body.
     pub fn share(&self) -> Self {
-        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: self.owned.clone() }
+        let Self { kept, inner, owned, ends_with_body } = self;
+        Self { kept: kept.clone(), inner: inner.clone(), owned: owned.clone(), ends_with_body: *ends_with_body }
     }
 
     /// The lease's key.
@@ -157,10 +164,17 @@ impl<S: LeaseStore> Lease<S> {
     ///
     /// # Errors
     /// [`Error::Database`] when the store cannot be asked. The lease is not renewed any more, and its ttl frees it.
+    /// [`Error::InvalidOption`] for the lease of a function under `#[with_lock]`, which gives it back itself when its body
+    /// returns; it stays held.
     ///
     /// # Cancel safety
     /// The release goes on in the background if this future is dropped.
     pub async fn release(mut self) -> Result<Released> {
+        if self.ends_with_body {
+            let reason =
+                "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
+            return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
+        }
         let owned = match self.owned.take() {
             None => None,
             Some(owned) => match Arc::into_inner(owned) {
@@ -200,15 +214,19 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Runs `body`, and drops it when the lease is lost unless it is to go on.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        guarded(self.watch(), under(once_with(|| self.lock()), body)).await
+    }
+
+    /// What runs a body under this lease.
+    pub(crate) fn watch(&self) -> Watch<'_> {
         self.inner.keeper.visit();
         let lost = async { self.lost_error(self.kept.wait_until_lost().await) };
         let span = holding(Strategy::Lease, self.key());
-        let body = under(once_with(|| self.lock()), body);
-        guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).instrument(span).await
+        Watch::new(self.kept.terms.on_lost, || self.check_body(), lost).in_span(span)
     }
 
     /// What a body under this lease is under.
-    pub(super) fn lock(&self) -> Lock {
+    pub(crate) fn lock(&self) -> Lock {
         let kept = self.kept.clone();
         (self.kept.key.clone(), Box::new(move || kept.lost().is_none()))
     }
