@@ -107,8 +107,10 @@ fn checked(
 /// A name of the expansion. `mixed_site` keeps variables apart from those of the user, but not from statics, constants and
 /// unit structs, which a pattern of the same name would mean.
 fn own(name: &str) -> Ident {
-    Ident::new(&format!("__lockkit_{name}"), Span::mixed_site())
+    Ident::new(&format!("{OWN}{name}"), Span::mixed_site())
 }
+
+const OWN: &str = "__lockkit_";
 
 /// Expands one lock of a function. Names of its own are at `mixed_site`: the body does not see them, nor they the body's.
 ///
@@ -226,8 +228,8 @@ impl<'a> Expander<'a> {
         let (held, body, result) = (own("held"), own("body"), own("result"));
         let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&#held);));
         let future = self.future(&TokenStream::new());
-        let guarded = quote_spanned!(*blame=> #blamed::guarded(&#held, #body).await);
-        let finish = quote_spanned!(*blame=> #blamed::end_held(#held, #result).await);
+        let guarded = self.blame(quote_spanned!(*blame=> #blamed::guarded(&#held, #body).await));
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_held(#held, #result).await));
         quote_spanned! {mixed=>
             #acquire
             #bind
@@ -247,8 +249,8 @@ impl<'a> Expander<'a> {
         let Transaction { name: tx, touched, unused } = self.transaction(tx);
         let future = self.future(&unused);
         let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&#held);));
-        let guarded = quote_spanned!(*blame=> #blamed::guarded(&#held, #body).await);
-        let finish = quote_spanned!(*blame=> #blamed::end_held_tx(#held, #tx, #result).await);
+        let guarded = self.blame(quote_spanned!(*blame=> #blamed::guarded(&#held, #body).await));
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_held_tx(#held, #tx, #result).await));
         let failed = self.return_failure(None);
         quote_spanned! {mixed=>
             #acquire
@@ -328,7 +330,7 @@ impl<'a> Expander<'a> {
         let failed = self.return_failure(on_busy.as_ref());
         let Transaction { name: tx, touched, unused } = self.transaction(tx);
         let future = self.future(&unused);
-        let finish = quote_spanned!(*blame=> #blamed::end_tx(#tx, #result).await);
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_tx(#tx, #result).await));
         quote_spanned! {mixed=>
             #before
             let mut #tx = match #private::#begin(&#pool, #lock).await {
@@ -402,8 +404,8 @@ impl<'a> Expander<'a> {
                             if #private::Error::is_contended(&#err) => return #it,
                     }
                 });
-                let lock_failed = quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err));
-                let finish = quote_spanned!(*blame=> #blamed::end_attempt(#tx, #ended).await);
+                let lock_failed = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));
+                let finish = self.blame(quote_spanned!(*blame=> #blamed::end_attempt(#tx, #ended).await));
                 quote_spanned! {mixed=>
                     let #begun = #begin.await;
                     let #ended = match #begun {
@@ -426,8 +428,8 @@ impl<'a> Expander<'a> {
             }
         };
         let step = match test {
-            None => quote_spanned!(*blame=> #blamed::step(&mut #retry, #ended).await),
-            Some(test) => quote_spanned!(*blame=> #blamed::step_if(&mut #retry, #ended, #test).await),
+            None => self.blame(quote_spanned!(*blame=> #blamed::step(&mut #retry, #ended).await)),
+            Some(test) => self.blame(quote_spanned!(*blame=> #blamed::step_if(&mut #retry, #ended, #test).await)),
         };
         quote_spanned! {mixed=>
             #before
@@ -468,6 +470,16 @@ impl<'a> Expander<'a> {
         Transaction { touched: quote_spanned!(mixed=> let _ = &mut #hidden;), name: hidden, unused }
     }
 
+    /// A call with its own names where the rest of it is. Of errors that come up in one place rustc tells one.
+    fn blame(&self, call: TokenStream) -> TokenStream {
+        map(call, &|mut token| {
+            if matches!(&token, TokenTree::Ident(ident) if ident.to_string().starts_with(OWN)) {
+                token.set_span(self.blame);
+            }
+            token
+        })
+    }
+
     /// The arms of a `match` that leave the function.
     fn return_failure(&self, on_busy: Option<&Expr>) -> TokenStream {
         let Self { private, blamed, blame, .. } = self;
@@ -478,7 +490,7 @@ impl<'a> Expander<'a> {
                 ::core::result::Result::Err(#err) if #private::Error::is_contended(&#err) => return #it,
             }
         });
-        let failure = quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err));
+        let failure = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));
         quote_spanned! {mixed=>
             #busy
             ::core::result::Result::Err(#err) => return #failure,

@@ -42,9 +42,14 @@ fn same_name(name: &Ident, role: Role, other: Role) -> String {
 
 /// Refuses a body that ends by hand what the attributes end.
 pub(crate) fn check_body(locks: &[&Lock], body: &TokenStream, errors: &mut Errors) {
+    let mut said = Vec::new();
     for (name, role) in locks.iter().flat_map(|it| it.names()) {
         for (at, misuse) in misuses(body, name) {
-            if let Some(message) = refusal(name, role, &misuse) {
+            // `lease.commit(tx)` is one mistake.
+            if let Some(message) = refusal(name, role, &misuse)
+                && !said.contains(&format!("{at:?}"))
+            {
+                said.push(format!("{at:?}"));
                 errors.push(syn::Error::new(at, message));
             }
         }
@@ -52,27 +57,26 @@ pub(crate) fn check_body(locks: &[&Lock], body: &TokenStream, errors: &mut Error
 }
 
 fn refusal(name: &Ident, role: Role, misuse: &Misuse) -> Option<String> {
-    let Misuse::Call { method } = misuse else {
-        return match (role, misuse) {
-            (Role::Tx, Misuse::Moved) => Some(format!(
-                "`{name}` cannot leave the body: `#[with_lock]` commits it when the body returns `Ok`; remove `move`, and begin a \
-                 transaction of its own in a task that is spawned here"
-            )),
-            (Role::Tx, _) => Some(format!(
-                "`{name}` stays in the body: `#[with_lock]` commits it when the body returns `Ok` and rolls it back on `Err`; lend \
-                 it instead: `&mut {name}`"
-            )),
-            _ => None,
-        };
+    let commit = "`#[with_lock]` commits when the body returns `Ok`; remove this `commit` and return `Ok(…)`";
+    let method = match misuse {
+        Misuse::Call { method } | Misuse::GivenAway { method: Some(method) } => method.as_str(),
+        Misuse::GivenAway { method: None } => "",
+        Misuse::Moved => "move",
     };
-    match (role, method.as_str()) {
-        (Role::Tx, "commit") | (Role::Lease { commits: true }, "commit") => Some(format!(
-            "`#[with_lock]` commits when the body returns `Ok`; remove this `{method}` and return `Ok(…)`"
-        )),
+    match (role, method) {
+        (Role::Tx | Role::Lease { commits: true }, "commit") => Some(commit.to_owned()),
         (Role::Tx, "rollback") => Some(
             "`#[with_lock]` rolls back when the body returns `Err`; remove this `rollback` and return `Err(…)`"
                 .to_owned(),
         ),
+        (Role::Tx, "move") => Some(format!(
+            "`{name}` cannot leave the body: `#[with_lock]` commits it when the body returns `Ok`; remove `move`, or begin a \
+             transaction of its own in the task that is spawned here"
+        )),
+        (Role::Tx, "") => Some(format!(
+            "`{name}` stays in the body: `#[with_lock]` commits it when the body returns `Ok` and rolls it back on `Err`; lend it: \
+             `&mut {name}`"
+        )),
         (Role::Lease { .. } | Role::Session, "release") => Some(format!(
             "`#[with_lock]` gives `{name}` back when the body returns; remove this `release`, and return where the lock is not needed \
              any more"

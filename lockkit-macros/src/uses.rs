@@ -15,8 +15,8 @@ use syn::{
 pub(crate) enum Misuse {
     /// `name.method(…)`
     Call { method: String },
-    /// `f(name)`.
-    GivenAway,
+    /// `f(name)` or `x.method(name)`.
+    GivenAway { method: Option<String> },
     /// In an `async move` block or a `move` closure.
     Moved,
 }
@@ -175,9 +175,13 @@ impl Finder {
         self.moving = moving;
     }
 
-    fn arguments<'a>(&mut self, args: impl Iterator<Item = &'a Expr>) {
-        let given = args.filter_map(|it| self.variable(it)).next();
-        self.misuses.extend(given.map(|it| (it, Misuse::GivenAway)));
+    /// A method that ends it is named where that is written.
+    fn arguments<'a>(&mut self, method: Option<&Ident>, args: impl Iterator<Item = &'a Expr>) {
+        if let Some(at) = args.filter_map(|it| self.variable(it)).next() {
+            let ending = method.filter(|it| *it == "commit");
+            let misuse = Misuse::GivenAway { method: ending.map(Ident::to_string) };
+            self.misuses.push((ending.map_or(at, Ident::span), misuse));
+        }
     }
 }
 
@@ -225,12 +229,12 @@ impl VisitMut for Finder {
         if self.variable(&call.receiver).is_some() {
             self.misuses.push((call.method.span(), Misuse::Call { method: call.method.to_string() }));
         }
-        self.arguments(call.args.iter());
+        self.arguments(Some(&call.method), call.args.iter());
         visit_mut::visit_expr_method_call_mut(self, call);
     }
 
     fn visit_expr_call_mut(&mut self, call: &mut ExprCall) {
-        self.arguments(call.args.iter());
+        self.arguments(None, call.args.iter());
         visit_mut::visit_expr_call_mut(self, call);
     }
 
