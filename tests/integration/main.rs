@@ -27,6 +27,7 @@ mod sessions;
 mod shutdown;
 mod slots;
 mod small_tables;
+mod stacked;
 mod stock;
 mod stores;
 mod takeover;
