@@ -288,3 +288,70 @@ impl VisitMut for Finder {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tx() -> Ident {
+        Ident::new("tx", Span::call_site())
+    }
+
+    fn tokens(body: &str) -> TokenStream {
+        body.parse().expect("tokens")
+    }
+
+    #[test]
+    fn a_name_is_used_unless_another_has_it() {
+        for used in [
+            "f(&mut *tx)",
+            "if a { f(&mut tx).await? }",
+            "let f = async || g(&mut tx).await; f().await",
+            r#"format!("{tx:?}")"#,
+            r#"println!("{:>tx$}", 1)"#,
+            "select! { _ = f(&mut *tx) => {} }",
+            "let tx = &mut tx; f(tx)",
+            "{ let tx = 1; } f(&tx)",
+            "let x = if let Some(tx) = a { tx } else { tx };",
+            "Some(x { tx })",
+            "this is not Rust tx",
+        ] {
+            assert!(is_used(&tokens(used), &tx()), "{used}");
+        }
+        for unused in [
+            "",
+            "f(self.tx, x.tx())",
+            "let tx = pool.begin().await?; f(&mut *tx)",
+            "a.map(|tx| tx + 1)",
+            "match a { Some(tx) => f(&tx), None => {} }",
+            "for tx in all { f(&tx) }",
+            "while let Some(tx) = next() && tx > 1 { f(&tx) }",
+            "fn f(tx: u8) -> u8 { tx }",
+            r#"format!("{txt}{{tx}}")"#,
+        ] {
+            // In a text, doubled braces are taken for a use, to be on the safe side.
+            let is_safe = unused.contains("{{tx");
+            assert_eq!(is_used(&tokens(unused), &tx()), is_safe, "{unused}");
+        }
+    }
+
+    #[test]
+    fn what_ends_or_moves_a_name_is_found_where_it_is() {
+        let found = |body: &str| misuses(&tokens(body), &tx()).into_iter().map(|(_, it)| it).collect::<Vec<_>>();
+        let call = |method: &str| Misuse::Call { method: method.to_owned() };
+        assert_eq!(found("tx.commit().await?; Ok(())"), [call("commit")]);
+        assert_eq!(found("if a { return tx.rollback().await }"), [call("rollback")]);
+        assert_eq!(found("drop(tx)"), [Misuse::GivenAway { method: None }]);
+        assert_eq!(found("lease.commit(tx).await"), [Misuse::GivenAway { method: Some("commit".to_owned()) }]);
+        assert_eq!(found("spawn(async move { f(&mut *tx).await })"), [Misuse::Moved]);
+        assert_eq!(found("let f = move || g(&mut tx);"), [Misuse::Moved]);
+        for fine in [
+            "f(&mut *tx, &mut tx)",
+            "let tx = begin().await?; tx.commit().await",
+            "spawn(async move { let tx = begin().await; tx.commit().await })",
+            "a.commit(); self.tx.commit()",
+        ] {
+            assert_eq!(found(fine), [], "{fine}");
+        }
+    }
+}

@@ -96,7 +96,29 @@ pub(crate) async fn begin_within<DB: Dialect>(
 
 /// An open transaction that owns its connection.
 ///
-/// Use it as `&mut *tx` wherever sqlx takes a connection. Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
+/// Use it as `&mut *tx` wherever sqlx takes a connection: `execute(&mut tx)` is refused with "the trait `Executor` is not implemented for
+/// `&mut Tx<_>`", as it is with a `sqlx::Transaction`. A function that takes the connection (`&mut PgConnection`, …) takes
+/// `&mut tx`, from here as from a `sqlx::Transaction`; one that takes `&mut sqlx::Transaction<'_, _>` cannot take a `Tx`.
+/// Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
+///
+/// ```
+/// use lockkit::Tx;
+/// use sqlx::{Sqlite, SqliteConnection, SqlitePool};
+///
+/// async fn insert(conn: &mut SqliteConnection, n: i64) -> sqlx::Result<()> {
+///     sqlx::query("INSERT INTO t VALUES (?)").bind(n).execute(conn).await?;
+///     Ok(())
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (n INTEGER)").execute(&pool).await?;
+/// let mut tx: Tx<Sqlite> = lockkit::begin(&pool).await?;
+/// sqlx::query("INSERT INTO t VALUES (1)").execute(&mut *tx).await?;
+/// insert(&mut tx, 2).await?;
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
 ///
 /// Dropping it rolls it back in the background, within a second; a connection that cannot (because it is still
 /// waiting for a lock, say) is closed.

@@ -2,6 +2,7 @@
 
 #![deny(warnings, clippy::pedantic)]
 
+mod ended;
 mod fixture;
 mod forms;
 mod keys;
