@@ -374,7 +374,7 @@ impl<'a> Expander<'a> {
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
         let (retry, body, ended, result) = (own("retry"), own("body"), own("ended"), own("result"));
-        let (begun, ok, err) = (own("begun"), own("ok"), own("err"));
+        let (tried, ok, err) = (own("tried"), own("ok"), own("err"));
         let failed = self.return_failure(None);
         let none = || quote_spanned!(mixed=> ::core::option::Option::None);
         let some = |it: TokenStream| quote_spanned!(mixed=> ::core::option::Option::Some(#it));
@@ -407,8 +407,8 @@ impl<'a> Expander<'a> {
                 let lock_failed = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));
                 let finish = self.blame(quote_spanned!(*blame=> #blamed::end_attempt(#tx, #ended).await));
                 quote_spanned! {mixed=>
-                    let #begun = #begin.await;
-                    let #ended = match #begun {
+                    let #tried = #begin.await;
+                    let #ended = match #tried {
                         ::core::option::Option::Some(::core::result::Result::Ok(#ok)) => {
                             let mut #tx = #ok;
                             #touched
@@ -466,7 +466,7 @@ impl<'a> Expander<'a> {
         }
         let hidden = own("tx");
         let is_silent = name.unraw().to_string().starts_with('_');
-        let unused = (!is_silent).then(|| quote_spanned!(mixed=> let #name = false;)).unwrap_or_default();
+        let unused = if is_silent { TokenStream::new() } else { quote_spanned!(mixed=> let #name = false;) };
         Transaction { touched: quote_spanned!(mixed=> let _ = &mut #hidden;), name: hidden, unused }
     }
 

@@ -176,8 +176,8 @@ impl Finder {
     }
 
     /// A method that ends it is named where that is written.
-    fn arguments<'a>(&mut self, method: Option<&Ident>, args: impl Iterator<Item = &'a Expr>) {
-        if let Some(at) = args.filter_map(|it| self.variable(it)).next() {
+    fn arguments<'a>(&mut self, method: Option<&Ident>, mut args: impl Iterator<Item = &'a Expr>) {
+        if let Some(at) = args.find_map(|it| self.variable(it)) {
             let ending = method.filter(|it| *it == "commit");
             let misuse = Misuse::GivenAway { method: ending.map(Ident::to_string) };
             self.misuses.push((ending.map_or(at, Ident::span), misuse));

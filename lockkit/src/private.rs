@@ -376,44 +376,44 @@ async fn named_tx_until<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>
 }
 
 /// Runs the body of an attempt, until its time is over.
-pub fn until<'a, F: Future>(retry: &Retry, body: Pin<&'a mut F>) -> impl Future<Output = Option<F::Output>> {
+pub fn until<F: Future>(retry: &Retry, body: Pin<&mut F>) -> impl Future<Output = Option<F::Output>> {
     Bounded::new(None, retry.deadline(), body)
 }
 
 /// As [`until`], under row locks that the attempt's transaction holds.
-pub fn under_rows_until<'a, DB: Dialect, F: Future>(
+pub fn under_rows_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
     retry: &Retry,
-    body: Pin<&'a mut F>,
+    body: Pin<&mut F>,
 ) -> impl Future<Output = Option<F::Output>> {
     Bounded::new(Some(rows(pool, key)), retry.deadline(), body)
 }
 
 /// As [`until`], under a named lock that the attempt's transaction holds.
-pub fn under_name_until<'a, DB: Dialect, F: Future>(
+pub fn under_name_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
     retry: &Retry,
-    body: Pin<&'a mut F>,
+    body: Pin<&mut F>,
 ) -> impl Future<Output = Option<F::Output>> {
     Bounded::new(Some(name(pool, key)), retry.deadline(), body)
 }
 
 /// Runs the body, which is under row locks that its transaction holds.
-pub fn under_rows<'a, DB: Dialect, F: Future>(
+pub fn under_rows<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
-    body: Pin<&'a mut F>,
+    body: Pin<&mut F>,
 ) -> impl Future<Output = F::Output> {
     Under::new(rows(pool, key), body)
 }
 
 /// Runs the body, which is under a named lock that its transaction holds.
-pub fn under_name<'a, DB: Dialect, F: Future>(
+pub fn under_name<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
-    body: Pin<&'a mut F>,
+    body: Pin<&mut F>,
 ) -> impl Future<Output = F::Output> {
     Under::new(name(pool, key), body)
 }
