@@ -319,10 +319,11 @@ impl<'a> Expander<'a> {
             #wait
         };
         if let Some(retry) = retry {
-            let begin = Ident::new(&format!("try_{begin}"), mixed);
+            let begin = Ident::new(begin, mixed);
             let under = Ident::new(&format!("{under}_until"), mixed);
             let retry_name = own("retry");
-            let begin = quote_spanned!(mixed=> #private::#begin(&#pool, &#retry_name, #lock));
+            let deadline = quote_spanned!(mixed=> #private::Retry::deadline(&#retry_name));
+            let begin = quote_spanned!(mixed=> #private::#begin(&#pool, #deadline, #lock));
             let under = quote_spanned!(mixed=> #private::#under(&#pool, &#key, &#retry_name, #body));
             return self.retried(retry, &before, Some((tx, begin, under)), on_busy.as_ref());
         }
@@ -333,7 +334,7 @@ impl<'a> Expander<'a> {
         let finish = self.blame(quote_spanned!(*blame=> #blamed::end_tx(#tx, #result).await));
         quote_spanned! {mixed=>
             #before
-            let mut #tx = match #private::#begin(&#pool, #lock).await {
+            let mut #tx = match #private::#begin(&#pool, ::core::option::Option::None, #lock).await {
                 ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
@@ -355,7 +356,7 @@ impl<'a> Expander<'a> {
             Some((on, tx)) => {
                 let (pool, retry_name, body) = (own("pool"), own("retry"), own("body"));
                 let before = quote_spanned!(mixed=> let #pool = #private::pool(#on););
-                let begin = quote_spanned!(mixed=> #private::try_plain_tx(&#pool, &#retry_name));
+                let begin = quote_spanned!(mixed=> #private::plain_tx(&#pool, #private::Retry::deadline(&#retry_name)));
                 let under = quote_spanned!(mixed=> #private::until(&#retry_name, #body));
                 self.retried(retry, &before, Some((tx, begin, under)), None)
             }
@@ -407,7 +408,10 @@ impl<'a> Expander<'a> {
                 let lock_failed = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));
                 let finish = self.blame(quote_spanned!(*blame=> #blamed::end_attempt(#tx, #ended).await));
                 quote_spanned! {mixed=>
-                    let #tried = #begin.await;
+                    let #tried = {
+                        let #body = ::core::pin::pin!(#begin);
+                        #private::until(&#retry, #body).await
+                    };
                     let #ended = match #tried {
                         ::core::option::Option::Some(::core::result::Result::Ok(#ok)) => {
                             let mut #tx = #ok;

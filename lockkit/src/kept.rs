@@ -30,6 +30,8 @@ pub(crate) struct Kept {
     pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
     pinned: AtomicBool,
+    /// Only the end of the body that runs under it gives it back.
+    ends_with_body: AtomicBool,
     /// The loss was told, or there is none to tell.
     told: AtomicBool,
 }
@@ -57,6 +59,7 @@ impl Kept {
             terms,
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
+            ends_with_body: AtomicBool::new(false),
             told: AtomicBool::new(false),
         }
     }
@@ -73,6 +76,14 @@ impl Kept {
     /// A transaction of this process has kept everybody else from taking the lease.
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_ends_with_body(&self) {
+        self.ends_with_body.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn ends_with_body(&self) -> bool {
+        self.ends_with_body.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_pinned(&self) -> bool {

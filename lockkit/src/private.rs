@@ -22,7 +22,7 @@ use crate::{
     guard::Watch,
     locked::Record,
     retry::is_retryable,
-    section::{self, begin_within},
+    section::begin_within,
     store::LeaseStore,
 };
 pub use crate::{
@@ -212,14 +212,15 @@ impl<S: LeaseStore> Holding for Lease<S> {
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
-        self.end().await;
+        // A release is larger than most bodies, and part of the future of each of them.
+        Box::pin(self.end()).await;
         result
     }
 }
 
 impl<DB: LeaseOps> Committing<DB> for Lease<Pool<DB>> {
     async fn commit(self, tx: Tx<DB>) -> Result<()> {
-        self.commit(tx).await
+        Box::pin(self.commit(tx)).await
     }
 }
 
@@ -235,14 +236,15 @@ impl<S: LeaseStore> Holding for MultiLease<S> {
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
-        self.end().await;
+        // A release is larger than most bodies, and part of the future of each of them.
+        Box::pin(self.end()).await;
         result
     }
 }
 
 impl<DB: LeaseOps> Committing<DB> for MultiLease<Pool<DB>> {
     async fn commit(self, tx: Tx<DB>) -> Result<()> {
-        self.commit(tx).await
+        Box::pin(self.commit(tx)).await
     }
 }
 
@@ -325,24 +327,13 @@ pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, t
     })
 }
 
-/// An attempt's transaction without a lock; `None` when its time is over.
-pub async fn try_plain_tx<DB: Dialect>(pool: &Pool<DB>, retry: &Retry) -> Option<Result<Tx<DB>>> {
-    let deadline = retry.deadline();
-    section::until(deadline, begin_within(pool, Wait::Forever, deadline)).await
+/// A transaction without a lock.
+pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> Result<Tx<DB>> {
+    begin_within(pool, Wait::Forever, deadline).await
 }
 
 /// A transaction that holds row locks.
-pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, lock: RowLock<DB>) -> Result<Tx<DB>> {
-    row_tx_until(pool, None, lock).await
-}
-
-/// As [`row_tx`], for an attempt; `None` when its time is over.
-pub async fn try_row_tx<DB: RowOps>(pool: &Pool<DB>, retry: &Retry, lock: RowLock<DB>) -> Option<Result<Tx<DB>>> {
-    let deadline = retry.deadline();
-    section::until(deadline, row_tx_until(pool, deadline, lock)).await
-}
-
-async fn row_tx_until<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
+pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
     match lock.until(deadline).lock(&mut *tx).await {
         Ok(_) => Ok(tx),
@@ -354,17 +345,7 @@ async fn row_tx_until<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lo
 }
 
 /// A transaction that holds a named lock.
-pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, lock: NamedLock) -> Result<Tx<DB>> {
-    named_tx_until(pool, None, lock).await
-}
-
-/// As [`named_tx`], for an attempt; `None` when its time is over.
-pub async fn try_named_tx<DB: NamedOps>(pool: &Pool<DB>, retry: &Retry, lock: NamedLock) -> Option<Result<Tx<DB>>> {
-    let deadline = retry.deadline();
-    section::until(deadline, named_tx_until(pool, deadline, lock)).await
-}
-
-async fn named_tx_until<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
+pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
     match lock.until(deadline).lock(&mut *tx).await {
         Ok(()) => Ok(tx),

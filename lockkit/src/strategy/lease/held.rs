@@ -44,8 +44,6 @@ pub struct Lease<S: LeaseStore> {
     inner: Arc<Inner<S>>,
     /// Common to all shares of the lease; absent in the lease that a body run under it gets.
     owned: Option<Arc<Guard<Owned<S>>>>,
-    /// Whether only the end of that body gives the lease back.
-    ends_with_body: bool,
 }
 
 impl<S: LeaseStore> Lease<S> {
@@ -55,18 +53,19 @@ impl<S: LeaseStore> Lease<S> {
         let is_kept = inner.keeper.keep(&kept);
         let owned = Owned { kept: kept.clone(), inner: inner.clone() };
         let owned = Some(Arc::new(Guard::new(owned)));
-        let lease = Self { kept, inner, owned, ends_with_body: false };
+        let lease = Self { kept, inner, owned };
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
     }
 
     /// The same lease for a body that runs under it.
     pub(crate) fn borrowed(&self) -> Self {
-        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None, ends_with_body: false }
+        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
     }
 
     /// The same lease for the body of a function under the attribute, which cannot give it back.
     pub(crate) fn lent(&self) -> Self {
-        Self { ends_with_body: true, ..self.borrowed() }
+        self.kept.set_ends_with_body();
+        self.borrowed()
     }
 
     /// What makes this acquisition unique.
@@ -82,8 +81,7 @@ impl<S: LeaseStore> Lease<S> {
     ///
     /// A share of the lease that a body run under it got ends with that body.
     pub fn share(&self) -> Self {
-        let Self { kept, inner, owned, ends_with_body } = self;
-        Self { kept: kept.clone(), inner: inner.clone(), owned: owned.clone(), ends_with_body: *ends_with_body }
+        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: self.owned.clone() }
     }
 
     /// The lease's key.
@@ -170,7 +168,7 @@ impl<S: LeaseStore> Lease<S> {
     /// # Cancel safety
     /// The release goes on in the background if this future is dropped.
     pub async fn release(mut self) -> Result<Released> {
-        if self.ends_with_body {
+        if self.owned.is_none() && self.kept.ends_with_body() {
             let reason =
                 "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
             return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
