@@ -1,13 +1,14 @@
-//! Many processes wake up for the nightly job; exactly one runs it.
+//! Many processes wake up for the nightly job; one runs it, once.
 //!
 //! ```text
 //! cargo run --example nightly_job                  # five processes on a temporary SQLite file
 //! cargo run --example nightly_job -- 20            # twenty
 //! ```
 //!
-//! Whoever gets the lease runs the job; the others go back to sleep at once. A process that comes late, when the lease is
-//! free again, finds in the table that the job is done. The entry is written by the transaction that gives the lease
-//! back: a process that was stopped in the middle, and lost the lease to another, cannot say that the job is done.
+//! A lease lets one process in at a time, which is not once. So the process that gets the lease runs the job, and the others
+//! do not wait for it (`wait = "0s"`); and the job leaves a mark, so that a process that comes when the lease is free again
+//! finds that the job is done. The mark is written in a short transaction that commits only while the lease is held: a
+//! process that was stopped in the middle, and lost the lease to another, cannot say that the job is done.
 //! A process that is told to end (SIGTERM) gives its lease back first.
 
 use std::{env, path::Path, process::Stdio, time::Duration};
@@ -48,6 +49,7 @@ impl Jobs {
         sqlx::query("CREATE TABLE IF NOT EXISTS t_nights (day TEXT PRIMARY KEY, process INTEGER, fence INTEGER)")
             .execute(&db)
             .await?;
+        sqlx::query("CREATE TABLE IF NOT EXISTS t_reports (day TEXT)").execute(&db).await?;
         Ok(Self { leases: Leases::new(db.clone()), db })
     }
 
@@ -68,16 +70,19 @@ impl Jobs {
         }
         // The long work. The lease is renewed meanwhile, and no transaction is open; if the lease is lost, this body is
         // dropped at its next await.
+        sqlx::query("INSERT INTO t_reports VALUES (?)").bind(day).execute(&self.db).await?;
         sleep(Duration::from_millis(500)).await;
 
+        // The mark, in a transaction that is short. From `verify` on nobody else gets the lease before it ends.
         let mut tx = lockkit::begin(&self.db).await?;
+        lease.verify(&mut tx).await?;
         sqlx::query("INSERT INTO t_nights VALUES (?, ?, ?)")
             .bind(day)
             .bind(std::process::id())
             .bind(i64::try_from(lease.fence().get())?)
             .execute(&mut *tx)
             .await?;
-        lease.commit(tx).await?;
+        tx.commit().await?;
         Ok(Night::Ran)
     }
 }
@@ -120,7 +125,8 @@ async fn main() -> Result<()> {
 
     let ran: Vec<(String, i64, i64)> =
         sqlx::query_as("SELECT day, process, fence FROM t_nights").fetch_all(&jobs.db).await?;
-    ensure!(ran.len() == 1, "the job must have run exactly once, but ran {} times", ran.len());
+    let reports: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM t_reports").fetch_one(&jobs.db).await?;
+    ensure!((ran.len(), reports) == (1, 1), "the job must run exactly once, but ran {reports} times");
     for (day, process, fence) in ran {
         println!("the job of {day} was run by process {process}, with fence {fence}");
     }

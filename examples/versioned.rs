@@ -63,7 +63,7 @@ async fn main() -> Result<()> {
 
     on_the_screen_of_bob.stock += 10;
     match on_the_screen_of_bob.save(&pool).await {
-        Ok(_) => bail!("bob overwrote what ann did"),
+        Ok(()) => bail!("bob overwrote what ann did"),
         Err(Error::Conflict { expected: Some(expected), found: Some(found), .. }) => {
             println!("bob: conflict: the item has version {found}, not {expected} any more; trying again");
         }

@@ -1,12 +1,17 @@
 //! What is written between the parentheses of `#[with_lock(…)]`. Knows which arguments there are, not which go together.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{TokenStream, TokenTree};
 use syn::{
-    Expr, Ident, Path, Token,
+    Expr, ExprLit, Ident, Lit, LitStr, Path, Token, Type,
     ext::IdentExt,
     parse::{ParseStream, Parser},
-    punctuated::Punctuated,
     token,
+};
+
+pub(crate) use crate::words::{list, nearest};
+use crate::{
+    columns::{By, parse_by, parse_order},
+    words::{STRATEGIES, arguments_of, example, meant_argument, meant_strategy},
 };
 
 /// An argument's value, with its name for errors.
@@ -15,10 +20,10 @@ pub(crate) struct Given<T> {
     pub(crate) value: T,
 }
 
-/// One `column = value` of `by(…)`.
-pub(crate) struct By {
-    pub(crate) column: Ident,
-    pub(crate) value: Expr,
+/// The name and type of what the body gets.
+pub(crate) struct Typed {
+    pub(crate) name: Ident,
+    pub(crate) ty: Type,
 }
 
 /// The arguments as written.
@@ -30,6 +35,11 @@ pub(crate) struct Args {
     pub(crate) keys: Option<Given<Expr>>,
     pub(crate) table: Option<Given<Expr>>,
     pub(crate) by: Option<Given<Vec<By>>>,
+    pub(crate) by_any: Option<Given<Vec<By>>>,
+    pub(crate) order_by: Option<Given<Vec<Ident>>>,
+    pub(crate) limit: Option<Given<Expr>>,
+    pub(crate) skip_locked: Option<Given<()>>,
+    pub(crate) rows: Option<Given<Typed>>,
     pub(crate) ttl: Option<Given<Expr>>,
     pub(crate) wait: Option<Given<Expr>>,
     pub(crate) min_hold: Option<Given<Expr>>,
@@ -44,28 +54,9 @@ pub(crate) struct Args {
     pub(crate) krate: Option<Given<Path>>,
     /// The arguments that were meant, but could not be understood: they are not missing as well.
     pub(crate) broken: Vec<&'static str>,
+    /// Whether an argument could not be understood at all: any that is missing may be meant by it.
+    pub(crate) is_unclear: bool,
 }
-
-/// Every argument, and an example of it.
-const KNOWN: [(&str, &str); 17] = [
-    ("on", "on = &self.db"),
-    ("key", r#"key = "order:{user_id}""#),
-    ("keys", r#"keys = ["account:{from}", "account:{to}"]"#),
-    ("table", r#"table = "t_items""#),
-    ("by", "by(item_id = item_id)"),
-    ("ttl", r#"ttl = "30s""#),
-    ("wait", r#"wait = "2s""#),
-    ("min_hold", r#"min_hold = "1m""#),
-    ("on_lost", "on_lost = continue"),
-    ("fair", "fair"),
-    ("attempts", "attempts = 3"),
-    ("deadline", r#"deadline = "100ms""#),
-    ("retry_if", "retry_if = path::to::test"),
-    ("on_busy", "on_busy = Ok(None)"),
-    ("as", "as = lease"),
-    ("tx", "tx = tx"),
-    ("crate", "crate = path::to::lockkit"),
-];
 
 /// Several errors as one.
 #[derive(Default)]
@@ -99,17 +90,26 @@ impl Args {
     pub(crate) fn parse(tokens: TokenStream, errors: &mut Errors) -> Self {
         let mut args = Self::default();
         let parsed = (|input: ParseStream<'_>| {
-            let mut first = true;
+            let (mut first, mut has_semicolon) = (true, false);
             while !input.is_empty() {
-                let name = input.fork().call(Ident::parse_any);
+                let name = input.fork().call(Ident::parse_any).map(|it| it.to_string());
                 if let Err(err) = args.parse_one(input, first) {
                     errors.push(err);
-                    args.broken.extend(name.ok().and_then(|it| meant(&it.to_string())));
+                    match name.ok().and_then(|it| meant_argument(&it)) {
+                        Some(argument) => args.broken.push(argument),
+                        None => args.is_unclear = true,
+                    }
                     skip_argument(input)?;
                 }
                 first = false;
-                if !input.is_empty() {
-                    input.parse::<Token![,]>()?;
+                if input.peek(Token![;]) {
+                    // One error: a user of semicolons separates all arguments so.
+                    if !std::mem::replace(&mut has_semicolon, true) {
+                        errors.push(input.error("arguments are separated by commas: write `,` instead of `;`"));
+                    }
+                    input.parse::<Token![;]>()?;
+                } else {
+                    next_argument(input, errors)?;
                 }
             }
             Ok(())
@@ -119,75 +119,263 @@ impl Args {
         args
     }
 
+    /// The names of the arguments that not every kind of lock has.
+    pub(crate) fn of_some_kinds(&self) -> Vec<Ident> {
+        fn name<T>(given: Option<&Given<T>>) -> Option<Ident> {
+            given.map(|it| it.name.clone())
+        }
+        let names = [
+            name(self.key.as_ref()),
+            name(self.keys.as_ref()),
+            name(self.table.as_ref()),
+            name(self.by.as_ref()),
+            name(self.by_any.as_ref()),
+            name(self.order_by.as_ref()),
+            name(self.limit.as_ref()),
+            name(self.skip_locked.as_ref()),
+            name(self.rows.as_ref()),
+            name(self.ttl.as_ref()),
+            name(self.wait.as_ref()),
+            name(self.min_hold.as_ref()),
+            name(self.on_lost.as_ref()),
+            name(self.fair.as_ref()),
+            name(self.attempts.as_ref()),
+            name(self.deadline.as_ref()),
+            name(self.retry_if.as_ref()),
+        ];
+        names.into_iter().flatten().collect()
+    }
+
     fn parse_one(&mut self, input: ParseStream<'_>, first: bool) -> syn::Result<()> {
+        if first && let Some(result) = self.parse_strategy(input) {
+            return result;
+        }
+        if !input.peek(Ident::peek_any) {
+            return Err(input.error("an argument is a name and its value, such as `wait = \"2s\"`"));
+        }
         let name = Ident::parse_any(input)?;
-        let has_end = input.is_empty() || input.peek(Token![,]);
-        if name == "fair" {
-            if !has_end {
-                return Err(error(&name, "write `fair` alone, or leave it out"));
+        let is_alone = ends(input);
+        let word = name.to_string();
+        match word.as_str() {
+            "fair" | "skip_locked" if is_alone || input.peek(Ident::peek_any) => {
+                let slot = if word == "fair" { &mut self.fair } else { &mut self.skip_locked };
+                return set(slot, name, ());
             }
-            return set(&mut self.fair, name, ());
+            "fair" | "skip_locked" => return Err(error(&name, format!("write `{word}` alone, or leave it out"))),
+            _ => {}
         }
-        let example = KNOWN.iter().find(|(known, _)| name == known).map(|(_, example)| *example);
-        let is_by = name == "by";
-        let has_value = if is_by { input.peek(token::Paren) } else { input.peek(Token![=]) };
-        match example {
-            Some(_) if has_value => {}
+        let has_parens = matches!(word.as_str(), "by" | "by_any" | "order_by");
+        let has_value = if has_parens {
+            input.peek(token::Paren)
+        } else {
+            input.peek(Token![=]) && !input.peek(Token![==]) && !input.peek(Token![=>])
+        };
+        let example = match example(&word) {
+            Some(example) if has_value => example,
             Some(example) => return Err(error(&name, format!("write `{example}`"))),
-            None if has_end => return self.bare_word(name, first),
-            None => return Err(unknown(&name)),
-        }
-        if is_by {
+            None if is_alone => return self.bare_word(name),
+            None => return Err(self.unknown(&name)),
+        };
+        if has_parens {
             let columns;
             syn::parenthesized!(columns in input);
-            let columns = columns.parse_terminated(parse_column, Token![,])?;
-            return set(&mut self.by, name, Punctuated::into_iter(columns).collect());
+            return match word.as_str() {
+                "by" => set(&mut self.by, name, parse_by(&columns)?),
+                "by_any" => set(&mut self.by_any, name, parse_by(&columns)?),
+                _ => set(&mut self.order_by, name, parse_order(&columns)?),
+            };
         }
         input.parse::<Token![=]>()?;
-        match name.to_string().as_str() {
-            "on" => set(&mut self.on, name, input.parse()?),
-            "key" => set(&mut self.key, name, input.parse()?),
-            "keys" => set(&mut self.keys, name, input.parse()?),
-            "table" => set(&mut self.table, name, input.parse()?),
-            "ttl" => set(&mut self.ttl, name, input.parse()?),
-            "wait" => set(&mut self.wait, name, input.parse()?),
-            "min_hold" => set(&mut self.min_hold, name, input.parse()?),
-            "on_lost" => set(&mut self.on_lost, name, input.parse()?),
-            "attempts" => set(&mut self.attempts, name, input.parse()?),
-            "deadline" => set(&mut self.deadline, name, input.parse()?),
-            "retry_if" => set(&mut self.retry_if, name, input.parse()?),
-            "on_busy" => set(&mut self.on_busy, name, input.parse()?),
-            "as" => set(&mut self.bind, name, input.parse()?),
-            "tx" => set(&mut self.tx, name, input.parse()?),
+        if ends(input) {
+            return Err(error(&name, format!("write `{example}`")));
+        }
+        match word.as_str() {
+            "as" => set(&mut self.bind, name, parse_name(input, example)?),
+            "tx" => set(&mut self.tx, name, parse_name(input, example)?),
+            "rows" => set(&mut self.rows, name, parse_typed(input, example)?),
             "crate" => set(&mut self.krate, name, input.call(Path::parse_mod_style)?),
-            _ => unreachable!("BUG: every known argument is parsed"),
+            _ => {
+                let value = parse_value(input, &name, example)?;
+                let slot = match word.as_str() {
+                    "on" => &mut self.on,
+                    "key" => &mut self.key,
+                    "keys" => &mut self.keys,
+                    "table" => &mut self.table,
+                    "limit" => &mut self.limit,
+                    "ttl" => &mut self.ttl,
+                    "wait" => &mut self.wait,
+                    "min_hold" => &mut self.min_hold,
+                    "on_lost" => &mut self.on_lost,
+                    "attempts" => &mut self.attempts,
+                    "deadline" => &mut self.deadline,
+                    "retry_if" => &mut self.retry_if,
+                    "on_busy" => &mut self.on_busy,
+                    _ => unreachable!("BUG: every known argument is parsed"),
+                };
+                set(slot, name, value)
+            }
         }
     }
 
-    fn bare_word(&mut self, word: Ident, first: bool) -> syn::Result<()> {
-        if first {
-            self.strategy = Some(word);
-            return Ok(());
+    /// The first argument, if it says which kind of lock, in whatever form.
+    fn parse_strategy(&mut self, input: ParseStream<'_>) -> Option<syn::Result<()>> {
+        if input.peek(LitStr) {
+            return Some(self.quoted_strategy(input));
         }
-        if meant(&word.to_string()).is_some() {
-            return Err(unknown(&word));
+        let ahead = input.fork();
+        let word = ahead.call(Ident::parse_any).ok()?;
+        let written = |word: &Ident| format!("`#[with_lock({word}, …)]`");
+        if ahead.peek(Token![::]) {
+            let path = input.call(Path::parse_mod_style).ok()?;
+            let last = path.segments.last().map(|it| it.ident.clone())?;
+            let message = format!("the kind of lock is one word: {}", written(&last));
+            self.strategy = Some(last);
+            return Some(Err(syn::Error::new_spanned(&path, message)));
+        }
+        if ahead.peek(Token![=]) {
+            // `strategy = lease`
+            ahead.parse::<Token![=]>().ok()?;
+            let value = ahead.call(Ident::parse_any).ok().filter(|it| STRATEGIES.iter().any(|known| it == known))?;
+            if example(&word.to_string()).is_some() || !ends(&ahead) {
+                return None;
+            }
+            let message = format!("the kind of lock goes first, without a name: {}", written(&value));
+            self.strategy = Some(value);
+            return Some(Err(error(&word, message)));
+        }
+        let is_strategy = STRATEGIES.iter().any(|known| word == known);
+        if !ends(&ahead) && !is_strategy {
+            return None;
+        }
+        // `fair` goes first by mistake.
+        if !is_strategy && example(&word.to_string()).is_some() {
+            return None;
+        }
+        let _ = input.call(Ident::parse_any);
+        let has_parens = input.peek(token::Paren);
+        let message = format!("the other arguments follow a comma: {}", written(&word));
+        let result = if has_parens { Err(error(&word, message)) } else { Ok(()) };
+        self.strategy = Some(word);
+        Some(result)
+    }
+
+    fn quoted_strategy(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
+        let quoted: LitStr = input.parse()?;
+        let strategy = meant_strategy(&quoted.value());
+        let hint = match strategy {
+            Some(strategy) => format!("`{strategy}`"),
+            None => list(&STRATEGIES, "or"),
+        };
+        self.strategy = strategy.map(|it| Ident::new(it, quoted.span()));
+        Err(syn::Error::new(quoted.span(), format!("write the kind of lock without quotes: {hint}")))
+    }
+
+    fn bare_word(&mut self, word: Ident) -> syn::Result<()> {
+        if !STRATEGIES.iter().any(|it| word == it) {
+            return Err(self.unknown(&word));
         }
         if let Some(strategy) = &self.strategy {
-            return Err(error(&word, format!("one lock at a time: this is a `{strategy}` lock already")));
+            let message =
+                format!("one lock for each attribute, and this one takes a `{strategy}` lock already; remove `{word}`");
+            return Err(error(&word, message));
         }
         let err = error(&word, format!("the kind of lock goes first: `#[with_lock({word}, …)]`"));
         self.strategy = Some(word);
         Err(err)
     }
+
+    /// The error of an argument that does not exist.
+    fn unknown(&mut self, name: &Ident) -> syn::Error {
+        // `key = "order:{}", id` and `key = "order:{id}", id = order.id`, as in `format!`.
+        if let Some(Given { value: Expr::Lit(ExprLit { lit: Lit::Str(key), .. }), .. }) = &self.key
+            && (key.value().contains("{}") || key.value().contains(&format!("{{{name}")))
+        {
+            let key = key.value().replace("{}", &format!("{{{name}}}"));
+            self.key = None;
+            self.broken.push("key");
+            let message = format!(
+                "a key captures variables, and has no arguments: write `key = {key:?}`, or `key = format!(…)` for another value"
+            );
+            return error(name, message);
+        }
+        let hint = match (meant_argument(&name.to_string()), &self.strategy) {
+            (Some(meant), _) => format!("did you mean `{meant}`?"),
+            (None, Some(strategy)) => format!("`{strategy}` has {}", arguments_of(Some(&strategy.to_string()))),
+            (None, None) => format!("there are {}", arguments_of(None)),
+        };
+        error(name, format!("there is no argument `{name}`; {hint}"))
+    }
 }
 
-fn parse_column(input: ParseStream<'_>) -> syn::Result<By> {
-    let column = input.call(Ident::parse_any)?;
-    if !input.peek(Token![=]) {
-        return Err(error(&column, format!("write the column and its value: `{column} = {column}`")));
+/// A name for the body to use.
+fn parse_name(input: ParseStream<'_>, example: &str) -> syn::Result<Ident> {
+    let message = format!("this is a name for the body to use, without quotes, `mut` or `&`: write `{example}`");
+    input.parse().map_err(|err| syn::Error::new(err.span(), message))
+}
+
+fn parse_typed(input: ParseStream<'_>, example: &str) -> syn::Result<Typed> {
+    let name: Ident = parse_name(input, example)?;
+    if !input.peek(Token![:]) {
+        return Err(error(&name, format!("the rows need a type, a `Vec` of a `sqlx::FromRow`: write `{example}`")));
     }
-    input.parse::<Token![=]>()?;
-    Ok(By { column, value: input.parse()? })
+    input.parse::<Token![:]>()?;
+    let ty = input.parse()?;
+    let is_vec = matches!(&ty, Type::Path(it) if it.path.segments.last().is_some_and(|it| it.ident == "Vec"));
+    if !is_vec {
+        return Err(syn::Error::new_spanned(
+            &ty,
+            format!("the rows are a `Vec` of a `sqlx::FromRow`: write `{example}`"),
+        ));
+    }
+    Ok(Typed { name, ty })
+}
+
+fn parse_value(input: ParseStream<'_>, name: &Ident, example: &str) -> syn::Result<Expr> {
+    let value: Expr = input.parse()?;
+    let next = input.fork().parse::<Ident>();
+    if let (Expr::Lit(ExprLit { lit: Lit::Int(number), .. }), Ok(unit)) = (&value, &next)
+        && ["us", "ms", "s", "m", "h"].iter().any(|it| unit == it)
+    {
+        let message = format!("a duration is text: write `{name} = \"{number}{unit}\"`");
+        return Err(syn::Error::new(number.span(), message));
+    }
+    if !ends(input) && !input.peek(Ident::peek_any) && !input.peek(Lit) {
+        return Err(input.error(format!("the value of `{name}` ends before this: write `{example}`")));
+    }
+    Ok(value)
+}
+
+/// Whether an argument ends here.
+fn ends(input: ParseStream<'_>) -> bool {
+    input.is_empty() || input.peek(Token![,]) || input.peek(Token![;])
+}
+
+/// Goes to the start of the next argument.
+fn next_argument(input: ParseStream<'_>, errors: &mut Errors) -> syn::Result<()> {
+    if input.is_empty() {
+        return Ok(());
+    }
+    if input.peek(Token![,]) {
+        input.parse::<Token![,]>()?;
+        if input.peek(Token![,]) {
+            errors.push(input.error("there is a comma too many here; remove it"));
+        }
+        while input.peek(Token![,]) {
+            input.parse::<Token![,]>()?;
+        }
+        return Ok(());
+    }
+    if input.peek(Ident::peek_any) {
+        let next = input.fork().call(Ident::parse_any)?;
+        errors.push(error(&next, format!("a comma is missing before `{next}`")));
+        return Ok(());
+    }
+    errors.push(input.error("an argument ends before this, with a comma"));
+    skip_argument(input)?;
+    if input.peek(Token![,]) {
+        input.parse::<Token![,]>()?;
+    }
+    Ok(())
 }
 
 /// The one setter: refuses a second value.
@@ -199,83 +387,14 @@ fn set<T>(slot: &mut Option<Given<T>>, name: Ident, value: T) -> syn::Result<()>
     Ok(())
 }
 
-fn unknown(name: &Ident) -> syn::Error {
-    let hint = match meant(&name.to_string()) {
-        Some(known) => format!("did you mean `{known}`?"),
-        None => format!("there are {}", list(&KNOWN.map(|(known, _)| known), "and")),
-    };
-    error(name, format!("there is no argument `{name}`; {hint}"))
-}
-
-/// The argument of that name, or nearly that name.
-fn meant(name: &str) -> Option<&'static str> {
-    nearest(name, &KNOWN.map(|(known, _)| known))
-}
-
-/// Goes on with the next argument after one that makes no sense.
+/// Goes to the end of an argument that makes no sense.
 fn skip_argument(input: ParseStream<'_>) -> syn::Result<()> {
-    while !input.is_empty() && !input.peek(Token![,]) {
-        input.parse::<proc_macro2::TokenTree>()?;
+    while !ends(input) {
+        input.parse::<TokenTree>()?;
     }
     Ok(())
 }
 
 pub(crate) fn error(at: &Ident, message: impl std::fmt::Display) -> syn::Error {
     syn::Error::new(at.span(), message)
-}
-
-/// "`a`, `b` or `c`".
-pub(crate) fn list(words: &[&str], and: &str) -> String {
-    let quoted: Vec<_> = words.iter().map(|it| format!("`{it}`")).collect();
-    match quoted.split_last() {
-        Some((last, [])) => last.clone(),
-        Some((last, others)) => format!("{} {and} {last}", others.join(", ")),
-        None => String::new(),
-    }
-}
-
-/// The word that was probably meant.
-pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let near = known.iter().map(|it| (distance(word, it), *it)).min()?;
-    (near.0 <= 2 && near.0 < near.1.len()).then_some(near.1)
-}
-
-/// How many letters must be inserted, removed, replaced or swapped with their neighbour.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<_>, Vec<_>) = (a.chars().collect(), b.chars().collect());
-    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slip_of_the_finger_is_understood() {
-        for (slip, known) in [
-            ("wiat", "wait"),
-            ("atempts", "attempts"),
-            ("onbusy", "on_busy"),
-            ("tabel", "table"),
-            ("kyes", "keys"),
-            ("fiar", "fair"),
-        ] {
-            assert_eq!(meant(slip), Some(known));
-        }
-        assert_eq!(meant("timeout"), None);
-        assert_eq!(nearest("x", &["on", "as"]), None);
-    }
 }

@@ -1,12 +1,16 @@
 //! What the function becomes: calls to `lockkit::__private`, around the user's body.
 
-use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
-use syn::{Expr, LitStr, Signature, Type, ext::IdentExt, spanned::Spanned};
+use syn::{
+    Expr, GenericArgument, LitStr, PathArguments, PathSegment, Signature, Type, TypePath, ext::IdentExt,
+    spanned::Spanned,
+};
 
 use crate::{
-    args::{Args, By, Errors},
+    args::{Args, Errors, Typed},
     body::{Body, Mode},
+    columns::By,
     function::Function,
     plan::{Key, Keys, Lease, Lock, Named, Plan, Retry, Row, Section, Session, Terms, Version},
     rewritten::{Site, map, rename_self},
@@ -64,7 +68,12 @@ fn checked(
     function.check(errors);
     let site = Site::of(sig, body);
     if site.is_none() && sig.constness.is_none() {
-        let message = "`#[with_lock]` waits for the lock, so it needs an `async fn`";
+        let message = if uses::mentions(body, &Ident::new("block_on", Span::call_site())) {
+            "`#[with_lock]` waits for the lock, so it needs an `async fn`; an attribute above it, such as `#[tokio::main]` \
+             or `#[tokio::test]`, has made this one a plain `fn`: put `#[with_lock]` on a function that this one calls"
+        } else {
+            "`#[with_lock]` waits for the lock, so it needs an `async fn`"
+        };
         errors.push(syn::Error::new(sig.fn_token.span, message));
     }
     if uses::mentions(body, &own("body")) {
@@ -78,8 +87,9 @@ fn checked(
         let attribute = if self_renamed { rename_self(attribute) } else { attribute };
         let args = Args::parse(attribute, errors);
         let strategy = args.strategy.clone();
-        let given = [&args.tx, &args.bind].into_iter().flatten().map(|it| it.value.clone());
-        names.extend(given.filter(|it| *it != "_"));
+        let given = [&args.tx, &args.bind].into_iter().flatten().map(|it| &it.value);
+        let given = given.chain(args.rows.iter().map(|it| &it.value.name));
+        names.extend(given.filter(|it| *it != "_").cloned());
         // The one that is missing has most likely this name in the body.
         if let (None, Some(strategy)) = (&args.tx, &strategy)
             && (strategy == "row" || strategy == "named")
@@ -112,6 +122,64 @@ fn own(name: &str) -> Ident {
 
 const OWN: &str = "__lockkit_";
 
+/// Where the error's type is written; the whole type, where it is not to be seen.
+fn span_of_error(returns: &Type) -> Span {
+    if let Type::Path(TypePath { path, .. }) = returns
+        && let Some(PathSegment { arguments: PathArguments::AngleBracketed(arguments), .. }) = path.segments.last()
+        && let (2, Some(GenericArgument::Type(err))) = (arguments.args.len(), arguments.args.last())
+    {
+        return err.span();
+    }
+    returns.span()
+}
+
+/// The path, every token of it at the span, or rustc blames the whole attribute.
+fn at(path: &TokenStream, span: Span) -> TokenStream {
+    let is_dollar_crate = |it: TokenTree| matches!(it, TokenTree::Ident(it) if it == "$crate");
+    if path.clone().into_iter().any(is_dollar_crate) {
+        return path.clone();
+    }
+    map(path.clone(), &|mut token| {
+        token.set_span(span);
+        token
+    })
+}
+
+/// A call with its own names where the rest of it is. Of errors that come up in one place rustc tells one.
+fn own_at(call: TokenStream, span: Span) -> TokenStream {
+    map(call, &|mut token| {
+        if matches!(&token, TokenTree::Ident(ident) if ident.to_string().starts_with(OWN)) {
+            token.set_span(span);
+        }
+        token
+    })
+}
+
+/// Calls whose tokens and expressions are all at `on`: what rustc finds missing in one place, it reports once.
+struct Reached {
+    first: Span,
+    last: Span,
+    path: TokenStream,
+}
+
+impl Reached {
+    fn new(on: &Expr, private: &TokenStream) -> Self {
+        let mixed = Span::mixed_site();
+        let mut tokens = on.to_token_stream().into_iter().map(|it| it.span().resolved_at(mixed));
+        let first = tokens.next().unwrap_or(mixed);
+        let last = tokens.last().unwrap_or(first);
+        Self { first, last, path: at(private, first) }
+    }
+
+    fn call(&self, function: &str, arguments: TokenStream) -> TokenStream {
+        let Self { last, path, .. } = self;
+        let function = Ident::new(function, *last);
+        let mut arguments = Group::new(Delimiter::Parenthesis, arguments);
+        arguments.set_span(*last);
+        quote!(#path::#function #arguments)
+    }
+}
+
 /// Expands one lock of a function. Names of its own are at `mixed_site`: the body does not see them, nor they the body's.
 ///
 /// Bodies are pinned where they are and lent to lockkit: every function that took one by value would double the size of
@@ -139,18 +207,9 @@ impl<'a> Expander<'a> {
         locks: &[&'a Lock],
     ) -> Self {
         let mixed = Span::mixed_site();
-        let blame = returns.map_or_else(|| sig.ident.span(), Spanned::span).resolved_at(mixed);
+        let blame = returns.map_or_else(|| sig.ident.span(), span_of_error).resolved_at(mixed);
         let private = quote_spanned!(mixed=> #krate::__private);
-        // Every token must be at the type, or rustc blames the whole attribute.
-        let is_dollar_crate = |it: TokenTree| matches!(it, TokenTree::Ident(it) if it == "$crate");
-        let blamed = if private.clone().into_iter().any(is_dollar_crate) {
-            private.clone()
-        } else {
-            map(private.clone(), &|mut token| {
-                token.set_span(blame);
-                token
-            })
-        };
+        let blamed = at(&private, blame);
         let body = Body::new(&private, sig, returns, body, brace);
         let bound = locks.iter().flat_map(|it| it.names()).map(|(name, _)| name).collect();
         Self { private, blamed, blame, body, mode: Mode::under(locks), bound }
@@ -159,7 +218,7 @@ impl<'a> Expander<'a> {
     fn expand(&self, lock: &Lock) -> TokenStream {
         match lock {
             Lock::Lease(lease) => self.lease(lease),
-            Lock::Row(Row { table, by, section }) => self.row(table, by, section),
+            Lock::Row(row) => self.row(row),
             Lock::Named(Named { key, section }) => self.named(key, section),
             Lock::Session(session) => self.session(session),
             Lock::Version(version) => self.version(version),
@@ -171,14 +230,14 @@ impl<'a> Expander<'a> {
         let Terms { ttl, min_hold, on_lost, is_fair } = terms;
         let private = &self.private;
         let mixed = Span::mixed_site();
-        let (key, held) = (own("key"), own("held"));
-        let (keys, request) = match keys {
-            Keys::One(key) => (self.key(key), quote_spanned!(mixed=> lease)),
+        let (leases, key, request, held, ok) = (own("leases"), own("key"), own("request"), own("held"), own("ok"));
+        let (keys, ask, acquire) = match keys {
+            Keys::One(key) => (self.key(key), "lease", "acquire"),
             Keys::Each(keys) => {
                 let keys = keys.iter().map(|it| self.key(it));
-                (quote_spanned!(mixed=> [#(#keys),*]), quote_spanned!(mixed=> leases_of_all))
+                (quote_spanned!(mixed=> [#(#keys),*]), "leases_of_all", "acquire_all")
             }
-            Keys::Expr(keys) => (quote_spanned!(mixed=> #private::keys(#keys)), quote_spanned!(mixed=> leases_of_all)),
+            Keys::Expr(keys) => (quote_spanned!(mixed=> #private::keys(#keys)), "leases_of_all", "acquire_all"),
         };
         let ttl = ttl.as_ref().map(|it| quote_spanned!(mixed=> .ttl(#it)));
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#it)));
@@ -186,12 +245,16 @@ impl<'a> Expander<'a> {
         let on_lost = on_lost.as_ref().map(|it| quote_spanned!(mixed=> .on_lost(#private::OnLost::#it)));
         let fair = is_fair.then(|| quote_spanned!(mixed=> .fair()));
         let failed = self.return_failure(on_busy.as_ref());
-        let ok = own("ok");
-        let leases = own("leases");
+        let at_on = Reached::new(on, private);
+        let opened = at_on.call("leases", on.to_token_stream());
+        let opened = at_on.call(if tx.is_some() { "leases_with_tx" } else { "own_leases" }, opened);
+        let asked = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
+        let acquired = at_on.call(acquire, own_at(request.to_token_stream(), at_on.first));
         let acquire = quote_spanned! {mixed=>
-            let #leases = #private::leases(#on);
+            let #leases = #opened;
             let #key = #keys;
-            let #held = match #private::#request(&#leases, #key)#ttl #wait #min_hold #on_lost #fair.acquire().await {
+            let #request = #asked #ttl #wait #min_hold #on_lost #fair;
+            let #held = match #acquired.await {
                 ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
@@ -210,8 +273,9 @@ impl<'a> Expander<'a> {
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#it)));
         let failed = self.return_failure(on_busy.as_ref());
         let (pool, key, held, ok) = (own("pool"), own("key"), own("held"), own("ok"));
+        let reached = self.pool("session_pool", on);
         let acquire = quote_spanned! {mixed=>
-            let #pool = #private::session_pool(#on);
+            let #pool = #reached;
             let #key = #key_text;
             let #held = match #private::SessionLock::new(#key)#wait.acquire(&#pool).await {
                 ::core::result::Result::Ok(#ok) => #ok,
@@ -268,73 +332,101 @@ impl<'a> Expander<'a> {
         }
     }
 
-    fn row(&self, table: &LitStr, by: &[By], section: &Section) -> TokenStream {
+    /// The pool, checked by one of lockkit's functions.
+    fn pool(&self, check: &str, on: &Expr) -> TokenStream {
+        let at_on = Reached::new(on, &self.private);
+        at_on.call(check, at_on.call("pool", on.to_token_stream()))
+    }
+
+    fn row(&self, row: &Row) -> TokenStream {
+        let Row { table, by, by_any, order_by, limit, skips_locked, section } = row;
         let private = &self.private;
         let mixed = Span::mixed_site();
         let (pool, key, wait) = (own("pool"), own("key"), own("wait"));
-        let by = by.iter().map(|By { column, value }| {
-            let column = LitStr::new(&column.unraw().to_string(), column.span());
-            let value = quote_spanned!(value.span().resolved_at(mixed)=> ::core::clone::Clone::clone(&(#value)));
-            quote_spanned!(mixed=> .by(#column, #value))
+        let name = |column: &Ident| LitStr::new(&column.unraw().to_string(), column.span());
+        let cloned =
+            |value: &Expr| quote_spanned!(value.span().resolved_at(mixed)=> ::core::clone::Clone::clone(&(#value)));
+        let values = by.iter().map(|it| ("by", it)).chain(by_any.iter().map(|it| ("by_any", it)));
+        let lock = values.fold(quote_spanned!(mixed=> #private::row_lock(&#pool, #table)), |lock, (by, it)| {
+            let By { column, value } = it;
+            let (by, column, value) = (Ident::new(by, mixed), name(column), cloned(value));
+            quote_spanned!(mixed=> #private::#by(#lock, #column, #value))
         });
+        let order_by = order_by.iter().map(|column| {
+            let column = name(column);
+            quote_spanned!(mixed=> .order_by(#column))
+        });
+        let limit = limit.as_ref().map(|it| quote_spanned!(mixed=> .limit(#it)));
+        let skip_locked = skips_locked.then(|| quote_spanned!(mixed=> .skip_locked()));
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(#wait)));
-        let lock = quote_spanned!(mixed=> #private::row_lock(&#pool, #table)#(#by)* #wait);
-        self.section(
-            section,
-            &quote_spanned!(mixed=> let #key = #private::key(#table);),
-            &lock,
-            ["row_tx", "under_rows"],
-        )
+        let lock = quote_spanned!(mixed=> #lock #(#order_by)* #limit #skip_locked #wait);
+        let begin = |deadline: TokenStream| {
+            let Some(Typed { ty, .. }) = &section.rows else {
+                return quote_spanned!(mixed=> #private::row_tx(&#pool, #deadline, #lock));
+            };
+            // At the type: what is wrong with it, rustc reports there.
+            let span = span_of_rows(section.rows.as_ref());
+            let private = at(private, span);
+            quote_spanned!(span=> #private::row_tx_with_rows::<#ty, _>(&#pool, #deadline, #lock))
+        };
+        let before = quote_spanned!(mixed=> let #key = #private::key(#table););
+        self.section(section, &before, "row_pool", &begin, "under_rows")
     }
 
     fn named(&self, key: &Key, section: &Section) -> TokenStream {
         let private = &self.private;
         let mixed = Span::mixed_site();
         let text = self.key(key);
-        let (key, wait) = (own("key"), own("wait"));
+        let (pool, key, wait) = (own("pool"), own("key"), own("wait"));
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(#wait)));
         let lock = quote_spanned!(mixed=> #private::NamedLock::new(&#key)#wait);
-        self.section(section, &quote_spanned!(mixed=> let #key = #text;), &lock, ["named_tx", "under_name"])
+        let begin = |deadline: TokenStream| quote_spanned!(mixed=> #private::named_tx(&#pool, #deadline, #lock));
+        let before = quote_spanned!(mixed=> let #key = #text;);
+        self.section(section, &before, "named_pool", &begin, "under_name")
     }
 
-    /// One transaction under a lock: once, or as often as the retry says.
+    /// One transaction under a lock: once, or as often as the retry says. `begin` begins it before the deadline.
     fn section(
         &self,
         section: &Section,
         before: &TokenStream,
-        lock: &TokenStream,
-        [begin, under]: [&str; 2],
+        pool_of: &str,
+        begin: &dyn Fn(TokenStream) -> TokenStream,
+        under: &str,
     ) -> TokenStream {
-        let Section { on, wait, on_busy, tx, retry } = section;
+        let Section { on, wait, on_busy, tx, rows, retry } = section;
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
         let (pool, key, body, result, ok) = (own("pool"), own("key"), own("body"), own("result"), own("ok"));
+        let reached = self.pool(pool_of, on);
         let wait = wait.as_ref().map(|it| {
             let wait = own("wait");
             quote_spanned!(mixed=> let #wait = #private::wait(#it);)
         });
         let before = quote_spanned! {mixed=>
-            let #pool = #private::pool(#on);
+            let #pool = #reached;
             #before
             #wait
         };
         if let Some(retry) = retry {
-            let begin = Ident::new(begin, mixed);
             let under = Ident::new(&format!("{under}_until"), mixed);
             let retry_name = own("retry");
-            let deadline = quote_spanned!(mixed=> #private::Retry::deadline(&#retry_name));
-            let begin = quote_spanned!(mixed=> #private::#begin(&#pool, #deadline, #lock));
+            let begin = begin(quote_spanned!(mixed=> #private::Retry::deadline(&#retry_name)));
             let under = quote_spanned!(mixed=> #private::#under(&#pool, &#key, &#retry_name, #body));
-            return self.retried(retry, &before, Some((tx, begin, under)), on_busy.as_ref());
+            let attempt = Attempt { tx, rows: rows.as_ref(), begin, under };
+            return self.retried(retry, &before, Some(attempt), on_busy.as_ref());
         }
-        let (begin, under) = (Ident::new(begin, mixed), Ident::new(under, mixed));
+        let under = Ident::new(under, mixed);
         let failed = self.return_failure(on_busy.as_ref());
+        let begin = begin(quote_spanned!(mixed=> ::core::option::Option::None));
+        let begun = quote_spanned!(span_of_rows(rows.as_ref())=> #begin.await);
         let Transaction { name: tx, touched, unused } = self.transaction(tx);
+        let bound = with_rows(&tx, rows.as_ref());
         let future = self.future(&unused);
         let finish = self.blame(quote_spanned!(*blame=> #blamed::end_tx(#tx, #result).await));
         quote_spanned! {mixed=>
             #before
-            let mut #tx = match #private::#begin(&#pool, ::core::option::Option::None, #lock).await {
+            let #bound = match #begun {
                 ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
@@ -355,10 +447,11 @@ impl<'a> Expander<'a> {
             None => self.retried(retry, &TokenStream::new(), None, None),
             Some((on, tx)) => {
                 let (pool, retry_name, body) = (own("pool"), own("retry"), own("body"));
-                let before = quote_spanned!(mixed=> let #pool = #private::pool(#on););
+                let reached = self.pool("known_pool", on);
+                let before = quote_spanned!(mixed=> let #pool = #reached;);
                 let begin = quote_spanned!(mixed=> #private::plain_tx(&#pool, #private::Retry::deadline(&#retry_name)));
                 let under = quote_spanned!(mixed=> #private::until(&#retry_name, #body));
-                self.retried(retry, &before, Some((tx, begin, under)), None)
+                self.retried(retry, &before, Some(Attempt { tx, rows: None, begin, under }), None)
             }
         }
     }
@@ -368,7 +461,7 @@ impl<'a> Expander<'a> {
         &self,
         terms: &Retry,
         before: &TokenStream,
-        tx: Option<(&Ident, TokenStream, TokenStream)>,
+        attempt: Option<Attempt<'_>>,
         on_busy: Option<&Expr>,
     ) -> TokenStream {
         let Retry { attempts, deadline, test, bind } = terms;
@@ -386,7 +479,7 @@ impl<'a> Expander<'a> {
             Some(bind) => quote_spanned!(mixed=> let #bind: u32 = #start),
             None => start,
         };
-        let attempt = match tx {
+        let attempt = match attempt {
             None => {
                 let future = self.future(&TokenStream::new());
                 quote_spanned! {mixed=>
@@ -396,8 +489,9 @@ impl<'a> Expander<'a> {
                     };
                 }
             }
-            Some((tx, begin, under)) => {
+            Some(Attempt { tx, rows, begin, under }) => {
                 let Transaction { name: tx, touched, unused } = self.transaction(tx);
+                let bound = with_rows(&tx, rows);
                 let future = self.future(&unused);
                 let busy = on_busy.map(|it| {
                     quote_spanned! {mixed=>
@@ -414,7 +508,7 @@ impl<'a> Expander<'a> {
                     };
                     let #ended = match #tried {
                         ::core::option::Option::Some(::core::result::Result::Ok(#ok)) => {
-                            let mut #tx = #ok;
+                            let #bound = #ok;
                             #touched
                             let #ended = {
                                 let #body = ::core::pin::pin!(#future);
@@ -474,14 +568,9 @@ impl<'a> Expander<'a> {
         Transaction { touched: quote_spanned!(mixed=> let _ = &mut #hidden;), name: hidden, unused }
     }
 
-    /// A call with its own names where the rest of it is. Of errors that come up in one place rustc tells one.
+    /// What fails to compile when the return type cannot carry an error of lockkit.
     fn blame(&self, call: TokenStream) -> TokenStream {
-        map(call, &|mut token| {
-            if matches!(&token, TokenTree::Ident(ident) if ident.to_string().starts_with(OWN)) {
-                token.set_span(self.blame);
-            }
-            token
-        })
+        own_at(call, self.blame)
     }
 
     /// The arms of a `match` that leave the function.
@@ -524,6 +613,31 @@ impl<'a> Expander<'a> {
         });
         quote_spanned!(mixed=> #private::key_of(#reserved, &[#(#pieces),*]))
     }
+}
+
+/// One transaction of several, one after the other.
+struct Attempt<'a> {
+    tx: &'a Ident,
+    rows: Option<&'a Typed>,
+    /// What begins it, a future.
+    begin: TokenStream,
+    /// What runs the body in it, a future.
+    under: TokenStream,
+}
+
+/// The pattern of a transaction, with the rows where the body is to have them.
+fn with_rows(tx: &Ident, rows: Option<&Typed>) -> TokenStream {
+    let mixed = Span::mixed_site();
+    match rows {
+        None => quote_spanned!(mixed=> mut #tx),
+        Some(Typed { name, .. }) => quote_spanned!(mixed=> (mut #tx, #name)),
+    }
+}
+
+/// Where the type of the rows is written.
+fn span_of_rows(rows: Option<&Typed>) -> Span {
+    let mixed = Span::mixed_site();
+    rows.map_or(mixed, |it| it.ty.span().resolved_at(mixed))
 }
 
 /// See [`Expander::transaction`].

@@ -3,6 +3,7 @@
 
 mod args;
 mod body;
+mod columns;
 mod duration;
 mod expand;
 mod function;
@@ -13,6 +14,7 @@ mod template;
 mod uses;
 mod validate;
 mod versioned;
+mod words;
 
 use proc_macro::TokenStream;
 
@@ -123,7 +125,12 @@ use proc_macro::TokenStream;
 /// | `key = …` | this or `keys` | – | required | required | – | the lock's name, see below |
 /// | `keys = …` | this or `key` | – | – | – | – | the names of several leases, all of which are taken or none, see below |
 /// | `table = "…"` | – | required | – | – | – | the table whose rows are locked: letters, digits and `_` |
-/// | `by(column = expr, …)` | – | required | – | – | – | which rows: those whose columns have these values. They are cloned, so the body may still move them |
+/// | `by(column = expr, …)` | – | this or `by_any` | – | – | – | which rows: those whose columns have these values. They are cloned, so the body may still move them |
+/// | `by_any(column = expr, …)` | – | this or `by` | – | – | – | the same with several values for each column, an `IntoIterator` of them: `RowLock::by_any` |
+/// | `order_by(column, …)` | – | optional | – | – | – | the order in which the rows are locked, ascending. Defaults to the order of the columns of `by` and `by_any` |
+/// | `limit = n` | – | with `rows` | – | – | – | locks this many rows at most (`u32`). Defaults to all that match |
+/// | `skip_locked` | – | with `rows` | – | – | – | passes over rows that others have locked, see below. A word without a value |
+/// | `rows = name: Vec<T>` | – | optional | – | – | – | the locked rows in the body, all columns of each, where `T` is `sqlx::FromRow` |
 /// | `tx = name` | optional | required | required | – | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`, see below. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` and `MultiLease::commit` do |
 /// | `wait = duration` | optional | optional | optional | optional | – | how long to wait for another holder. Defaults to that of the `Leases` (10 s unless set there), and to `Wait::Forever` for the others, which also take a `Wait` |
 /// | `ttl = duration` | optional | – | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
@@ -162,6 +169,40 @@ use proc_macro::TokenStream;
 /// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
 /// # let leases = Leases::new(db); leases.migrate().await?;
 /// transfer(&leases, 7, 3).await?;
+/// # Ok(()) }
+/// ```
+///
+/// **Several rows.** `by_any(item_id = ids)` locks the rows of all these values, in their order, and fails with
+/// `Error::NoSuchRow` when one is missing. With `limit` or `skip_locked`, the attribute may lock fewer rows than match, so
+/// the body needs `rows` to know which ones it got. Under `skip_locked` no row at all, because others have locked those that
+/// match or because none matches, is the same as a lock that is held by others: `on_busy`, or `Err(Error::Contended)`. With
+/// `order_by`, `limit` and `skip_locked` no `by` is needed. A queue of jobs for several consumers:
+///
+/// ```
+/// # use lockkit::with_lock;
+/// # use sqlx::SqlitePool;
+/// #[derive(sqlx::FromRow)]
+/// struct Job {
+///     id: i64,
+///     payload: String,
+/// }
+///
+/// /// Runs the next job. `None` when there is no job that nobody runs.
+/// #[with_lock(row, on = db, table = "t_jobs", by(state = "ready"), order_by(id), limit = 1, skip_locked,
+///     rows = jobs: Vec<Job>, tx = tx, on_busy = Ok(None))]
+/// async fn run_next(db: &SqlitePool) -> anyhow::Result<Option<String>> {
+///     let Some(job) = jobs.into_iter().next() else { return Ok(None) };
+///     // … what the job does …
+///     sqlx::query("UPDATE t_jobs SET state = 'done' WHERE id = ?").bind(job.id).execute(&mut *tx).await?;
+///     Ok(Some(job.payload))
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
+/// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t_jobs (id INTEGER PRIMARY KEY, state TEXT, payload TEXT)").execute(&db).await?;
+/// # sqlx::query("CREATE INDEX t_jobs_state ON t_jobs (state, id)").execute(&db).await?;
+/// # sqlx::query("INSERT INTO t_jobs VALUES (1, 'ready', 'mail')").execute(&db).await?;
+/// assert_eq!(run_next(&db).await?.as_deref(), Some("mail"));
+/// assert_eq!(run_next(&db).await?, None);
 /// # Ok(()) }
 /// ```
 ///
@@ -207,6 +248,49 @@ use proc_macro::TokenStream;
 /// A transaction, lease or number of an attempt that the body does not use is an unused variable, of which the compiler
 /// warns. Where that is meant, `tx = _tx` says so; `as = …` can be left out.
 ///
+/// # The error type
+/// The function's error must be `From<lockkit::Error>`. `lockkit::Error` and `anyhow::Error` are; `sqlx::Error` and `String`
+/// cannot be, so a function that returned one of them gets an error type of its own:
+///
+/// ```
+/// #[derive(Debug, thiserror::Error)]
+/// enum OrderError {
+///     #[error(transparent)]
+///     Lock(#[from] lockkit::Error),
+///     #[error(transparent)]
+///     Database(#[from] sqlx::Error),
+/// }
+/// ```
+///
+/// # Generic functions
+/// A function may be generic over its database. The bound on it is the trait of the lock: `DB: lockkit::RowOps` for `row`,
+/// `NamedOps` for `named`, `SessionOps` for `session`, `LeaseOps` for a `lease` in a `Leases<Pool<DB>>`, `Dialect` for
+/// `version` with `tx`. A `Leases<S>` of any store needs `S: lockkit::LeaseStore`. What the body runs on `tx`, and the values
+/// of `by`, need the bounds that sqlx asks for:
+///
+/// ```
+/// # use lockkit::{NamedOps, with_lock};
+/// use sqlx::{Executor, IntoArguments, Pool};
+///
+/// #[with_lock(named, on = pool, key = "report", tx = tx)]
+/// async fn report<DB: NamedOps>(pool: &Pool<DB>) -> anyhow::Result<()>
+/// where
+///     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+///     DB::Arguments: IntoArguments<DB>,
+/// {
+///     sqlx::query("DELETE FROM t_report").execute(&mut *tx).await?;
+///     Ok(())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
+/// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # lockkit::migrate(&db).await?;
+/// # sqlx::query("CREATE TABLE t_report (n INTEGER)").execute(&db).await?;
+/// report(&db).await?;
+/// # Ok(()) }
+/// ```
+///
+/// `sqlx::Any` has no locks, because it does not tell its database.
+///
 /// # Where it goes
 /// On functions and methods, also in implementations of traits, under `#[async_trait]`, and together with
 /// `#[tracing::instrument]` in either order; the span is around the lock.
@@ -249,7 +333,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     expand::with_lock(args.into(), &item.into()).into()
 }
 
-/// Gives a struct `load` and `save`, guarded by a version: the save of whoever read an older version is refused.
+/// Gives a struct `load`, `save` and `delete`, guarded by a version: a save or delete after somebody else's save is refused.
 ///
 /// ```
 /// #[derive(sqlx::FromRow, lockkit::Versioned)]
@@ -310,19 +394,24 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// `save(&mut *tx)` leaves the version in the struct as it is: a version that is rolled back with its transaction or with a
 /// savepoint will be given to somebody else's content, and must not be expected. Commit through what `save` returns, and
 /// the struct has its new version, if and only if it was committed: `item.save(&mut *tx).await?.commit(tx).await?`. See
-/// [`Saved`](../lockkit/struct.Saved.html).
+/// [`Saved`](../lockkit/struct.Saved.html). Where the transaction is committed elsewhere, as under `#[with_lock(…, tx = tx)]`,
+/// and the struct is not used after it, write `let _ = item.save(&mut *tx).await?;`.
+///
+/// `delete(&mut *tx)` changes nothing in the struct: after a rollback it can be saved or deleted as before.
 ///
 /// # What it writes
 /// - `load(on, key)`: `on` is `&pool` or `&mut *tx`; one argument for each column of the key, as anything that is
 ///   `Into` the field's type. The struct must be `sqlx::FromRow`.
-/// - `save(&mut self, on)`: writes every field but those of the key.
+/// - `save(&mut self, on)`: writes every field but those of the key. On `&pool` it returns nothing, on a connection a
+///   `Saved`.
+/// - `delete(&self, on)`: deletes the row, by key and version.
 /// - `impl lockkit::VersionedStruct`, on which both rest, and which can be written by hand.
 ///
 /// # Options
 ///
 /// | on the struct | what it is |
 /// |---|---|
-/// | `table = "…"` | the table: letters, digits and `_` |
+/// | `table = "…"` | the table: letters, digits and `_`; with its schema if that is not the connection's, `"app.items"` |
 /// | `key = "…"`, `key("…", "…")` | the columns that say which row it is |
 /// | `version = "…"` | the column that counts: its field is an `i16`, `i32` or `i64`. Defaults to `version` |
 /// | `crate = path` | where lockkit is, if not at `::lockkit` |
@@ -332,7 +421,8 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// | `rename = "…"` | the name of its column. Defaults to that of `#[sqlx(rename = "…")]`, or of the field |
 /// | `skip` | it is read but not written, as what the database computes. `#[sqlx(skip)]` says so too |
 ///
-/// The struct may be generic, also over lifetimes.
+/// The struct may be generic, also over lifetimes. Of sqlx's own options, `rename`, `rename_all`, `skip`, `default`, `json` and
+/// `json(nullable)` are followed in both directions; `flatten` and `try_from`, which a save could not undo, are refused.
 #[proc_macro_derive(Versioned, attributes(versioned))]
 pub fn versioned(input: TokenStream) -> TokenStream {
     versioned::derive(input.into()).into()

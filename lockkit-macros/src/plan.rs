@@ -3,7 +3,7 @@
 use proc_macro2::{Span, TokenStream};
 use syn::{Expr, Ident, LitStr};
 
-use crate::{args::By, template::Template};
+use crate::{args::Typed, columns::By, template::Template};
 
 /// What to expand.
 pub(crate) struct Plan {
@@ -30,6 +30,8 @@ pub(crate) enum Role {
     },
     Session,
     Attempt,
+    /// The rows that are locked.
+    Rows,
 }
 
 impl Lock {
@@ -42,7 +44,12 @@ impl Lock {
                 (self.retry().and_then(|it| it.bind.as_ref()), Role::Attempt)
             }
         };
-        self.tx().map(|it| (it, Role::Tx)).into_iter().chain(bind.map(|it| (it, role))).collect()
+        let rows = match self {
+            Self::Row(row) => row.section.rows.as_ref().map(|it| &it.name),
+            _ => None,
+        };
+        let given = [(self.tx(), Role::Tx), (bind, role), (rows, Role::Rows)];
+        given.into_iter().filter_map(|(name, role)| Some((name?, role))).collect()
     }
 
     /// The transaction that it begins.
@@ -90,7 +97,13 @@ pub(crate) struct Terms {
 
 pub(crate) struct Row {
     pub(crate) table: LitStr,
+    /// Columns with one value each.
     pub(crate) by: Vec<By>,
+    /// Columns with several values each.
+    pub(crate) by_any: Vec<By>,
+    pub(crate) order_by: Vec<Ident>,
+    pub(crate) limit: Option<Expr>,
+    pub(crate) skips_locked: bool,
     pub(crate) section: Section,
 }
 
@@ -116,6 +129,8 @@ pub(crate) struct Section {
     pub(crate) wait: Option<TokenStream>,
     pub(crate) on_busy: Option<Expr>,
     pub(crate) tx: Ident,
+    /// The name and type of the locked rows in the body.
+    pub(crate) rows: Option<Typed>,
     pub(crate) retry: Option<Retry>,
 }
 

@@ -4,36 +4,21 @@ use std::time::Duration;
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
-use syn::{Expr, ExprArray, ExprLit, Ident, Lit, LitStr, spanned::Spanned};
+use syn::{Expr, ExprArray, ExprLit, ExprUnary, Ident, Lit, LitStr, UnOp, spanned::Spanned};
 
 use crate::{
-    args::{Args, By, Errors, Given, error, list, nearest},
+    args::{Args, Errors, Given, error},
+    columns::By,
     duration,
     plan::{Key, Keys, Lease, Lock, Named, Plan, Retry, Row, Section, Session, Terms, Version},
     template::Template,
+    words::{STRATEGIES, example, list, meant_strategy, nearest, strategies_with},
 };
-
-const STRATEGIES: [&str; 5] = ["lease", "row", "named", "session", "version"];
-
-/// The arguments that not every kind of lock has.
-const HAS: [(&str, &[&str]); 12] = [
-    ("key", &["lease", "named", "session"]),
-    ("keys", &["lease"]),
-    ("table", &["row"]),
-    ("by", &["row"]),
-    ("ttl", &["lease"]),
-    ("wait", &["lease", "row", "named", "session"]),
-    ("min_hold", &["lease"]),
-    ("on_lost", &["lease"]),
-    ("fair", &["lease"]),
-    ("attempts", &["row", "named", "version"]),
-    ("deadline", &["row", "named", "version"]),
-    ("retry_if", &["row", "named", "version"]),
-];
 
 impl Plan {
     /// `None` when something is wrong; `errors` says what.
     pub(crate) fn new(args: Args, errors: &mut Errors) -> Option<Self> {
+        let given = args.of_some_kinds();
         let Args {
             strategy,
             on,
@@ -41,6 +26,11 @@ impl Plan {
             keys,
             table,
             by,
+            by_any,
+            order_by,
+            limit,
+            skip_locked,
+            rows,
             ttl,
             wait,
             min_hold,
@@ -54,21 +44,15 @@ impl Plan {
             tx,
             krate,
             broken,
+            is_unclear,
         } = args;
-        let strategy = errors.note(check_strategy(strategy))?;
-        let check = &mut Checker { strategy: strategy.clone(), broken, errors };
-        check.belongs("key", key.as_ref());
-        check.belongs("keys", keys.as_ref());
-        check.belongs("table", table.as_ref());
-        check.belongs("by", by.as_ref());
-        check.belongs("ttl", ttl.as_ref());
-        check.belongs("wait", wait.as_ref());
-        check.belongs("min_hold", min_hold.as_ref());
-        check.belongs("on_lost", on_lost.as_ref());
-        check.belongs("fair", fair.as_ref());
-        check.belongs("attempts", attempts.as_ref());
-        check.belongs("deadline", deadline.as_ref());
-        check.belongs("retry_if", retry_if.as_ref());
+        let strategy = match strategy {
+            // Something else stands where the kind of lock goes, and is an error already.
+            None if is_unclear => return None,
+            strategy => errors.note(check_strategy(strategy))?,
+        };
+        let check = &mut Checker { strategy: strategy.clone(), broken, is_unclear, errors };
+        check.belong(given);
         let krate = krate.map_or_else(|| quote!(::lockkit), |it| it.value.to_token_stream());
         let on_busy_name = on_busy.as_ref().map(|it| it.name.clone());
         let on_busy = on_busy.map(|it| it.value);
@@ -107,17 +91,18 @@ impl Plan {
                 let tx =
                     check.required(tx, "tx = tx", "the lock lives in a transaction, and this is its name in the body");
                 let retry = check.optional_retry(attempts, deadline, retry_if, bind);
+                let rows = rows.map(|it| it.value);
                 if strategy == "named" {
                     let key = check.one_key(key, keys.as_ref());
-                    let section = Section { on: on?, wait, on_busy, tx: tx?, retry };
+                    let section = Section { on: on?, wait, on_busy, tx: tx?, rows: None, retry };
                     Lock::Named(Named { key: key?, section })
                 } else {
+                    let picked = Picked { by, by_any, order_by, limit, skip_locked };
+                    check.picked(&picked, rows.is_some());
                     let table = check.required(table, r#"table = "t_items""#, "the table to lock rows of");
                     let table = table.and_then(|it| check.table(&it));
-                    let by = check.required(by, "by(item_id = item_id)", "the columns and values of the rows to lock");
-                    let by = by.map(|it| check.columns(it));
-                    let section = Section { on: on?, wait, on_busy, tx: tx?, retry };
-                    Lock::Row(Row { table: table?, by: by?, section })
+                    let section = Section { on: on?, wait, on_busy, tx: tx?, rows, retry };
+                    Lock::Row(picked.into_row(table?, section))
                 }
             }
         };
@@ -134,18 +119,41 @@ fn check_strategy(strategy: Option<Ident>) -> syn::Result<Ident> {
     if STRATEGIES.contains(&word.as_str()) {
         return Ok(strategy);
     }
-    Err(error(
-        &strategy,
-        match nearest(&word, &STRATEGIES) {
-            Some(meant) => format!("there is no kind of lock `{word}`; did you mean `{meant}`?"),
-            None => format!("there is no kind of lock `{word}`; use {}", list(&STRATEGIES, "or")),
-        },
-    ))
+    let hint = match meant_strategy(&word) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("use {}", list(&STRATEGIES, "or")),
+    };
+    Err(error(&strategy, format!("there is no kind of lock `{word}`; {hint}")))
+}
+
+/// What says which rows.
+struct Picked {
+    by: Option<Given<Vec<By>>>,
+    by_any: Option<Given<Vec<By>>>,
+    order_by: Option<Given<Vec<Ident>>>,
+    limit: Option<Given<Expr>>,
+    skip_locked: Option<Given<()>>,
+}
+
+impl Picked {
+    fn into_row(self, table: LitStr, section: Section) -> Row {
+        let Self { by, by_any, order_by, limit, skip_locked } = self;
+        Row {
+            table,
+            by: by.map(|it| it.value).unwrap_or_default(),
+            by_any: by_any.map(|it| it.value).unwrap_or_default(),
+            order_by: order_by.map(|it| it.value).unwrap_or_default(),
+            limit: limit.map(|it| it.value),
+            skips_locked: skip_locked.is_some(),
+            section,
+        }
+    }
 }
 
 struct Checker<'a> {
     strategy: Ident,
     broken: Vec<&'static str>,
+    is_unclear: bool,
     errors: &'a mut Errors,
 }
 
@@ -154,22 +162,31 @@ impl Checker<'_> {
         self.errors.push(syn::Error::new(at, message));
     }
 
-    fn belongs<T>(&mut self, option: &str, given: Option<&Given<T>>) {
-        let (Some(given), Some((_, strategies))) = (given, HAS.iter().find(|(name, _)| *name == option)) else {
-            return;
-        };
-        if !strategies.iter().any(|it| self.strategy == it) {
+    /// Refuses the arguments that this kind of lock does not have: one error for all that belong to the same other kinds.
+    fn belong(&mut self, mut left: Vec<Ident>) {
+        left.retain(|it| !strategies_with(&it.to_string()).iter().any(|strategy| self.strategy == strategy));
+        // One that is missing may be missing only because the kind of lock is the wrong one.
+        self.is_unclear |= !left.is_empty();
+        while let Some(first) = left.first().cloned() {
+            let strategies = strategies_with(&first.to_string());
+            let (together, others) =
+                left.into_iter().partition::<Vec<_>, _>(|it| strategies_with(&it.to_string()) == strategies);
+            left = others;
+            let names: Vec<_> = together.iter().map(ToString::to_string).collect();
+            let names: Vec<_> = names.iter().map(String::as_str).collect();
+            let (have, them) = if names.len() == 1 { ("has", "it") } else { ("have", "them") };
             let message = format!(
-                "`{option}` has no effect with `{}`; remove it, or use {}",
+                "{} {have} no effect with `{}`; remove {them}, or use {}",
+                list(&names, "and"),
                 self.strategy,
                 list(strategies, "or")
             );
-            self.errors.push(error(&given.name, message));
+            self.errors.push(error(&first, message));
         }
     }
 
     fn required<T>(&mut self, given: Option<Given<T>>, example: &str, what: &str) -> Option<T> {
-        let broken = self.broken.iter().any(|name| example.starts_with(name));
+        let broken = self.is_unclear || self.broken.iter().any(|name| example.starts_with(name));
         if given.is_none() && !broken {
             let message = format!("`{}` needs `{example}`: {what}", self.strategy);
             self.errors.push(error(&self.strategy, message));
@@ -179,7 +196,7 @@ impl Checker<'_> {
 
     fn keys(&mut self, key: Option<Given<Expr>>, keys: Option<Given<Expr>>) -> Option<Keys> {
         let Some(Given { name, value }) = keys else {
-            let is_broken = key.is_none() && self.broken.contains(&"keys");
+            let is_broken = key.is_none() && (self.is_unclear || self.broken.contains(&"keys"));
             return if is_broken { None } else { self.one_key(key, None).map(Keys::One) };
         };
         if key.is_some() {
@@ -222,7 +239,14 @@ impl Checker<'_> {
     }
 
     fn key(&mut self, key: Expr) -> Option<Key> {
-        let Some(Lit::Str(literal)) = literal(&key) else { return Some(Key::Expr(key)) };
+        let literal = match literal(&key) {
+            None => return Some(Key::Expr(key)),
+            Some(Lit::Str(literal)) => literal,
+            Some(other) => {
+                self.fail(other.span(), r#"a key is text: write `"order:{user_id}"`, or give a `String` or `Key`"#);
+                return None;
+            }
+        };
         match Template::parse(&literal.value()) {
             Ok(template) => Some(Key::Template(template, literal.span())),
             Err(message) => {
@@ -237,7 +261,7 @@ impl Checker<'_> {
             self.fail(table.span(), r#"the table is a string literal: `table = "t_items"`"#);
             return None;
         };
-        if let Some(fault) = fault_of_name(&literal.value()) {
+        if let Some(fault) = fault_of_table(&literal.value()) {
             self.fail(
                 literal.span(),
                 format!("`{}` cannot be the name of a table: {fault}", literal.value().escape_debug()),
@@ -247,18 +271,70 @@ impl Checker<'_> {
         Some(literal.clone())
     }
 
-    fn columns(&mut self, by: Vec<By>) -> Vec<By> {
-        if by.is_empty() {
-            let message = "`by` names no column; write `by(item_id = item_id)`";
+    /// Checks what says which rows, and that the body knows which of them it got.
+    fn picked(&mut self, picked: &Picked, has_rows: bool) {
+        let Picked { by, by_any, order_by, limit, skip_locked } = picked;
+        let is_queue = order_by.is_some() && limit.is_some() && skip_locked.is_some();
+        let is_broken = self.is_unclear || self.broken.iter().any(|it| ["by", "by_any"].contains(it));
+        if by.is_none() && by_any.is_none() && !is_queue && !is_broken {
+            let message = "`row` needs `by(item_id = item_id)` or `by_any(item_id = item_ids)`: the columns and values of the rows to lock";
             self.errors.push(error(&self.strategy, message));
         }
-        for By { column, .. } in &by {
+        for Given { name, value } in [by, by_any].into_iter().flatten() {
+            if let (true, Some(example)) = (value.is_empty(), example(&name.to_string())) {
+                self.errors.push(error(name, format!("`{name}` names no column; write `{example}`")));
+            }
+        }
+        if let Some(Given { name, value }) = order_by
+            && value.is_empty()
+        {
+            self.errors.push(error(name, "`order_by` names no column; write `order_by(item_id)`"));
+        }
+        let by = [by, by_any].into_iter().flatten().flat_map(|it| &it.value).map(|it| &it.column);
+        self.columns(by);
+        self.columns(order_by.iter().flat_map(|it| &it.value));
+        if let Some(Given { name, value }) = limit {
+            self.number(name, value, "a limit of 0 locks no row");
+        }
+        if has_rows || self.is_unclear || self.broken.contains(&"rows") {
+            return;
+        }
+        if let Some(Given { name, .. }) = skip_locked {
+            let message = "with `skip_locked` the body must know which rows it got: add `rows = items: Vec<Item>`; or write \
+                           `wait = \"0s\"` instead, to be busy at once when one of the rows is locked";
+            self.errors.push(error(name, message));
+        } else if let Some(Given { name, .. }) = limit {
+            let message = "with `limit` the body must know which rows it got: add `rows = items: Vec<Item>`";
+            self.errors.push(error(name, message));
+        }
+    }
+
+    /// Refuses columns that cannot be, or are there twice.
+    fn columns<'c>(&mut self, columns: impl Iterator<Item = &'c Ident>) {
+        let mut seen = Vec::new();
+        for column in columns {
             let name = syn::ext::IdentExt::unraw(column).to_string();
             if let Some(fault) = fault_of_name(&name) {
                 self.fail(column.span(), format!("`{name}` cannot be the name of a column: {fault}"));
+            } else if seen.contains(&name) {
+                self.fail(column.span(), format!("the column `{name}` is given twice; remove one"));
+            }
+            seen.push(name);
+        }
+    }
+
+    /// Refuses literals that are no `u32`, or 0.
+    fn number(&mut self, name: &Ident, value: &Expr, zero: &str) {
+        let is_negative = matches!(ungrouped(value), Expr::Unary(ExprUnary { op: UnOp::Neg(_), .. }));
+        match literal(value) {
+            Some(Lit::Int(number)) if number.base10_digits() == "0" => self.fail(number.span(), zero),
+            Some(Lit::Int(_)) => {}
+            None if !is_negative => {}
+            _ => {
+                let message = format!("`{name}` is a whole number, 1 or more: write `{name} = 3`");
+                self.errors.push(syn::Error::new_spanned(value, message));
             }
         }
-        by
     }
 
     fn ttl(&mut self, given: Given<Expr>) -> Option<TokenStream> {
@@ -301,6 +377,17 @@ impl Checker<'_> {
     }
 
     fn wait(&mut self, given: Given<Expr>) -> Option<TokenStream> {
+        if let Some(Lit::Str(text)) = literal(&given.value)
+            && ["forever", "none", "infinite", "unlimited"].contains(&text.value().to_lowercase().as_str())
+        {
+            let message = if self.strategy == "lease" {
+                "the wait for a lease is bounded; write a long one, such as `wait = \"24h\"`"
+            } else {
+                "write `wait = lockkit::Wait::Forever`, without quotes"
+            };
+            self.fail(text.span(), message);
+            return None;
+        }
         self.duration(given, |_| None)
     }
 
@@ -314,6 +401,11 @@ impl Checker<'_> {
         fault: impl Fn(Duration) -> Option<&'static str>,
     ) -> Option<TokenStream> {
         let Given { name, value } = given;
+        if let Expr::Unary(ExprUnary { op: UnOp::Neg(_), .. }) = ungrouped(&value) {
+            let message = format!(r#"a duration cannot be negative: write `{name} = "30s"`"#);
+            self.errors.push(syn::Error::new_spanned(value, message));
+            return None;
+        }
         match literal(&value) {
             None => return Some(value.into_token_stream()),
             Some(Lit::Str(literal)) => {
@@ -386,11 +478,15 @@ impl Checker<'_> {
         retry_if: Option<Given<Expr>>,
         bind: Option<Given<Ident>>,
     ) -> Retry {
-        if let Some(Given { value, .. }) = &attempts
-            && let Some(Lit::Int(number)) = literal(value)
-            && number.base10_digits() == "0"
+        if let Some(Given { name, value }) = &attempts {
+            self.number(name, value, "at least one attempt is needed to do anything");
+        }
+        if let Some(Given { value, .. }) = &retry_if
+            && literal(value).is_some()
         {
-            self.fail(number.span(), "at least one attempt is needed to do anything");
+            let message = "`retry_if` is a function that says whether an error is worth another attempt: write \
+                           `retry_if = path::to::test`, or `retry_if = |err: &MyError| …`";
+            self.errors.push(syn::Error::new_spanned(value, message));
         }
         Retry {
             attempts: attempts.map(|it| it.value),
@@ -416,7 +512,16 @@ fn literal(expr: &Expr) -> Option<&Lit> {
     }
 }
 
-/// What is wrong with the name of a table or column. The same rules as in `lockkit/src/ident.rs`.
+/// What is wrong with the name of a table, which may have its schema before it.
+pub(crate) fn fault_of_table(name: &str) -> Option<&'static str> {
+    if name.matches('.').count() > 1 {
+        return Some("it has more than a schema and a name; write `app.items`");
+    }
+    let (schema, table) = name.split_once('.').map_or((None, name), |(schema, table)| (Some(schema), table));
+    schema.and_then(fault_of_name).or_else(|| fault_of_name(table))
+}
+
+/// What is wrong with the name of a column, or with one part of that of a table. The same rules as in `lockkit/src/ident.rs`.
 pub(crate) fn fault_of_name(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
@@ -425,7 +530,7 @@ pub(crate) fn fault_of_name(name: &str) -> Option<&'static str> {
     } else if name.starts_with(|it: char| it.is_ascii_digit()) {
         Some("it starts with a digit")
     } else if name.contains('.') {
-        Some("give the bare name of the table; choose its schema on the connection (search_path, or USE)")
+        Some("a column is named without its table")
     } else if !name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_') {
         Some("only ASCII letters, digits and `_` are allowed")
     } else {

@@ -26,7 +26,8 @@ pub enum Error {
         key: Key,
         /// How long this caller waited.
         waited: Duration,
-        /// Who holds it, where that is known: leases only.
+        /// Who holds it, where that is known: always for leases and session locks, for named and row locks on some
+        /// databases, as their `lock` says.
         holder: Option<HolderInfo>,
     },
 
@@ -82,8 +83,8 @@ pub enum Error {
 
     /// The row lock would read the whole table, and on some databases lock it. Nothing was locked.
     #[error(
-        "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by, \
-         or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
+        "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by (ordered by, \
+         if it has no `by`), or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
     )]
     FullScan {
         /// The table.
@@ -92,7 +93,7 @@ pub enum Error {
         plan: String,
     },
 
-    /// The text cannot name a lock.
+    /// The text cannot name a lock, or not in this database: see [`Key`].
     #[error("`{key}` cannot be a key: {reason}")]
     InvalidKey {
         /// The text, escaped and shortened.
@@ -128,11 +129,10 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// The migrations could not be applied.
+    /// lockkit's migrations could not be applied. Never an application's own: there is no `From<MigrateError>`.
     #[error("lockkit's migrations could not be applied")]
     Migration {
         /// What went wrong.
-        #[from]
         source: sqlx::migrate::MigrateError,
     },
 
@@ -312,6 +312,8 @@ pub enum Fault {
     ReadOnly,
     /// The server's binary log of statements refuses writes in a READ COMMITTED transaction.
     StatementLog,
+    /// The database's encoding has no such character.
+    Encoding,
     /// The connection broke, the server is going away or takes no more connections, or the pool gave none in time.
     Unavailable,
     /// Anything else.
@@ -358,19 +360,73 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// Who holds a lease, as shown to people. Never compared to decide who owns what.
+/// Who holds a lock, as shown to people. Never compared to decide who owns what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderInfo {
-    /// The process: host, process id and a random part, unless the service named itself.
+    /// Of a lease the process: host, process id and a random part, unless the service named itself. Of a row, named or session
+    /// lock the server's session, as [`LockHolder`] displays it.
     pub holder: String,
-    /// Its fencing token.
+    /// Its fencing token; 0 where there is none, because the lock is no lease.
     pub fence: Fence,
-    /// How long it has held the lease.
+    /// How long it has held the lease. Of another lock [`LockHolder::held_at_most`], or zero.
     pub held_for: Duration,
-    /// How often it has renewed the lease. None after a third of its ttl means that it hangs, or is dead.
+    /// How often it has renewed the lease. None after a third of its ttl means that it hangs, or is dead. Zero where the lock
+    /// is no lease.
     pub renewals: u64,
-    /// How long the lease lives without a renewal.
+    /// How long the lease lives without a renewal. [`Duration::MAX`] where the lock is no lease: it does not expire.
     pub expires_in: Duration,
+}
+
+/// The server's session that holds a row, named or session lock, as the server describes it.
+///
+/// Displayed as "session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0s at most".
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// What ends it: `pg_terminate_backend(id)` on PostgreSQL, `KILL id` on MySQL and MariaDB.
+    pub id: i64,
+    /// The user that it logged in as.
+    pub user: Option<String>,
+    /// Where it comes from. `None` for a local connection, and on PostgreSQL for a user who may not see it (who is neither the
+    /// same user nor in `pg_read_all_stats`).
+    pub host: Option<String>,
+    /// `application_name` of its connection: PostgreSQL only.
+    pub application: Option<String>,
+    /// The age of its transaction (row or named lock) or connection (session lock): no server says when a lock was taken.
+    /// PostgreSQL only, and for those who may see it.
+    pub held_at_most: Option<Duration>,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, user, host, application, held_at_most } = self;
+        write!(f, "session {id}")?;
+        if let Some(user) = user {
+            write!(f, " of `{user}`")?;
+        }
+        if let Some(host) = host {
+            write!(f, " from {host}")?;
+        }
+        if let Some(application) = application {
+            write!(f, " (`{application}`)")?;
+        }
+        if let Some(time) = held_at_most {
+            write!(f, ", for {time:.1?} at most")?;
+        }
+        Ok(())
+    }
+}
+
+impl From<LockHolder> for HolderInfo {
+    fn from(session: LockHolder) -> Self {
+        Self {
+            holder: session.to_string(),
+            fence: Fence::from(0),
+            held_for: session.held_at_most.unwrap_or_default(),
+            renewals: 0,
+            expires_in: Duration::MAX,
+        }
+    }
 }
 
 /// The innermost source of every [`Error::Conflict`], so that a conflict is recognised however it is wrapped.
@@ -390,7 +446,11 @@ pub(crate) fn chain<'a>(err: &'a (dyn StdError + 'static)) -> impl Iterator<Item
 }
 
 fn by(holder: Option<&HolderInfo>) -> String {
-    holder.map_or_else(String::new, |HolderInfo { holder, held_for, renewals, expires_in, .. }| {
+    holder.map_or_else(String::new, |HolderInfo { holder, fence, held_for, renewals, expires_in }| {
+        // No lease, whose text says it all.
+        if fence.get() == 0 {
+            return format!(": {holder}");
+        }
         let renewing = match renewals {
             0 => "not renewed so far".to_owned(),
             1 => "renewed once".to_owned(),

@@ -15,7 +15,7 @@ pub(crate) struct Ident(String);
 impl Ident {
     /// Checks `name`; [`Error::InvalidIdentifier`] says what is wrong with it.
     pub(crate) fn new(name: &str) -> Result<Self> {
-        let refuse = |reason| Err(Error::InvalidIdentifier { name: name.escape_debug().take(100).collect(), reason });
+        let refuse = |reason| Err(invalid(name, reason));
         if name.is_empty() {
             return refuse("it is empty");
         }
@@ -26,9 +26,7 @@ impl Ident {
             return refuse("it starts with a digit");
         }
         if name.contains('.') {
-            return refuse(
-                "give the bare name of the table; choose its schema on the connection (search_path, or USE)",
-            );
+            return refuse("a column is named without its table");
         }
         if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return refuse("only ASCII letters, digits and `_` are allowed");
@@ -48,9 +46,73 @@ impl fmt::Display for Ident {
     }
 }
 
+fn invalid(name: &str, reason: &'static str) -> Error {
+    Error::InvalidIdentifier { name: name.escape_debug().take(100).collect(), reason }
+}
+
+/// A checked table name, with its schema where one was given: `items` or `app.items`.
+///
+/// The schema is that of PostgreSQL, the database of MySQL and MariaDB, and the attached file of SQLite.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct TableName {
+    schema: Option<Ident>,
+    name: Ident,
+}
+
+impl TableName {
+    /// Checks both parts of `name`; [`Error::InvalidIdentifier`] says what is wrong with it.
+    pub(crate) fn new(name: &str) -> Result<Self> {
+        if name.matches('.').count() > 1 {
+            return Err(invalid(name, "it has more than a schema and a name; write `app.items`"));
+        }
+        match name.split_once('.') {
+            None => Ok(Self { schema: None, name: Ident::new(name)? }),
+            Some((schema, table)) => Ok(Self { schema: Some(Ident::new(schema)?), name: Ident::new(table)? }),
+        }
+    }
+
+    /// The schema, unless it is the connection's.
+    pub(crate) fn schema(&self) -> Option<&str> {
+        self.schema.as_ref().map(Ident::as_str)
+    }
+
+    /// The name without its schema.
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// Each part between quotes, to become part of a statement.
+    pub(crate) fn quoted(&self, quote: char) -> String {
+        let Self { schema, name } = self;
+        match schema {
+            None => format!("{quote}{name}{quote}"),
+            Some(schema) => format!("{quote}{schema}{quote}.{quote}{name}{quote}"),
+        }
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.schema {
+            None => self.name.fmt(f),
+            Some(schema) => write!(f, "{schema}.{}", self.name),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_part_of_a_table_name_has_quotes_of_its_own() {
+        assert_eq!(TableName::new("t").unwrap().quoted('"'), "\"t\"");
+        assert_eq!(TableName::new("app.t").unwrap().quoted('`'), "`app`.`t`");
+        assert_eq!(TableName::new("app.t").unwrap().to_string(), "app.t");
+        for bad in ["", ".", "app.", ".t", "a.b.c", "a\".t", "a.`t", "1a.t", "a .t"] {
+            assert!(matches!(TableName::new(bad), Err(Error::InvalidIdentifier { .. })), "{bad}");
+        }
+    }
 
     #[test]
     fn nothing_that_could_end_a_quoted_name_passes() {

@@ -17,6 +17,9 @@ pub const MAX_KEY_BYTES: usize = 255;
 /// Keys are stored whole, never shortened or hashed in the lease table, and differ when any byte differs:
 /// `"ABC"`, `"abc"` and `"abc "` are three keys on every database.
 ///
+/// A PostgreSQL database whose encoding is not UTF8 stores only what its encoding has: on one in LATIN1 a lease or stock
+/// with the key `"заказ:42"` is refused with [`Error::InvalidKey`]. Named and session locks, which are hashed there, are not.
+///
 /// ```
 /// use lockkit::Key;
 ///

@@ -25,7 +25,8 @@
 //! - **Commit before release**, by construction.
 //! - **Cancellation leaves nothing behind**: dropping any future of this crate at any await point leaves no lock past its
 //!   bound, no open transaction and no spoilt connection.
-//! - **Waiting for a lease holds no connection**, and one process asks the database with one voice per key.
+//! - **Waiting for a lease holds no connection**, and one process sends one query per key, however many
+//!   tasks wait.
 //! - **A row lock that would scan the table is refused** before it is taken.
 //! - **A version is yours to keep once it is committed**: what a transaction or savepoint rolled back is never expected of a
 //!   row that others have moved to the same number since.
@@ -61,6 +62,7 @@ mod dialect;
 mod error;
 mod fence;
 mod guard;
+mod holder;
 mod ident;
 mod keeper;
 mod kept;
@@ -92,7 +94,7 @@ pub use dialect::{
     AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
     SessionOps, StockOps, VersionOps,
 };
-pub use error::{BoxError, Error, Fault, HolderInfo, LossReason, Raced, Result};
+pub use error::{BoxError, Error, Fault, HolderInfo, LockHolder, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};
 pub use migrate::migrate;

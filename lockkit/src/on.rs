@@ -18,7 +18,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Where a statement runs: `&pool`, or `&mut *conn` and `&mut *tx`.
+/// Where a statement runs: `&pool`, or `&mut conn` and `&mut tx` (also as `&mut *tx`, the connection inside).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is neither a pool nor a connection to a database that lockkit knows",
     label = "pass `&pool`, or inside a transaction `&mut *tx`"
@@ -28,9 +28,16 @@ pub trait On<DB: Dialect>: Send + sealed::Sealed {
     #[doc(hidden)]
     type Conn: Finish + DerefMut<Target = DB::Connection> + Send;
 
+    /// What a write returns that a transaction may still undo. Nothing on a pool, where the statement itself commits.
+    type Written<W>;
+
     /// Gets the connection.
     #[doc(hidden)]
     fn reach(self, doing: &'static str) -> impl Future<Output = Result<Self::Conn>> + Send;
+
+    /// Leaves out what is known to be committed.
+    #[doc(hidden)]
+    fn written<W>(write: W) -> Self::Written<W>;
 }
 
 /// A connection that must hear that nothing is on its way any more.
@@ -43,9 +50,14 @@ impl<C> sealed::Sealed for &mut C {}
 
 impl<'c, DB: Dialect, C: AsConnection<DB>> On<DB> for &'c mut C {
     type Conn = Lent<'c, DB>;
+    type Written<W> = W;
 
     async fn reach(self, _doing: &'static str) -> Result<Self::Conn> {
         Ok(Lent(self.as_connection()))
+    }
+
+    fn written<W>(write: W) -> W {
+        write
     }
 }
 
@@ -53,11 +65,14 @@ impl<DB: Dialect> sealed::Sealed for &Pool<DB> {}
 
 impl<DB: Dialect> On<DB> for &Pool<DB> {
     type Conn = Pooled<DB>;
+    type Written<W> = ();
 
     async fn reach(self, doing: &'static str) -> Result<Self::Conn> {
         let conn = connection(self, doing, None).await?;
         Ok(Pooled(Guard::new(Busy { conn, runtime: Handle::current() })))
     }
+
+    fn written<W>(_write: W) {}
 }
 
 /// A connection of the caller's.

@@ -61,6 +61,15 @@ pub(crate) async fn access<DB: RowOps>(
             Ok(access)
         }
         Plan::NoRows => Ok(Access::default()),
+        Plan::View if check == PlanCheck::Deny => {
+            let reason =
+                format!("names the view `{table}`, which cannot be locked; lock the rows of the table that it reads");
+            Err(Error::InvalidOption { option: "table", reason })
+        }
+        Plan::View => {
+            tracing::warn!(%table, "a row lock names a view");
+            Ok(Access::default())
+        }
         Plan::Scan(plan) if check == PlanCheck::Deny => Err(Error::FullScan { table: table.clone(), plan }),
         Plan::Scan(plan) => {
             tracing::warn!(%table, plan, "a row lock scans the whole table");

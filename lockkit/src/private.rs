@@ -17,9 +17,10 @@ pub use tokio::time::Instant;
 
 use crate::{
     body::{Bounded, Under},
-    dialect::{Dialect, LeaseOps, NamedOps, RowOps, SessionOps},
+    dialect::{Dialect, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions},
     error::{BoxError, Result},
     guard::Watch,
+    holder::with_holder,
     locked::Record,
     retry::is_retryable,
     section::begin_within,
@@ -44,7 +45,7 @@ pub use crate::{
 #[diagnostic::on_unimplemented(
     message = "a function under `#[with_lock]` must return `Result<_, E>` with `E: From<lockkit::Error>`, not `{Self}`",
     label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
-    note = "return a `Result`, and write `impl From<lockkit::Error> for YourError`"
+    note = "return a `Result` whose error type is your own, and write `impl From<lockkit::Error> for YourError`"
 )]
 pub trait Outcome: Sized {
     /// What it returns when all is well.
@@ -67,7 +68,7 @@ pub trait Outcome: Sized {
     fn from_result(result: Result<Self::Value, Self::Error>) -> Self;
 }
 
-impl<T, E: From<Error>> Outcome for Result<T, E> {
+impl<T, E: Carries> Outcome for Result<T, E> {
     type Value = T;
     type Error = E;
 
@@ -83,6 +84,18 @@ impl<T, E: From<Error>> Outcome for Result<T, E> {
         result
     }
 }
+
+/// An error that can carry one of lockkit.
+#[diagnostic::on_unimplemented(
+    message = "a function under `#[with_lock]` cannot return the error type `{Self}`, which is not `From<lockkit::Error>`",
+    label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
+    note = "if `{Self}` is a type of yours, write `impl From<lockkit::Error> for {Self}`, or with thiserror a variant `Lock(#[from] lockkit::Error)`",
+    note = "otherwise (`sqlx::Error`, `String`, …) return an error type of your own, `anyhow::Error` or `lockkit::Error`; a type parameter needs the bound `{Self}: From<lockkit::Error>`"
+)]
+pub trait Carries: From<Error> {}
+
+#[diagnostic::do_not_recommend]
+impl<E: From<Error>> Carries for E {}
 
 /// An error that the default test can judge.
 #[diagnostic::on_unimplemented(
@@ -125,34 +138,118 @@ pub async fn step_if<R: Outcome<Error: Into<BoxError>>>(
     retry.step(ended.map(R::into_result), worth_another).await.map(R::from_result)
 }
 
-/// A handle of one's own, so that the body may have what it was reached by.
-pub fn leases<S: LeaseStore>(leases: &Leases<S>) -> Leases<S> {
+/// The leases. What is no leases is an error here.
+pub fn leases<S: LeaseStore>(leases: &Leases<S>) -> &Leases<S> {
+    leases
+}
+
+/// Clones the handle, so that the body may move the value it came from.
+pub fn own_leases<S: LeaseStore>(leases: &Leases<S>) -> Leases<S> {
     leases.clone()
 }
 
-/// As [`leases`], for a pool.
-pub fn pool<DB: Database>(pool: &Pool<DB>) -> Pool<DB> {
+/// As [`own_leases`], where a transaction is to begin in their database.
+pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as Known>::Itself>> {
+    S::with_pool(leases)
+}
+
+/// A store in which a transaction can begin.
+#[diagnostic::on_unimplemented(
+    message = "a lease with `tx` needs leases that are kept in a database, not in `{Self}`",
+    label = "`tx` is a transaction in the database that keeps the leases: `&Leases<Pool<_>>`",
+    note = "remove `tx`, and begin the transaction in the body: `lease.commit(tx)` makes it depend on the lease"
+)]
+pub trait Transacts: LeaseStore {
+    /// Its database.
+    type Db: LeaseOps;
+
+    /// The leases, known to be kept in a pool.
+    fn with_pool(leases: &Leases<Self>) -> Leases<Pool<Self::Db>>;
+}
+
+impl<DB: LeaseOps> Transacts for Pool<DB> {
+    type Db = DB;
+
+    fn with_pool(leases: &Leases<Self>) -> Leases<Self> {
+        leases.clone()
+    }
+}
+
+/// The pool. What is no pool is an error here.
+pub fn pool<DB: Database>(pool: &Pool<DB>) -> &Pool<DB> {
+    pool
+}
+
+/// Clones the handle, so that the body may move the value it came from. Of a database that lockkit does not know, the
+/// result has no type: rustc reports the mistake here, and not at every later step as well.
+pub fn known_pool<DB: Dialect>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
     pool.clone()
 }
 
-/// As [`pool`], for one whose database has session locks.
-pub fn session_pool<DB: SessionOps>(pool: &Pool<DB>) -> Pool<DB> {
+/// As [`known_pool`], for row locks.
+pub fn row_pool<DB: RowOps>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
     pool.clone()
+}
+
+/// As [`known_pool`], for named locks.
+pub fn named_pool<DB: NamedOps>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
+    pool.clone()
+}
+
+/// As [`known_pool`], for session locks.
+pub fn session_pool<DB: SessionOps>(pool: &Pool<DB>) -> Pool<<DB as Known<Sessions>>::Itself> {
+    pool.clone()
+}
+
+/// What can be the key of a lock.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the key of a lock",
+    label = "a key is text: `&str`, `String` or `lockkit::Key`",
+    note = "to make a key of a value, write a template that captures it: `key = \"order:{{id}}\"`"
+)]
+pub trait AsKey {
+    /// The key.
+    fn into_key(self) -> Key;
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: Into<Key>> AsKey for K {
+    fn into_key(self) -> Key {
+        self.into()
+    }
 }
 
 /// A key.
-pub fn key(key: impl Into<Key>) -> Key {
-    key.into()
+pub fn key(key: impl AsKey) -> Key {
+    key.into_key()
 }
 
 /// Several keys.
-pub fn keys(keys: impl IntoIterator<Item = impl Into<Key>>) -> Vec<Key> {
-    keys.into_iter().map(Into::into).collect()
+pub fn keys(keys: impl IntoIterator<Item = impl AsKey>) -> Vec<Key> {
+    keys.into_iter().map(AsKey::into_key).collect()
+}
+
+/// How long to wait.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot say how long to wait",
+    label = "expected a `std::time::Duration` or a `lockkit::Wait`",
+    note = "write `wait = \"2s\"`, or give an expression such as `Duration::from_secs(2)` or `Wait::Forever`"
+)]
+pub trait AsWait {
+    /// The wait.
+    fn into_wait(self) -> Wait;
+}
+
+#[diagnostic::do_not_recommend]
+impl<W: Into<Wait>> AsWait for W {
+    fn into_wait(self) -> Wait {
+        self.into()
+    }
 }
 
 /// A wait.
-pub fn wait(wait: impl Into<Wait>) -> Wait {
-    wait.into()
+pub fn wait(wait: impl AsWait) -> Wait {
+    wait.into_wait()
 }
 
 /// A lease request.
@@ -165,9 +262,44 @@ pub fn leases_of_all<S: LeaseStore>(leases: &Leases<S>, keys: impl IntoIterator<
     leases.all(keys)
 }
 
+/// [`LeaseRequest::acquire`].
+pub fn acquire<S: LeaseStore>(request: LeaseRequest<S>) -> impl Future<Output = Result<Lease<S>>> + Send {
+    request.acquire()
+}
+
+/// [`MultiRequest::acquire`].
+pub fn acquire_all<S: LeaseStore>(request: MultiRequest<S>) -> impl Future<Output = Result<MultiLease<S>>> + Send {
+    request.acquire()
+}
+
 /// A row lock in the database of the pool.
 pub fn row_lock<DB: RowOps>(_pool: &Pool<DB>, table: &'static str) -> RowLock<DB> {
     RowLock::table(table)
+}
+
+/// A value of a column.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the value of a column in `{DB}`",
+    label = "sqlx cannot bind this: it is not `sqlx::Encode` and `sqlx::Type` for `{DB}`",
+    note = "for one of several values write `by_any(column = values)`"
+)]
+pub trait Value<'v, DB: Database>: Encode<'v, DB> + Type<DB> {}
+
+#[diagnostic::do_not_recommend]
+impl<'v, DB: Database, T: Encode<'v, DB> + Type<DB>> Value<'v, DB> for T {}
+
+/// [`RowLock::by`].
+pub fn by<'v, DB: RowOps>(lock: RowLock<DB>, column: &str, value: impl Value<'v, DB>) -> RowLock<DB> {
+    lock.by(column, value)
+}
+
+/// [`RowLock::by_any`].
+pub fn by_any<'v, DB: RowOps, T: Value<'v, DB> + Ord>(
+    lock: RowLock<DB>,
+    column: &str,
+    values: impl IntoIterator<Item = T>,
+) -> RowLock<DB> {
+    lock.by_any(column, values)
 }
 
 /// What is held while a body runs: a lease, several, or a session lock.
@@ -339,6 +471,40 @@ pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock
         Ok(_) => Ok(tx),
         Err(err) => {
             tx.undo().await;
+            Err(with_holder(pool, err, DB::row_holder).await)
+        }
+    }
+}
+
+/// The locked rows, as the body gets them.
+#[diagnostic::on_unimplemented(
+    message = "the locked rows cannot be read as `{Self}`",
+    label = "the rows are a `Vec` of a type that is `sqlx::FromRow` for `{DB}`",
+    note = "write `#[derive(sqlx::FromRow)]` on the struct, or take a `Vec` of tuples"
+)]
+pub trait LockedRows<DB: Database>: Sized {
+    /// Locks and reads them.
+    fn fetch(lock: RowLock<DB>, conn: &mut DB::Connection) -> impl Future<Output = Result<Self>> + Send;
+}
+
+#[diagnostic::do_not_recommend]
+impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for Vec<T> {
+    async fn fetch(lock: RowLock<DB>, conn: &mut DB::Connection) -> Result<Self> {
+        lock.lock_and_fetch(conn).await
+    }
+}
+
+/// A transaction that holds row locks, and the rows.
+pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
+    pool: &Pool<DB>,
+    deadline: Option<Instant>,
+    lock: RowLock<DB>,
+) -> Result<(Tx<DB>, R)> {
+    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
+    match R::fetch(lock.until(deadline), &mut *tx).await {
+        Ok(rows) => Ok((tx, rows)),
+        Err(err) => {
+            tx.undo().await;
             Err(err)
         }
     }
@@ -351,7 +517,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
         Ok(()) => Ok(tx),
         Err(err) => {
             tx.undo().await;
-            Err(err)
+            Err(with_holder(pool, err, DB::named_holder).await)
         }
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{Dialect, check_in, connection, counted_depth, depth, failed},
+    dialect::{AsConnection, Dialect, check_in, connection, counted_depth, depth, failed, sealed},
     error::{Error, Fault, Result},
     guard::{CommitSent, Guard, Hold},
     key::Key,
@@ -96,7 +96,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
 
 /// An open transaction that owns its connection.
 ///
-/// Use it as `&mut *tx` wherever sqlx takes a connection: `execute(&mut tx)` is refused with "the trait `Executor` is not implemented for
+/// Use it as `&mut *tx` wherever sqlx takes a connection, and as `&mut tx` or `&mut *tx` in lockkit's own calls: `execute(&mut tx)` is refused with "the trait `Executor` is not implemented for
 /// `&mut Tx<_>`", as it is with a `sqlx::Transaction`. A function that takes the connection (`&mut PgConnection`, …) takes
 /// `&mut tx`, from here as from a `sqlx::Transaction`; one that takes `&mut sqlx::Transaction<'_, _>` cannot take a `Tx`.
 /// Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
@@ -210,6 +210,14 @@ impl<DB: Dialect> Deref for Tx<DB> {
 impl<DB: Dialect> DerefMut for Tx<DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
         &mut self.0.get_mut().conn
+    }
+}
+
+impl<DB: Dialect> sealed::Sealed for Tx<DB> {}
+
+impl<DB: Dialect> AsConnection<DB> for Tx<DB> {
+    fn as_connection(&mut self) -> &mut DB::Connection {
+        self
     }
 }
 

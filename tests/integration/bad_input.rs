@@ -79,7 +79,7 @@ on_every_database! {
     async fn identifiers_that_could_leave_their_quotes_are_refused<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, version BIGINT)").await;
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        for bad in ["", "t\"", "t`", "t'", "t;", "public.t", "t t", "tâble", "t\0", "1t", "t--", &"t".repeat(64)] {
+        for bad in ["", "t\"", "t`", "t'", "t;", "a.b.c", "t t", "tâble", "t\0", "1t", "t--", &"t".repeat(64)] {
             let errors = [
                 RowLock::table(bad).by("id", 1_i64).lock(&mut *tx).await.unwrap_err(),
                 RowLock::table("t").by(bad, 1_i64).lock(&mut *tx).await.unwrap_err(),

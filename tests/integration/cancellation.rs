@@ -328,6 +328,8 @@ on_every_database! {
             (async move { name().lock(&mut *tx).await }, ())
         };
         bench.drop_everywhere("NamedLock::lock", lock_name, nothing).await;
+        let holder = async || (async move { name().holder(pool).await }, ());
+        bench.drop_everywhere("NamedLock::holder", holder, nothing).await;
 
         // Somebody else holds the lock, and gives it back after the drop: it must not stay with who is gone.
         let give_back = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
@@ -409,6 +411,31 @@ on_every_database! {
             (again, ())
         };
         bench.drop_everywhere("Saved::save", save_again, nothing).await;
+
+        let delete = async || {
+            let item = Item::load(pool, 1).await.unwrap();
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            (async move { item.delete(&mut *tx).await }, ())
+        };
+        bench.drop_everywhere("Versioned::delete in a transaction", delete, nothing).await;
+
+        let delete_saved = async || {
+            let mut item = Item::load(pool, 1).await.unwrap();
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            let delete = async move {
+                let saved = item.save(&mut *tx).await?;
+                saved.delete(&mut *tx).await.map(drop)
+            };
+            (delete, ())
+        };
+        bench.drop_everywhere("Saved::delete", delete_saved, nothing).await;
+
+        let delete_row = async || {
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            let version = item().read::<()>(&mut *tx).await.unwrap().version;
+            (async move { item().expect(version).delete(&mut *tx).await }, ())
+        };
+        bench.drop_everywhere("VersionedRow::delete", delete_row, nothing).await;
 
         let commit_bump = async || {
             let mut tx = lockkit::begin(pool).await.unwrap();
@@ -581,6 +608,8 @@ on_every_server! {
         let lock = || SessionLock::new("k").wait(PATIENCE);
         let session = async || lock().acquire(pool).await.unwrap();
 
+        let holder = async || (async move { lock().holder(pool).await }, ());
+        bench.drop_everywhere("SessionLock::holder", holder, nothing).await;
         bench.drop_everywhere("SessionLock::acquire", async || (lock().acquire(pool), ()), nothing).await;
         bench.drop_everywhere("SessionLock::try_acquire", async || (lock().try_acquire(pool), ()), nothing).await;
 

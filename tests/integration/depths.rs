@@ -108,7 +108,7 @@ on_every_database! {
             drop(tx);
             refused("expect", &saved.save(&mut *conn).await);
         }
-        row.save(&mut *conn).await.unwrap();
+        let _ = row.save(&mut *conn).await.unwrap();
         assert_eq!((row.version, db.fetch_i64("SELECT version FROM t").await), (2, Some(2)));
     }
 }

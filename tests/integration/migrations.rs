@@ -174,6 +174,36 @@ on_every_database! {
         }
     }
 
+    async fn lockkits_migrations_go_into_the_folder_of_an_application_as_its_readme_says<S>(_db: TestDb<S>) {
+        let db = TestDb::<S>::empty(2).await;
+        let own = tempfile::tempdir().expect("make a folder");
+        fs::create_dir(own.path().join("migrations")).expect("make a folder");
+        let folder = own.path().join("migrations");
+        for (file, sql) in [
+            ("0001_item.sql", "CREATE TABLE item (id INT PRIMARY KEY);"),
+            ("0004_part.sql", "CREATE TABLE part (id INT PRIMARY KEY);"),
+        ] {
+            fs::write(folder.join(file), sql).expect("write a migration");
+        }
+        sqlx_migrate(&db, "run", &folder, None).await;
+
+        let readme = fs::read_to_string(repository().join("migrations/README.md")).expect("read the text");
+        let command = readme.lines().find(|it| it.starts_with("for file in ")).expect("a command to copy them");
+        let command = command.replace("migrations/postgres", &lockkits_migrations::<S>().to_string_lossy());
+        let lockkit = repository().join("lockkit");
+        let copied = Command::new("sh").args(["-c", &command]).current_dir(own.path()).env("LOCKKIT", lockkit).status();
+        assert!(copied.await.expect("run a shell").success(), "{command}");
+        fs::write(folder.join("0005_more.sql"), "CREATE TABLE more (id INT PRIMARY KEY);").expect("write a migration");
+        sqlx_migrate(&db, "run", &folder, None).await;
+
+        assert_eq!(sqlx_migrate(&db, "run", &folder, None).await, "");
+        let applied = i64::try_from(3 + migrations::<S>().len()).expect("a number");
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(applied));
+        assert_leases_work(&db).await;
+        lockkit::migrate(&db.pool).await.unwrap();
+        assert_eq!(sqlx_migrate(&db, "run", &folder, None).await, "");
+    }
+
     async fn tables_made_by_hand_are_enough_and_can_be_migrated_later<S>(_db: TestDb<S>) {
         let db = TestDb::<S>::empty(2).await;
         for file in migrations::<S>() {

@@ -38,6 +38,9 @@ on_every_database! {
         is_send(RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,)>(&mut *tx));
         is_send(RowLock::table("t").by("n", 1_i64).fetch_all::<(i64,)>(&mut *tx));
         is_send(NamedLock::new("k").lock(&mut *tx));
+        let name = NamedLock::new("k");
+        is_send(name.holder(&mut *tx));
+        is_send(name.holder(&db.pool));
         is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,)>(&mut *tx));
         is_send(VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
         is_send(Item::load(&db.pool, 1));
@@ -45,6 +48,10 @@ on_every_database! {
         is_send(Item { n: 1, version: 1 }.save(&db.pool));
         is_send(Item { n: 1, version: 1 }.save(&mut *tx));
         is_send(VersionedStruct::save(&mut Item { n: 1, version: 1 }, &mut *tx));
+        is_send(VersionedRow::table("t").by("n", 1_i64).delete(&mut *tx));
+        is_send(Item { n: 1, version: 1 }.delete(&db.pool));
+        is_send(Item { n: 1, version: 1 }.delete(&mut *tx));
+        is_send(VersionedStruct::delete(&Item { n: 1, version: 1 }, &mut *tx));
         let stock = Stock::new(db.pool.clone(), "k");
         is_send(stock.take_in(&mut *tx, 1));
         is_send(lease.commit(tx));
@@ -61,6 +68,10 @@ on_every_database! {
         is_send(saved.save(&mut *tx));
         let saved = item.save(&mut *tx).await.unwrap_err();
         assert!(saved.is_conflict());
+        drop(tx);
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let saved = item.save(&mut *tx).await.unwrap();
+        is_send(saved.delete(&mut *tx));
         drop(tx);
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let saved = item.save(&mut *tx).await.unwrap();
@@ -82,6 +93,8 @@ on_every_server! {
     async fn every_public_future_of_session_locks_is_send<S>(db: TestDb<S>) {
         is_send(SessionLock::new("k").acquire(&db.pool));
         is_send(SessionLock::new("k").try_acquire(&db.pool));
+        let lock = SessionLock::new("k");
+        is_send(lock.holder(&db.pool));
         let session = SessionLock::new("k").acquire(&db.pool).await.unwrap();
         is_send(session.is_alive());
         is_send(session.lost());

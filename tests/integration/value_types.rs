@@ -123,7 +123,7 @@ on_every_database! {
         let lock = || RowLock::table("t");
         for _ in 0..2 {
             for none in [lock().by("id", None::<i32>), lock().by("id", None::<i64>)] {
-                assert!(matches!(none.lock(&mut *tx).await, Err(Error::NoSuchRow { .. })));
+                assert!(matches!(none.lock(&mut *tx).await, Err(Error::InvalidOption { option: "by", .. })));
             }
             for some in [lock().by("id", Some(7_i64)), lock().by("id", 7_i32), lock().by("id", Some(7_i16))] {
                 assert_eq!(some.lock(&mut *tx).await.unwrap(), 1);

@@ -58,7 +58,7 @@ on_every_database! {
         assert_eq!(Article::load(&db.pool, 7).await.unwrap(), item);
         // On a connection too, and when nothing has changed.
         let mut conn = db.pool.acquire().await.unwrap();
-        item.save(&mut *conn).await.unwrap();
+        let _ = item.save(&mut *conn).await.unwrap();
         assert_eq!(item.version, 3);
         assert_eq!(Article::load(&mut *conn, 7).await.unwrap(), item);
         assert_eq!(db.fetch_i64("SELECT SUM(stock * 10 + version) FROM t_items WHERE item_id = 8").await, Some(61));
@@ -131,7 +131,7 @@ on_every_database! {
 
         // A commit that it had no part in leaves it where it was, and nothing is overwritten.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        item.save(&mut *tx).await.unwrap();
+        let _ = item.save(&mut *tx).await.unwrap();
         tx.commit().await.unwrap();
         assert_eq!(conflict_of(item.save(&db.pool).await.unwrap_err()), (number(5), number(6)));
     }
@@ -141,7 +141,7 @@ on_every_database! {
         let mut item = Article::load(&db.pool, 7).await.unwrap();
 
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        item.save(&mut *tx).await.unwrap();
+        let _ = item.save(&mut *tx).await.unwrap();
         tx.rollback().await.unwrap();
         assert_eq!(item.version, 1);
 
@@ -155,7 +155,7 @@ on_every_database! {
         // A savepoint, in a transaction that commits.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let mut nested = (*tx).begin().await.unwrap();
-        item.save(&mut *nested).await.unwrap();
+        let _ = item.save(&mut *nested).await.unwrap();
         nested.rollback().await.unwrap();
         assert_eq!(item.version, 1);
         item.save(&mut *tx).await.unwrap().commit(tx).await.unwrap();
@@ -202,7 +202,7 @@ on_every_database! {
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         item.stock = 1;
         // Version 2 here, and rolled back …
-        item.save(&mut *tx).await.unwrap();
+        let _ = item.save(&mut *tx).await.unwrap();
         tx.rollback().await.unwrap();
         // … and version 2 of somebody else, with other content.
         let mut theirs = Article::load(&db.pool, 7).await.unwrap();

@@ -2,11 +2,15 @@
 
 #![deny(warnings, clippy::pedantic)]
 
+mod derived;
 mod ended;
 mod fixture;
 mod forms;
+mod generic;
 mod keys;
 mod lease;
+mod qualified;
+mod rows;
 mod section;
 mod several;
 mod stacked;

@@ -42,7 +42,7 @@ async fn a_save_is_repeated_until_nobody_else_was_faster() {
 async fn take_in_a_transaction(db: &SqlitePool, fails: bool) -> Result<i64, ShopError> {
     let mut item = Article::load(&mut *tx, 7).await?;
     item.stock -= 1;
-    item.save(&mut *tx).await?;
+    let _ = item.save(&mut *tx).await?;
     if fails { Err(ShopError::Refused) } else { Ok(item.stock) }
 }
 

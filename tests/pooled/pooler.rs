@@ -136,6 +136,33 @@ on_databases! {
         assert_eq!(db.fetch_i64(&versions).await, Some(PROCESSES + saves));
     }
 
+    async fn jobs_are_taken_from_a_queue_and_deleted<S>(db: TestDb<S>) {
+        items(&db).await;
+        db.execute("CREATE INDEX ones ON item (version) WHERE name = 'one'").await;
+        let pooler = start(&db);
+        let mut processes = JoinSet::new();
+        for _ in 0..PROCESSES {
+            let pool = process(&pooler).await;
+            processes.spawn(async move {
+                let mut taken = 0;
+                loop {
+                    let mut tx = lockkit::begin(&pool).await.unwrap();
+                    let first = RowLock::table("public.item").order_by("id").skip_locked();
+                    let Some(job) = first.fetch_optional::<Item>(&mut tx).await.unwrap() else { break taken };
+                    let of_its_kind = RowLock::table("item").by("name", "one").order_by("version").limit(1).skip_locked();
+                    of_its_kind.lock(&mut tx).await.unwrap();
+                    job.delete(&mut tx).await.unwrap();
+                    tx.commit().await.unwrap();
+                    taken += 1;
+                }
+            });
+        }
+        let taken = processes.join_all().await.into_iter().sum::<i64>();
+        assert!((1..=PROCESSES + 1).contains(&taken), "{taken} were taken");
+        let left = db.fetch_i64("SELECT COUNT(*) FROM item").await.unwrap();
+        assert_eq!(taken + left, PROCESSES + 1);
+    }
+
     async fn a_stock_is_taken_from<S>(db: TestDb<S>) {
         let pooler = start(&db);
         let wanted = 2 * PROCESSES.unsigned_abs() * ROUNDS as u64;

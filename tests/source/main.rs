@@ -17,7 +17,7 @@ const LAYERS: [&[&str]; 15] = [
     &["observe", "policy"],
     &["guard", "store"],
     &["dialect"],
-    &["locked", "trust", "wait"],
+    &["holder", "locked", "trust", "wait"],
     &["body", "section", "plan", "on"],
     &["retry"],
     &["bounded", "kept"],

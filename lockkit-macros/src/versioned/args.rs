@@ -28,8 +28,8 @@ pub(crate) struct StructArgs {
     pub(crate) key: Option<Given<Vec<LitStr>>>,
     pub(crate) version: Option<Given<LitStr>>,
     pub(crate) krate: Option<Given<Path>>,
-    /// Where sqlx renames all columns.
-    pub(crate) renames_all: Option<Span>,
+    /// How sqlx renames all columns.
+    pub(crate) rename_all: Option<LitStr>,
     /// The options that were meant, but could not be understood: they are not missing as well.
     pub(crate) broken: Vec<String>,
 }
@@ -45,6 +45,15 @@ pub(crate) struct FieldArgs {
     pub(crate) sqlx_skip: bool,
     /// What sqlx does to the value on its way here, and nobody would undo on its way back.
     pub(crate) sqlx_converts: Option<Ident>,
+    /// Where sqlx reads the value as JSON.
+    pub(crate) sqlx_json: Option<Json>,
+}
+
+/// A column of JSON.
+pub(crate) struct Json {
+    pub(crate) at: Ident,
+    /// Whether `None` is NULL, not the JSON `null`.
+    pub(crate) is_nullable: bool,
 }
 
 impl StructArgs {
@@ -60,7 +69,8 @@ impl StructArgs {
         }
         each_of_sqlx(attrs, |meta| {
             if meta.path.is_ident("rename_all") {
-                args.renames_all = meta.path.get_ident().map(Ident::span);
+                args.rename_all = Some(meta.value()?.parse()?);
+                return Ok(());
             }
             skip_value(meta)
         });
@@ -68,6 +78,12 @@ impl StructArgs {
     }
 
     fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
+        if input.peek(LitStr) {
+            self.broken.push("table".to_owned());
+            let table: LitStr = input.parse()?;
+            let message = format!("an option has a name: write `table = {:?}`", table.value());
+            return Err(syn::Error::new(table.span(), message));
+        }
         let name = Ident::parse_any(input)?;
         let example = example(&name, &OF_STRUCT)?;
         if name == "key" && input.peek(token::Paren) {
@@ -112,7 +128,11 @@ impl FieldArgs {
                     return Ok(());
                 }
                 "skip" => args.sqlx_skip = true,
-                "flatten" | "json" | "try_from" => args.sqlx_converts = Some(name.clone()),
+                "json" => {
+                    let is_nullable = meta.input.peek(token::Paren);
+                    args.sqlx_json = Some(Json { at: name.clone(), is_nullable });
+                }
+                "flatten" | "try_from" => args.sqlx_converts = Some(name.clone()),
                 _ => {}
             }
             skip_value(meta)
@@ -153,7 +173,9 @@ fn each_option(attr: &Attribute, errors: &mut Errors, mut parse_one: impl FnMut(
                     input.parse::<proc_macro2::TokenTree>()?;
                 }
             }
-            if !input.is_empty() {
+            if !input.is_empty() && !input.peek(Token![,]) {
+                found.push(input.error("a comma is missing before this"));
+            } else if !input.is_empty() {
                 input.parse::<Token![,]>()?;
             }
         }
@@ -196,15 +218,22 @@ fn example<'a>(name: &Ident, known: &[(&'a str, &'a str)]) -> syn::Result<&'a st
         return Ok(example);
     }
     let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
-    let hint = match nearest(&name.to_string(), &names) {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => format!("there are {}", list(&names, "and")),
-    };
+    let there_are = || format!("there are {}", list(&names, "and"));
+    let hint = meant(name, known).map_or_else(there_are, |meant| format!("did you mean `{meant}`?"));
     Err(error(name, format!("there is no option `{name}` here; {hint}")))
 }
 
-/// The option of that name, or nearly that name.
+/// The option of that name, or nearly that name, or that another library calls so.
 fn meant(name: &Ident, known: &[(&str, &str)]) -> Option<String> {
     let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
-    nearest(&name.to_string(), &names).map(str::to_owned)
+    let others = [
+        ("id", "key"),
+        ("pk", "key"),
+        ("primary_key", "key"),
+        ("lock", "version"),
+        ("name", "table"),
+        ("column", "rename"),
+    ];
+    let other = others.iter().find(|(other, known)| name == other && names.contains(known)).map(|(_, known)| *known);
+    other.or_else(|| nearest(&name.to_string(), &names)).map(str::to_owned)
 }

@@ -4,7 +4,10 @@ use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::{GenericParam, parse_quote};
 
-use super::validate::{Column, Plan};
+use super::{
+    args::Json,
+    validate::{Column, Plan},
+};
 
 pub(crate) fn expand(plan: &Plan) -> TokenStream {
     let described = described(plan);
@@ -20,14 +23,23 @@ fn described(plan: &Plan) -> TokenStream {
     generics.params.push(GenericParam::Type(parse_quote!(#database)));
     let clause = generics.make_where_clause();
     clause.predicates.push(parse_quote!(#database: #krate::VersionOps));
-    for Column { ty, .. } in key.iter().chain(values) {
-        let bound = storable(plan, ty);
+    for column in key.iter().chain(values) {
+        let bound = storable(plan, column);
         clause.predicates.push(parse_quote!(#bound));
     }
     let (impl_generics, _, clause) = generics.split_for_impl();
-    let Column { field: version_field, name: version_name, ty: version_type } = version;
+    let Column { field: version_field, name: version_name, ty: version_type, json: _ } = version;
     let add = |columns: &[Column]| -> TokenStream {
-        let add = |Column { field, name, .. }: &Column| quote!(columns.add(#name, &self.#field););
+        let add = |Column { field, name, json, .. }: &Column| {
+            let value = match json {
+                None => quote!(&self.#field),
+                Some(Json { is_nullable: false, .. }) => quote!(::sqlx::types::Json(&self.#field)),
+                Some(Json { is_nullable: true, .. }) => {
+                    quote!(self.#field.as_ref().map(|_| ::sqlx::types::Json(&self.#field)))
+                }
+            };
+            quote!(columns.add(#name, #value);)
+        };
         columns.iter().map(add).collect()
     };
     let (add_key, add_values) = (add(key), add(values));
@@ -38,7 +50,11 @@ fn described(plan: &Plan) -> TokenStream {
             const VERSION: &'static str = #version_name;
             type Version = #version_type;
 
-            fn version(&mut self) -> &mut Self::Version {
+            fn version(&self) -> &Self::Version {
+                &self.#version_field
+            }
+
+            fn version_mut(&mut self) -> &mut Self::Version {
                 &mut self.#version_field
             }
 
@@ -54,18 +70,18 @@ fn described(plan: &Plan) -> TokenStream {
     }
 }
 
-/// `load` and `save`, so that no trait must be imported to call them.
+/// `load`, `save` and `delete`, so that no trait must be imported to call them.
 fn methods(plan: &Plan) -> TokenStream {
-    let Plan { krate, vis, ident, generics, database, table, key, .. } = plan;
+    let Plan { krate, vis, ident, generics, database, place, table, key, .. } = plan;
     let (impl_generics, type_generics, clause) = generics.split_for_impl();
     let mixed = Span::mixed_site();
     let (on, row) = (quote_spanned!(mixed=> on), quote_spanned!(mixed=> row));
     let described = quote!(#krate::VersionedStruct<#database>);
     let arguments = key.iter().map(|Column { field, ty, .. }| quote!(#field: impl ::core::convert::Into<#ty>));
-    let storable = key.iter().map(|it| storable(plan, &it.ty));
+    let storable = key.iter().map(|it| storable(plan, it));
     let by = key
         .iter()
-        .map(|Column { field, name, ty }| quote!(.by(#name, <_ as ::core::convert::Into<#ty>>::into(#field))));
+        .map(|Column { field, name, ty, .. }| quote!(.by(#name, <_ as ::core::convert::Into<#ty>>::into(#field))));
     let load_doc = format!(
         "Loads the row of `{}` with this key.\n\n# Errors\n`NoSuchRow`; `Database`, also when the row does not fit the struct or \
          its version is NULL.",
@@ -75,6 +91,12 @@ fn methods(plan: &Plan) -> TokenStream {
         "Writes the row of `{}` if nobody else did since it was read, and moves its version on.\n\nInside a transaction the \
          struct gets its new version from `Saved::commit`, outside at once.\n\n# Errors\n`Conflict` when somebody else was \
          faster or the row is gone; `Database`.",
+        table.value()
+    );
+    let delete_doc = format!(
+        "Deletes the row of `{}` if nobody else wrote it since it was read.\n\nThe struct stays as it is; when the transaction \
+         around this is rolled back, it can be saved as before.\n\n# Errors\n`Conflict` when somebody else was faster or the \
+         row is gone; `Database`.",
         table.value()
     );
     quote! {
@@ -99,22 +121,42 @@ fn methods(plan: &Plan) -> TokenStream {
 
             #[doc = #save_doc]
             #[allow(dead_code)]
-            #vis async fn save<#database>(
+            #vis async fn save<#database, #place>(
                 &mut self,
-                #on: impl #krate::On<#database>,
-            ) -> #krate::Result<#krate::Saved<'_, #database, Self>>
+                #on: #place,
+            ) -> #krate::Result<#place::Written<#krate::Saved<'_, #database, Self>>>
             where
                 #database: #krate::VersionOps,
+                #place: #krate::On<#database>,
                 Self: #described + ::core::marker::Send,
             {
                 <Self as #described>::save(self, #on).await
+            }
+
+            #[doc = #delete_doc]
+            #[allow(dead_code)]
+            #vis async fn delete<#database>(&self, #on: impl #krate::On<#database>) -> #krate::Result<()>
+            where
+                #database: #krate::VersionOps,
+                Self: #described,
+            {
+                <Self as #described>::delete(self, #on).await
             }
         }
     }
 }
 
-/// That the database can store the type.
-fn storable(plan: &Plan, ty: &syn::Type) -> TokenStream {
+/// That the database can store the field.
+fn storable(plan: &Plan, Column { ty, json, .. }: &Column) -> TokenStream {
     let Plan { krate, database, .. } = plan;
-    quote!(#ty: for<'__v> #krate::__private::Encode<'__v, #database> + #krate::__private::Type<#database>)
+    let (encode, known) =
+        (quote!(#krate::__private::Encode<'__v, #database>), quote!(#krate::__private::Type<#database>));
+    // sqlx's own derive names `::sqlx`, too, for a field that it reads as JSON.
+    match json {
+        None => quote!(#ty: for<'__v> #encode + #known),
+        Some(Json { is_nullable: false, .. }) => quote!(for<'__v> ::sqlx::types::Json<&'__v #ty>: #encode + #known),
+        Some(Json { is_nullable: true, .. }) => {
+            quote!(for<'__v> ::core::option::Option<::sqlx::types::Json<&'__v #ty>>: #encode + #known)
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `#[derive(Versioned)]`: from the struct as written, over what was checked, to the impls.
 
 mod args;
+mod case;
 mod expand;
 mod validate;
 

@@ -7,10 +7,13 @@ use syn::{
     ext::IdentExt,
 };
 
-use super::args::{FieldArgs, StructArgs};
+use super::{
+    args::{FieldArgs, Json, StructArgs},
+    case::Case,
+};
 use crate::{
     args::{Errors, list, nearest},
-    validate::fault_of_name,
+    validate::{fault_of_name, fault_of_table},
 };
 
 /// What to expand.
@@ -22,6 +25,8 @@ pub(crate) struct Plan {
     pub(crate) generics: Generics,
     /// The name of the database's type parameter: one that the struct does not use.
     pub(crate) database: Ident,
+    /// The name of the type parameter of where a save runs, likewise.
+    pub(crate) place: Ident,
     pub(crate) table: LitStr,
     pub(crate) key: Vec<Column>,
     pub(crate) values: Vec<Column>,
@@ -33,49 +38,71 @@ pub(crate) struct Column {
     pub(crate) field: Ident,
     pub(crate) name: LitStr,
     pub(crate) ty: Type,
+    pub(crate) json: Option<Json>,
 }
 
 impl Plan {
     /// `None` when something is wrong; what, is in `errors`.
     pub(crate) fn new(input: DeriveInput, errors: &mut Errors) -> Option<Self> {
-        let is_used = contains(input.to_token_stream(), "DB");
-        let database = Ident::new(if is_used { "__DB" } else { "DB" }, Span::mixed_site());
+        let unused = |name: &str| {
+            let is_used = contains(input.to_token_stream(), name);
+            Ident::new(&if is_used { format!("__{name}") } else { name.to_owned() }, Span::mixed_site())
+        };
+        let (database, place) = (unused("DB"), unused("O"));
         let DeriveInput { attrs, vis, ident, generics, data } = input;
         let args = StructArgs::parse(&attrs, errors);
         let fields = errors.note(named_fields(data, &ident))?;
-        let (mut columns, mut skipped, mut renamed) = (Vec::new(), Vec::new(), true);
+        let case = match args.rename_all {
+            Some(name) => Some(case(&name, errors)?),
+            None => None,
+        };
+        let (mut columns, mut skipped) = (Vec::<Column>::new(), Vec::new());
         for field in fields.named {
             let args = FieldArgs::parse(&field.attrs, errors);
             let Some(ident) = field.ident else { continue };
             if let (Some(converts), None) = (&args.sqlx_converts, args.skip) {
                 errors.push(syn::Error::new(converts.span(), conversion(converts)));
             }
-            renamed &= args.rename.is_some() || args.sqlx_rename.is_some() || args.skip.is_some() || args.sqlx_skip;
             let is_skipped = args.skip.is_some() || args.sqlx_skip;
-            let name = args.rename.map(|it| it.value).or(args.sqlx_rename);
-            let name = name.unwrap_or_else(|| LitStr::new(&ident.unraw().to_string(), ident.span()));
-            check_name(&name, "a column", errors);
-            let column = Column { field: ident, name, ty: field.ty };
+            let name = args.rename.map(|it| it.value).or(args.sqlx_rename).unwrap_or_else(|| {
+                let name = ident.unraw().to_string();
+                LitStr::new(&case.map_or_else(|| name.clone(), |it| it.column(&name)), ident.span())
+            });
+            check_name(&name, "a column", fault_of_name, errors);
+            if let Some(other) = columns.iter().find(|it| !is_skipped && it.name.value() == name.value()) {
+                let message = format!(
+                    "the field `{}` has the column `{}` already; name another one, or add `#[versioned(skip)]`",
+                    other.field.unraw(),
+                    name.value().escape_debug(),
+                );
+                errors.push(syn::Error::new(name.span(), message));
+            }
+            let column = Column { field: ident, name, ty: field.ty, json: args.sqlx_json };
             if is_skipped { skipped.push(column) } else { columns.push(column) }
         }
-        if let (Some(at), false) = (args.renames_all, renamed) {
-            let message = r#"`Versioned` does not know `rename_all`; write `#[sqlx(rename = "…")]` on each field"#;
-            errors.push(syn::Error::new(at, message));
+
+        if args.at.is_none() {
+            let message = r#"`Versioned` needs `#[versioned(table = "t_items", key = "item_id")]`: the table of the row, and the column that says which row it is"#;
+            errors.push(syn::Error::new(Span::call_site(), message));
             return None;
         }
-
         let mut finder = Finder { at: args.at, broken: args.broken, columns, taken: Vec::new(), skipped, errors };
         let table = finder.required(args.table.map(|it| it.value), r#"table = "t_items""#, "the table of the row");
         if let Some(table) = &table {
-            check_name(table, "a table", finder.errors);
+            check_name(table, "a table", fault_of_table, finder.errors);
         }
         let key =
             finder.required(args.key.map(|it| it.value), r#"key = "item_id""#, "the column that says which row it is");
         let key = key.map(|it| finder.key(&it));
         let version = finder.version(args.version.map(|it| it.value));
+        for Json { at, .. } in key.iter().flatten().chain(&version).filter_map(|it| it.json.as_ref()) {
+            let message = "a row is found by values that the database compares, and it does not compare JSON; take another \
+                           column for the key or version";
+            finder.errors.push(syn::Error::new(at.span(), message));
+        }
         let values = finder.columns;
         let krate = args.krate.map_or_else(|| quote!(::lockkit), |it| it.value.into_token_stream());
-        Some(Self { krate, vis, ident, generics, database, table: table?, key: key?, values, version: version? })
+        Some(Self { krate, vis, ident, generics, database, place, table: table?, key: key?, values, version: version? })
     }
 }
 
@@ -93,11 +120,8 @@ struct Finder<'a> {
 impl Finder<'_> {
     fn required<T>(&mut self, given: Option<T>, example: &str, what: &str) -> Option<T> {
         if given.is_none() && !self.broken.iter().any(|it| example.starts_with(it.as_str())) {
-            let (at, message) = match self.at {
-                Some(at) => (at, format!("`Versioned` needs `{example}`: {what}")),
-                None => (Span::call_site(), format!("`Versioned` needs `#[versioned({example}, …)]`: {what}")),
-            };
-            self.errors.push(syn::Error::new(at, message));
+            let at = self.at.unwrap_or_else(Span::call_site);
+            self.errors.push(syn::Error::new(at, format!("`Versioned` needs `{example}`: {what}")));
         }
         given
     }
@@ -167,17 +191,28 @@ fn named_fields(data: Data, ident: &Ident) -> syn::Result<FieldsNamed> {
     }
 }
 
-fn check_name(name: &LitStr, of: &str, errors: &mut Errors) {
-    if let Some(fault) = fault_of_name(&name.value()) {
+fn check_name(name: &LitStr, of: &str, fault_of: fn(&str) -> Option<&'static str>, errors: &mut Errors) {
+    if let Some(fault) = fault_of(&name.value()) {
         let message = format!("`{}` cannot be the name of {of}: {fault}", name.value().escape_debug());
         errors.push(syn::Error::new(name.span(), message));
     }
 }
 
+/// How `#[sqlx(rename_all = "…")]` renames.
+fn case(name: &LitStr, errors: &mut Errors) -> Option<Case> {
+    let text = name.value();
+    if text == "kebab-case" {
+        let message =
+            "`kebab-case` makes names with `-`, which `Versioned` does not put into SQL; name the columns with `_`";
+        errors.push(syn::Error::new(name.span(), message));
+    }
+    // sqlx itself says of any other that there is none.
+    Case::ALL.iter().find(|(known, _)| text == *known).map(|(_, case)| *case)
+}
+
 fn conversion(option: &Ident) -> String {
     let instead = match option.to_string().as_str() {
         "flatten" => "write its fields here",
-        "json" => "make the type of the field `sqlx::types::Json<_>`",
         _ => "give the field the type that the column has",
     };
     format!(

@@ -66,8 +66,13 @@ pub(super) fn schema<DB: Dialect>(
 pub(super) fn migrated<DB: Dialect>(done: Result<(), MigrateError>, are_tables_there: bool) -> Result<(), Error> {
     match done {
         Err(MigrateError::Execute(err)) if DB::is_denied(&err) && are_tables_there => Ok(()),
-        done => done.map_err(Error::from),
+        done => done.map_err(failed),
     }
+}
+
+/// The error of a migration of lockkit's. Not a `From`: an application's own migrations would become it by a `?`.
+pub(super) fn failed(source: impl Into<MigrateError>) -> Error {
+    Error::Migration { source: source.into() }
 }
 
 /// Bytes as hexadecimal digits.

@@ -93,13 +93,20 @@ pub(super) fn is_ahead(expires_us: i64, ttl_us: i64, now_us: i64) -> bool {
     expires_us.saturating_sub(ttl_us) > now_us
 }
 
-/// The held lease; its expiry is cut in the store too if the clock was set back.
-pub(super) async fn lease_found<DB: LeaseOps>(conn: &mut DB::Connection, found: Found) -> sqlx::Result<Held> {
-    let Found { held, ahead } = found;
-    if let Some((expires_us, ttl_us)) = ahead {
-        lease_cut::<DB>(conn, &held.info.key, expires_us, ttl_us).await?;
+/// The held leases; their expiries are cut in the store too if the clock was set back.
+pub(super) async fn leases_found<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    found: impl Iterator<Item = sqlx::Result<Found>>,
+) -> sqlx::Result<Vec<Held>> {
+    let found = found.collect::<sqlx::Result<Vec<_>>>()?;
+    let mut leases = Vec::with_capacity(found.len());
+    for Found { held, ahead } in found {
+        if let Some((expires_us, ttl_us)) = ahead {
+            lease_cut::<DB>(conn, &held.info.key, expires_us, ttl_us).await?;
+        }
+        leases.push(held);
     }
-    Ok(held)
+    Ok(leases)
 }
 
 /// Cuts the expiry, unless that is not possible now: whoever looks next does it.

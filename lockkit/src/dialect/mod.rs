@@ -6,11 +6,11 @@
 
 use std::{error::Error as StdError, future::Future, ops::RangeInclusive, time::Duration};
 
-use sqlx::{Database, Pool, error::DatabaseError};
+use sqlx::{Database, Pool, Transaction, error::DatabaseError, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault, chain},
+    error::{Error, Fault, LockHolder, chain},
     fence::Fence,
     key::Key,
     policy::Wait,
@@ -34,16 +34,59 @@ pub(crate) use pool::{check_in, checkout, connection, starved};
 pub use postgres::behind_pooler;
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
+}
+
+/// A database that has what lockkit's locks need, or what those of `Ops` need besides.
+///
+/// Only for error messages: what is computed from `Itself` has no type where the database lacks them, and rustc reports
+/// one mistake instead of one for each step.
+pub trait Known<Ops = ()>: Database {
+    /// The same database.
+    type Itself: Database;
+}
+
+/// What session locks need besides.
+#[derive(Debug)]
+pub enum Sessions {}
+
+#[cfg(feature = "postgres")]
+impl Known for sqlx::Postgres {
+    type Itself = Self;
+}
+
+#[cfg(feature = "postgres")]
+impl Known<Sessions> for sqlx::Postgres {
+    type Itself = Self;
+}
+
+#[cfg(feature = "mysql")]
+impl Known for sqlx::MySql {
+    type Itself = Self;
+}
+
+#[cfg(feature = "mysql")]
+impl Known<Sessions> for sqlx::MySql {
+    type Itself = Self;
+}
+
+#[cfg(feature = "sqlite")]
+impl Known for sqlx::Sqlite {
+    type Itself = Self;
 }
 
 /// A database that lockkit speaks to: its faults, its transactions and its schema.
 #[diagnostic::on_unimplemented(
     message = "lockkit does not know the database `{Self}`",
-    note = "use sqlx::Postgres, sqlx::MySql or sqlx::Sqlite, and switch on lockkit's feature `postgres`, `mysql` or `sqlite`"
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::Dialect`, or that of the lock, such as `DB: lockkit::RowOps`"
 )]
-pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Self>> + sealed::Sealed {
+pub trait Dialect:
+    Database<Arguments: Clone + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>
+    + Known<Itself = Self>
+    + sealed::Sealed
+{
     /// Whether a network stands between this process and the database, so that an answer may never come.
     const IS_REMOTE: bool = true;
 
@@ -97,17 +140,40 @@ pub trait Dialect: Database<Arguments: Clone + Sync, Connection: AsConnection<Se
     fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// A connection whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut *tx)` needs no type.
+/// A connection, or a transaction, whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut tx)`
+/// needs no type.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a connection to a database that lockkit knows",
-    label = "pass the connection inside the transaction: `&mut *tx`"
+    label = "pass the transaction, `&mut tx`, or the connection inside it, `&mut *tx`"
 )]
 pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
     /// The connection.
     fn as_connection(&mut self) -> &mut DB::Connection;
 }
 
+impl<DB: Dialect> sealed::Sealed for Transaction<'_, DB> {}
+
+impl<DB: Dialect> AsConnection<DB> for Transaction<'_, DB> {
+    fn as_connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+}
+
+impl<DB: Dialect> sealed::Sealed for PoolConnection<DB> {}
+
+impl<DB: Dialect> AsConnection<DB> for PoolConnection<DB> {
+    fn as_connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+}
+
 /// Leases in the table `lockkit_lease`.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no leases in the database `{Self}`",
+    label = "leases need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::LeaseOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::LeaseOps`"
+)]
 pub trait LeaseOps: Dialect {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
@@ -219,6 +285,8 @@ pub enum Plan {
     NoRows,
     /// The whole table is read. The plan, in the database's words.
     Scan(String),
+    /// It is a view, whose rows cannot be locked, or not by an index of its own.
+    View,
 }
 
 /// How to read the table, where the optimizer would not choose an index by itself. By default the choice is its own.
@@ -233,6 +301,12 @@ pub struct Access {
 }
 
 /// Row locks.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no row locks in the database `{Self}`",
+    label = "row locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::RowOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::RowOps`"
+)]
 pub trait RowOps: Dialect {
     /// The text of the selection, without its lock and without the way to read it. What is known about the plan of one
     /// text is not believed of another one.
@@ -253,18 +327,47 @@ pub trait RowOps: Dialect {
         access: &Access,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
+    /// The session that has rows of the table locked, if it is the only one beside this. `None` too where the server does not
+    /// say.
+    fn row_holder(
+        conn: &mut Self::Connection,
+        table: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+
     /// Whether the statement failed because the table has changed so that it cannot be read in the way that was found.
     fn row_plan_is_old(err: &sqlx::Error) -> bool;
 }
 
+/// With whom a named or session lock is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// With nobody.
+    Alone,
+    /// With all who share it, too.
+    Shared,
+}
+
 /// Named locks for a transaction.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no named locks in the database `{Self}`",
+    label = "named locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::NamedOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::NamedOps`"
+)]
 pub trait NamedOps: Dialect {
     /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
     fn named_lock(
         conn: &mut Self::Connection,
         key: &Key,
+        sharing: Sharing,
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock, another one than this if there is one. `None` too where the server does not say.
+    fn named_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 }
 
 /// Locks of a session of the server, which outlive its transactions and end with it.
@@ -274,13 +377,16 @@ pub trait NamedOps: Dialect {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no session locks",
     label = "this database has no session locks",
-    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`",
+    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::SessionOps`",
     note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
 )]
-pub trait SessionOps: Dialect {
+pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> {
     /// Whether poolers for this database lend a session to other connections between two transactions, even while it
     /// holds a lock.
     const POOLERS_SHARE_SESSIONS: bool;
+
+    /// Whether several sessions can share a lock.
+    const HAS_SHARED_LOCKS: bool;
 
     /// The session that runs this statement. Never a prepared statement, which such a pooler may lose.
     fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
@@ -290,6 +396,7 @@ pub trait SessionOps: Dialect {
         conn: &mut Self::Connection,
         id: i64,
         key: &Key,
+        sharing: Sharing,
         slice: Duration,
     ) -> impl Future<Output = sqlx::Result<SessionAnswer>> + Send;
 
@@ -305,7 +412,14 @@ pub trait SessionOps: Dialect {
         conn: &mut Self::Connection,
         id: i64,
         key: &Key,
+        sharing: Sharing,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock.
+    fn session_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 }
 
 /// A session of the server, as it describes itself.
@@ -351,6 +465,14 @@ pub trait VersionOps: Dialect {
         query: &SaveQuery,
         values: Values<Self>,
         expected: i64,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Deletes the row. `false` when it has another version than `expected`, or is gone.
+    fn version_delete(
+        conn: &mut Self::Connection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 }
 
@@ -427,9 +549,17 @@ pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source
     }
 }
 
-/// As [`failed`], where a missing table or column can only be lockkit's own.
+/// As [`failed`], where a missing table or column can only be lockkit's own, and what the encoding lacks is in the key.
 pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
-    if DB::fault(&source) == Fault::NoTable {
+    let fault = DB::fault(&source);
+    if let Some(key) = key
+        && fault == Fault::Encoding
+        && !key.is_ascii()
+    {
+        let reason = "the database's encoding does not have all of its characters; use others, or a database in UTF8";
+        return Error::InvalidKey { key: key.to_string(), reason };
+    }
+    if fault == Fault::NoTable {
         return Error::NotMigrated {
             hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
                    `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \

@@ -4,7 +4,12 @@ use std::fmt;
 
 use sqlx::{Arguments, Database, Encode, Type};
 
-use crate::{dialect::Dialect, error::BoxError, ident::Ident, policy::Wait};
+use crate::{
+    dialect::Dialect,
+    error::{BoxError, Error},
+    ident::{Ident, TableName},
+    policy::Wait,
+};
 
 /// The values that a statement binds, with the types that they are sent as.
 pub struct Values<DB: Database> {
@@ -27,6 +32,28 @@ impl<DB: Database> Values<DB> {
         Ok(())
     }
 
+    /// Adds a value that `column` is compared with. [`Error::InvalidOption`] where it is NULL: that equals nothing in SQL,
+    /// so no row would match, whatever is in the table.
+    pub(crate) fn add_compared<'v, T>(&mut self, option: &'static str, column: &Ident, value: T) -> Result<(), Error>
+    where
+        DB: Dialect,
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        let cannot_bind = |err: BoxError| Error::InvalidOption {
+            option,
+            reason: format!("has a value for `{column}` that cannot be sent to the database: {err}"),
+        };
+        let is_null = value.encode_by_ref(&mut DB::ArgumentBuffer::default()).map_err(cannot_bind)?;
+        if is_null.is_null() {
+            let reason = format!(
+                "compares `{column}` with NULL, which equals nothing in SQL, so no row would match; unwrap the `Option` \
+                 first, or choose the rows by another column"
+            );
+            return Err(Error::InvalidOption { option, reason });
+        }
+        self.add(value).map_err(cannot_bind)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.types.len()
     }
@@ -44,10 +71,11 @@ impl<DB: Database> fmt::Debug for Values<DB> {
     }
 }
 
-/// What a row lock selects. The values are bound in the order of the columns.
+/// What a row lock selects. The values are bound in the order of the columns. Without `by` it selects the first rows in an
+/// order, with a limit.
 #[derive(Debug, Clone)]
 pub struct RowQuery {
-    pub(crate) table: Ident,
+    pub(crate) table: TableName,
     pub(crate) by: Vec<By>,
     pub(crate) order_by: Vec<Ident>,
     pub(crate) limit: Option<u32>,
@@ -87,7 +115,7 @@ pub(crate) enum Strength {
 /// What a versioned read or write addresses. The values are bound in the order of the columns.
 #[derive(Debug, Clone)]
 pub struct VersionQuery {
-    pub(crate) table: Ident,
+    pub(crate) table: TableName,
     pub(crate) by: Vec<By>,
     pub(crate) version: Ident,
 }
@@ -116,6 +144,14 @@ pub(super) fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usi
     terms.join(" AND ")
 }
 
+/// The WHERE clause of a row lock; empty where it selects by its order alone.
+pub(super) fn filter(query: &RowQuery, quote: char, placeholder: fn(usize) -> String) -> String {
+    if query.by.is_empty() {
+        return String::new();
+    }
+    format!("WHERE {}", matching(&query.by, 1, quote, placeholder))
+}
+
 /// The UPDATE that writes the columns of a row and moves its version on, if it is the one bound last, as number `last`.
 pub(super) fn save(query: &SaveQuery, last: usize, quote: char, placeholder: fn(usize) -> String) -> String {
     let SaveQuery { row: VersionQuery { table, by, version }, columns } = query;
@@ -123,7 +159,8 @@ pub(super) fn save(query: &SaveQuery, last: usize, quote: char, placeholder: fn(
         columns.iter().zip(1..).map(|(column, mark)| format!("{quote}{column}{quote} = {}", placeholder(mark)));
     let step = format!("{quote}{version}{quote} = {quote}{version}{quote} + 1");
     format!(
-        "UPDATE {quote}{table}{quote} SET {} WHERE {} AND {quote}{version}{quote} = {}",
+        "UPDATE {} SET {} WHERE {} AND {quote}{version}{quote} = {}",
+        table.quoted(quote),
         values.chain([step]).collect::<Vec<_>>().join(", "),
         matching(by, columns.len() + 1, quote, placeholder),
         placeholder(last),

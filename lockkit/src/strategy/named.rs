@@ -5,10 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::{
-    dialect::{AsConnection, NamedOps, depth, failed_on_own_table},
-    error::{Error, Fault, Result},
+    dialect::{AsConnection, NamedOps, Sharing, depth, failed, failed_on_own_table},
+    error::{Error, Fault, LockHolder, Result},
+    holder,
     key::Key,
     observe::Strategy,
+    on::{Finish, On},
     policy::Wait,
     section::until,
     wait::observed,
@@ -58,13 +60,40 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 #[must_use = "a named lock does nothing until `lock` is awaited"]
 pub struct NamedLock {
     key: Key,
+    sharing: Sharing,
     wait: Wait,
 }
 
 impl NamedLock {
     /// The lock of this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), wait: Wait::Forever }
+        Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::Forever }
+    }
+
+    /// Lets others share the lock, too: those who share it keep out only those who do not. As readers do, who must not see
+    /// a writer half-way.
+    ///
+    /// | database | several at a time |
+    /// |---|---|
+    /// | PostgreSQL | yes |
+    /// | MySQL, MariaDB | yes; not with the transaction that uses the name for the first time ever, which makes its row |
+    /// | SQLite | no: the write lock of the database is held alone, as by every named lock |
+    ///
+    /// A transaction that shares the lock and then asks for it alone waits for the others that share it. Two that do so
+    /// deadlock, and the database ends one.
+    ///
+    /// ```
+    /// # use lockkit::NamedLock;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # lockkit::migrate(&pool).await?;
+    /// let mut tx = lockkit::begin(&pool).await?;
+    /// NamedLock::new("prices").share().lock(&mut *tx).await?; // whoever changes prices locks the name without `share`
+    /// # Ok(()) }
+    /// ```
+    pub fn share(mut self) -> Self {
+        self.sharing = Sharing::Shared;
+        self
     }
 
     /// How long to wait for another holder. Defaults to [`Wait::Forever`].
@@ -86,7 +115,9 @@ impl NamedLock {
     /// Takes the lock; it is given back when the transaction ends. Taking it again in the same transaction is free.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
+    /// [`Error::Contended`] after the wait, with the holder where it is known: on PostgreSQL for [`Wait::Never`] and under
+    /// `#[with_lock]` (a wait that ran out leaves a transaction that answers nothing more), elsewhere as [`holder`](Self::holder)
+    /// says; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
     /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::Database`]. Roll the transaction back
     /// after an error.
     ///
@@ -101,17 +132,54 @@ impl NamedLock {
             return Err(Error::InvalidOption { option: "named lock", reason });
         }
         let started = Instant::now();
-        let contended = || Error::Contended { key: self.key.clone(), waited: started.elapsed(), holder: None };
+        let waited = || started.elapsed();
         // The server keeps the bound; this is for the one statement that MySQL cannot bound.
         let backstop = self.wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
-            match until(backstop, DB::named_lock(conn, &self.key, self.wait)).await {
-                Some(Ok(true)) => Ok(()),
-                None | Some(Ok(false)) => Err(contended()),
-                Some(Err(err)) if DB::fault(&err) == Fault::Contended => Err(contended()),
-                Some(Err(err)) => Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err)),
-            }
+            let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, self.wait)).await;
+            let (waited, holder) = match taken {
+                Some(Ok(true)) => return Ok(()),
+                Some(Err(err)) if DB::fault(&err) != Fault::Contended => {
+                    return Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err));
+                }
+                Some(_) => (waited(), holder::seen(DB::named_holder(conn, &self.key)).await),
+                // The statement is still on its way.
+                None => (waited(), None),
+            };
+            Err(Error::Contended { key: self.key.clone(), waited, holder })
         };
         observed(Strategy::Named, &self.key, taking).await
+    }
+
+    /// The session that holds the lock now, or one of those that share it; `None` when nobody holds it, as far as the
+    /// server says. For operators: it may be given back by the time this is answered.
+    ///
+    /// | database | who can be seen |
+    /// |---|---|
+    /// | PostgreSQL | everybody |
+    /// | MySQL | everybody, but who locks a name for the first time ever only once somebody waits for it. Needs the rights PROCESS, and SELECT on `performance_schema.data_locks` |
+    /// | MariaDB | a holder that somebody waits for, as it was up to 0.1 s before. Needs the right PROCESS |
+    /// | SQLite | nobody |
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`]; [`Error::PoolStarved`]; [`Error::Database`], also where a right is missing.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// ```no_run
+    /// # async fn f(pool: sqlx::PgPool) -> Result<(), lockkit::Error> {
+    /// if let Some(holder) = lockkit::NamedLock::new("order:42").holder(&pool).await? {
+    ///     println!("{holder}; it ends with SELECT pg_terminate_backend({})", holder.id);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn holder<DB: NamedOps>(&self, on: impl On<DB>) -> Result<Option<LockHolder>> {
+        let doing = "looking for the holder of named lock";
+        self.key.check()?;
+        let mut conn = on.reach(doing).await?;
+        let holder = DB::named_holder(&mut conn, &self.key).await;
+        conn.finish();
+        holder.map_err(|err| failed::<DB>(doing, Some(&self.key), err))
     }
 }

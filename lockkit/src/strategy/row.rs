@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use crate::{
     dialect::{AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, depth, failed},
-    error::{BoxError, Error, Fault, Result},
-    ident::Ident,
+    error::{Error, Fault, Result},
+    holder,
+    ident::{Ident, TableName},
     key::Key,
     observe::Strategy,
     plan::{self, PlanCheck},
@@ -34,9 +35,32 @@ use crate::{
 ///
 /// **The plan check.** Without an index that serves the columns, InnoDB locks every row of the table and PostgreSQL reads
 /// all of it. Before a statement is run for the first time, lockkit asks the database for its plan (one statement more, up
-/// to four on MySQL and MariaDB) and refuses with [`Error::FullScan`]; statements that passed are remembered by the process.
+/// to five) and refuses with [`Error::FullScan`]; statements that passed are remembered by the process.
 /// SQLite refuses too, so that what is tested on it is true on a server. On MySQL and MariaDB the lock then names the indexes
-/// to use, since the optimizer would scan a small table.
+/// to use, since the optimizer would scan a small table. A partial index (`WHERE state = 'ready'`) serves if it has all rows
+/// that `by` selects.
+///
+/// A view has no rows of its own to lock, and is refused with [`Error::InvalidOption`]; MySQL and MariaDB lock through a view
+/// that they merge into the query.
+///
+/// **A queue of jobs** needs no column to choose by. `order_by`, `limit` and `skip_locked` together take the first rows that
+/// nobody else has, if an index has that order:
+///
+/// ```
+/// # use lockkit::RowLock;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t_jobs (id INTEGER PRIMARY KEY, name TEXT)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t_jobs VALUES (1, 'first'), (2, 'second')").execute(&pool).await?;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// let job: Option<(i64, String)> =
+///     RowLock::table("t_jobs").order_by("id").limit(1).skip_locked().fetch_optional(&mut tx).await?;
+/// if let Some((id, _name)) = job {
+///     sqlx::query("DELETE FROM t_jobs WHERE id = ?").bind(id).execute(&mut *tx).await?;
+/// }
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
 ///
 /// **After an error** roll the transaction back. PostgreSQL lets nothing else happen in it, and on MySQL or MariaDB it may
 /// be gone (deadlock) or half done. [`Tx::commit`](crate::Tx::commit) refuses such a transaction where the database says so.
@@ -65,7 +89,7 @@ use crate::{
 /// ```
 #[must_use = "a row lock does nothing until `lock` or `fetch_…` is awaited"]
 pub struct RowLock<DB: Database> {
-    table: Result<Ident>,
+    table: Result<TableName>,
     by: Vec<By>,
     order_by: Vec<Ident>,
     values: Values<DB>,
@@ -77,10 +101,11 @@ pub struct RowLock<DB: Database> {
 }
 
 impl<DB: RowOps> RowLock<DB> {
-    /// Rows of this table. The name as the database stores it (letters, digits, `_`); its schema is the connection's.
+    /// Rows of this table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
+    /// connection's: `"app.items"` (on MySQL and MariaDB the database, on SQLite the attached file).
     pub fn table(name: &str) -> Self {
         Self {
-            table: Ident::new(name),
+            table: TableName::new(name),
             by: Vec::new(),
             order_by: Vec::new(),
             values: Values::new(),
@@ -92,12 +117,13 @@ impl<DB: RowOps> RowLock<DB> {
         }
     }
 
-    /// Rows whose column has this value. Call it again for every column of a composite key.
+    /// Rows whose column has this value. Call it again for every column of a composite key; the same column twice is an
+    /// error. So is `None`: NULL equals nothing in SQL, and no row would ever match.
     pub fn by<'v, T>(self, column: &str, value: T) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        self.by_values(column, [value])
+        self.by_values("by", column, [value])
     }
 
     /// Rows whose column has one of these values. They are locked in the order of the column, whatever the order of the
@@ -111,26 +137,28 @@ impl<DB: RowOps> RowLock<DB> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();
         values.dedup();
-        self.by_values(column, values)
+        self.by_values("by_any", column, values)
     }
 
-    fn by_values<'v, T>(mut self, column: &str, values: impl IntoIterator<Item = T>) -> Self
+    fn by_values<'v, T>(mut self, option: &'static str, column: &str, values: impl IntoIterator<Item = T>) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        let column = self.ident(column);
+        let Some(column) = self.ident(column) else { return self };
         let before = self.values.len();
         for value in values {
-            if let Err(err) = self.values.add(value) {
-                self.fail(|| cannot_bind(&err));
+            if let Err(err) = self.values.add_compared(option, &column, value) {
+                self.fail(|| err);
             }
         }
-        if self.values.len() == before {
-            self.fail(|| no_values("by_any"));
+        let values = self.values.len() - before;
+        if values == 0 {
+            self.fail(|| no_values(option));
         }
-        if let Some(column) = column {
-            self.by.push(By { column, values: self.values.len() - before });
+        if self.by.iter().any(|it| it.column == column) {
+            self.fail(|| named_twice(&column));
         }
+        self.by.push(By { column, values });
         self
     }
 
@@ -195,20 +223,41 @@ impl<DB: RowOps> RowLock<DB> {
     ///
     /// # Errors
     /// [`Error::NoSuchRow`] when no row matches, or a value of [`by_any`](Self::by_any) has none;
-    /// [`Error::Contended`] after the wait; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
-    /// [`Error::InvalidOption`], also outside a transaction; [`Error::Database`].
+    /// [`Error::Contended`] after the wait, with the holder where the server knows it (MySQL; PostgreSQL under `#[with_lock]`):
+    /// while just one other transaction has rows of the table locked; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
+    /// [`Error::InvalidOption`], also for a view, for a value that is NULL and outside a transaction; [`Error::Database`].
     ///
     /// # Cancel safety
     /// The rows may or may not be locked, until the transaction ends; roll it back.
     pub async fn lock(self, conn: &mut impl AsConnection<DB>) -> Result<u64> {
-        // With a limit or a skip it is not an error that some of the rows are missing.
-        let all = self.limit.is_none() && !self.skip_locked;
-        let least = if all { self.by.iter().map(|it| it.values).product() } else { 1 };
+        let least = self.least();
         let (table, rows) = self.select(conn.as_connection(), Columns::None).await?;
         if rows.len() < least {
             return Err(Error::NoSuchRow { table });
         }
         Ok(rows.len() as u64)
+    }
+
+    /// As [`lock`](Self::lock), and returns the rows. A lock that skips locked rows is contended when it finds none.
+    pub(crate) async fn lock_and_fetch<T>(self, conn: &mut DB::Connection) -> Result<Vec<T>>
+    where
+        T: for<'r> FromRow<'r, DB::Row>,
+    {
+        let (least, skips, started) = (self.least(), self.skip_locked, Instant::now());
+        let (table, rows) = self.select(conn, Columns::All).await?;
+        if rows.is_empty() && skips {
+            return Err(Error::Contended { key: table, waited: started.elapsed(), holder: None });
+        }
+        if rows.len() < least {
+            return Err(Error::NoSuchRow { table });
+        }
+        rows.iter().map(|row| decode::<DB, T>(&table, row)).collect()
+    }
+
+    /// The least number of rows that must match. With a limit or a skip it is not an error that some are missing.
+    fn least(&self) -> usize {
+        let all = self.limit.is_none() && !self.skip_locked;
+        if all { self.by.iter().map(|it| it.values).product() } else { 1 }
     }
 
     /// Locks one row and returns it.
@@ -260,7 +309,7 @@ impl<DB: RowOps> RowLock<DB> {
     async fn select(self, conn: &mut DB::Connection, columns: Columns) -> Result<(Key, Vec<DB::Row>)> {
         let Self { table, by, mut order_by, values, limit, skip_locked, strength, wait, check } = self;
         let table = table?;
-        if by.is_empty() {
+        if by.is_empty() && (order_by.is_empty() || limit.is_none() || !skip_locked) {
             return Err(no_values("by"));
         }
         wait.check()?;
@@ -271,7 +320,7 @@ impl<DB: RowOps> RowLock<DB> {
         if order_by.is_empty() {
             order_by.extend(by.iter().map(|it| it.column.clone()));
         }
-        let key = Key::from(table.as_str());
+        let key = Key::from(table.to_string());
         let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
         let access = plan::access::<DB>(conn, &query, &values, &key, check).await?;
         let started = Instant::now();
@@ -285,10 +334,16 @@ impl<DB: RowOps> RowLock<DB> {
                 let access = plan::access::<DB>(conn, &query, &again, &key, check).await?;
                 locked = DB::row_lock(conn, &query, again, &access).await;
             }
-            locked.map_err(|err| match DB::fault(&err) {
-                Fault::Contended => Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None },
-                _ => failed::<DB>("locking rows of", Some(&key), err),
-            })
+            let err = match locked {
+                Ok(rows) => return Ok(rows),
+                Err(err) => err,
+            };
+            if DB::fault(&err) != Fault::Contended {
+                return Err(failed::<DB>("locking rows of", Some(&key), err));
+            }
+            let waited = started.elapsed();
+            let holder = holder::seen(DB::row_holder(conn, &key)).await;
+            Err(Error::Contended { key: key.clone(), waited, holder })
         };
         let rows = observed(Strategy::Row, &key, taking).await?;
         Ok((key, rows))
@@ -306,13 +361,20 @@ impl<DB: RowOps> RowLock<DB> {
     }
 }
 
-fn cannot_bind(err: &BoxError) -> Error {
-    Error::InvalidOption { option: "by", reason: format!("has a value that cannot be sent to the database: {err}") }
+fn no_values(option: &'static str) -> Error {
+    let reason =
+        "names no row; give at least one column and value to lock by, or all of `order_by`, `limit` and `skip_locked` \
+                  for the first rows of a queue"
+            .to_owned();
+    Error::InvalidOption { option, reason }
 }
 
-fn no_values(option: &'static str) -> Error {
-    let reason = "names no row; give at least one column and value to lock by".to_owned();
-    Error::InvalidOption { option, reason }
+fn named_twice(column: &Ident) -> Error {
+    let reason = format!(
+        "names the column `{column}` twice, and no row has two values in one column; for rows that have one of several \
+         values write `by_any(\"{column}\", …)`"
+    );
+    Error::InvalidOption { option: "by", reason }
 }
 
 fn decode<DB: RowOps, T: for<'r> FromRow<'r, DB::Row>>(table: &Key, row: &DB::Row) -> Result<T> {

@@ -10,12 +10,13 @@ use tokio::{
 };
 
 use crate::{
-    dialect::{SessionAnswer, SessionOps, checkout, failed, starved},
-    error::{Error, Fault, LossReason, Result},
+    dialect::{SessionAnswer, SessionOps, Sharing, checkout, failed, starved},
+    error::{Error, Fault, HolderInfo, LockHolder, LossReason, Result},
     guard::{Guard, Hold, Watch},
     key::Key,
     locked::Lock,
     observe::{self, Strategy, holding},
+    on::{Finish, On},
     policy::{OnLost, Wait, check_duration},
     section::{Unsettled, finished, no_answer, until},
     wait::observed,
@@ -78,6 +79,7 @@ const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
 #[must_use = "a session lock does nothing until `acquire` or `try_acquire` is awaited"]
 pub struct SessionLock {
     key: Key,
+    sharing: Sharing,
     wait: Wait,
     heartbeat: Duration,
 }
@@ -85,7 +87,23 @@ pub struct SessionLock {
 impl SessionLock {
     /// The lock of this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), wait: Wait::Forever, heartbeat: DEFAULT_HEARTBEAT }
+        Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::Forever, heartbeat: DEFAULT_HEARTBEAT }
+    }
+
+    /// Lets others share the lock, too: those who share it keep out only those who do not. PostgreSQL only; `GET_LOCK` of
+    /// MySQL and MariaDB knows no shared locks, so there [`acquire`](Self::acquire) refuses it with [`Error::InvalidOption`].
+    ///
+    /// A stream of sessions that share the lock does not keep out one that waits to have it alone: PostgreSQL grants in
+    /// the order of the requests.
+    ///
+    /// ```no_run
+    /// # async fn f(pool: sqlx::PgPool) -> Result<(), lockkit::Error> {
+    /// let reader = lockkit::SessionLock::new("catalog").share().acquire(&pool).await?;
+    /// # reader.release().await }
+    /// ```
+    pub fn share(mut self) -> Self {
+        self.sharing = Sharing::Shared;
+        self
     }
 
     /// How long to wait for another holder, and for a connection. Defaults to [`Wait::Forever`], which here means just
@@ -107,7 +125,8 @@ impl SessionLock {
     /// and a server that does not answer is given up 5 s late.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait; [`Error::TransactionPooler`], with nothing locked; [`Error::InvalidKey`];
+    /// [`Error::Contended`] after the wait, with the session that holds the lock; [`Error::TransactionPooler`], with nothing
+    /// locked; [`Error::InvalidKey`];
     /// [`Error::InvalidOption`]; [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only replica, whose locks are not
     /// those of its primary.
     ///
@@ -118,6 +137,12 @@ impl SessionLock {
         self.key.check()?;
         self.wait.check()?;
         check_duration("heartbeat", self.heartbeat)?;
+        if self.sharing == Sharing::Shared && !DB::HAS_SHARED_LOCKS {
+            let reason = "needs PostgreSQL: MySQL and MariaDB have no shared session locks; leave it out, or use \
+                          `Leases::rw(key).read()` or `NamedLock::share`"
+                .to_owned();
+            return Err(Error::InvalidOption { option: "share", reason });
+        }
         let key = self.key.clone();
         observed(Strategy::Session, &key, Box::pin(self.take(pool))).await
     }
@@ -135,6 +160,32 @@ impl SessionLock {
             Err(Error::Contended { .. }) => Ok(None),
             Err(err) => Err(err),
         }
+    }
+
+    /// The server's session that holds the lock now, or one of those that share it; `None` when nobody holds it. For
+    /// operators: it may be given back by the time this is answered. It needs no right on PostgreSQL; on MySQL and MariaDB
+    /// the user and host of others need PROCESS.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`]; [`Error::PoolStarved`]; [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// ```no_run
+    /// # async fn f(pool: sqlx::PgPool) -> Result<(), lockkit::Error> {
+    /// if let Some(leader) = lockkit::SessionLock::new("leader").holder(&pool).await? {
+    ///     println!("the leader is {leader}"); // session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0s at most
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn holder<DB: SessionOps>(&self, on: impl On<DB>) -> Result<Option<LockHolder>> {
+        let doing = "looking for the holder of session lock";
+        self.key.check()?;
+        let mut conn = on.reach(doing).await?;
+        let holder = DB::session_holder(&mut conn, &self.key).await;
+        conn.finish();
+        holder.map_err(|err| failed::<DB>(doing, Some(&self.key), err))
     }
 
     async fn take<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Session<DB>> {
@@ -155,15 +206,24 @@ impl SessionLock {
         loop {
             let asked = Instant::now();
             let slice = deadline.map_or(SLICE, |it| it.saturating_duration_since(asked).min(SLICE));
-            match answered(slice, DB::session_lock(conn, id, &self.key, slice)).await.map_err(failed)? {
-                SessionAnswer::Granted => return Ok(Session::granted(self.key, self.heartbeat, id, held)),
+            match answered(slice, DB::session_lock(conn, id, &self.key, self.sharing, slice)).await.map_err(failed)? {
+                SessionAnswer::Granted => return Ok(Session::granted(self, id, held)),
                 SessionAnswer::Elsewhere => return Err(Error::TransactionPooler { key: self.key }),
                 SessionAnswer::Held => {}
             }
             if deadline.is_some_and(|it| it <= Instant::now()) {
+                let waited = started.elapsed();
+                let holder = match answered(Duration::ZERO, DB::session_holder(conn, &self.key)).await {
+                    Ok(holder) => holder.map(HolderInfo::from),
+                    Err(err) if DB::fault(&err) == Fault::Unavailable => {
+                        return Err(Error::Contended { key: self.key, waited, holder: None });
+                    }
+                    // A right is missing, say.
+                    Err(_) => None,
+                };
                 // This session has taken nothing, so its connection is as good as before.
                 drop(held.defuse());
-                return Err(Error::Contended { key: self.key, waited: started.elapsed(), holder: None });
+                return Err(Error::Contended { key: self.key, waited, holder });
             }
             let pause = asked + PAUSE;
             sleep_until(deadline.map_or(pause, |it| pause.min(it))).await;
@@ -227,12 +287,13 @@ pub struct Session<DB: Database> {
 type Question = oneshot::Sender<()>;
 
 impl<DB: Database> Session<DB> {
-    fn granted(key: Key, heartbeat: Duration, id: i64, held: Guard<Unsettled<DB>>) -> Self
+    fn granted(lock: SessionLock, id: i64, held: Guard<Unsettled<DB>>) -> Self
     where
         DB: SessionOps,
     {
+        let key = lock.key.clone();
         let (questions, asked) = mpsc::channel(1);
-        let kept = Guard::new(Keeping(tokio::spawn(keep(key.clone(), heartbeat, id, held, asked))));
+        let kept = Guard::new(Keeping(tokio::spawn(keep(lock, id, held, asked))));
         Self { key, questions, kept, database: PhantomData }
     }
 
@@ -316,19 +377,19 @@ impl Hold for Keeping {
 
 /// Asks at each heartbeat and each question whether the lock is held, and releases it when no question can come any more.
 async fn keep<DB: SessionOps>(
-    key: Key,
-    heartbeat: Duration,
+    lock: SessionLock,
     id: i64,
     mut held: Guard<Unsettled<DB>>,
     mut questions: mpsc::Receiver<Question>,
 ) -> Result<()> {
+    let SessionLock { key, sharing, wait: _, heartbeat } = lock;
     let granted = Instant::now();
     let conn = &mut *held.get_mut().conn;
     let (lost, _unanswered) = loop {
         let question = match timeout(heartbeat, questions.recv()).await {
             Ok(Some(question)) => Some(question),
             Err(_) => None,
-            Ok(None) => match answered(Duration::ZERO, DB::session_unlock(conn, id, &key)).await {
+            Ok(None) => match answered(Duration::ZERO, DB::session_unlock(conn, id, &key, sharing)).await {
                 Ok(true) => {
                     drop(held.defuse());
                     return Ok(());

@@ -25,7 +25,7 @@ async fn by_without_value(db: &SqlitePool, id: i64) -> Result<i64, Error> {
     Ok(id)
 }
 
-#[with_lock(row, on = db, table = "public.t", by(id = 1), tx = tx)]
+#[with_lock(row, on = db, table = "db.public.t", by(id = 1), tx = tx)]
 async fn bad_table(db: &SqlitePool) -> Result<(), Error> {
     let _ = db;
     Ok(())

@@ -11,7 +11,7 @@ use crate::{
     dialect::{
         Dialect, LeaseOps, duration, fence,
         lease::{
-            Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, lease_found, prefix_end,
+            Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, leases_found, prefix_end,
         },
         micros,
     },
@@ -201,10 +201,7 @@ impl LeaseOps for MySql {
         .bind(key.as_bytes())
         .fetch_optional(&mut *conn)
         .await?;
-        match row {
-            Some(row) => Ok(Some(lease_found::<Self>(conn, found(&row)?).await?)),
-            None => Ok(None),
-        }
+        Ok(leases_found::<Self>(conn, row.iter().map(found)).await?.pop())
     }
 
     async fn lease_cut(conn: &mut MySqlConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
@@ -447,11 +444,7 @@ impl LeaseOps for MySql {
         .bind(limit)
         .fetch_all(&mut *conn)
         .await?;
-        let mut held = Vec::with_capacity(rows.len());
-        for row in &rows {
-            held.push(lease_found::<Self>(conn, found(row)?).await?);
-        }
-        Ok(held)
+        leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
     async fn lease_sweep(conn: &mut MySqlConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {

@@ -5,13 +5,14 @@ use sqlx::{
     mysql::{MySqlDatabaseError, MySqlRow},
 };
 
-use super::placeholder;
+use super::{holder, placeholder};
 use crate::{
     dialect::{
-        Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Strength, Values,
-        query::{matching, order_and_limit},
+        Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
+        query::{filter, order_and_limit},
     },
-    error::Fault,
+    error::{Fault, LockHolder},
+    ident::Ident,
     key::Key,
     policy::Wait,
 };
@@ -22,9 +23,15 @@ impl RowOps for MySql {
     }
 
     async fn row_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
+        if query.by.is_empty() {
+            return queue_plan(conn, query, values).await;
+        }
         let Some(free) = explain(conn, query, values, &Access::default()).await? else {
             return Ok(Plan::NoRows);
         };
+        if free.is_derived && is_view(conn, query).await? {
+            return Ok(Plan::View);
+        }
         if free.keys.is_empty() {
             return Ok(judged(free, Access::default()));
         }
@@ -65,7 +72,7 @@ impl RowOps for MySql {
     ) -> sqlx::Result<Vec<MySqlRow>> {
         let (before, hint) = bounded(query.wait);
         let strength = match query.strength {
-            Strength::Share => "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */",
+            Strength::Share => SHARED,
             Strength::Update | Strength::KeyChange => "FOR UPDATE",
         };
         let waiting = match query.wait {
@@ -75,6 +82,30 @@ impl RowOps for MySql {
         };
         let sql = format!("{before}{} {strength} {waiting}", selection(query, access, &hint));
         sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await
+    }
+
+    async fn row_holder(conn: &mut MySqlConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // Who locks rows has the table locked in their intention. MariaDB does not list that.
+        let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
+        let rows = sqlx::query(
+            "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM information_schema.PROCESSLIST AS p
+             /*!80000 JOIN performance_schema.threads AS t ON t.PROCESSLIST_ID = p.ID
+             JOIN performance_schema.data_locks AS l ON l.THREAD_ID = t.THREAD_ID
+                 AND l.LOCK_TYPE = 'TABLE' AND l.LOCK_STATUS = 'GRANTED' */
+             WHERE p.ID <> CONNECTION_ID()
+                 /*!80000 AND l.OBJECT_SCHEMA = COALESCE(?, DATABASE()) AND l.OBJECT_NAME = ? */
+                 /*M! AND ? IS NULL AND ? IS NULL */
+             LIMIT 2",
+        )
+        .bind(schema)
+        .bind(table)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] => holder(row).map(Some),
+            _ => Ok(None),
+        }
     }
 
     fn row_plan_is_old(err: &sqlx::Error) -> bool {
@@ -91,6 +122,10 @@ struct Explained {
     keys: String,
     /// Whether the index has all that is selected.
     is_covered: bool,
+    /// Whether all rows that match are read, to be sorted.
+    is_sorted: bool,
+    /// Whether something is computed first, such as the rows of a view.
+    is_derived: bool,
     plan: String,
 }
 
@@ -100,6 +135,48 @@ fn is_scan(step: &Explained) -> bool {
 
 fn judged(step: Explained, access: Access) -> Plan {
     if is_scan(&step) { Plan::Scan(step.plan) } else { Plan::Served(access) }
+}
+
+/// How the server finds the first rows in an order.
+async fn queue_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<MySql>) -> sqlx::Result<Plan> {
+    // An index that delivers the order is forced: the optimizer would rather sort a small table, and lock all of it.
+    let keys: Vec<String> = sqlx::query_scalar(
+        "SELECT CAST(INDEX_NAME AS CHAR) FROM information_schema.STATISTICS
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND SEQ_IN_INDEX = 1 AND COLUMN_NAME = ?",
+    )
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .bind(query.order_by.first().map(Ident::as_str))
+    .fetch_all(&mut *conn)
+    .await?;
+    // One after another: all at once, the optimizer would take the wrong one.
+    for key in keys {
+        let access = Access { force: format!(" FORCE INDEX ({})", quoted(&key)), ..Access::default() };
+        match explain(conn, query, values, &access).await {
+            Ok(Some(step)) if step.access != "ALL" && !step.is_sorted => return Ok(Plan::Served(access)),
+            Ok(None) => return Ok(Plan::NoRows),
+            // It is invisible to the optimizer.
+            Err(err) if !MySql::row_plan_is_old(&err) => return Err(err),
+            Ok(Some(_)) | Err(_) => {}
+        }
+    }
+    if is_view(conn, query).await? {
+        return Ok(Plan::View);
+    }
+    let found = explain(conn, query, values, &Access::default()).await?;
+    Ok(found.map_or(Plan::NoRows, |it| Plan::Scan(it.plan)))
+}
+
+async fn is_view(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<bool> {
+    let found: Option<bool> = sqlx::query_scalar(
+        "SELECT TABLE_TYPE = 'VIEW' FROM information_schema.TABLES
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?",
+    )
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .fetch_optional(conn)
+    .await?;
+    Ok(found.unwrap_or(false))
 }
 
 /// How the server finds the rows of the table, if it has to look for any.
@@ -112,24 +189,27 @@ async fn explain(
     // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
     let explain = AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {}", selection(query, access, "")));
     let explain = sqlx::query_with(explain, values.arguments.clone()).persistent(false);
-    let mut found = None;
+    let mut found: Option<Explained> = None;
+    let mut is_derived = false;
     for row in explain.fetch_all(conn).await? {
         let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
         let (table, access, keys, extra) = (text("table")?, text("type")?, text("possible_keys")?, text("Extra")?);
         // The values that a join looks up are read one after another, as they should be. Under the name of a view its
         // tables are listed.
         if table.is_empty() || table.starts_with('<') {
+            is_derived |= table.starts_with("<derived");
             continue;
         }
-        let is_covered = extra.split("; ").any(|it| it == "Using index");
+        let has = |what| extra.split("; ").any(|it| it == what);
+        let (is_covered, is_sorted) = (has("Using index"), has("Using filesort"));
         let plan = format!("type={access}, possible_keys={keys}, extra={extra}");
-        let step = Explained { access, keys, is_covered, plan };
-        if is_scan(&step) {
-            return Ok(Some(step));
+        let step = Explained { access, keys, is_covered, is_sorted, is_derived: false, plan };
+        // The worst of them counts.
+        if found.as_ref().is_none_or(|it| is_scan(&step) && !is_scan(it)) {
+            found = Some(step);
         }
-        found.get_or_insert(step);
     }
-    Ok(found)
+    Ok(found.map(|it| Explained { is_derived, ..it }))
 }
 
 /// A small column that no index has; all columns where every one is in some index.
@@ -138,10 +218,10 @@ async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result
     let column: Option<String> = sqlx::query_scalar(
         "SELECT CAST(c.COLUMN_NAME AS CHAR)
          FROM information_schema.COLUMNS AS c
-         WHERE c.TABLE_SCHEMA = DATABASE() AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
+         WHERE c.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
          AND NOT EXISTS (
              SELECT 1 FROM information_schema.STATISTICS AS s
-             WHERE s.TABLE_SCHEMA = DATABASE() AND s.TABLE_NAME = ? AND s.COLUMN_NAME = c.COLUMN_NAME
+             WHERE s.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND s.TABLE_NAME = ? AND s.COLUMN_NAME = c.COLUMN_NAME
          )
          ORDER BY
              c.NUMERIC_PRECISION IS NULL AND c.DATETIME_PRECISION IS NULL,
@@ -149,8 +229,10 @@ async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result
              c.ORDINAL_POSITION
          LIMIT 1",
     )
-    .bind(query.table.as_str())
-    .bind(query.table.as_str())
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .bind(query.table.schema())
+    .bind(query.table.name())
     .fetch_optional(conn)
     .await?;
     Ok(column.map_or_else(|| "r.*".to_owned(), |it| format!("r.{} AS locked", quoted(&it))))
@@ -167,12 +249,9 @@ fn selection(query: &RowQuery, access: &Access, hint: &str) -> String {
         Columns::None => columns.as_deref().unwrap_or("1 AS locked"),
     };
     let order = order_and_limit(query, '`');
-    let table = format!("`{}` AS r{force}", query.table);
+    let table = format!("{} AS r{force}", query.table.quoted('`'));
     if !joined {
-        return format!(
-            "SELECT {hint}{columns} FROM {table} WHERE {} {order}",
-            matching(&query.by, 1, '`', placeholder)
-        );
+        return format!("SELECT {hint}{columns} FROM {table} {} {order}", filter(query, '`', placeholder));
     }
     let (mut values, mut matches) = (Vec::new(), Vec::new());
     for (number, By { column, values: count }) in query.by.iter().enumerate() {
@@ -198,6 +277,9 @@ pub(super) fn bounded(wait: Wait) -> (String, String) {
     )
 }
 
+/// The same, in the words of each server.
+const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";
+
 /// Locks the row whether or not it is there, and never waits where another session has it.
 ///
 /// No look before it that would lock the gap, and an exclusive lock on the duplicate where a plain INSERT takes a shared
@@ -209,15 +291,19 @@ const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
     ON DUPLICATE KEY UPDATE name = VALUES(name)";
 
 impl NamedOps for MySql {
-    async fn named_lock(conn: &mut MySqlConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
-        if wait == Wait::Forever {
+    async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
+        if (wait, sharing) == (Wait::Forever, Sharing::Alone) {
             let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
             sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
             return Ok(true);
         }
         let (before, hint) = bounded(wait);
+        let strength = match sharing {
+            Sharing::Alone => "FOR UPDATE",
+            Sharing::Shared => SHARED,
+        };
         let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
-        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? FOR UPDATE {waiting}");
+        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? {strength} {waiting}");
         loop {
             let look = sqlx::query(AssertSqlSafe(look.clone())).bind(key.as_bytes());
             if look.fetch_optional(&mut *conn).await?.is_some() {
@@ -230,5 +316,34 @@ impl NamedOps for MySql {
                 made => return made.map(|_| true),
             }
         }
+    }
+
+    async fn named_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // On MySQL the thread of a lock of the row may be that of a session which waits for it; that of the table is its
+        // holder's. MariaDB lists locks only while somebody waits for them, as they were up to 0.1 s before.
+        // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-data-locks-table.html,
+        // https://mariadb.com/kb/en/information-schema-innodb_locks-table/
+        let row = sqlx::query(
+            "SELECT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM
+                 /*!80000 performance_schema.data_locks AS l
+                 JOIN performance_schema.data_locks AS o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID
+                     AND o.OBJECT_SCHEMA = l.OBJECT_SCHEMA AND o.OBJECT_NAME = l.OBJECT_NAME AND o.LOCK_TYPE = 'TABLE'
+                 JOIN performance_schema.threads AS t ON t.THREAD_ID = o.THREAD_ID
+                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.PROCESSLIST_ID */
+                 /*M! information_schema.INNODB_LOCKS AS l
+                 JOIN information_schema.INNODB_TRX AS t ON t.trx_id = l.lock_trx_id
+                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id */
+             WHERE l.LOCK_DATA = CONCAT('0x', HEX(?))
+                 /*!80000 AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = 'lockkit_named'
+                 AND l.LOCK_STATUS = 'GRANTED' */
+                 /*M! AND l.lock_table = CONCAT('`', DATABASE(), '`.`lockkit_named`') AND t.trx_state <> 'LOCK WAIT' */
+             ORDER BY p.ID = CONNECTION_ID()
+             LIMIT 1",
+        )
+        .bind(key.as_bytes())
+        .fetch_optional(conn)
+        .await?;
+        row.as_ref().map(holder).transpose()
     }
 }

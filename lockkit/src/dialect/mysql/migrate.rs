@@ -6,17 +6,17 @@ use super::MIGRATIONS;
 use crate::{
     dialect::{
         Dialect,
-        history::{Applied, HISTORY, Schema, migrated, migrator, schema},
+        history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
     },
     error::Error,
 };
 
 pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     let migrator = migrator(MIGRATIONS);
-    let mut conn = pool.acquire().await.map_err(MigrateError::from)?;
+    let mut conn = pool.acquire().await.map_err(failed)?;
     let applied = history(&mut conn).await;
     // Read after the history: another process may be writing both.
-    let are_tables_there = are_tables_there(&mut conn).await.map_err(MigrateError::from)?;
+    let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;
     drop(conn);
     let schema = schema::<MySql>(&migrator, applied, are_tables_there)?;
     if let Schema::UpToDate = schema {
@@ -24,13 +24,13 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     }
     // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
     let own = pool.options().clone().min_connections(0).max_connections(1);
-    let own = own.connect_with((*pool.connect_options()).clone()).await.map_err(MigrateError::from)?;
-    let forget = async |sql: String| own.execute(AssertSqlSafe(sql)).await.map_err(MigrateError::from);
+    let own = own.connect_with((*pool.connect_options()).clone()).await.map_err(failed)?;
+    let forget = async |sql: String| own.execute(AssertSqlSafe(sql)).await;
     // While DDL waits for a transaction that has used the table, every other statement on it waits behind: renewals, too.
-    own.execute("SET lock_wait_timeout = 1").await.map_err(MigrateError::from)?;
+    own.execute("SET lock_wait_timeout = 1").await.map_err(failed)?;
     if let Schema::Dropped = schema {
         // The statements can be repeated.
-        forget(format!("DELETE FROM {HISTORY}")).await?;
+        forget(format!("DELETE FROM {HISTORY}")).await.map_err(failed)?;
     }
     // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is none,
     // one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not needed.
@@ -38,11 +38,11 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     if let Err(MigrateError::Dirty(number)) = done {
         match forget(format!("DELETE FROM {HISTORY} WHERE NOT success")).await {
             Ok(_) => {}
-            Err(MigrateError::Execute(err)) if MySql::is_denied(&err) => {
+            Err(err) if MySql::is_denied(&err) => {
                 return Err(Error::MigrationCutShort { number });
             }
             // Another process has it locked, say.
-            Err(err) => return Err(err.into()),
+            Err(err) => return Err(failed(err)),
         }
         done = migrator.run(&own).await;
     }

@@ -11,13 +11,13 @@ use std::{
 
 use sqlx::{
     Executor, MySql, MySqlConnection, Pool, Row, SqlStr,
-    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlQueryResult, MySqlTransactionManager},
+    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlQueryResult, MySqlRow, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
 use super::{AsConnection, Dialect, RowsAffected, connection_fault};
 use crate::{
-    error::{Error, Fault},
+    error::{Error, Fault, LockHolder},
     policy::Wait,
 };
 
@@ -193,6 +193,11 @@ impl RowsAffected for MySqlQueryResult {
     fn affected(&self) -> u64 {
         self.rows_affected()
     }
+}
+
+fn holder(row: &MySqlRow) -> sqlx::Result<LockHolder> {
+    let (user, host) = (row.try_get("user")?, row.try_get("host")?);
+    Ok(LockHolder { id: row.try_get("id")?, user, host, application: None, held_at_most: None })
 }
 
 /// How the driver writes the bound value with this number, from 1.

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use sqlx::{MySql, MySqlConnection, Row};
 
+use super::holder;
 use crate::{
-    dialect::{Dialect, ServerSession, SessionAnswer, SessionOps},
-    error::Fault,
+    dialect::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing},
+    error::{Fault, LockHolder},
     key::Key,
 };
 
@@ -24,6 +25,7 @@ macro_rules! name {
 impl SessionOps for MySql {
     /// Proxies for MySQL keep a session that has called `GET_LOCK`.
     const POOLERS_SHARE_SESSIONS: bool = false;
+    const HAS_SHARED_LOCKS: bool = false;
 
     async fn session_look(conn: &mut MySqlConnection) -> sqlx::Result<ServerSession> {
         // A replica has locks of its own. One that is said to be read-only is the only kind that shows.
@@ -37,6 +39,7 @@ impl SessionOps for MySql {
         conn: &mut MySqlConnection,
         id: i64,
         key: &Key,
+        _sharing: Sharing,
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
         // MySQL waits for whole seconds and would round half a second; MariaDB keeps the fraction.
@@ -79,7 +82,7 @@ impl SessionOps for MySql {
             .await
     }
 
-    async fn session_unlock(conn: &mut MySqlConnection, id: i64, key: &Key) -> sqlx::Result<bool> {
+    async fn session_unlock(conn: &mut MySqlConnection, id: i64, key: &Key, _sharing: Sharing) -> sqlx::Result<bool> {
         let released: Option<i64> = sqlx::query_scalar(concat!(
             "SELECT CAST(CASE WHEN CONNECTION_ID() = ? THEN RELEASE_LOCK(",
             name!(),
@@ -90,5 +93,20 @@ impl SessionOps for MySql {
         .fetch_one(conn)
         .await?;
         Ok(released == Some(1))
+    }
+
+    async fn session_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        let row = sqlx::query(concat!(
+            "SELECT CAST(used.id AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM (SELECT IS_USED_LOCK(",
+            name!(),
+            ") AS id) AS used
+             LEFT JOIN information_schema.PROCESSLIST AS p ON p.ID = used.id
+             WHERE used.id IS NOT NULL"
+        ))
+        .bind(key.as_bytes())
+        .fetch_optional(conn)
+        .await?;
+        row.as_ref().map(holder).transpose()
     }
 }

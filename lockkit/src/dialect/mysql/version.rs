@@ -18,8 +18,9 @@ impl VersionOps for MySql {
         values: Values<Self>,
     ) -> sqlx::Result<Option<(MySqlRow, Version)>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
         let sql = format!(
-            "SELECT r.*, CAST(r.`{version}` AS CHAR) AS lockkit_version FROM `{table}` AS r WHERE {}",
+            "SELECT r.*, CAST(r.`{version}` AS CHAR) AS lockkit_version FROM {table} AS r WHERE {}",
             matching(by, 1, '`', placeholder),
         );
         let Some(row) = sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_optional(conn).await? else {
@@ -43,6 +44,7 @@ impl VersionOps for MySql {
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
         let filter = matching(by, 1, '`', placeholder);
         let Values { mut arguments, .. } = values;
         let again = arguments.clone();
@@ -60,13 +62,13 @@ impl VersionOps for MySql {
                 )
             }
         };
-        let sql = format!("UPDATE `{table}` SET `{version}` = {next} WHERE {filter} AND {current}");
+        let sql = format!("UPDATE {table} SET `{version}` = {next} WHERE {filter} AND {current}");
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(&mut *conn).await?;
         match expected {
             _ if done.rows_affected() == 0 => Ok(None),
             Version::Number(number) => Ok(number.checked_add(1).map(Version::Number)),
             Version::Timestamp(_) => {
-                let sql = format!("SELECT CAST(`{version}` AS CHAR) FROM `{table}` WHERE {filter}");
+                let sql = format!("SELECT CAST(`{version}` AS CHAR) FROM {table} WHERE {filter}");
                 let text = sqlx::query_scalar_with(AssertSqlSafe(sql), again).fetch_one(conn).await?;
                 Ok(Some(Version::Timestamp(text)))
             }
@@ -82,6 +84,29 @@ impl VersionOps for MySql {
         let Values { mut arguments, types } = values;
         let sql = save(query, types.len() + 1, '`', placeholder);
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
+        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    async fn version_delete(
+        conn: &mut MySqlConnection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
+    ) -> sqlx::Result<bool> {
+        let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
+        let Values { mut arguments, .. } = values;
+        let current = match expected {
+            Version::Number(_) => format!("`{version}` = ?"),
+            Version::Timestamp(_) => format!("CAST(`{version}` AS CHAR) = ?"),
+        };
+        match expected {
+            Version::Number(number) => arguments.add(*number),
+            Version::Timestamp(text) => arguments.add(text.as_str()),
+        }
+        .map_err(sqlx::Error::Encode)?;
+        let sql = format!("DELETE FROM {table} WHERE {} AND {current}", matching(by, 1, '`', placeholder));
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)
     }

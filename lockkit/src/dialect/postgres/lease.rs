@@ -8,7 +8,7 @@ use super::{bell, pooler::query};
 use crate::{
     dialect::{
         LeaseOps, duration, fence,
-        lease::{Found, HeldRow, lease_found, lease_give_back, prefix_end, previous},
+        lease::{Found, HeldRow, lease_give_back, leases_found, prefix_end, previous},
         micros,
     },
     key::Key,
@@ -273,10 +273,7 @@ impl LeaseOps for Postgres {
         .bind(key.as_str())
         .fetch_optional(&mut *conn)
         .await?;
-        match row {
-            Some(row) => Ok(Some(lease_found::<Self>(conn, found(&row)?).await?)),
-            None => Ok(None),
-        }
+        Ok(leases_found::<Self>(conn, row.iter().map(found)).await?.pop())
     }
 
     async fn lease_cut(conn: &mut PgConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
@@ -504,11 +501,7 @@ impl LeaseOps for Postgres {
                 .fetch_all(&mut *conn)
                 .await?
         };
-        let mut held = Vec::with_capacity(rows.len());
-        for row in &rows {
-            held.push(lease_found::<Self>(conn, found(row)?).await?);
-        }
-        Ok(held)
+        leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {

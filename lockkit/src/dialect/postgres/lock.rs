@@ -5,12 +5,14 @@ use sqlx::{
     postgres::{PgRow, PgTypeInfo},
 };
 
-use super::{advisory_number, placeholder, pooler, typed};
+use super::{advisory_number, holder, placeholder, pooler, typed};
 use crate::{
     dialect::{
-        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Strength, Values,
-        query::{matching, order_and_limit},
+        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
+        query::{filter, order_and_limit},
     },
+    error::LockHolder,
+    ident::Ident,
     key::Key,
     policy::Wait,
 };
@@ -21,28 +23,32 @@ impl RowOps for Postgres {
     }
 
     async fn row_plan(conn: &mut PgConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
-        // The catalogue decides. A plan would not do: the planner prefers a scan on a small table even where an index
-        // could serve, and an index that only serves the order, or a value that can match nothing, hides one.
-        let columns: Vec<_> = query.by.iter().map(|it| it.column.as_str().to_owned()).collect();
-        let served: bool = pooler::query(
-            "SELECT EXISTS (
-                 SELECT FROM pg_index AS i
-                 JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-                 WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indpred IS NULL AND a.attname = ANY ($2)
-             )",
-        )
-        .bind(format!("\"{}\"", query.table))
-        .bind(columns)
-        .fetch_one(&mut *conn)
-        .await?
-        .try_get(0)?;
-        if served {
-            return Ok(Plan::Served(Access::default()));
+        let known = catalogued(conn, query).await?;
+        match known {
+            Some(Catalogued { is_view: true, .. }) => return Ok(Plan::View),
+            Some(Catalogued { is_served: true, .. }) => return Ok(Plan::Served(Access::default())),
+            _ => {}
         }
-        let explain = format!("EXPLAIN (COSTS OFF) {}", Self::row_text(query, values));
-        let rows = pooler::fetch_all(conn, explain, values.arguments.clone()).await?;
-        let lines = rows.iter().map(|row| row.try_get::<String, _>(0)).collect::<sqlx::Result<Vec<_>>>()?;
-        Ok(Plan::Scan(lines.join("; ")))
+        let plan = explain(conn, query, values).await?;
+        let partial = known.map(|it| it.partial).unwrap_or_default();
+        if !partial.is_empty() && !query.by.is_empty() {
+            // Only the planner knows which rows are in a partial index, and it would scan a small table.
+            let was: String = pooler::query(
+                "WITH was AS MATERIALIZED (
+                     SELECT current_setting('enable_seqscan') AS v
+                 )
+                 SELECT v, set_config('enable_seqscan', 'off', true) FROM was",
+            )
+            .fetch_one(&mut *conn)
+            .await?
+            .try_get(0)?;
+            let forced = explain(conn, query, values).await?;
+            pooler::query("SELECT set_config('enable_seqscan', $1, true)").bind(was).execute(&mut *conn).await?;
+            if is_served_by(&partial, &forced) {
+                return Ok(Plan::Served(Access::default()));
+            }
+        }
+        Ok(Plan::Scan(plan.join("; ")))
     }
 
     async fn row_lock(
@@ -89,9 +95,118 @@ impl RowOps for Postgres {
         pooler::fetch_all(conn, sql, arguments).await
     }
 
+    async fn row_holder(conn: &mut PgConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // A locked row has a mark of its own in the table. Who makes such marks, or writes rows, has the table locked like
+        // this. A prepared transaction has no session.
+        let name = table.split('.').map(|it| format!("\"{it}\"")).collect::<Vec<_>>().join(".");
+        let rows = pooler::query(
+            "SELECT
+                 l.pid::bigint AS id,
+                 a.usename::text AS user_name,
+                 host(a.client_addr) AS host,
+                 nullif(a.application_name, '') AS application,
+                 (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000000)::bigint AS age_us
+             FROM (
+                 SELECT DISTINCT pid
+                 FROM pg_locks
+                 WHERE locktype = 'relation' AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock')
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                   AND relation = to_regclass($1)
+                   AND pid IS DISTINCT FROM pg_backend_pid()
+                 LIMIT 2
+             ) AS l LEFT JOIN pg_stat_activity AS a USING (pid)",
+        )
+        .bind(name)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] if row.try_get::<Option<i64>, _>("id")?.is_some() => holder(row).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     fn row_plan_is_old(_err: &sqlx::Error) -> bool {
         false
     }
+}
+
+/// What the catalogue says about the table of a row lock.
+///
+/// It decides where it can. A plan would not do: the planner prefers a scan on a small table even where an index could
+/// serve, and an index that only serves the order, or a value that can match nothing, hides one.
+struct Catalogued {
+    is_view: bool,
+    is_served: bool,
+    /// The partial indexes, as a plan names them.
+    partial: Vec<String>,
+}
+
+async fn catalogued(conn: &mut PgConnection, query: &RowQuery) -> sqlx::Result<Option<Catalogued>> {
+    let by: Vec<_> = query.by.iter().map(|it| it.column.as_str()).collect();
+    let is_queue = by.is_empty();
+    let columns = if is_queue { query.order_by.iter().map(Ident::as_str).collect() } else { by };
+    // An index serves that looks up one of the columns; or, for a queue, one that has their order, forwards or backwards.
+    let row = pooler::query(
+        "SELECT
+             t.relkind IN ('v', 'm'),
+             EXISTS (
+                 SELECT FROM pg_index AS i
+                 JOIN pg_class AS x ON x.oid = i.indexrelid
+                 JOIN pg_am AS m ON m.oid = x.relam
+                 CROSS JOIN LATERAL (
+                     SELECT array_agg(a.attname::text ORDER BY k.n) AS names
+                     FROM unnest(i.indkey) WITH ORDINALITY AS k (number, n)
+                     LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
+                     WHERE k.n <= i.indnkeyatts
+                 ) AS columns
+                 WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NULL
+                 AND CASE
+                     WHEN $3 THEN m.amname = 'btree'
+                         AND (names[1:cardinality($2)] = $2 OR i.indisunique AND names = ($2)[1:cardinality(names)])
+                         AND (
+                             SELECT min(k.bits) = max(k.bits) AND max(k.bits) IN (0, 3)
+                             FROM unnest(i.indoption) WITH ORDINALITY AS k (bits, n)
+                             WHERE k.n <= cardinality($2)
+                         )
+                     ELSE names[1] = ANY ($2)
+                 END
+             ),
+             ARRAY (
+                 SELECT quote_ident(x.relname) FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid
+                 WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NOT NULL
+             )
+         FROM pg_class AS t WHERE t.oid = to_regclass($1)",
+    )
+    .bind(query.table.quoted('"'))
+    .bind(columns)
+    .bind(is_queue)
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(Catalogued { is_view: row.try_get(0)?, is_served: row.try_get(1)?, partial: row.try_get(2)? }))
+}
+
+/// The lines of the plan.
+async fn explain(conn: &mut PgConnection, query: &RowQuery, values: &Values<Postgres>) -> sqlx::Result<Vec<String>> {
+    let explain = format!("EXPLAIN (COSTS OFF) {}", Postgres::row_text(query, values));
+    let rows = pooler::fetch_all(conn, explain, values.arguments.clone()).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// Whether the plan reads these indexes alone, and either looks rows up in them or needs all of theirs.
+fn is_served_by(indexes: &[String], plan: &[String]) -> bool {
+    let steps: Vec<_> = plan.iter().map(|it| it.trim_start_matches([' ', '-', '>'])).collect();
+    let has = |start: &str| steps.iter().any(|it| it.starts_with(start));
+    let mut reads =
+        steps.iter().filter(|it| it.starts_with("Index ") && it.contains(" using ") || it.starts_with("Bitmap Index "));
+    let is_one_of_them = |step: &&&str| {
+        indexes.iter().any(|it| step.contains(&format!(" using {it} on ")) || step.ends_with(&format!(" on {it}")))
+    };
+    !has("Seq Scan")
+        && !has("Parallel Seq Scan")
+        && reads.clone().next().is_some()
+        && reads.all(|it| is_one_of_them(&it))
+        && (has("Index Cond") || !has("Filter"))
 }
 
 /// The selection without its lock, from the table joined to what `before` names.
@@ -101,9 +216,9 @@ fn selection(query: &RowQuery, types: &[PgTypeInfo], before: &str) -> String {
         Columns::None => "1 AS locked",
     };
     format!(
-        "SELECT {columns} FROM {before}\"{}\" AS r WHERE {} {} {}",
-        query.table,
-        matching(&query.by, 1, '"', placeholder),
+        "SELECT {columns} FROM {before}{} AS r {} {} {}",
+        query.table.quoted('"'),
+        filter(query, '"', placeholder),
         order_and_limit(query, '"'),
         typed(types),
     )
@@ -113,37 +228,55 @@ fn lock_timeout(wait: Wait) -> String {
     format!("{}ms", wait.millis().unwrap_or(0).min(i32::MAX as u64))
 }
 
+/// The functions that lock an advisory lock until the end of the transaction: by waiting, or only if it is free.
+fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
+    match sharing {
+        Sharing::Alone => ("SELECT pg_advisory_xact_lock($1)", "SELECT pg_try_advisory_xact_lock($1)"),
+        Sharing::Shared => ("SELECT pg_advisory_xact_lock_shared($1)", "SELECT pg_try_advisory_xact_lock_shared($1)"),
+    }
+}
+
+/// The value that is put back depends on the lock, so it is put back after the wait.
+macro_rules! bounded {
+    ($function:literal) => {
+        concat!(
+            "WITH was AS MATERIALIZED (
+                 SELECT current_setting('lock_timeout') AS v
+             ), bound AS MATERIALIZED (
+                 SELECT was.v, set_config('lock_timeout', $2, true) FROM was
+             )
+             SELECT set_config('lock_timeout', CASE WHEN ",
+            $function,
+            "($1) IS NULL THEN v ELSE v END, true) FROM bound"
+        )
+    };
+}
+
 impl NamedOps for Postgres {
-    async fn named_lock(conn: &mut PgConnection, key: &Key, wait: Wait) -> sqlx::Result<bool> {
+    async fn named_lock(conn: &mut PgConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         let number = advisory_number("named", key);
+        let (lock, lock_if_free) = lock_functions(sharing);
         let granted = match wait {
             Wait::Forever => {
-                pooler::query("SELECT pg_advisory_xact_lock($1)").bind(number).execute(conn).await?;
+                pooler::query(lock).bind(number).execute(conn).await?;
                 true
             }
-            Wait::Never => {
-                let row = pooler::query("SELECT pg_try_advisory_xact_lock($1)").bind(number).fetch_one(conn).await?;
-                row.try_get(0)?
-            }
+            Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
             Wait::AtMost(_) => {
-                // The value that is put back depends on the lock, so it is put back after the wait.
-                pooler::query(
-                    "WITH was AS MATERIALIZED (
-                         SELECT current_setting('lock_timeout') AS v
-                     ), bound AS MATERIALIZED (
-                         SELECT was.v, set_config('lock_timeout', $2, true) FROM was
-                     )
-                     SELECT set_config(
-                         'lock_timeout', CASE WHEN pg_advisory_xact_lock($1) IS NULL THEN v ELSE v END, true
-                     ) FROM bound",
-                )
-                .bind(number)
-                .bind(lock_timeout(wait))
-                .execute(conn)
-                .await?;
+                let sql = match sharing {
+                    Sharing::Alone => bounded!("pg_advisory_xact_lock"),
+                    Sharing::Shared => bounded!("pg_advisory_xact_lock_shared"),
+                };
+                pooler::query(sql).bind(number).bind(lock_timeout(wait)).execute(conn).await?;
                 true
             }
         };
         Ok(granted)
+    }
+
+    async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        let sql = holder_since!("xact_start");
+        let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
+        row.as_ref().map(holder).transpose()
     }
 }

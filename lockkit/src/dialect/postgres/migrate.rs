@@ -9,24 +9,21 @@ use sqlx::{
 
 use super::{MIGRATIONS, advisory_number};
 use crate::{
-    dialect::history::{Applied, HISTORY, Schema, hex, migrated, migrator, schema},
+    dialect::history::{Applied, HISTORY, Schema, failed, hex, migrated, migrator, schema},
     error::Error,
 };
 
 pub(super) async fn migrate(pool: &Pool<Postgres>) -> Result<(), Error> {
     let migrator = migrator(MIGRATIONS);
-    let mut tx = pool
-        .begin_with(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))
-        .await
-        .map_err(MigrateError::from)?;
-    let home = home(&mut tx).await.map_err(MigrateError::from)?;
+    let mut tx = pool.begin_with(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED")).await.map_err(failed)?;
+    let home = home(&mut tx).await.map_err(failed)?;
     // In a savepoint: a history that is missing or may not be read fails the transaction.
-    tx.execute("SAVEPOINT lockkit").await.map_err(MigrateError::from)?;
+    tx.execute("SAVEPOINT lockkit").await.map_err(failed)?;
     let applied = history(&mut tx, &home).await;
-    tx.execute("ROLLBACK TO SAVEPOINT lockkit").await.map_err(MigrateError::from)?;
-    let are_tables_there = are_tables_there(&mut tx).await.map_err(MigrateError::from)?;
+    tx.execute("ROLLBACK TO SAVEPOINT lockkit").await.map_err(failed)?;
+    let are_tables_there = are_tables_there(&mut tx).await.map_err(failed)?;
     if let Schema::UpToDate = schema::<Postgres>(&migrator, applied, are_tables_there)? {
-        return tx.rollback().await.map_err(|err| MigrateError::from(err).into());
+        return tx.rollback().await.map_err(failed);
     }
     let done = match run(&mut tx, &home, &migrator).await {
         Ok(()) => tx.commit().await.map_err(MigrateError::from),

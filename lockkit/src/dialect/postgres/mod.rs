@@ -4,15 +4,15 @@ use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 use sqlx::{
-    Executor, PgConnection, Pool, Postgres, SqlStr, TypeInfo,
+    Executor, PgConnection, Pool, Postgres, Row, SqlStr, TypeInfo,
     error::DatabaseError,
-    postgres::{PgDatabaseError, PgQueryResult, PgTransactionManager, PgTypeInfo},
+    postgres::{PgDatabaseError, PgQueryResult, PgRow, PgTransactionManager, PgTypeInfo},
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::{AsConnection, Dialect, RowsAffected, connection_fault};
+use super::{AsConnection, Dialect, RowsAffected, connection_fault, duration};
 use crate::{
-    error::{Error, Fault},
+    error::{Error, Fault, LockHolder},
     key::Key,
     policy::Wait,
 };
@@ -44,6 +44,30 @@ macro_rules! ring {
     };
 }
 
+/// A session that holds the advisory lock with the number `$1`, and for how long it has been what the argument says.
+/// Another session than this one comes first. The halves of the number are two columns of the view:
+/// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
+macro_rules! holder_since {
+    ($since:literal) => {
+        concat!(
+            "SELECT
+                 l.pid::bigint AS id,
+                 a.usename::text AS user_name,
+                 host(a.client_addr) AS host,
+                 nullif(a.application_name, '') AS application,
+                 (extract(epoch FROM clock_timestamp() - a.",
+            $since,
+            ") * 1000000)::bigint AS age_us
+             FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+             WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+               AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+               AND (l.classid::bigint << 32 | l.objid::bigint) = $1
+             ORDER BY l.pid = pg_backend_pid(), age_us DESC NULLS LAST
+             LIMIT 1"
+        )
+    };
+}
+
 mod lease;
 mod listen;
 mod lock;
@@ -67,6 +91,7 @@ pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
         // The timeout of an idle transaction strikes between two statements only, so the next one was not run.
         "25P01" | "25P02" | "25P03" => Fault::NoTransaction,
         "25006" => Fault::ReadOnly,
+        "22021" | "22P05" => Fault::Encoding,
         "57P01" | "57P02" | "57P03" | "57P05" | "25P04" | "53300" => Fault::Unavailable,
         // PgBouncer, too, says so (08P01) when it has no connection to lend.
         code if code.starts_with("08") => Fault::Unavailable,
@@ -204,6 +229,16 @@ fn advisory_number(namespace: &str, key: &Key) -> i64 {
     let digest = Sha256::new().chain_update(format!("lockkit:{namespace}:")).chain_update(key.as_bytes()).finalize();
     let (first, _) = digest.as_slice().split_at(8);
     first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
+}
+
+fn holder(row: &PgRow) -> sqlx::Result<LockHolder> {
+    Ok(LockHolder {
+        id: row.try_get("id")?,
+        user: row.try_get("user_name")?,
+        host: row.try_get("host")?,
+        application: row.try_get("application")?,
+        held_at_most: row.try_get::<Option<i64>, _>("age_us")?.map(duration),
+    })
 }
 
 /// The advisory lock that those share who wait to hear that the lease is free.

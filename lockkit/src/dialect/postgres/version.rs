@@ -18,8 +18,9 @@ impl VersionOps for Postgres {
         values: Values<Self>,
     ) -> sqlx::Result<Option<(PgRow, Version)>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('"');
         let sql = format!(
-            "SELECT *, \"{version}\"::text AS lockkit_version FROM \"{table}\" WHERE {} {}",
+            "SELECT *, \"{version}\"::text AS lockkit_version FROM {table} WHERE {} {}",
             matching(by, 1, '"', placeholder),
             typed(&values.types),
         );
@@ -42,6 +43,7 @@ impl VersionOps for Postgres {
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('"');
         let Values { mut arguments, types } = values;
         let (last, filter) = (types.len() + 1, matching(by, 1, '"', placeholder));
         let (next, current) = match expected {
@@ -61,7 +63,7 @@ impl VersionOps for Postgres {
         }
         .map_err(sqlx::Error::Encode)?;
         let sql = format!(
-            "UPDATE \"{table}\" SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text {}",
+            "UPDATE {table} SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text {}",
             typed(&types),
         );
         let row = pooler::fetch_all(conn, sql, arguments).await?.pop();
@@ -78,6 +80,31 @@ impl VersionOps for Postgres {
         let Values { mut arguments, types } = values;
         let sql = format!("{} {}", save(query, types.len() + 1, '"', placeholder), typed(&types));
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
+        let done = pooler::execute(conn, sql, arguments).await?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    async fn version_delete(
+        conn: &mut PgConnection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
+    ) -> sqlx::Result<bool> {
+        let VersionQuery { table, by, version } = query;
+        let table = table.quoted('"');
+        let Values { mut arguments, types } = values;
+        let last = types.len() + 1;
+        let current = match expected {
+            Version::Number(_) => format!("\"{version}\" = ${last}"),
+            Version::Timestamp(_) => format!("\"{version}\"::text = ${last}"),
+        };
+        match expected {
+            Version::Number(number) => arguments.add(*number),
+            Version::Timestamp(text) => arguments.add(text.clone()),
+        }
+        .map_err(sqlx::Error::Encode)?;
+        let filter = matching(by, 1, '"', placeholder);
+        let sql = format!("DELETE FROM {table} WHERE {filter} AND {current} {}", typed(&types));
         let done = pooler::execute(conn, sql, arguments).await?;
         Ok(done.rows_affected() > 0)
     }

@@ -7,7 +7,7 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     dialect::{
         LeaseOps, fence,
-        lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, lease_found, prefix_end, previous},
+        lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
         micros,
     },
     key::Key,
@@ -140,10 +140,7 @@ impl LeaseOps for Sqlite {
         .bind(key.as_str())
         .fetch_optional(&mut *conn)
         .await?;
-        match row {
-            Some(row) => Ok(Some(lease_found::<Self>(conn, found(&row)?).await?)),
-            None => Ok(None),
-        }
+        Ok(leases_found::<Self>(conn, row.iter().map(found)).await?.pop())
     }
 
     async fn lease_cut(conn: &mut SqliteConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
@@ -292,11 +289,7 @@ impl LeaseOps for Sqlite {
         .bind(prefix_end(prefix))
         .fetch_all(&mut *conn)
         .await?;
-        let mut held = Vec::with_capacity(rows.len());
-        for row in &rows {
-            held.push(lease_found::<Self>(conn, found(row)?).await?);
-        }
-        Ok(held)
+        leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
     async fn lease_sweep(conn: &mut SqliteConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {

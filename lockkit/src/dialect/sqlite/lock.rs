@@ -5,9 +5,10 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use super::{placeholder, take_write_lock};
 use crate::{
     dialect::{
-        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Values,
-        query::{matching, order_and_limit},
+        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Values,
+        query::{filter, order_and_limit},
     },
+    error::LockHolder,
     key::Key,
     policy::Wait,
 };
@@ -19,16 +20,33 @@ impl RowOps for Sqlite {
 
     async fn row_plan(conn: &mut SqliteConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
         // An EXPLAIN does not notice that another connection has made an index; a statement that runs does.
-        let table = &query.table;
-        sqlx::query(AssertSqlSafe(format!("SELECT 1 FROM `{table}` LIMIT 0"))).execute(&mut *conn).await?;
+        let look = format!("SELECT 1 FROM {} LIMIT 0", query.table.quoted('`'));
+        sqlx::query(AssertSqlSafe(look)).execute(&mut *conn).await?;
+        let is_view = sqlx::query_scalar(
+            "SELECT type = 'view' FROM pragma_table_list(?1)
+             WHERE ?2 IS NULL OR lower(schema) = lower(?2)
+             ORDER BY schema <> 'temp', schema <> 'main'
+             LIMIT 1",
+        )
+        .bind(query.table.name())
+        .bind(query.table.schema())
+        .fetch_optional(&mut *conn)
+        .await?;
+        if is_view.unwrap_or(false) {
+            return Ok(Plan::View);
+        }
         let sql = format!("EXPLAIN QUERY PLAN {}", selection(query));
         let explain = sqlx::query_with(AssertSqlSafe(sql), values.arguments.clone()).persistent(false);
-        let rows = explain.fetch_all(conn).await?;
+        let rows = explain.fetch_all(&mut *conn).await?;
         let steps = rows.iter().map(|it| it.try_get("detail")).collect::<sqlx::Result<Vec<String>>>()?;
-        if steps.iter().any(|it| it.starts_with("SCAN")) {
-            return Ok(Plan::Scan(steps.join("; ")));
-        }
-        Ok(Plan::Served(Access::default()))
+        let is_served = match steps.iter().find(|it| it.starts_with("SCAN")) {
+            None => true,
+            // In the order of an index, it stops at the limit.
+            Some(_) if query.by.is_empty() => !steps.iter().any(|it| it.contains("TEMP B-TREE")),
+            // All rows of a partial index are meant. With another column some would be filtered out.
+            Some(scan) => query.by.len() == 1 && scans_partial_index(conn, query, scan).await?,
+        };
+        Ok(if is_served { Plan::Served(Access::default()) } else { Plan::Scan(steps.join("; ")) })
     }
 
     async fn row_lock(
@@ -37,14 +55,31 @@ impl RowOps for Sqlite {
         values: Values<Self>,
         _access: &Access,
     ) -> sqlx::Result<Vec<SqliteRow>> {
-        let no_op = format!("DELETE FROM `{}` WHERE 0", query.table);
+        let no_op = format!("DELETE FROM {} WHERE 0", query.table.quoted('`'));
         take_write_lock(conn, query.wait, no_op).await?;
         sqlx::query_with(AssertSqlSafe(selection(query)), values.arguments).fetch_all(conn).await
+    }
+
+    async fn row_holder(_conn: &mut SqliteConnection, _table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        Ok(None)
     }
 
     fn row_plan_is_old(_err: &sqlx::Error) -> bool {
         false
     }
+}
+
+/// Whether this step of a plan reads a partial index.
+async fn scans_partial_index(conn: &mut SqliteConnection, query: &RowQuery, step: &str) -> sqlx::Result<bool> {
+    let Some((_, index)) = step.split_once(" INDEX ") else {
+        return Ok(false);
+    };
+    sqlx::query_scalar("SELECT count(*) > 0 FROM pragma_index_list(?1, ?2) WHERE name = ?3 AND partial")
+        .bind(query.table.name())
+        .bind(query.table.schema())
+        .bind(index)
+        .fetch_one(conn)
+        .await
 }
 
 fn selection(query: &RowQuery) -> String {
@@ -53,16 +88,20 @@ fn selection(query: &RowQuery) -> String {
         Columns::None => "1 AS locked",
     };
     format!(
-        "SELECT {columns} FROM `{}` AS r WHERE {} {}",
-        query.table,
-        matching(&query.by, 1, '`', placeholder),
+        "SELECT {columns} FROM {} AS r {} {}",
+        query.table.quoted('`'),
+        filter(query, '`', placeholder),
         order_and_limit(query, '`'),
     )
 }
 
 impl NamedOps for Sqlite {
-    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, wait: Wait) -> sqlx::Result<bool> {
+    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, _sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
         Ok(true)
+    }
+
+    async fn named_holder(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        Ok(None)
     }
 }

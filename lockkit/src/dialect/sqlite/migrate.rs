@@ -1,18 +1,18 @@
 //! lockkit's tables on SQLite.
 
-use sqlx::{AssertSqlSafe, Executor, Pool, Row, Sqlite, SqliteConnection, migrate::MigrateError};
+use sqlx::{AssertSqlSafe, Executor, Pool, Row, Sqlite, SqliteConnection};
 
 use super::MIGRATIONS;
 use crate::{
-    dialect::history::{Applied, HISTORY, Schema, migrated, migrator, schema},
+    dialect::history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
     error::Error,
 };
 
 pub(super) async fn migrate(pool: &Pool<Sqlite>) -> Result<(), Error> {
     let migrator = migrator(MIGRATIONS);
-    let mut conn = pool.acquire().await.map_err(MigrateError::from)?;
+    let mut conn = pool.acquire().await.map_err(failed)?;
     let applied = history(&mut conn).await;
-    let are_tables_there = are_tables_there(&mut conn).await.map_err(MigrateError::from)?;
+    let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;
     // What was cut short is run again, and all of it where a table was dropped: the statements can be repeated.
     let is_cut_short = applied.as_ref().is_ok_and(|it| it.iter().any(|it| !it.is_complete));
     let forget = match schema::<Sqlite>(&migrator, applied, are_tables_there)? {
@@ -21,7 +21,7 @@ pub(super) async fn migrate(pool: &Pool<Sqlite>) -> Result<(), Error> {
         Schema::Behind => is_cut_short.then(|| format!("DELETE FROM {HISTORY} WHERE NOT success")),
     };
     if let Some(sql) = forget {
-        conn.execute(AssertSqlSafe(sql)).await.map_err(MigrateError::from)?;
+        conn.execute(AssertSqlSafe(sql)).await.map_err(failed)?;
     }
     drop(conn);
     // On the pool itself: a database in memory is on no other connection.

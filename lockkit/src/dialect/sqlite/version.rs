@@ -19,8 +19,9 @@ impl VersionOps for Sqlite {
         values: Values<Self>,
     ) -> sqlx::Result<Option<(SqliteRow, Version)>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
         let sql = format!(
-            "SELECT *, CAST(`{version}` AS TEXT) AS lockkit_version, {} AS lockkit_kind FROM `{table}` WHERE {}",
+            "SELECT *, CAST(`{version}` AS TEXT) AS lockkit_version, {} AS lockkit_kind FROM {table} WHERE {}",
             kind_of(version),
             matching(by, 1, '`', placeholder),
         );
@@ -43,6 +44,7 @@ impl VersionOps for Sqlite {
         expected: &Version,
     ) -> sqlx::Result<Option<Version>> {
         let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
         let filter = matching(by, 1, '`', placeholder);
         let Values { mut arguments, .. } = values;
         let (next, current) = match expected {
@@ -62,7 +64,7 @@ impl VersionOps for Sqlite {
             }
         };
         let sql = format!(
-            "UPDATE `{table}` SET `{version}` = {next} WHERE {filter} AND {current}
+            "UPDATE {table} SET `{version}` = {next} WHERE {filter} AND {current}
              RETURNING CAST(`{version}` AS TEXT)"
         );
         // All of the rows, so that the driver hears of a commit that fails.
@@ -79,6 +81,29 @@ impl VersionOps for Sqlite {
         let Values { mut arguments, types } = values;
         let sql = save(query, types.len() + 1, '`', placeholder);
         arguments.add(expected).map_err(sqlx::Error::Encode)?;
+        let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    async fn version_delete(
+        conn: &mut SqliteConnection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
+    ) -> sqlx::Result<bool> {
+        let VersionQuery { table, by, version } = query;
+        let table = table.quoted('`');
+        let Values { mut arguments, .. } = values;
+        let current = match expected {
+            Version::Number(_) => format!("`{version}` = ?"),
+            Version::Timestamp(_) => format!("CAST(`{version}` AS TEXT) = ?"),
+        };
+        match expected {
+            Version::Number(number) => arguments.add(*number),
+            Version::Timestamp(text) => arguments.add(text.clone()),
+        }
+        .map_err(sqlx::Error::Encode)?;
+        let sql = format!("DELETE FROM {table} WHERE {} AND {current}", matching(by, 1, '`', placeholder));
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)
     }

@@ -478,7 +478,16 @@ pub(super) struct Unheard<S: LeaseStore> {
 
 /// Whether the answer to a claim leaves nothing to give back but what it says.
 pub(super) fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
-    matches!(answer, Ok(Some(_)) | Err(Error::NotMigrated { .. }))
+    // The statement was refused: no table; a character that the database does not have.
+    let is_refused = |err: &Error| match err {
+        Error::NotMigrated { .. } | Error::InvalidKey { .. } => true,
+        Error::Database { fault, .. } => *fault == Fault::Encoding,
+        _ => false,
+    };
+    match answer {
+        Ok(heard) => heard.is_some(),
+        Err(err) => is_refused(err),
+    }
 }
 
 impl<S: LeaseStore> Unheard<S> {

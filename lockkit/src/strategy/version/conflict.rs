@@ -5,7 +5,8 @@ use crate::{
     error::{Error, Raced, Result},
 };
 
-/// Turns "no row was changed" into [`Error::Conflict`], on every database's query result.
+/// Turns "no row was changed" into [`Error::Conflict`], on every database's query result and on the row that a statement
+/// with `RETURNING` may give back.
 ///
 /// Use it after a write of your own that compares the version:
 ///
@@ -22,21 +23,45 @@ use crate::{
 ///     .execute(&pool)
 ///     .await?
 ///     .or_conflict()?;
+///
+/// let (stock,): (i64,) = sqlx::query_as(
+///     "UPDATE t SET stock = stock - 1, version = version + 1 WHERE id = ? AND version = ? RETURNING stock",
+/// )
+/// .bind(1)
+/// .bind(4)
+/// .fetch_optional(&pool)
+/// .await?
+/// .or_conflict()?;
+/// assert_eq!(stock, 3);
 /// # Ok(()) }
 /// ```
 pub trait OrConflict: Sized {
-    /// The result itself, or [`Error::Conflict`] when the statement changed no row.
+    /// What there is when a row was changed: the query result itself, or the row that an `Option` holds.
+    type Output;
+
+    /// The result or row, or [`Error::Conflict`] when the statement changed no row.
     ///
     /// # Errors
     /// [`Error::Conflict`] without versions: only the statement knew them.
-    fn or_conflict(self) -> Result<Self>;
+    fn or_conflict(self) -> Result<Self::Output>;
 }
 
 impl<R: RowsAffected> OrConflict for R {
+    type Output = Self;
+
     fn or_conflict(self) -> Result<Self> {
-        if self.affected() == 0 {
-            return Err(Error::Conflict { table: None, expected: None, found: None, source: Raced });
-        }
-        Ok(self)
+        if self.affected() == 0 { Err(raced()) } else { Ok(self) }
     }
+}
+
+impl<T> OrConflict for Option<T> {
+    type Output = T;
+
+    fn or_conflict(self) -> Result<T> {
+        self.ok_or_else(raced)
+    }
+}
+
+fn raced() -> Error {
+    Error::Conflict { table: None, expected: None, found: None, source: Raced }
 }

@@ -7,7 +7,7 @@ use sqlx::{Database, Encode, FromRow, Type};
 use crate::{
     dialect::{AsConnection, By, Values, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
-    ident::Ident,
+    ident::{Ident, TableName},
     key::Key,
     on::{Finish, On},
     strategy::version::bumped::{Bumped, Expected},
@@ -63,9 +63,9 @@ impl<T> Deref for Versioned<T> {
 /// tx.commit().await?;
 /// # Ok(()) }
 /// ```
-#[must_use = "a versioned row does nothing until `read` or `bump` is awaited"]
+#[must_use = "a versioned row does nothing until `read`, `bump` or `delete` is awaited"]
 pub struct VersionedRow<DB: Database> {
-    table: Result<Ident>,
+    table: Result<TableName>,
     by: Vec<By>,
     values: Values<DB>,
     version: Option<Ident>,
@@ -73,23 +73,29 @@ pub struct VersionedRow<DB: Database> {
 }
 
 impl<DB: VersionOps> VersionedRow<DB> {
-    /// A row of this table. The name as the database stores it (letters, digits, `_`).
+    /// A row of this table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
+    /// connection's: `"app.items"`.
     pub fn table(name: &str) -> Self {
-        Self { table: Ident::new(name), by: Vec::new(), values: Values::new(), version: None, expected: None }
+        Self { table: TableName::new(name), by: Vec::new(), values: Values::new(), version: None, expected: None }
     }
 
-    /// The row whose column has this value. Call it again for every column of a composite key.
+    /// The row whose column has this value. Call it again for every column of a composite key. The same column twice is
+    /// an error, and so is `None`: NULL equals nothing in SQL, and no row would ever match.
     pub fn by<'v, T>(mut self, column: &str, value: T) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        match (Ident::new(column), self.values.add(value)) {
-            (Ok(column), Ok(())) => self.by.push(By { column, values: 1 }),
-            (Err(err), _) => self.fail(err),
-            (_, Err(err)) => self.fail(Error::InvalidOption {
-                option: "by",
-                reason: format!("has a value that cannot be sent to the database: {err}"),
-            }),
+        let added = Ident::new(column).and_then(|column| {
+            self.values.add_compared("by", &column, value)?;
+            Ok(column)
+        });
+        match added {
+            Ok(column) if self.by.iter().any(|it| it.column == column) => {
+                let reason = format!("names the column `{column}` twice, and no row has two values in one column");
+                self.fail(Error::InvalidOption { option: "by", reason });
+            }
+            Ok(column) => self.by.push(By { column, values: 1 }),
+            Err(err) => self.fail(err),
         }
         self
     }
@@ -158,8 +164,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
         let (query, table, values, expected) = self.query()?;
         let Some(expected) = expected else {
-            let reason = "was not called; `bump` needs the version that was read".to_owned();
-            return Err(Error::InvalidOption { option: "expect", reason });
+            return Err(not_expected("bump"));
         };
         let conn = conn.as_connection();
         let depth = depth::<DB>(conn).await?;
@@ -180,6 +185,44 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }
 
+    /// Deletes the row if its version is still the expected one, in one statement.
+    ///
+    /// Inside a transaction the row is gone for others with the commit, and is there again after a rollback.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
+    /// [`Error::InvalidOption`] without [`expect`](Self::expect), and for a [`Bumped`] of a transaction that has ended;
+    /// [`Error::InvalidIdentifier`]; [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Outside a transaction the row may or may not have been deleted.
+    ///
+    /// # Example
+    /// ```
+    /// use lockkit::{Versioned, VersionedRow};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
+    /// # sqlx::query("INSERT INTO t_items VALUES (7, 0, 1)").execute(&pool).await?;
+    /// let item = || VersionedRow::table("t_items").by("item_id", 7);
+    /// let mut conn = pool.acquire().await?;
+    /// let found: Versioned<(i64, i64, i64)> = item().read(&mut conn).await?;
+    /// if found.row.1 == 0 {
+    ///     item().expect(found.version).delete(&mut conn).await?; // Err(Conflict) if somebody has put some in
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn delete(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        let (query, table, values, expected) = self.query()?;
+        let Some(expected) = expected else {
+            return Err(not_expected("delete"));
+        };
+        let conn = conn.as_connection();
+        let expected = expected.at(depth::<DB>(conn).await?)?;
+        delete_row::<DB>(conn, &query, &table, values, expected).await
+    }
+
     fn query(self) -> Result<(VersionQuery, Key, Values<DB>, Option<Expected>)> {
         let Self { table, by, values, version, expected } = self;
         let table = table?;
@@ -188,7 +231,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
             return Err(Error::InvalidOption { option: "by", reason });
         }
         let version = version.map_or_else(|| Ident::new("version"), Ok)?;
-        let key = Key::from(table.as_str());
+        let key = Key::from(table.to_string());
         Ok((VersionQuery { table, by, version }, key, values, expected))
     }
 
@@ -197,6 +240,30 @@ impl<DB: VersionOps> VersionedRow<DB> {
             self.table = Err(err);
         }
     }
+}
+
+fn not_expected(caller: &str) -> Error {
+    let reason = format!("was not called; `{caller}` needs the version that was read");
+    Error::InvalidOption { option: "expect", reason }
+}
+
+/// Deletes the row, unless it has another version.
+pub(crate) async fn delete_row<DB: VersionOps>(
+    conn: &mut DB::Connection,
+    query: &VersionQuery,
+    table: &Key,
+    values: Values<DB>,
+    expected: Version,
+) -> Result<()> {
+    let doing = "deleting a row of";
+    let again = values.clone();
+    let deleted = DB::version_delete(conn, query, values, &expected).await;
+    if deleted.map_err(|err| failed::<DB>(doing, Some(table), err))? {
+        return Ok(());
+    }
+    let found = DB::version_read(conn, query, again).await.map_err(|err| failed::<DB>(doing, Some(table), err))?;
+    let found = found.map(|(_, version)| version);
+    Err(Error::Conflict { table: Some(table.clone()), expected: Some(expected), found, source: Raced })
 }
 
 /// Reads the row as [`VersionedRow::read`] does, also on a pool.

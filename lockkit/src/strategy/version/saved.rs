@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    future::Future,
     marker::PhantomData,
     ops::{Deref, DerefMut},
 };
@@ -11,12 +12,13 @@ use sqlx::Database;
 use crate::{
     dialect::{By, SaveQuery, Values, VersionOps, VersionQuery, depth, failed},
     error::{Error, Raced, Result},
-    ident::Ident,
+    ident::{Ident, TableName},
     key::Key,
     on::{Finish, On},
     section::AnyTx,
     strategy::version::{
         bumped::{self, Made},
+        row::delete_row,
         stored::{Columns, VersionField, VersionedStruct},
     },
     version::Version,
@@ -24,10 +26,14 @@ use crate::{
 
 /// A struct that was saved.
 ///
-/// Outside a transaction there is nothing left to do, and this can be dropped: the struct has its new version. Inside one it
-/// still has the version that is committed, and gets the new one from [`commit`](Self::commit). A transaction that ends in
-/// any other way leaves it there: after a rollback the struct can be saved again, and after a commit that this was not
-/// part of, the next save is a conflict, as if somebody else had been faster. Nothing is ever overwritten.
+/// A save on `&pool` has none: it is committed, and the struct has its new version. The same holds for a save on a connection
+/// outside a transaction; drop this then. Inside a transaction the struct still has the version that is committed, and
+/// gets the new one from [`commit`](Self::commit). A transaction that ends in any other way leaves it there: after a
+/// rollback the struct can be saved again, and after a commit that this was not part of, the next save is a conflict, as
+/// if somebody else had been faster. Nothing is ever overwritten.
+///
+/// Where the transaction is committed by somebody else, as under `#[with_lock(version, tx = tx)]`, and the struct is not
+/// used after that, write `let _ = item.save(&mut *tx).await?;`.
 ///
 /// The struct is borrowed until then, and can be changed and saved again through this.
 ///
@@ -54,6 +60,9 @@ use crate::{
 /// assert_eq!((from.version, to.version), (2, 2));
 /// # Ok(()) }
 /// ```
+#[must_use = "in a transaction the struct keeps its old version, and its next save is a conflict, unless this commits: write \
+              `item.save(&mut *tx).await?.commit(tx).await?`; or `let _ = item.save(&mut *tx).await?` where the transaction \
+              is committed elsewhere and the struct is not used after it"]
 pub struct Saved<'a, DB: Database, T> {
     row: &'a mut T,
     /// The new version, while the struct does not have it.
@@ -82,12 +91,39 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
     where
         T: VersionedStruct<DB> + Send,
     {
-        let Self { row, pending, also, .. } = self;
-        let (expected, made) = match pending {
-            Some(Pending { number, made, .. }) => (number, made),
-            None => (row.version().number(), Made { depth: 0 }),
-        };
+        let (expected, made) = self.expected();
+        let Self { row, also, .. } = self;
         Ok(Self { also, ..write(row, expected, made, on).await? })
+    }
+
+    /// Deletes the row of the struct in the same transaction, as [`VersionedStruct::delete`] does. What is left to commit
+    /// are the structs that were added by [`and`](Self::and).
+    ///
+    /// # Errors
+    /// As those of [`VersionedStruct::delete`]. [`Error::InvalidOption`] when the transaction that it was saved in, or a
+    /// nested one, has ended.
+    ///
+    /// # Cancel safety
+    /// As that of [`VersionedStruct::delete`].
+    pub async fn delete(self, on: impl On<DB>) -> Result<Self>
+    where
+        T: VersionedStruct<DB> + Send,
+    {
+        let (expected, made) = self.expected();
+        let which = Which::new(&*self.row)?;
+        which.delete(expected, made, on).await?;
+        Ok(Self { pending: None, ..self })
+    }
+
+    /// The version that the row has in this transaction, and where it was made.
+    fn expected(&self) -> (i64, Made)
+    where
+        T: VersionedStruct<DB>,
+    {
+        match &self.pending {
+            Some(Pending { number, made, .. }) => (*number, *made),
+            None => (self.row.version().number(), Made { depth: 0 }),
+        }
     }
 
     /// This and another one, to be committed together.
@@ -148,13 +184,25 @@ impl<DB: Database, T: Send> Settle for Saved<'_, DB, T> {
 }
 
 /// Saves a struct whose version is committed.
-pub(crate) async fn save<DB, T>(row: &mut T, on: impl On<DB>) -> Result<Saved<'_, DB, T>>
+pub(crate) async fn save<DB, T, O>(row: &mut T, on: O) -> Result<O::Written<Saved<'_, DB, T>>>
 where
     DB: VersionOps,
     T: VersionedStruct<DB> + Send,
+    O: On<DB>,
 {
     let expected = row.version().number();
-    write(row, expected, Made { depth: 0 }, on).await
+    Ok(O::written(write(row, expected, Made { depth: 0 }, on).await?))
+}
+
+/// Deletes the row of a struct whose version is committed.
+pub(crate) fn delete<DB, T>(row: &T, on: impl On<DB>) -> impl Future<Output = Result<()>> + Send
+where
+    DB: VersionOps,
+    T: VersionedStruct<DB>,
+{
+    // The task that runs this has to have no reference to the struct.
+    let (which, expected) = (Which::new(row), row.version().number());
+    async move { which?.delete(expected, Made { depth: 0 }, on).await }
 }
 
 async fn write<DB, T>(row: &mut T, expected: i64, made: Made, on: impl On<DB>) -> Result<Saved<'_, DB, T>>
@@ -197,7 +245,41 @@ where
 
 fn set_version<DB: VersionOps, T: VersionedStruct<DB>>(row: &mut T, number: i64) {
     if let Some(version) = T::Version::from_number(number) {
-        *row.version() = version;
+        *row.version_mut() = version;
+    }
+}
+
+/// Which row a struct is.
+struct Which<DB: Database> {
+    key: Key,
+    query: VersionQuery,
+    values: Values<DB>,
+}
+
+impl<DB: VersionOps> Which<DB> {
+    fn new<T: VersionedStruct<DB>>(row: &T) -> Result<Self> {
+        let (table, version) = (TableName::new(T::TABLE)?, Ident::new(T::VERSION)?);
+        let mut columns = Columns::<DB>::of_key();
+        row.key(&mut columns);
+        let Columns { names, values, .. } = columns.checked()?;
+        if names.is_empty() {
+            let reason = "names no row; add at least one column".to_owned();
+            return Err(Error::InvalidOption { option: "key", reason });
+        }
+        let by = names.into_iter().map(|column| By { column, values: 1 }).collect();
+        Ok(Self { key: Key::from(table.to_string()), query: VersionQuery { table, by, version }, values })
+    }
+
+    async fn delete(self, expected: i64, made: Made, on: impl On<DB>) -> Result<()> {
+        let Self { key, query, values } = self;
+        let mut conn = on.reach("deleting a row of").await?;
+        let depth = depth::<DB>(&mut conn).await?;
+        let deleted = match made.check_open(depth) {
+            Ok(()) => delete_row::<DB>(&mut conn, &query, &key, values, Version::Number(expected)).await,
+            Err(err) => Err(err),
+        };
+        conn.finish();
+        deleted
     }
 }
 
@@ -213,26 +295,14 @@ struct Statement<DB: Database> {
 
 impl<DB: VersionOps> Statement<DB> {
     fn new<T: VersionedStruct<DB>>(row: &T) -> Result<Self> {
-        let (table, version) = (Ident::new(T::TABLE)?, Ident::new(T::VERSION)?);
-        let mut all = Columns::<DB>::new();
-        row.values(&mut all);
-        let count = all.names.len();
-        row.key(&mut all);
-        let Columns { names: mut columns, values, .. } = all.checked()?;
-        let by: Vec<_> = columns.split_off(count).into_iter().map(|column| By { column, values: 1 }).collect();
-        if by.is_empty() {
-            let reason = "names no row; add at least one column".to_owned();
-            return Err(Error::InvalidOption { option: "key", reason });
-        }
-        let mut which = Columns::<DB>::new();
-        row.key(&mut which);
-        let Columns { values: which, .. } = which.checked()?;
-        Ok(Self {
-            key: Key::from(table.as_str()),
-            query: SaveQuery { row: VersionQuery { table, by, version }, columns },
-            values,
-            which,
-        })
+        let Which { key, query, values: which } = Which::new(row)?;
+        let mut columns = Columns::<DB>::new();
+        row.values(&mut columns);
+        let count = columns.names.len();
+        row.key(&mut columns);
+        let Columns { names: mut columns, values, .. } = columns.checked()?;
+        columns.truncate(count);
+        Ok(Self { key, query: SaveQuery { row: query, columns }, values, which })
     }
 
     /// The inner error is the version that was found instead.

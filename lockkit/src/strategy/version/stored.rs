@@ -34,7 +34,11 @@ use crate::{
 ///     const VERSION: &'static str = "version";
 ///     type Version = i64;
 ///
-///     fn version(&mut self) -> &mut i64 {
+///     fn version(&self) -> &i64 {
+///         &self.version
+///     }
+///
+///     fn version_mut(&mut self) -> &mut i64 {
 ///         &mut self.version
 ///     }
 ///
@@ -62,7 +66,8 @@ use crate::{
     note = "write `#[derive(lockkit::Versioned)]` on it"
 )]
 pub trait VersionedStruct<DB: VersionOps>: Sized {
-    /// The table. The name as the database stores it (letters, digits, `_`).
+    /// The table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
+    /// connection's: `"app.items"`.
     const TABLE: &'static str;
 
     /// The column of the version.
@@ -72,7 +77,10 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     type Version: VersionField;
 
     /// The version that was read.
-    fn version(&mut self) -> &mut Self::Version;
+    fn version(&self) -> &Self::Version;
+
+    /// The version, to be moved on by a save.
+    fn version_mut(&mut self) -> &mut Self::Version;
 
     /// Adds the columns that say which row it is.
     fn key(&self, columns: &mut Columns<DB>);
@@ -82,9 +90,11 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
 
     /// Writes the row if its version is still that of the struct, and moves the version on, all in one statement.
     ///
-    /// Outside a transaction the struct has the new version then. Inside one it keeps the version that it had, which is
-    /// the committed one, until [`Saved::commit`] has committed the new one: whatever is rolled back, a savepoint too, has
-    /// then never been in memory.
+    /// On `&pool` the struct has the new version then, and there is nothing to return. On a connection this returns a
+    /// [`Saved`]. Inside a transaction the struct keeps the version that it had, which is the committed one, until
+    /// [`Saved::commit`] has committed the new one: whatever is rolled back, a savepoint too, has then never been in memory.
+    /// A `Saved` that is dropped leaves the struct with the old version, and if the transaction was committed without it,
+    /// the next save is a conflict.
     ///
     /// # Errors
     /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
@@ -93,11 +103,27 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     ///
     /// # Cancel safety
     /// Outside a transaction the row may or may not have been written; if it was, the next save is a conflict.
-    fn save(&mut self, on: impl On<DB>) -> impl Future<Output = Result<Saved<'_, DB, Self>>> + Send
+    fn save<O: On<DB>>(&mut self, on: O) -> impl Future<Output = Result<O::Written<Saved<'_, DB, Self>>>> + Send
     where
         Self: Send,
     {
         saved::save(self, on)
+    }
+
+    /// Deletes the row if its version is still that of the struct, in one statement.
+    ///
+    /// The struct stays as it is. When a transaction around this is rolled back, the row is there again, with the version
+    /// that the struct has; when it is committed, a later save or delete of the struct is a conflict.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
+    /// (`found` is `None`); [`Error::InvalidIdentifier`]; [`Error::InvalidOption`] for a key that is NULL;
+    /// [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Outside a transaction the row may or may not have been deleted.
+    fn delete(&self, on: impl On<DB>) -> impl Future<Output = Result<()>> + Send {
+        saved::delete(self, on)
     }
 }
 
@@ -143,12 +169,20 @@ mod sealed {
 pub struct Columns<DB: Database> {
     pub(crate) names: Vec<Ident>,
     pub(crate) values: Values<DB>,
+    /// Whether rows are found by them.
+    are_key: bool,
     failed: Option<Error>,
 }
 
-impl<DB: Database> Columns<DB> {
+impl<DB: VersionOps> Columns<DB> {
+    /// Columns that are written.
     pub(crate) fn new() -> Self {
-        Self { names: Vec::new(), values: Values::new(), failed: None }
+        Self { names: Vec::new(), values: Values::new(), are_key: false, failed: None }
+    }
+
+    /// Columns that say which row it is.
+    pub(crate) fn of_key() -> Self {
+        Self { are_key: true, ..Self::new() }
     }
 
     /// Adds a column. The name as the database stores it (letters, digits, `_`).
@@ -156,18 +190,21 @@ impl<DB: Database> Columns<DB> {
     where
         T: Encode<'v, DB> + Type<DB>,
     {
-        let err = match (Ident::new(column), self.values.add(value)) {
-            (Ok(column), Ok(())) => {
-                self.names.push(column);
-                return self;
+        let added = Ident::new(column).and_then(|name| {
+            if self.are_key {
+                self.values.add_compared("key", &name, value)?;
+            } else {
+                self.values.add(value).map_err(|err| Error::InvalidOption {
+                    option: "column",
+                    reason: format!("`{column}` has a value that cannot be sent to the database: {err}"),
+                })?;
             }
-            (Err(err), _) => err,
-            (_, Err(err)) => Error::InvalidOption {
-                option: "column",
-                reason: format!("`{column}` has a value that cannot be sent to the database: {err}"),
-            },
-        };
-        self.failed.get_or_insert(err);
+            self.names.push(name);
+            Ok(())
+        });
+        if let Err(err) = added {
+            self.failed.get_or_insert(err);
+        }
         self
     }
 
