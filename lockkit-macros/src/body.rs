@@ -9,79 +9,84 @@ use syn::{
     visit_mut::{VisitMut, visit_pat_ident_mut, visit_type_mut},
 };
 
-use crate::rewritten::lend_to_instrumented;
+use crate::{plan::Lock, uses::mentions};
 
-/// A function's body.
+/// How a body has the arguments of its function, and the transactions around it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    /// It owns all that it uses.
+    Owns,
+    /// It borrows the transaction and owns the arguments, so that these need not be `Sync` for the future to be `Send`.
+    Lends,
+    /// It borrows, because it may run again.
+    Reruns,
+}
+
+impl Mode {
+    /// Of the body under these locks.
+    pub(crate) fn under(locks: &[&Lock]) -> Self {
+        let one = |it: &&Lock| match (it.retry(), it.tx()) {
+            (Some(_), _) => Self::Reruns,
+            (None, Some(_)) => Self::Lends,
+            (None, None) => Self::Owns,
+        };
+        locks.iter().map(one).max().unwrap_or(Self::Owns)
+    }
+}
+
+/// The body of one lock: what the user wrote, or the next lock.
 pub(crate) struct Body {
     /// The arguments that it may own.
     owned: Vec<Ident>,
     /// A `return` that is never reached, so that its type is known from its first line.
     pin_type: TokenStream,
     /// What is between its braces.
-    tokens: TokenStream,
+    pub(crate) tokens: TokenStream,
     brace: Span,
 }
 
 impl Body {
-    pub(crate) fn new(sig: &Signature, returns: Option<Type>, tokens: TokenStream, brace: Span) -> Self {
+    pub(crate) fn new(
+        private: &TokenStream,
+        sig: &Signature,
+        returns: Option<&Type>,
+        tokens: TokenStream,
+        brace: Span,
+    ) -> Self {
         let mixed = Span::mixed_site();
-        let pin_type = returns.map_or_else(TokenStream::new, |mut returns| {
+        let pin_type = returns.cloned().map_or_else(TokenStream::new, |mut returns| {
             EraseOpaque.visit_type_mut(&mut returns);
             quote_spanned! {mixed=>
-                #[allow(
-                    unreachable_code,
-                    clippy::diverging_sub_expression,
-                    clippy::empty_loop,
-                    clippy::let_unit_value,
-                    clippy::needless_return,
-                    clippy::type_complexity
-                )]
                 if false {
-                    let never: #returns = loop {};
-                    return never;
+                    return #private::never::<#returns>();
                 }
             }
         });
         Self { owned: owned_arguments(sig), pin_type, tokens, brace }
     }
 
-    /// The body of a lock that is taken once: it owns the arguments.
-    pub(crate) fn owning(&self) -> TokenStream {
-        let Self { pin_type, tokens, .. } = self;
-        let body = self.braced(tokens.clone());
-        quote_spanned!(Span::mixed_site()=> async move { #pin_type #body })
-    }
-
-    /// The body of a transaction that runs once: it borrows the transaction and owns the arguments, so that these need
-    /// not be `Sync` for the future to be `Send`.
-    pub(crate) fn lending(&self, bound: &[Option<&Ident>]) -> TokenStream {
-        let Self { pin_type, tokens, owned, .. } = self;
-        let shadowed = |it: &&Ident| !bound.iter().flatten().any(|bound| bound == it);
-        let owned = owned.iter().filter(shadowed);
-        let body = self.braced(lend_to_instrumented(tokens.clone()));
-        quote_spanned! {Span::mixed_site()=>
-            async {
-                #pin_type
-                #(
-                    #[allow(unused_variables, clippy::redundant_locals)]
-                    let #owned = #owned;
-                )*
-                #body
+    /// The future. `bound` are the names that it has from locks: they are no arguments.
+    pub(crate) fn future(&self, mode: Mode, bound: &[&Ident], first: &TokenStream) -> TokenStream {
+        let Self { pin_type, tokens, owned, brace } = self;
+        let mixed = Span::mixed_site();
+        let mut body = Group::new(Delimiter::Brace, tokens.clone());
+        body.set_span(brace.resolved_at(mixed));
+        match mode {
+            Mode::Owns => quote_spanned!(mixed=> async move { #pin_type #first #body }),
+            Mode::Reruns => quote_spanned!(mixed=> async { #pin_type #first #body }),
+            Mode::Lends => {
+                let is_argument = |it: &&Ident| !bound.contains(it) && mentions(tokens, it);
+                let owned: Vec<_> = owned.iter().filter(is_argument).collect();
+                let own = (!owned.is_empty()).then(|| {
+                    quote_spanned! {mixed=>
+                        let (#(#owned,)*) = (#(#owned,)*);
+                        // One that the body only seems to use is no unused one: the attribute may use it.
+                        let _ = (#(&#owned,)*);
+                    }
+                });
+                quote_spanned!(mixed=> async { #pin_type #own #first #body })
             }
         }
-    }
-
-    /// The body of an attempt: it borrows, because there may be another.
-    pub(crate) fn rerun(&self, bind: Option<&TokenStream>) -> TokenStream {
-        let Self { pin_type, tokens, .. } = self;
-        let body = self.braced(lend_to_instrumented(tokens.clone()));
-        quote_spanned!(Span::mixed_site()=> async { #pin_type #bind #body })
-    }
-
-    fn braced(&self, body: TokenStream) -> Group {
-        let mut body = Group::new(Delimiter::Brace, body);
-        body.set_span(self.brace.resolved_at(Span::mixed_site()));
-        body
     }
 }
 

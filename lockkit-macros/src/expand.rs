@@ -3,83 +3,124 @@
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::{
-    Expr, GenericArgument, LitStr, PathArguments, PathSegment, ReturnType, Signature, Type, TypePath, ext::IdentExt,
+    Expr, GenericArgument, LitStr, PathArguments, PathSegment, Signature, Type, TypePath, ext::IdentExt,
     spanned::Spanned,
 };
 
 use crate::{
     args::{Args, Errors, Typed},
-    body::Body,
+    body::{Body, Mode},
     columns::By,
     function::Function,
     plan::{Key, Keys, Lease, Lock, Named, Plan, Retry, Row, Section, Session, Terms, Version},
-    rewritten::{Boxed, map, rename_self},
+    rewritten::{Site, map, rename_self},
+    stack,
     template::Piece,
+    uses,
 };
 
-/// The whole attribute. After an error of its own the function is still there, unchanged. The error stands beside it: rustc
-/// then does not report the names that the body would have had from the attribute.
+/// The argument of an attribute that goes on nothing.
+const IN_USE: &str = "__in_use";
+
+/// The whole attribute. After an error of its own the function is still there, with the names that it would have given to
+/// the body.
 pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
-    let mut errors = Errors::default();
-    match checked(args, item, &mut errors) {
-        Some(expanded) if errors.is_empty() => expanded,
-        _ => {
-            let errors = errors.into_tokens();
-            quote!(#errors #item)
-        }
+    if matches!(&*args.clone().into_iter().collect::<Vec<_>>(), [TokenTree::Ident(only)] if only == IN_USE) {
+        return TokenStream::new();
     }
-}
-
-fn checked(args: TokenStream, item: &TokenStream, errors: &mut Errors) -> Option<TokenStream> {
-    let function = errors.note(syn::parse2::<Function>(item.clone()));
-    let boxed = match &function {
-        Some(function) => {
-            function.check(errors);
-            let boxed = if function.sig.asyncness.is_none() { Boxed::parse(&function.body) } else { None };
-            if function.sig.asyncness.is_none() && function.sig.constness.is_none() && boxed.is_none() {
-                let message = if contains(function.body.clone(), "block_on") {
-                    "`#[with_lock]` waits for the lock, so it needs an `async fn`; an attribute above it, such as `#[tokio::main]` \
-                     or `#[tokio::test]`, has made this one a plain `fn`: put `#[with_lock]` on a function that this one calls"
-                } else {
-                    "`#[with_lock]` waits for the lock, so it needs an `async fn`"
-                };
-                errors.push(syn::Error::new(function.sig.fn_token.span, message));
-            }
-            boxed
-        }
-        None => None,
+    let mut errors = Errors::default();
+    let Some(mut function) = errors.note(syn::parse2::<Function>(item.clone())) else {
+        Plan::new(Args::parse(args, &mut errors), &mut errors);
+        let errors = errors.into_tokens();
+        return quote!(#errors #item);
     };
-    let args = if boxed.as_ref().is_some_and(|it| it.self_renamed) { rename_self(args) } else { args };
-    let args = Args::parse(args, errors);
-    let plan = Plan::new(args, errors);
-    let Function { attrs, vis, sig, brace, inner_attrs, body } = &function?;
-    let plan = plan?;
-    let expanded = match boxed {
-        None => {
-            let returns = match &sig.output {
-                ReturnType::Type(_, returns) => Some((**returns).clone()),
-                ReturnType::Default => None,
-            };
-            Expander::new(&plan.krate, sig, returns, body.clone(), brace.span.join()).expand(&plan.lock)
-        }
-        Some(Boxed { pin, head, returns, body, .. }) => {
-            let expanded = Expander::new(&plan.krate, sig, returns, body, brace.span.join()).expand(&plan.lock);
-            quote!(#pin(async move { #head #expanded }))
+    let mut names = Vec::new();
+    let mut attributes = vec![args];
+    let stacked = function.take_stacked();
+    let in_use = Ident::new(IN_USE, Span::call_site());
+    // So that the imports of those attributes are used, and editors know what they are.
+    let used: TokenStream = stacked.iter().map(|(path, _)| quote!(#[#path(#in_use)] const _: () = ();)).collect();
+    attributes.extend(stacked.into_iter().map(|(_, args)| args));
+    let expanded = checked(attributes, &function, &mut names, &mut errors);
+    let Function { attrs, vis, sig, brace, inner_attrs, body } = &function;
+    let (outside, inside) = match expanded {
+        Some(expanded) if errors.is_empty() => (TokenStream::new(), expanded),
+        _ if names.is_empty() => (errors.into_tokens(), body.clone()),
+        _ => {
+            // What has the type of an error makes no other errors.
+            let errors = errors.into_tokens();
+            (TokenStream::new(), quote!(let (#(mut #names,)*) = { #errors }; #body))
         }
     };
-    let mut tokens = quote!(#(#attrs)* #vis #sig);
-    brace.surround(&mut tokens, |tokens| tokens.extend(quote!(#(#inner_attrs)* #expanded)));
-    Some(tokens)
+    let mut tokens = quote!(#outside #(#attrs)* #vis #sig);
+    brace.surround(&mut tokens, |tokens| tokens.extend(quote!(#(#inner_attrs)* #used #inside)));
+    tokens
 }
 
-/// Whether the word occurs, inside of groups too.
-fn contains(tokens: TokenStream, word: &str) -> bool {
-    tokens.into_iter().any(|token| match token {
-        TokenTree::Group(group) => contains(group.stream(), word),
-        TokenTree::Ident(ident) => ident == word,
-        _ => false,
-    })
+/// The body under the locks of all these attributes, the first of which is outermost. `names` are those that it has from them.
+fn checked(
+    attributes: Vec<TokenStream>,
+    function: &Function,
+    names: &mut Vec<Ident>,
+    errors: &mut Errors,
+) -> Option<TokenStream> {
+    let Function { sig, brace, body, .. } = function;
+    function.check(errors);
+    let site = Site::of(sig, body);
+    if site.is_none() && sig.constness.is_none() {
+        let message = if uses::mentions(body, &Ident::new("block_on", Span::call_site())) {
+            "`#[with_lock]` waits for the lock, so it needs an `async fn`; an attribute above it, such as `#[tokio::main]` \
+             or `#[tokio::test]`, has made this one a plain `fn`: put `#[with_lock]` on a function that this one calls"
+        } else {
+            "`#[with_lock]` waits for the lock, so it needs an `async fn`"
+        };
+        errors.push(syn::Error::new(sig.fn_token.span, message));
+    }
+    if uses::mentions(body, &own("body")) {
+        let message = "this lock would be taken before the one above it, which was expanded first; write both attributes as \
+                       `#[with_lock(…)]`, under that name and without `cfg_attr`";
+        errors.push(syn::Error::new(Span::call_site(), message));
+    }
+    let self_renamed = site.as_ref().is_some_and(|it| it.self_renamed);
+    let mut plans = Vec::new();
+    for attribute in attributes {
+        let attribute = if self_renamed { rename_self(attribute) } else { attribute };
+        let args = Args::parse(attribute, errors);
+        let strategy = args.strategy.clone();
+        let given = [&args.tx, &args.bind].into_iter().flatten().map(|it| &it.value);
+        let given = given.chain(args.rows.iter().map(|it| &it.value.name));
+        names.extend(given.filter(|it| *it != "_").cloned());
+        // The one that is missing has most likely this name in the body.
+        if let (None, Some(strategy)) = (&args.tx, &strategy)
+            && (strategy == "row" || strategy == "named")
+        {
+            names.push(Ident::new("tx", strategy.span()));
+        }
+        plans.push((strategy, Plan::new(args, errors)));
+    }
+    names.sort();
+    names.dedup();
+    let plans: Vec<_> = plans.into_iter().map(|(strategy, plan)| Some((strategy?, plan?))).collect::<Option<_>>()?;
+    let site = site?;
+    let locks: Vec<_> = plans.iter().map(|(strategy, plan)| (strategy, &plan.lock)).collect();
+    stack::check(&locks, errors);
+    let locks: Vec<_> = locks.into_iter().map(|(_, lock)| lock).collect();
+    stack::check_body(&locks, &site.body, errors);
+    let mut tokens = site.body.clone();
+    for (at, (_, plan)) in plans.iter().enumerate().rev() {
+        let expander = Expander::new(&plan.krate, sig, site.returns.as_ref(), tokens, brace.span.join(), &locks[..=at]);
+        tokens = expander.expand(&plan.lock);
+    }
+    Some(site.fill(tokens))
 }
+
+/// A name of the expansion. `mixed_site` keeps variables apart from those of the user, but not from statics, constants and
+/// unit structs, which a pattern of the same name would mean.
+fn own(name: &str) -> Ident {
+    Ident::new(&format!("{OWN}{name}"), Span::mixed_site())
+}
+
+const OWN: &str = "__lockkit_";
 
 /// Where the error's type is written; the whole type, where it is not to be seen.
 fn span_of_error(returns: &Type) -> Span {
@@ -100,6 +141,16 @@ fn at(path: &TokenStream, span: Span) -> TokenStream {
     }
     map(path.clone(), &|mut token| {
         token.set_span(span);
+        token
+    })
+}
+
+/// A call with its own names where the rest of it is. Of errors that come up in one place rustc tells one.
+fn own_at(call: TokenStream, span: Span) -> TokenStream {
+    map(call, &|mut token| {
+        if matches!(&token, TokenTree::Ident(ident) if ident.to_string().starts_with(OWN)) {
+            token.set_span(span);
+        }
         token
     })
 }
@@ -129,27 +180,39 @@ impl Reached {
     }
 }
 
-/// Expands one function. Names of its own are at `mixed_site`: the body does not see them, nor they the body's.
+/// Expands one lock of a function. Names of its own are at `mixed_site`: the body does not see them, nor they the body's.
 ///
 /// Bodies are pinned where they are and lent to lockkit: every function that took one by value would double the size of
-/// the future. They are pinned in a block of their own, so that they end before the lock does.
-struct Expander {
+/// the future, and be compiled once more for each body. They are pinned in a block of their own, so that they end before the lock
+/// does.
+struct Expander<'a> {
     /// `::lockkit::__private`
     private: TokenStream,
     /// The same, at the return type: for what fails to compile when that cannot carry an error of lockkit.
     blamed: TokenStream,
     blame: Span,
     body: Body,
+    mode: Mode,
+    /// The names of this lock and of those above it.
+    bound: Vec<&'a Ident>,
 }
 
-impl Expander {
-    fn new(krate: &TokenStream, sig: &Signature, returns: Option<Type>, body: TokenStream, brace: Span) -> Self {
+impl<'a> Expander<'a> {
+    fn new(
+        krate: &TokenStream,
+        sig: &Signature,
+        returns: Option<&Type>,
+        body: TokenStream,
+        brace: Span,
+        locks: &[&'a Lock],
+    ) -> Self {
         let mixed = Span::mixed_site();
-        let blame = returns.as_ref().map_or_else(|| sig.ident.span(), span_of_error).resolved_at(mixed);
+        let blame = returns.map_or_else(|| sig.ident.span(), span_of_error).resolved_at(mixed);
         let private = quote_spanned!(mixed=> #krate::__private);
         let blamed = at(&private, blame);
-        let body = Body::new(sig, returns, body, brace);
-        Self { private, blamed, blame, body }
+        let body = Body::new(&private, sig, returns, body, brace);
+        let bound = locks.iter().flat_map(|it| it.names()).map(|(name, _)| name).collect();
+        Self { private, blamed, blame, body, mode: Mode::under(locks), bound }
     }
 
     fn expand(&self, lock: &Lock) -> TokenStream {
@@ -167,7 +230,8 @@ impl Expander {
         let Terms { ttl, min_hold, on_lost, is_fair } = terms;
         let private = &self.private;
         let mixed = Span::mixed_site();
-        let (keys, request, acquire) = match keys {
+        let (leases, key, request, held, ok) = (own("leases"), own("key"), own("request"), own("held"), own("ok"));
+        let (keys, ask, acquire) = match keys {
             Keys::One(key) => (self.key(key), "lease", "acquire"),
             Keys::Each(keys) => {
                 let keys = keys.iter().map(|it| self.key(it));
@@ -182,16 +246,16 @@ impl Expander {
         let fair = is_fair.then(|| quote_spanned!(mixed=> .fair()));
         let failed = self.return_failure(on_busy.as_ref());
         let at_on = Reached::new(on, private);
-        let leases = at_on.call("leases", on.to_token_stream());
-        let leases = if tx.is_some() { at_on.call("leases_with_tx", leases) } else { at_on.call("own_leases", leases) };
-        let request = at_on.call(request, quote_spanned!(mixed=> &leases, keys));
-        let asked = at_on.call(acquire, quote_spanned!(at_on.first=> request));
+        let opened = at_on.call("leases", on.to_token_stream());
+        let opened = at_on.call(if tx.is_some() { "leases_with_tx" } else { "own_leases" }, opened);
+        let asked = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
+        let acquired = at_on.call(acquire, own_at(request.to_token_stream(), at_on.first));
         let acquire = quote_spanned! {mixed=>
-            let leases = #leases;
-            let keys = #keys;
-            let request = #request #ttl #wait #min_hold #on_lost #fair;
-            let held = match #asked.await {
-                ::core::result::Result::Ok(held) => held,
+            let #leases = #opened;
+            let #key = #keys;
+            let #request = #asked #ttl #wait #min_hold #on_lost #fair;
+            let #held = match #acquired.await {
+                ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
         };
@@ -204,17 +268,17 @@ impl Expander {
     fn session(&self, session: &Session) -> TokenStream {
         let Session { on, key, wait, on_busy, bind } = session;
         let private = &self.private;
-        let pool = self.pool("session_pool", on);
         let mixed = Span::mixed_site();
-        let key = self.key(key);
+        let key_text = self.key(key);
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#it)));
         let failed = self.return_failure(on_busy.as_ref());
+        let (pool, key, held, ok) = (own("pool"), own("key"), own("held"), own("ok"));
+        let reached = self.pool("session_pool", on);
         let acquire = quote_spanned! {mixed=>
-            let pool = #pool;
-            let key = #key;
-            let lock = #private::SessionLock::new(key)#wait;
-            let held = match lock.acquire(&pool).await {
-                ::core::result::Result::Ok(held) => held,
+            let #pool = #reached;
+            let #key = #key_text;
+            let #held = match #private::SessionLock::new(#key)#wait.acquire(&#pool).await {
+                ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
         };
@@ -225,15 +289,16 @@ impl Expander {
     fn held(&self, acquire: &TokenStream, bind: Option<&Ident>) -> TokenStream {
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
-        let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&held);));
-        let body = self.body.owning();
-        let guarded = quote_spanned!(*blame=> #blamed::guarded(&held, body).await);
-        let finish = quote_spanned!(*blame=> #blamed::end_held(held, result).await);
+        let (held, body, result) = (own("held"), own("body"), own("result"));
+        let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&#held);));
+        let future = self.future(&TokenStream::new());
+        let guarded = self.blame(quote_spanned!(*blame=> #blamed::guarded(&#held, #body).await));
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_held(#held, #result).await));
         quote_spanned! {mixed=>
             #acquire
             #bind
-            let result = {
-                let body = ::core::pin::pin!(#body);
+            let #result = {
+                let #body = ::core::pin::pin!(#future);
                 #guarded
             };
             #finish
@@ -244,21 +309,23 @@ impl Expander {
     fn held_with_tx(&self, acquire: &TokenStream, bind: Option<&Ident>, tx: &Ident) -> TokenStream {
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
-        let body = self.body.lending(&[Some(tx), bind]);
-        let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&held);));
-        let guarded = quote_spanned!(*blame=> #blamed::guarded(&held, body).await);
-        let finish = quote_spanned!(*blame=> #blamed::end_held_tx(held, #tx, result).await);
+        let (held, leases, body, result, ok) = (own("held"), own("leases"), own("body"), own("result"), own("ok"));
+        let Transaction { name: tx, touched, unused } = self.transaction(tx);
+        let future = self.future(&unused);
+        let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&#held);));
+        let guarded = self.blame(quote_spanned!(*blame=> #blamed::guarded(&#held, #body).await));
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_held_tx(#held, #tx, #result).await));
         let failed = self.return_failure(None);
         quote_spanned! {mixed=>
             #acquire
-            #[allow(unused_mut, unused_variables)]
-            let mut #tx = match #private::lease_tx(&leases).await {
-                ::core::result::Result::Ok(tx) => tx,
+            let mut #tx = match #private::lease_tx(&#leases).await {
+                ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
+            #touched
             #bind
-            let result = {
-                let body = ::core::pin::pin!(#body);
+            let #result = {
+                let #body = ::core::pin::pin!(#future);
                 #guarded
             };
             #finish
@@ -275,11 +342,12 @@ impl Expander {
         let Row { table, by, by_any, order_by, limit, skips_locked, section } = row;
         let private = &self.private;
         let mixed = Span::mixed_site();
+        let (pool, key, wait) = (own("pool"), own("key"), own("wait"));
         let name = |column: &Ident| LitStr::new(&column.unraw().to_string(), column.span());
         let cloned =
             |value: &Expr| quote_spanned!(value.span().resolved_at(mixed)=> ::core::clone::Clone::clone(&(#value)));
         let values = by.iter().map(|it| ("by", it)).chain(by_any.iter().map(|it| ("by_any", it)));
-        let lock = values.fold(quote_spanned!(mixed=> #private::row_lock(&pool, #table)), |lock, (by, it)| {
+        let lock = values.fold(quote_spanned!(mixed=> #private::row_lock(&#pool, #table)), |lock, (by, it)| {
             let By { column, value } = it;
             let (by, column, value) = (Ident::new(by, mixed), name(column), cloned(value));
             quote_spanned!(mixed=> #private::#by(#lock, #column, #value))
@@ -290,90 +358,82 @@ impl Expander {
         });
         let limit = limit.as_ref().map(|it| quote_spanned!(mixed=> .limit(#it)));
         let skip_locked = skips_locked.then(|| quote_spanned!(mixed=> .skip_locked()));
-        let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
+        let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(#wait)));
         let lock = quote_spanned!(mixed=> #lock #(#order_by)* #limit #skip_locked #wait);
         let begin = |deadline: TokenStream| {
             let Some(Typed { ty, .. }) = &section.rows else {
-                return quote_spanned!(mixed=> #private::row_tx(&pool, #deadline, lock).await);
+                return quote_spanned!(mixed=> #private::row_tx(&#pool, #deadline, #lock));
             };
             // At the type: what is wrong with it, rustc reports there.
-            let span = ty.span().resolved_at(mixed);
+            let span = span_of_rows(section.rows.as_ref());
             let private = at(private, span);
-            quote_spanned!(span=> #private::row_tx_with_rows::<#ty, _>(&pool, #deadline, lock).await)
+            quote_spanned!(span=> #private::row_tx_with_rows::<#ty, _>(&#pool, #deadline, #lock))
         };
-        self.section(
-            section,
-            &quote_spanned!(mixed=> let key = #private::key(#table);),
-            ["row_pool", "under_rows"],
-            &lock,
-            &begin,
-        )
+        let before = quote_spanned!(mixed=> let #key = #private::key(#table););
+        self.section(section, &before, "row_pool", &begin, "under_rows")
     }
 
     fn named(&self, key: &Key, section: &Section) -> TokenStream {
         let private = &self.private;
         let mixed = Span::mixed_site();
-        let key = self.key(key);
-        let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(wait)));
-        let lock = quote_spanned!(mixed=> #private::NamedLock::new(&key)#wait);
-        let before = quote_spanned!(mixed=> let key = #key;);
-        self.section(
-            section,
-            &before,
-            ["named_pool", "under_name"],
-            &lock,
-            &|deadline| quote_spanned!(mixed=> #private::named_tx(&pool, #deadline, lock).await),
-        )
+        let text = self.key(key);
+        let (pool, key, wait) = (own("pool"), own("key"), own("wait"));
+        let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(#wait)));
+        let lock = quote_spanned!(mixed=> #private::NamedLock::new(&#key)#wait);
+        let begin = |deadline: TokenStream| quote_spanned!(mixed=> #private::named_tx(&#pool, #deadline, #lock));
+        let before = quote_spanned!(mixed=> let #key = #text;);
+        self.section(section, &before, "named_pool", &begin, "under_name")
     }
 
-    /// One transaction under a lock: once, or as often as the retry says.
+    /// One transaction under a lock: once, or as often as the retry says. `begin` begins it before the deadline.
     fn section(
         &self,
         section: &Section,
         before: &TokenStream,
-        [pool, under]: [&str; 2],
-        lock: &TokenStream,
+        pool_of: &str,
         begin: &dyn Fn(TokenStream) -> TokenStream,
+        under: &str,
     ) -> TokenStream {
         let Section { on, wait, on_busy, tx, rows, retry } = section;
-        let private = &self.private;
+        let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
-        let pool = self.pool(pool, on);
-        let under = Ident::new(under, mixed);
-        let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> let wait = #private::wait(#it);));
+        let (pool, key, body, result, ok) = (own("pool"), own("key"), own("body"), own("result"), own("ok"));
+        let reached = self.pool(pool_of, on);
+        let wait = wait.as_ref().map(|it| {
+            let wait = own("wait");
+            quote_spanned!(mixed=> let #wait = #private::wait(#it);)
+        });
         let before = quote_spanned! {mixed=>
-            let pool = #pool;
+            let #pool = #reached;
             #before
             #wait
         };
-        // The transaction, with the rows where the body is to have them.
-        let rows = rows.as_ref().map(|it| &it.name);
-        let bound =
-            rows.map_or_else(|| quote_spanned!(mixed=> mut #tx), |rows| quote_spanned!(mixed=> (mut #tx, #rows)));
         if let Some(retry) = retry {
-            let begin = begin(quote_spanned!(mixed=> deadline));
-            let begin = quote_spanned! {mixed=>
-                let lock = #lock;
-                let begun = #begin;
-            };
-            let under = quote_spanned!(mixed=> #private::#under(&pool, &key, body));
-            return self.retried(retry, &before, Some((tx, bound, begin, under)), on_busy.as_ref());
+            let under = Ident::new(&format!("{under}_until"), mixed);
+            let retry_name = own("retry");
+            let begin = begin(quote_spanned!(mixed=> #private::Retry::deadline(&#retry_name)));
+            let under = quote_spanned!(mixed=> #private::#under(&#pool, &#key, &#retry_name, #body));
+            let attempt = Attempt { tx, rows: rows.as_ref(), begin, under };
+            return self.retried(retry, &before, Some(attempt), on_busy.as_ref());
         }
+        let under = Ident::new(under, mixed);
         let failed = self.return_failure(on_busy.as_ref());
         let begin = begin(quote_spanned!(mixed=> ::core::option::Option::None));
-        let body = self.body.lending(&[Some(tx), rows]);
-        let finish = self.end_tx(tx);
+        let begun = quote_spanned!(span_of_rows(rows.as_ref())=> #begin.await);
+        let Transaction { name: tx, touched, unused } = self.transaction(tx);
+        let bound = with_rows(&tx, rows.as_ref());
+        let future = self.future(&unused);
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_tx(#tx, #result).await));
         quote_spanned! {mixed=>
             #before
-            let lock = #lock;
-            #[allow(unused_mut, unused_variables)]
-            let #bound = match #begin {
-                ::core::result::Result::Ok(begun) => begun,
+            let #bound = match #begun {
+                ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
-            let result = {
-                let body = ::core::pin::pin!(#body);
-                #private::#under(&pool, &key, body).await
+            #touched
+            let #result = {
+                let #body = ::core::pin::pin!(#future);
+                #private::#under(&#pool, &#key, #body).await
             };
             #finish
         }
@@ -386,11 +446,12 @@ impl Expander {
         match tx {
             None => self.retried(retry, &TokenStream::new(), None, None),
             Some((on, tx)) => {
-                let pool = self.pool("known_pool", on);
-                let before = quote_spanned!(mixed=> let pool = #pool;);
-                let begin = quote_spanned!(mixed=> let begun = #private::plain_tx(&pool, deadline).await;);
-                let bound = quote_spanned!(mixed=> mut #tx);
-                self.retried(retry, &before, Some((tx, bound, begin, quote_spanned!(mixed=> body))), None)
+                let (pool, retry_name, body) = (own("pool"), own("retry"), own("body"));
+                let reached = self.pool("known_pool", on);
+                let before = quote_spanned!(mixed=> let #pool = #reached;);
+                let begin = quote_spanned!(mixed=> #private::plain_tx(&#pool, #private::Retry::deadline(&#retry_name)));
+                let under = quote_spanned!(mixed=> #private::until(&#retry_name, #body));
+                self.retried(retry, &before, Some(Attempt { tx, rows: None, begin, under }), None)
             }
         }
     }
@@ -398,61 +459,65 @@ impl Expander {
     /// The loop. The commit is outside of the deadline: a deadline that cut it off would leave its outcome unknown.
     fn retried(
         &self,
-        retry: &Retry,
+        terms: &Retry,
         before: &TokenStream,
-        tx: Option<(&Ident, TokenStream, TokenStream, TokenStream)>,
+        attempt: Option<Attempt<'_>>,
         on_busy: Option<&Expr>,
     ) -> TokenStream {
-        let Retry { attempts, deadline, test, bind } = retry;
+        let Retry { attempts, deadline, test, bind } = terms;
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
+        let (retry, body, ended, result) = (own("retry"), own("body"), own("ended"), own("result"));
+        let (tried, ok, err) = (own("tried"), own("ok"), own("err"));
         let failed = self.return_failure(None);
         let none = || quote_spanned!(mixed=> ::core::option::Option::None);
         let some = |it: TokenStream| quote_spanned!(mixed=> ::core::option::Option::Some(#it));
         let attempts = attempts.as_ref().map_or_else(none, |it| some(it.to_token_stream()));
         let deadline = deadline.clone().map_or_else(none, some);
-        let bind = bind.as_ref().map(|it| quote_spanned!(mixed=> let #it: u32 = attempt;));
-        let body = self.body.rerun(bind.as_ref());
-        let attempt = match tx {
-            None => quote_spanned! {mixed=>
-                let ended = {
-                    let body = ::core::pin::pin!(#body);
-                    #private::until(deadline, body).await
-                };
-            },
-            Some((tx, bound, begin, under)) => {
-                let finish = self.end_tx(tx);
+        let start = quote_spanned!(mixed=> #private::Retry::start(&mut #retry););
+        let start = match bind {
+            Some(bind) => quote_spanned!(mixed=> let #bind: u32 = #start),
+            None => start,
+        };
+        let attempt = match attempt {
+            None => {
+                let future = self.future(&TokenStream::new());
+                quote_spanned! {mixed=>
+                    let #ended = {
+                        let #body = ::core::pin::pin!(#future);
+                        #private::until(&#retry, #body).await
+                    };
+                }
+            }
+            Some(Attempt { tx, rows, begin, under }) => {
+                let Transaction { name: tx, touched, unused } = self.transaction(tx);
+                let bound = with_rows(&tx, rows);
+                let future = self.future(&unused);
                 let busy = on_busy.map(|it| {
                     quote_spanned! {mixed=>
-                        ::core::option::Option::Some(::core::result::Result::Err(err))
-                            if #private::Error::is_contended(&err) => return #it,
+                        ::core::option::Option::Some(::core::result::Result::Err(#err))
+                            if #private::Error::is_contended(&#err) => return #it,
                     }
                 });
-                let lock_failed = quote_spanned!(*blame=> #blamed::Outcome::lock_failed(err));
+                let lock_failed = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));
+                let finish = self.blame(quote_spanned!(*blame=> #blamed::end_attempt(#tx, #ended).await));
                 quote_spanned! {mixed=>
-                    let tried = {
-                        let body = ::core::pin::pin!(async {
-                            #begin
-                            match begun {
-                                #[allow(unused_mut, unused_variables)]
-                                ::core::result::Result::Ok(#bound) => {
-                                    let result = {
-                                        let body = ::core::pin::pin!(#body);
-                                        #under.await
-                                    };
-                                    ::core::result::Result::Ok((#tx, result))
-                                }
-                                ::core::result::Result::Err(err) => ::core::result::Result::Err(err),
-                            }
-                        });
-                        #private::until(deadline, body).await
+                    let #tried = {
+                        let #body = ::core::pin::pin!(#begin);
+                        #private::until(&#retry, #body).await
                     };
-                    let ended = match tried {
-                        ::core::option::Option::Some(::core::result::Result::Ok((#tx, result))) => {
-                            ::core::option::Option::Some(#finish)
+                    let #ended = match #tried {
+                        ::core::option::Option::Some(::core::result::Result::Ok(#ok)) => {
+                            let #bound = #ok;
+                            #touched
+                            let #ended = {
+                                let #body = ::core::pin::pin!(#future);
+                                #under.await
+                            };
+                            #finish
                         }
                         #busy
-                        ::core::option::Option::Some(::core::result::Result::Err(err)) => {
+                        ::core::option::Option::Some(::core::result::Result::Err(#err)) => {
                             ::core::option::Option::Some(#lock_failed)
                         }
                         ::core::option::Option::None => ::core::option::Option::None,
@@ -461,45 +526,67 @@ impl Expander {
             }
         };
         let step = match test {
-            None => quote_spanned!(*blame=> #blamed::step(&mut retry, ended).await),
-            Some(test) => quote_spanned!(*blame=> #blamed::step_if(&mut retry, ended, #test).await),
+            None => self.blame(quote_spanned!(*blame=> #blamed::step(&mut #retry, #ended).await)),
+            Some(test) => self.blame(quote_spanned!(*blame=> #blamed::step_if(&mut #retry, #ended, #test).await)),
         };
         quote_spanned! {mixed=>
             #before
-            let mut retry = match #private::Retry::new(#private::policy(#attempts, #deadline)) {
-                ::core::result::Result::Ok(retry) => retry,
+            let mut #retry = match #private::retry(#attempts, #deadline) {
+                ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
             loop {
-                #[allow(unused_variables)]
-                let attempt = retry.start();
-                let deadline = retry.deadline();
+                #start
                 #attempt
-                if let ::core::option::Option::Some(result) = #step {
-                    break result;
+                if let ::core::option::Option::Some(#result) = #step {
+                    break #result;
                 }
             }
         }
     }
 
-    fn end_tx(&self, tx: &Ident) -> TokenStream {
-        let Self { blamed, blame, .. } = self;
-        quote_spanned!(*blame=> #blamed::end_tx(#tx, result).await)
+    /// The body; `first` runs before it.
+    fn future(&self, first: &TokenStream) -> TokenStream {
+        self.body.future(self.mode, &self.bound, first)
+    }
+
+    /// How a transaction is bound. The expansion uses its variable too, which would keep rustc from warning where the body does
+    /// not; so there the body gets another variable of that name.
+    fn transaction(&self, name: &Ident) -> Transaction {
+        let mixed = Span::mixed_site();
+        if uses::is_used(&self.body.tokens, name) {
+            // Or the `mut` would be unused where the body only reads it.
+            return Transaction {
+                name: name.clone(),
+                touched: quote_spanned!(mixed=> let _ = &mut #name;),
+                unused: TokenStream::new(),
+            };
+        }
+        let hidden = own("tx");
+        let is_silent = name.unraw().to_string().starts_with('_');
+        let unused = if is_silent { TokenStream::new() } else { quote_spanned!(mixed=> let #name = false;) };
+        Transaction { touched: quote_spanned!(mixed=> let _ = &mut #hidden;), name: hidden, unused }
+    }
+
+    /// What fails to compile when the return type cannot carry an error of lockkit.
+    fn blame(&self, call: TokenStream) -> TokenStream {
+        own_at(call, self.blame)
     }
 
     /// The arms of a `match` that leave the function.
     fn return_failure(&self, on_busy: Option<&Expr>) -> TokenStream {
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
+        let err = own("err");
         let busy = on_busy.map(|it| {
             quote_spanned! {mixed=>
-                ::core::result::Result::Err(err) if #private::Error::is_contended(&err) => return #it,
+                ::core::result::Result::Err(#err) if #private::Error::is_contended(&#err) => return #it,
             }
         });
-        let failure = quote_spanned!(*blame=> #blamed::Outcome::lock_failed(err));
+        let failure = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));
         quote_spanned! {mixed=>
             #busy
-            ::core::result::Result::Err(err) => return #failure,
+            ::core::result::Result::Err(#err) => return #failure,
         }
     }
 
@@ -515,14 +602,49 @@ impl Expander {
         }
         let reserved = template.reserved();
         let pieces = template.pieces.iter().map(|it| match it {
-            Piece::Text(text) => quote_spanned!(mixed=> .literal(#text)),
+            Piece::Text(text) => quote_spanned!(mixed=> #private::Piece::Text(#text)),
             Piece::Capture { name, format } => {
                 // At the literal, so that the name means what it means to `format!` there.
                 let colon = if format.is_empty() { "" } else { ":" };
                 let capture = LitStr::new(&format!("{{{name}{colon}{format}}}"), span);
-                quote_spanned!(span.resolved_at(mixed)=> .capture(::core::format_args!(#capture)))
+                let capture = quote_spanned!(span.resolved_at(mixed)=> ::core::format_args!(#capture));
+                quote_spanned!(mixed=> #private::Piece::Capture(#capture))
             }
         });
-        quote_spanned!(mixed=> #private::KeyText::new(#reserved)#(#pieces)*.finish())
+        quote_spanned!(mixed=> #private::key_of(#reserved, &[#(#pieces),*]))
     }
+}
+
+/// One transaction of several, one after the other.
+struct Attempt<'a> {
+    tx: &'a Ident,
+    rows: Option<&'a Typed>,
+    /// What begins it, a future.
+    begin: TokenStream,
+    /// What runs the body in it, a future.
+    under: TokenStream,
+}
+
+/// The pattern of a transaction, with the rows where the body is to have them.
+fn with_rows(tx: &Ident, rows: Option<&Typed>) -> TokenStream {
+    let mixed = Span::mixed_site();
+    match rows {
+        None => quote_spanned!(mixed=> mut #tx),
+        Some(Typed { name, .. }) => quote_spanned!(mixed=> (mut #tx, #name)),
+    }
+}
+
+/// Where the type of the rows is written.
+fn span_of_rows(rows: Option<&Typed>) -> Span {
+    let mixed = Span::mixed_site();
+    rows.map_or(mixed, |it| it.ty.span().resolved_at(mixed))
+}
+
+/// See [`Expander::transaction`].
+struct Transaction {
+    /// The variable of the expansion.
+    name: Ident,
+    touched: TokenStream,
+    /// The variable that the body does not use.
+    unused: TokenStream,
 }

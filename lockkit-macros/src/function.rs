@@ -2,7 +2,7 @@
 
 use proc_macro2::TokenStream;
 use syn::{
-    Attribute, ReturnType, Signature, Token, Visibility, braced,
+    Attribute, Meta, MetaNameValue, Path, ReturnType, Signature, Token, Visibility, braced,
     parse::{Parse, ParseStream},
     spanned::Spanned,
     token,
@@ -39,6 +39,19 @@ impl Parse for Function {
 }
 
 impl Function {
+    /// Takes out the `#[with_lock]` attributes below this one, by whatever path they are called, and returns their
+    /// paths and arguments from the upper to the lower.
+    pub(crate) fn take_stacked(&mut self) -> Vec<(Path, TokenStream)> {
+        let is_with_lock = |it: &Attribute| it.path().segments.last().is_some_and(|it| it.ident == "with_lock");
+        let (stacked, others) = std::mem::take(&mut self.attrs).into_iter().partition(is_with_lock);
+        self.attrs = others;
+        let parts = |it: Attribute| match it.meta {
+            Meta::List(list) => (list.path, list.tokens),
+            Meta::Path(path) | Meta::NameValue(MetaNameValue { path, .. }) => (path, TokenStream::new()),
+        };
+        <Vec<Attribute>>::into_iter(stacked).map(parts).collect()
+    }
+
     /// Refuses the kinds of functions that cannot await a lock and return its error.
     pub(crate) fn check(&self, errors: &mut Errors) {
         let Signature { constness, safety, abi, ident, output, .. } = &self.sig;

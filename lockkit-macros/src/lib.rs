@@ -9,7 +9,9 @@ mod expand;
 mod function;
 mod plan;
 mod rewritten;
+mod stack;
 mod template;
+mod uses;
 mod validate;
 mod versioned;
 mod words;
@@ -129,7 +131,7 @@ use proc_macro::TokenStream;
 /// | `limit = n` | – | with `rows` | – | – | – | locks this many rows at most (`u32`). Defaults to all that match |
 /// | `skip_locked` | – | with `rows` | – | – | – | passes over rows that others have locked, see below. A word without a value |
 /// | `rows = name: Vec<T>` | – | optional | – | – | – | the locked rows in the body, all columns of each, where `T` is `sqlx::FromRow` |
-/// | `tx = name` | optional | required | required | – | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` and `MultiLease::commit` do |
+/// | `tx = name` | optional | required | required | – | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`, see below. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` and `MultiLease::commit` do |
 /// | `wait = duration` | optional | optional | optional | optional | – | how long to wait for another holder. A duration or a `Wait`. Defaults to `Wait::DEFAULT`, 10 s, for a lease to that of the `Leases`, and to what is left where there is a `deadline` |
 /// | `ttl = duration` | optional | – | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
 /// | `min_hold = duration` | optional | – | – | – | – | how long the key stays taken at least, even if the body is over earlier: `LeaseRequest::min_hold`. Defaults to zero |
@@ -228,6 +230,24 @@ use proc_macro::TokenStream;
 /// **A lease with `tx`** cannot be renewed on SQLite while the transaction lasts, because it has the only write lock. Keep
 /// the transaction shorter than the ttl there.
 ///
+/// # The transaction
+/// The body gets the transaction as a variable of type [`Tx`](../lockkit/struct.Tx.html) with the name that `tx =` gives. What
+/// does not use it is not in the transaction: a statement on the pool waits for the lock of its own function, or is written
+/// whether or not the function succeeds.
+///
+/// | to pass it to | write |
+/// |---|---|
+/// | `execute`, `fetch_one` and the others of sqlx | `&mut *tx` |
+/// | a function that takes `&mut PgConnection`, `&mut MySqlConnection` or `&mut SqliteConnection` | `&mut tx` |
+/// | a function that takes `&mut Tx<DB>` | `&mut tx`, and there `&mut **tx` for sqlx |
+/// | a function that takes `&mut sqlx::Transaction<'_, DB>` | it cannot be passed; let that function take the connection, `&mut PgConnection`, which a `Transaction` can be passed as, too |
+///
+/// The attribute ends what it began. `tx.commit()`, `tx.rollback()`, `lease.release()` and a `tx` that is moved away are
+/// refused in the body: return `Ok` to commit and `Err` to roll back. A spawned task needs a transaction of its own.
+///
+/// A transaction, lease or number of an attempt that the body does not use is an unused variable, of which the compiler
+/// warns. Where that is meant, `tx = _tx` says so; `as = …` can be left out.
+///
 /// # The error type
 /// The function's error must be `From<lockkit::Error>`. `lockkit::Error` and `anyhow::Error` are; `sqlx::Error` and `String`
 /// cannot be, so a function that returned one of them gets an error type of its own:
@@ -273,7 +293,35 @@ use proc_macro::TokenStream;
 ///
 /// # Where it goes
 /// On functions and methods, also in implementations of traits, under `#[async_trait]`, and together with
-/// `#[tracing::instrument]` in either order. Of two `#[with_lock]` on one function the lower one is taken first.
+/// `#[tracing::instrument]` in either order; the span is around the lock.
+///
+/// **Several** `#[with_lock]` on one function are nested as they are written. The upper one is taken first, and given back after
+/// the lower one has committed and was given back:
+///
+/// ```
+/// # use lockkit::{Leases, with_lock};
+/// # use sqlx::SqlitePool;
+/// #[with_lock(lease, on = leases, key = "import", as = lease)]
+/// #[with_lock(row, on = leases.store(), table = "t_items", by(item_id = item_id), tx = tx)]
+/// async fn import(leases: &Leases<SqlitePool>, item_id: i64) -> Result<u64, lockkit::Error> {
+///     // … on `&mut *tx` …
+/// #   let _ = &mut tx;
+///     Ok(lease.fence().get()) // the row is committed, then the lease is given back
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # let leases = Leases::new(db); leases.migrate().await?;
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY)").execute(leases.store()).await?;
+/// # sqlx::query("INSERT INTO t_items VALUES (7)").execute(leases.store()).await?;
+/// import(&leases, 7).await?;
+/// # Ok(()) }
+/// ```
+///
+/// Each has names, transaction, `wait` and `on_busy` of its own; what is bound by the upper one can be used in the arguments
+/// of the lower one. Two transactions are two connections: a row that one of them has locked cannot be written through the
+/// other, and on SQLite the second one cannot begin. `version` without a transaction of its own cannot be below a `tx`, since
+/// all attempts would write into that. Only attributes that are written as `with_lock` are known to each other: under another name, or in a
+/// `cfg_attr`, the second one is refused.
 ///
 /// Not on functions without a body, nor on `const`, `unsafe` or `extern` ones.
 ///

@@ -20,6 +20,58 @@ pub(crate) enum Lock {
     Version(Version),
 }
 
+/// What a name in the body stands for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Tx,
+    /// A lease or several, and whether the attribute commits with it.
+    Lease {
+        commits: bool,
+    },
+    Session,
+    Attempt,
+    /// The rows that are locked.
+    Rows,
+}
+
+impl Lock {
+    /// The names that the body has from this lock.
+    pub(crate) fn names(&self) -> Vec<(&Ident, Role)> {
+        let (bind, role) = match self {
+            Self::Lease(lease) => (lease.bind.as_ref(), Role::Lease { commits: lease.tx.is_some() }),
+            Self::Session(session) => (session.bind.as_ref(), Role::Session),
+            Self::Row(_) | Self::Named(_) | Self::Version(_) => {
+                (self.retry().and_then(|it| it.bind.as_ref()), Role::Attempt)
+            }
+        };
+        let rows = match self {
+            Self::Row(row) => row.section.rows.as_ref().map(|it| &it.name),
+            _ => None,
+        };
+        let given = [(self.tx(), Role::Tx), (bind, role), (rows, Role::Rows)];
+        given.into_iter().filter_map(|(name, role)| Some((name?, role))).collect()
+    }
+
+    /// The transaction that it begins.
+    pub(crate) fn tx(&self) -> Option<&Ident> {
+        match self {
+            Self::Lease(lease) => lease.tx.as_ref(),
+            Self::Row(Row { section, .. }) | Self::Named(Named { section, .. }) => Some(&section.tx),
+            Self::Session(_) => None,
+            Self::Version(version) => version.tx.as_ref().map(|(_, tx)| tx),
+        }
+    }
+
+    /// Whether its body may run more than once, and how often.
+    pub(crate) fn retry(&self) -> Option<&Retry> {
+        match self {
+            Self::Row(Row { section, .. }) | Self::Named(Named { section, .. }) => section.retry.as_ref(),
+            Self::Version(version) => Some(&version.retry),
+            Self::Lease(_) | Self::Session(_) => None,
+        }
+    }
+}
+
 pub(crate) struct Lease {
     pub(crate) on: Expr,
     pub(crate) keys: Keys,

@@ -1,26 +1,44 @@
 //! Bodies that another attribute has rewritten before this one sees them: `#[async_trait]` and `#[tracing::instrument]`.
 
-use proc_macro2::{Delimiter, Group, Ident, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
-use syn::{Block, Expr, Local, Pat, Stmt, Type};
+use syn::{Block, Expr, Local, Pat, ReturnType, Signature, Stmt, Type};
 
-/// A function that `#[async_trait]` has turned from `async fn` into `fn … { Box::pin(async move { … }) }`.
-pub(crate) struct Boxed {
-    /// `Box::pin`, as it wrote it.
-    pub(crate) pin: TokenStream,
-    /// What it does first: it names the arguments anew.
-    pub(crate) head: TokenStream,
-    /// What the function returned.
+/// Where the locks go in a function: around the body that the user wrote, inside of what other attributes wrote around it.
+pub(crate) struct Site {
+    /// The whole body, with [`HOLE`] where the locks go; `None` where that is all of it.
+    around: Option<TokenStream>,
+    /// What the user's body returns, if that can be told.
     pub(crate) returns: Option<Type>,
-    /// The body.
+    /// The user's body.
     pub(crate) body: TokenStream,
-    /// Whether `self` is `__self` in the body.
+    /// Whether `self` is `__self` in it.
     pub(crate) self_renamed: bool,
 }
 
-impl Boxed {
-    /// `None` when the body has another shape.
-    pub(crate) fn parse(body: &TokenStream) -> Option<Self> {
+const HOLE: &str = "__lockkit_hole";
+
+impl Site {
+    /// `None` when the function is not async, nor one that `#[async_trait]` has turned from `async fn` into
+    /// `fn … { Box::pin(async move { … }) }`.
+    pub(crate) fn of(sig: &Signature, body: &TokenStream) -> Option<Self> {
+        if sig.asyncness.is_none() {
+            return Self::boxed(body);
+        }
+        let returns = match &sig.output {
+            ReturnType::Type(_, returns) => Some((**returns).clone()),
+            ReturnType::Default => None,
+        };
+        let mut site = Self { around: None, returns, body: TokenStream::new(), self_renamed: false };
+        let around = inside_instrumented(body.clone(), &mut |body| {
+            site.body = body;
+            hole()
+        });
+        site.around = (!is_hole(&around)).then_some(around);
+        Some(site)
+    }
+
+    fn boxed(body: &TokenStream) -> Option<Self> {
         let Block { stmts, .. } = syn::parse2(quote!({ #body })).ok()?;
         let [Stmt::Expr(Expr::Call(call), None)] = stmts.as_slice() else { return None };
         let (Expr::Path(pin), Some(Expr::Async(boxed)), 1) = (&*call.func, call.args.first(), call.args.len()) else {
@@ -29,30 +47,56 @@ impl Boxed {
         if pin.path.segments.last()?.ident != "pin" {
             return None;
         }
-        let pin = pin.to_token_stream();
-        let stmts = boxed.block.stmts.as_slice();
-        // Its last statements are `let __ret: Type = { body }; __ret`.
-        if let [head @ .., Stmt::Local(Local { pat: Pat::Type(ret), init: Some(init), .. }), Stmt::Expr(..)] = stmts
+        let mut site = Self { around: None, returns: None, body: TokenStream::new(), self_renamed: false };
+        let stmts = &boxed.block.stmts;
+        let around = inside_instrumented(quote!(#(#stmts)*), &mut |body| site.unwrap_async_trait(body));
+        site.around = Some(quote!(#pin(async move { #around })));
+        Some(site)
+    }
+
+    /// Takes the body out of what `#[async_trait]` wrote.
+    fn unwrap_async_trait(&mut self, body: TokenStream) -> TokenStream {
+        let hole = hole();
+        // Its last statements are `let __ret: Type = { body }; __ret`, after others that name the arguments anew.
+        if let Ok(Block { stmts, .. }) = syn::parse2(quote!({ #body }))
+            && let [head @ .., Stmt::Local(Local { pat: Pat::Type(ret), init: Some(init), .. }), Stmt::Expr(..)] =
+                stmts.as_slice()
             && is_ident(&ret.pat, "__ret")
         {
-            let self_renamed = head.iter().any(|it| matches!(it, Stmt::Local(local) if is_ident(&local.pat, "__self")));
-            return Some(Self {
-                pin,
-                head: quote!(#(#head)*),
-                returns: Some((*ret.ty).clone()),
-                body: init.expr.to_token_stream(),
-                self_renamed,
-            });
+            self.self_renamed =
+                head.iter().any(|it| matches!(it, Stmt::Local(local) if is_ident(&local.pat, "__self")));
+            self.returns = Some((*ret.ty).clone());
+            self.body = init.expr.to_token_stream();
+            return quote!(#(#head)* #hole);
         }
-        Some(Self { pin, head: TokenStream::new(), returns: None, body: quote!(#(#stmts)*), self_renamed: false })
+        self.body = body;
+        hole
     }
+
+    /// The whole body, with the locks around the user's.
+    pub(crate) fn fill(&self, locked: TokenStream) -> TokenStream {
+        let Some(around) = &self.around else { return locked };
+        map(around.clone(), &|token| match token {
+            TokenTree::Ident(ident) if ident == HOLE => Group::new(Delimiter::Brace, locked.clone()).into(),
+            token => token,
+        })
+    }
+}
+
+fn hole() -> TokenStream {
+    Ident::new(HOLE, Span::mixed_site()).to_token_stream()
+}
+
+fn is_hole(tokens: &TokenStream) -> bool {
+    let mut tokens = tokens.clone().into_iter();
+    tokens.next().is_some_and(|it| is_word(&it, HOLE)) && tokens.next().is_none()
 }
 
 fn is_ident(pat: &Pat, name: &str) -> bool {
     matches!(pat, Pat::Ident(pat) if pat.ident == name)
 }
 
-/// The arguments of the attribute as they read inside such a body.
+/// The arguments of the attribute as they read inside a body whose `self` was renamed.
 pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
     map(tokens, &|token| match token {
         TokenTree::Ident(ident) if ident == "self" => Ident::new("__self", ident.span()).into(),
@@ -63,50 +107,65 @@ pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
 /// Every token, those inside of groups too, mapped.
 pub(crate) fn map(tokens: TokenStream, change: &impl Fn(TokenTree) -> TokenTree) -> TokenStream {
     let deep = |token| match token {
-        TokenTree::Group(group) => {
-            let mut inside = Group::new(group.delimiter(), map(group.stream(), change));
-            inside.set_span(group.span());
-            change(inside.into())
-        }
+        TokenTree::Group(group) => change(regrouped(&group, map(group.stream(), change))),
         token => change(token),
     };
     tokens.into_iter().map(deep).collect()
 }
 
-/// Lets the future that `#[tracing::instrument]` wrote borrow instead of own, so that the body can run again, and leaves
-/// the transaction where it is. It is awaited right behind, so nothing that it borrows ends before it.
-pub(crate) fn lend_to_instrumented(body: TokenStream) -> TokenStream {
+fn regrouped(group: &Group, stream: TokenStream) -> TokenTree {
+    let mut changed = Group::new(group.delimiter(), stream);
+    changed.set_span(group.span());
+    changed.into()
+}
+
+/// Changes what `#[tracing::instrument]` wrapped, however often it did; without it, the whole body.
+fn inside_instrumented(body: TokenStream, change: &mut dyn FnMut(TokenStream) -> TokenStream) -> TokenStream {
     let mut tokens: Vec<TokenTree> = body.into_iter().collect();
-    let Some(start) = tokens.iter().position(|it| is_word(it, "__tracing_instrument_future")) else {
-        return tokens.into_iter().collect();
-    };
-    let is_end = |it: &TokenTree| matches!(it, TokenTree::Punct(punct) if punct.as_char() == ';');
-    let end = tokens[start..].iter().position(is_end).map_or(tokens.len(), |it| start + it);
-    let future = without_move(&tokens[start..end], 1);
-    tokens.splice(start..end, future);
+    let future = tokens.iter().position(|it| is_word(it, "__tracing_instrument_future"));
+    // `let __tracing_instrument_future = async move { … };`
+    let block = future.and_then(|it| async_block(&tokens[it..]).map(|at| it + at));
+    let Some(block) = block else { return change(tokens.into_iter().collect()) };
+    replace(&mut tokens, block, |inside| {
+        let mut inside: Vec<TokenTree> = inside.into_iter().collect();
+        // With `err` or `ret`, another one is awaited in there.
+        match async_block(&inside)
+            .filter(|it| matches!(inside.get(it + 1), Some(TokenTree::Punct(dot)) if dot.as_char() == '.'))
+        {
+            Some(awaited) => {
+                replace(&mut inside, awaited, |inside| inside_wrapped(inside, change));
+                inside.into_iter().collect()
+            }
+            None => inside_wrapped(inside.into_iter().collect(), change),
+        }
+    });
     tokens.into_iter().collect()
 }
 
-/// Removes `move` from `async move { … }` here and, `depth` groups down, where the block is awaited at once.
-fn without_move(tokens: &[TokenTree], depth: u32) -> Vec<TokenTree> {
-    let mut kept = Vec::with_capacity(tokens.len());
-    for (at, token) in tokens.iter().enumerate() {
-        let of_async = at > 0 && is_word(&tokens[at - 1], "async") && is_word(token, "move");
-        let awaited = matches!(tokens.get(at + 2), Some(TokenTree::Punct(dot)) if dot.as_char() == '.');
-        if of_async && (depth > 0 || awaited) {
-            continue;
-        }
-        match token {
-            TokenTree::Group(group) if depth > 0 && group.delimiter() == Delimiter::Brace => {
-                let inside: Vec<_> = group.stream().into_iter().collect();
-                let mut lent = Group::new(Delimiter::Brace, without_move(&inside, depth - 1).into_iter().collect());
-                lent.set_span(group.span());
-                kept.push(lent.into());
-            }
-            token => kept.push(token.clone()),
-        }
+/// It writes `if false { return … } { body }`, except around what `#[async_trait]` wrote.
+fn inside_wrapped(block: TokenStream, change: &mut dyn FnMut(TokenStream) -> TokenStream) -> TokenStream {
+    let mut tokens: Vec<TokenTree> = block.into_iter().collect();
+    if let [.., is_false, TokenTree::Group(_), TokenTree::Group(_)] = tokens.as_slice()
+        && is_word(is_false, "false")
+    {
+        let last = tokens.len() - 1;
+        replace(&mut tokens, last, |body| inside_instrumented(body, change));
+        return tokens.into_iter().collect();
     }
-    kept
+    inside_instrumented(tokens.into_iter().collect(), change)
+}
+
+/// Where the braces of the first `async move { … }` are.
+fn async_block(tokens: &[TokenTree]) -> Option<usize> {
+    let is_async_move =
+        |it: &[TokenTree]| is_word(&it[0], "async") && is_word(&it[1], "move") && matches!(it[2], TokenTree::Group(_));
+    tokens.windows(3).position(is_async_move).map(|it| it + 2)
+}
+
+fn replace(tokens: &mut [TokenTree], at: usize, change: impl FnOnce(TokenStream) -> TokenStream) {
+    if let TokenTree::Group(group) = &tokens[at] {
+        tokens[at] = regrouped(group, change(group.stream()));
+    }
 }
 
 fn is_word(token: &TokenTree, word: &str) -> bool {

@@ -4,13 +4,15 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     ops::Deref,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::Poll,
+    task::{Context, Poll},
 };
+
+use tracing::Span;
 
 use crate::{
     error::{Error, Result},
@@ -98,45 +100,96 @@ fn bodies(innermost: Option<&Commits>) -> impl Iterator<Item = &Commits> {
     std::iter::successors(innermost, |it| it.around.as_deref())
 }
 
-/// Runs `body`, and ends it with an error when the lock that it runs under is lost.
+/// Runs a body, and ends it with an error when the lock that it runs under is lost.
 ///
 /// A body whose commit is on its way is not ended: the caller would repeat work that was done.
-pub(crate) async fn guarded<T, E: From<Error>>(
+///
+/// It meets the body only while it polls it, as a `dyn Future`. So it is compiled once and not for every body, and the future that
+/// runs a body is `Send` if the body is.
+pub(crate) struct Watch<'a> {
     on_lost: OnLost,
-    check: impl Fn() -> Result<()>,
-    lost: impl Future<Output = Error>,
+    check: Box<dyn Fn() -> Result<()> + Send + Sync + 'a>,
+    lost: Pin<Box<dyn Future<Output = Error> + Send + 'a>>,
+    commits: Arc<Commits>,
+    span: Span,
+}
+
+impl<'a> Watch<'a> {
+    /// `check` says whether the lock is held, `lost` ends when it is lost.
+    pub(crate) fn new(
+        on_lost: OnLost,
+        check: impl Fn() -> Result<()> + Send + Sync + 'a,
+        lost: impl Future<Output = Error> + Send + 'a,
+    ) -> Self {
+        let around = COMMITS.try_with(Arc::clone).ok();
+        let commits = Arc::new(Commits { unanswered: AtomicUsize::new(0), around });
+        Self { on_lost, check: Box::new(check), lost: Box::pin(lost), commits, span: Span::none() }
+    }
+
+    /// Runs the body in this span.
+    pub(crate) fn in_span(self, span: Span) -> Self {
+        Self { span, ..self }
+    }
+
+    /// Polls the body, whose result is made of an error by `fail`.
+    pub(crate) fn poll<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        body: Pin<&mut dyn Future<Output = R>>,
+        is_ok: impl FnOnce(&R) -> bool,
+        fail: impl FnOnce(Error) -> R,
+    ) -> Poll<R> {
+        let committing = self.is_committing();
+        if let Err(err) = self.before(committing, context) {
+            return Poll::Ready(fail(err));
+        }
+        let polled = match self.on_lost {
+            OnLost::Continue => self.span.in_scope(|| body.poll(context)),
+            OnLost::Stop => COMMITS.sync_scope(self.commits.clone(), || self.span.in_scope(|| body.poll(context))),
+        };
+        let after = match &polled {
+            Poll::Ready(result) if is_ok(result) => (self.check)(),
+            Poll::Ready(_) => Ok(()),
+            Poll::Pending => self.after(committing, context),
+        };
+        match after {
+            Ok(()) => polled,
+            Err(err) => Poll::Ready(fail(err)),
+        }
+    }
+
+    fn is_committing(&self) -> bool {
+        self.commits.unanswered.load(Ordering::Relaxed) > 0
+    }
+
+    fn before(&mut self, committing: bool, context: &mut Context<'_>) -> Result<()> {
+        if self.on_lost == OnLost::Continue || committing {
+            return Ok(());
+        }
+        // Check the clock before each poll: after SIGSTOP the body's I/O can wake before the timer.
+        (self.check)()?;
+        self.lost(context)
+    }
+
+    /// The commit was answered during this poll: from here on the loss must wake the body again.
+    fn after(&mut self, was_committing: bool, context: &mut Context<'_>) -> Result<()> {
+        if was_committing && !self.is_committing() { self.lost(context) } else { Ok(()) }
+    }
+
+    fn lost(&mut self, context: &mut Context<'_>) -> Result<()> {
+        match self.lost.as_mut().poll(context) {
+            Poll::Ready(err) => Err(err),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+/// Runs `body` under a [`Watch`].
+pub(crate) async fn guarded<T, E: From<Error>>(
+    mut watch: Watch<'_>,
     body: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
-    if on_lost == OnLost::Continue {
-        let value = body.await?;
-        check()?;
-        return Ok(value);
-    }
-    let commits = Arc::new(Commits { unanswered: AtomicUsize::new(0), around: COMMITS.try_with(Arc::clone).ok() });
-    let is_committing = || commits.unanswered.load(Ordering::Relaxed) > 0;
-    let (mut body, mut lost) = (pin!(COMMITS.scope(commits.clone(), body)), pin!(lost));
-    poll_fn(|context| {
-        let committing = is_committing();
-        if !committing {
-            // Check the clock before each poll: after SIGSTOP the body's I/O can wake before the timer.
-            if let Err(err) = check() {
-                return Poll::Ready(Err(err.into()));
-            }
-            if let Poll::Ready(err) = lost.as_mut().poll(context) {
-                return Poll::Ready(Err(err.into()));
-            }
-        }
-        if let Poll::Ready(result) = body.as_mut().poll(context) {
-            return Poll::Ready(result.and_then(|value| check().map(|()| value).map_err(E::from)));
-        }
-        // The commit was answered during this poll: from here on the loss must wake the body again.
-        if committing
-            && !is_committing()
-            && let Poll::Ready(err) = lost.as_mut().poll(context)
-        {
-            return Poll::Ready(Err(err.into()));
-        }
-        Poll::Pending
-    })
-    .await
+    let mut body = pin!(body);
+    let fail = |err: Error| Err(err.into());
+    poll_fn(|context| watch.poll(context, body.as_mut(), Result::is_ok, fail)).await
 }

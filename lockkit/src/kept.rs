@@ -32,6 +32,8 @@ pub(crate) struct Kept {
     pinned: AtomicBool,
     /// Its request still waits for more than this lease.
     on_the_way: AtomicBool,
+    /// Only the end of the body that runs under it gives it back.
+    ends_with_body: AtomicBool,
     /// The loss was told, or there is none to tell.
     told: AtomicBool,
 }
@@ -60,6 +62,7 @@ impl Kept {
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
             on_the_way: AtomicBool::new(false),
+            ends_with_body: AtomicBool::new(false),
             told: AtomicBool::new(false),
         }
     }
@@ -80,6 +83,14 @@ impl Kept {
 
     pub(crate) fn set_on_the_way(&self, is_on_the_way: bool) {
         self.on_the_way.store(is_on_the_way, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_ends_with_body(&self) {
+        self.ends_with_body.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn ends_with_body(&self) -> bool {
+        self.ends_with_body.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_pinned(&self) -> bool {

@@ -56,6 +56,7 @@
 // Parts of the shared code serve some databases only.
 #![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
 
+mod body;
 mod bounded;
 mod dialect;
 mod error;

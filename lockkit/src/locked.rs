@@ -76,8 +76,7 @@ impl Realm {
 
 /// Runs `body`, with a record that it is under these locks.
 pub(crate) fn under<F: Future, L: IntoIterator<Item = Lock>>(locks: L, body: F) -> TaskLocalFuture<Arc<Scope>, F> {
-    let scope = Scope { locks: locks.into_iter().collect(), around: innermost() };
-    LOCKS.scope(Arc::new(scope), body)
+    LOCKS.scope(Record::new(locks).0, body)
 }
 
 /// How many of these locks the code that runs now is under.
@@ -94,6 +93,21 @@ pub(crate) fn is_under(which: impl Fn(&Lock) -> bool) -> bool {
 
 fn innermost() -> Option<Arc<Scope>> {
     LOCKS.try_with(Arc::clone).ok()
+}
+
+/// The locks of a body that is polled where they are entered: unlike [`under`], this is not compiled for every body.
+#[derive(Clone)]
+pub(crate) struct Record(Arc<Scope>);
+
+impl Record {
+    pub(crate) fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
+        Self(Arc::new(Scope { locks: locks.into_iter().collect(), around: innermost() }))
+    }
+
+    /// Runs `poll`, with a record that it is under the locks.
+    pub(crate) fn enter<T>(&self, poll: impl FnOnce() -> T) -> T {
+        LOCKS.sync_scope(self.0.clone(), poll)
+    }
 }
 
 /// Whether the code that runs now is under the lock of this key; if not, what it is under.

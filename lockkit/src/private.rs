@@ -6,6 +6,8 @@ use std::{
     fmt::{self, Write},
     future::Future,
     iter::once_with,
+    pin::Pin,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -14,10 +16,12 @@ pub use sqlx::{Encode, FromRow, Type};
 pub use tokio::time::Instant;
 
 use crate::{
+    body::{Bounded, Under},
     dialect::{Dialect, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions},
     error::{BoxError, Result},
+    guard::Watch,
     holder::with_holder,
-    locked::{self, Lock, Realm, is_under},
+    locked::{Lock, Realm, Record, is_under},
     retry::is_retryable,
     section::{PASS_TX, begin_within},
     store::LeaseStore,
@@ -27,7 +31,7 @@ pub use crate::{
     key::Key,
     policy::{OnLost, Policy, Wait},
     retry::Retry,
-    section::{Tx, until},
+    section::Tx,
     strategy::{
         lease::{Lease, LeaseRequest, Leases, MultiLease, MultiRequest},
         named::NamedLock,
@@ -54,6 +58,9 @@ pub trait Outcome: Sized {
         Self::from_result(Err(err.into()))
     }
 
+    /// Whether all is well.
+    fn is_ok(&self) -> bool;
+
     /// The result as a `Result`.
     fn into_result(self) -> Result<Self::Value, Self::Error>;
 
@@ -64,6 +71,10 @@ pub trait Outcome: Sized {
 impl<T, E: Carries> Outcome for Result<T, E> {
     type Value = T;
     type Error = E;
+
+    fn is_ok(&self) -> bool {
+        Self::is_ok(self)
+    }
 
     fn into_result(self) -> Self {
         self
@@ -103,9 +114,14 @@ impl<E: StdError + Send + Sync + 'static> Judged for E {
     }
 }
 
-/// The policy of an attribute.
-pub fn policy(attempts: Option<u32>, deadline: Option<Duration>) -> Policy {
-    Policy { attempts, deadline, ..Policy::new() }
+/// Of any type, for code that never runs.
+pub fn never<T>() -> T {
+    unreachable!("BUG: this only says of which type a body is")
+}
+
+/// The loop of an attribute with this policy.
+pub fn retry(attempts: Option<u32>, deadline: Option<Duration>) -> Result<Retry> {
+    Retry::new(Policy { attempts, deadline, ..Policy::new() })
 }
 
 /// What becomes of an attempt: the result, or `None` for another one.
@@ -296,14 +312,18 @@ pub trait Holding: Sized {
     /// For the body.
     fn lend(&self) -> Self::Lent<'_>;
 
-    /// Runs the body until what is held is lost.
-    fn guarded<T, E: From<Error>>(
-        &self,
-        body: impl Future<Output = Result<T, E>>,
-    ) -> impl Future<Output = Result<T, E>>;
+    /// What runs the body, and the locks that it runs under.
+    #[doc(hidden)]
+    fn watch(&self) -> Watched<'_>;
 
     /// Gives it back.
     fn end<T, E: From<Error>>(self, result: Result<T, E>) -> impl Future<Output = Result<T, E>>;
+}
+
+/// What runs a body until its lock is lost.
+pub struct Watched<'a> {
+    watch: Watch<'a>,
+    record: Record,
 }
 
 /// What a commit can depend on.
@@ -316,22 +336,23 @@ impl<S: LeaseStore> Holding for Lease<S> {
     type Lent<'a> = Self;
 
     fn lend(&self) -> Self {
-        self.borrowed()
+        self.lent()
     }
 
-    async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        self.guarded(body).await
+    fn watch(&self) -> Watched<'_> {
+        Watched { watch: self.watch(), record: Record::new(once_with(|| self.lock())) }
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
-        self.end().await;
+        // A release is larger than most bodies, and part of the future of each of them.
+        Box::pin(self.end()).await;
         result
     }
 }
 
 impl<DB: LeaseOps> Committing<DB> for Lease<Pool<DB>> {
     async fn commit(self, tx: Tx<DB>) -> Result<()> {
-        self.commit(tx).await
+        Box::pin(self.commit(tx)).await
     }
 }
 
@@ -339,22 +360,23 @@ impl<S: LeaseStore> Holding for MultiLease<S> {
     type Lent<'a> = Self;
 
     fn lend(&self) -> Self {
-        self.borrowed()
+        self.lent()
     }
 
-    async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        self.guarded(body).await
+    fn watch(&self) -> Watched<'_> {
+        Watched { watch: self.watch(), record: Record::new(self.leases().iter().map(Lease::lock)) }
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
-        self.end().await;
+        // A release is larger than most bodies, and part of the future of each of them.
+        Box::pin(self.end()).await;
         result
     }
 }
 
 impl<DB: LeaseOps> Committing<DB> for MultiLease<Pool<DB>> {
     async fn commit(self, tx: Tx<DB>) -> Result<()> {
-        self.commit(tx).await
+        Box::pin(self.commit(tx)).await
     }
 }
 
@@ -365,8 +387,8 @@ impl<DB: SessionOps> Holding for Session<DB> {
         self
     }
 
-    async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        self.guarded(body).await
+    fn watch(&self) -> Watched<'_> {
+        Watched { watch: self.watch(), record: Record::new(once_with(|| self.lock())) }
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
@@ -380,8 +402,40 @@ pub fn lend<H: Holding>(held: &H) -> H::Lent<'_> {
 }
 
 /// Runs the body until what is held is lost.
-pub async fn guarded<H: Holding, R: Outcome>(held: &H, body: impl Future<Output = R>) -> R {
-    R::from_result(held.guarded(async { body.await.into_result() }).await)
+pub fn guarded<'a, H: Holding, F: Future<Output: Outcome>>(
+    held: &'a H,
+    body: Pin<&'a mut F>,
+) -> impl Future<Output = F::Output> {
+    Guarded { watched: held.watch(), body }
+}
+
+/// See [`guarded`].
+struct Guarded<'a, F> {
+    watched: Watched<'a>,
+    body: Pin<&'a mut F>,
+}
+
+impl<F: Future<Output: Outcome>> Future for Guarded<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Self { watched, body } = &mut *self;
+        watched.poll(context, body.as_mut())
+    }
+}
+
+impl fmt::Debug for Watched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched").finish_non_exhaustive()
+    }
+}
+
+impl Watched<'_> {
+    /// Not compiled for every body.
+    fn poll<R: Outcome>(&mut self, context: &mut Context<'_>, body: Pin<&mut dyn Future<Output = R>>) -> Poll<R> {
+        let Self { watch, record } = self;
+        record.enter(|| watch.poll(context, body, R::is_ok, R::lock_failed))
+    }
 }
 
 /// Gives back what is held.
@@ -472,14 +526,55 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     }
 }
 
-/// The body, which runs under row locks that its transaction holds.
-pub fn under_rows<DB: Dialect, F: Future>(pool: &Pool<DB>, key: &Key, body: F) -> impl Future<Output = F::Output> {
-    locked::under(once_with(|| Lock::of(Realm::rows(pool), key.clone())), body)
+/// Runs the body of an attempt, until its time is over.
+pub fn until<F: Future>(retry: &Retry, body: Pin<&mut F>) -> impl Future<Output = Option<F::Output>> {
+    Bounded::new(None, retry.deadline(), body)
 }
 
-/// The body, which runs under a named lock that its transaction holds.
-pub fn under_name<DB: Dialect, F: Future>(pool: &Pool<DB>, key: &Key, body: F) -> impl Future<Output = F::Output> {
-    locked::under(once_with(|| Lock::of(Realm::named(pool), key.clone())), body)
+/// As [`until`], under row locks that the attempt's transaction holds.
+pub fn under_rows_until<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    retry: &Retry,
+    body: Pin<&mut F>,
+) -> impl Future<Output = Option<F::Output>> {
+    Bounded::new(Some(rows(pool, key)), retry.deadline(), body)
+}
+
+/// As [`until`], under a named lock that the attempt's transaction holds.
+pub fn under_name_until<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    retry: &Retry,
+    body: Pin<&mut F>,
+) -> impl Future<Output = Option<F::Output>> {
+    Bounded::new(Some(name(pool, key)), retry.deadline(), body)
+}
+
+/// Runs the body, which is under row locks that its transaction holds.
+pub fn under_rows<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    body: Pin<&mut F>,
+) -> impl Future<Output = F::Output> {
+    Under::new(rows(pool, key), body)
+}
+
+/// Runs the body, which is under a named lock that its transaction holds.
+pub fn under_name<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    body: Pin<&mut F>,
+) -> impl Future<Output = F::Output> {
+    Under::new(name(pool, key), body)
+}
+
+fn rows<DB: Dialect>(pool: &Pool<DB>, key: &Key) -> Record {
+    Record::new(once_with(|| Lock::of(Realm::rows(pool), key.clone())))
+}
+
+fn name<DB: Dialect>(pool: &Pool<DB>, key: &Key) -> Record {
+    Record::new(once_with(|| Lock::of(Realm::named(pool), key.clone())))
 }
 
 /// Commits on `Ok`, rolls back on `Err`.
@@ -493,42 +588,41 @@ pub async fn end_tx<DB: Dialect, R: Outcome>(tx: Tx<DB>, result: R) -> R {
     })
 }
 
-/// Builds a key from the literal and captured parts of a template.
+/// Ends an attempt that did not run out of time, as [`end_tx`] does, and rolls back one that did.
+pub async fn end_attempt<DB: Dialect, R: Outcome>(tx: Tx<DB>, ended: Option<R>) -> Option<R> {
+    match ended {
+        Some(result) => Some(end_tx(tx, result).await),
+        // In the background: there is no time left.
+        None => None,
+    }
+}
+
+/// A part of a template.
+#[derive(Debug)]
+pub enum Piece<'a> {
+    /// Of the template itself.
+    Text(&'static str),
+    /// A captured value.
+    Capture(fmt::Arguments<'a>),
+}
+
+/// The key of a template whose punctuation is `reserved`.
 ///
 /// `%`, control characters and the punctuation of the template are percent-encoded in what is captured, so that two
 /// different sets of captured values never make one key.
-#[derive(Debug)]
-pub struct KeyText {
-    text: String,
-    reserved: &'static str,
-}
-
-impl KeyText {
-    /// An empty key whose template contains this punctuation.
-    pub fn new(reserved: &'static str) -> Self {
-        Self { text: String::new(), reserved }
+pub fn key_of(reserved: &'static str, pieces: &[Piece<'_>]) -> Key {
+    let mut text = String::new();
+    for piece in pieces {
+        match *piece {
+            Piece::Text(literal) => text.push_str(literal),
+            Piece::Capture(value) => {
+                let mut escaped = Escaped { text: &mut text, reserved };
+                // A Display that reports an error has written what it could; `format!` would panic.
+                let _ = escaped.write_fmt(value);
+            }
+        }
     }
-
-    /// Adds a part of the template itself.
-    #[must_use]
-    pub fn literal(mut self, text: &'static str) -> Self {
-        self.text.push_str(text);
-        self
-    }
-
-    /// Adds a captured value.
-    #[must_use]
-    pub fn capture(mut self, value: fmt::Arguments<'_>) -> Self {
-        let mut escaped = Escaped { text: &mut self.text, reserved: self.reserved };
-        // A Display that reports an error has written what it could; `format!` would panic.
-        let _ = escaped.write_fmt(value);
-        self
-    }
-
-    /// The key.
-    pub fn finish(self) -> Key {
-        self.text.into()
-    }
+    text.into()
 }
 
 struct Escaped<'a> {
@@ -556,7 +650,10 @@ mod tests {
     use super::*;
 
     fn two(first: &str, second: &str) -> Key {
-        KeyText::new(".").capture(format_args!("{first}")).literal(".").capture(format_args!("{second}")).finish()
+        key_of(
+            ".",
+            &[Piece::Capture(format_args!("{first}")), Piece::Text("."), Piece::Capture(format_args!("{second}"))],
+        )
     }
 
     #[test]

@@ -105,7 +105,29 @@ pub(crate) async fn begin_within<DB: Dialect>(
 
 /// An open transaction that owns its connection.
 ///
-/// Use it as `&mut *tx` wherever sqlx takes a connection, and as `&mut tx` or `&mut *tx` in lockkit's own calls. Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
+/// Use it as `&mut *tx` wherever sqlx takes a connection, and as `&mut tx` or `&mut *tx` in lockkit's own calls: `execute(&mut tx)` is refused with "the trait `Executor` is not implemented for
+/// `&mut Tx<_>`", as it is with a `sqlx::Transaction`. A function that takes the connection (`&mut PgConnection`, …) takes
+/// `&mut tx`, from here as from a `sqlx::Transaction`; one that takes `&mut sqlx::Transaction<'_, _>` cannot take a `Tx`.
+/// Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
+///
+/// ```
+/// use lockkit::Tx;
+/// use sqlx::{Sqlite, SqliteConnection, SqlitePool};
+///
+/// async fn insert(conn: &mut SqliteConnection, n: i64) -> sqlx::Result<()> {
+///     sqlx::query("INSERT INTO t VALUES (?)").bind(n).execute(conn).await?;
+///     Ok(())
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (n INTEGER)").execute(&pool).await?;
+/// let mut tx: Tx<Sqlite> = lockkit::begin(&pool).await?;
+/// sqlx::query("INSERT INTO t VALUES (1)").execute(&mut *tx).await?;
+/// insert(&mut tx, 2).await?;
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
 ///
 /// Dropping it rolls it back in the background, within a second; a connection that cannot (because it is still
 /// waiting for a lock, say) is closed.
@@ -364,7 +386,7 @@ pub(crate) fn timed_out() -> sqlx::Error {
 }
 
 /// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.
-pub async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match deadline {
         Some(deadline) => timeout_at(deadline, work).await.ok(),
         None => Some(work.await),

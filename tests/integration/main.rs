@@ -41,6 +41,7 @@ mod shared;
 mod shutdown;
 mod slots;
 mod small_tables;
+mod stacked;
 mod stock;
 mod stores;
 mod takeover;

@@ -55,12 +55,12 @@ on_every_database! {
         use lockkit::{Error, assert_locked, with_lock};
         type Pool = sqlx::Pool<<S as support::Server>::DB>;
 
-        #[with_lock(named, on = pool, key = "user:{id}", tx = tx)]
+        #[with_lock(named, on = pool, key = "user:{id}", tx = _tx)]
         async fn named(pool: &Pool, id: u32) -> Result<(), Error> {
             assert_locked!(format!("user:{id}"));
             Ok(())
         }
-        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), attempts = 2, tx = tx)]
+        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), attempts = 2, tx = _tx)]
         async fn row(pool: &Pool) -> Result<(), Error> {
             assert_locked!("t");
             Ok(())

@@ -90,8 +90,8 @@ async fn twice(leases: &Pool, pool: &str) -> Result<usize, Error> {
     Ok(leases.list("").await?.len())
 }
 
-#[with_lock(version, on = &shop.db, attempts = 2, tx = tx)]
 #[with_lock(lease, on = &shop.leases, key = "outer")]
+#[with_lock(version, on = &shop.db, attempts = 2, tx = tx)]
 async fn two_kinds(shop: &Shop) -> Result<bool, ShopError> {
     sell(&mut tx).await?;
     Ok(true)

@@ -3,6 +3,7 @@
 #![deny(warnings, clippy::pedantic)]
 
 mod derived;
+mod ended;
 mod fixture;
 mod forms;
 mod generic;
@@ -12,6 +13,8 @@ mod qualified;
 mod rows;
 mod section;
 mod several;
+mod stacked;
+mod strict;
 mod version;
 mod versioned;
 

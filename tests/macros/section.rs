@@ -105,12 +105,12 @@ async fn row_unless_busy(shop: &Shop) -> Result<bool, ShopError> {
     Ok(shop.stock().await == 10)
 }
 
-#[with_lock(named, on = &shop.db, key = "x", wait = "10ms", attempts = 3, on_busy = Ok(false), tx = tx)]
+#[with_lock(named, on = &shop.db, key = "x", wait = "10ms", attempts = 3, on_busy = Ok(false), tx = _tx)]
 async fn named_unless_busy(shop: &Shop) -> Result<bool, ShopError> {
     Ok(shop.stock().await == 10)
 }
 
-#[with_lock(named, on = &shop.db, key = "x", wait = "10ms", tx = tx)]
+#[with_lock(named, on = &shop.db, key = "x", wait = "10ms", tx = _tx)]
 async fn named_impatient(shop: &Shop) -> Result<(), Error> {
     unreachable!("{}", shop.stock().await)
 }

@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 15] = [
     &["guard", "store"],
     &["dialect"],
     &["holder", "locked", "trust", "wait"],
-    &["section", "plan", "on"],
+    &["body", "section", "plan", "on"],
     &["retry"],
     &["bounded", "kept"],
     &["keeper", "migrate"],
@@ -402,6 +402,7 @@ fn every_trap_has_the_test_that_the_table_names() {
     let mut sources = files("tests/integration", ".rs");
     sources.extend(files("tests/macros", ".rs"));
     sources.extend(files("tests/pooled", ".rs"));
+    sources.extend(files("tests/macros", ".rs"));
     sources.extend(files("lockkit/src", ".rs"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in a folder of the repository");
     let text = fs::read_to_string(root.join("TRAPS.md")).expect("read the table");

@@ -1,6 +1,6 @@
 //! Session locks: held by a connection of their own, and free as soon as it ends.
 
-use std::{fmt, future::Future, io::ErrorKind, iter::once_with, marker::PhantomData, time::Duration};
+use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
 
 use sqlx::{Connection, Database, Pool};
 use tokio::{
@@ -8,14 +8,13 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
-use tracing::Instrument;
 
 use crate::{
     dialect::{SessionAnswer, SessionOps, Sharing, checkout, failed, starved},
     error::{Error, Fault, LockHolder, LossReason, Result},
-    guard::{Guard, Hold, guarded},
+    guard::{Guard, Hold, Watch},
     key::Key,
-    locked::{Lock, Realm, is_under, under},
+    locked::{Lock, Realm, is_under},
     observe::{self, Strategy, holding},
     on::{Finish, On},
     policy::{OnLost, Wait, check_duration},
@@ -349,16 +348,18 @@ impl<DB: Database> Session<DB> {
         finished("releasing session lock", kept.defuse().0).await
     }
 
-    /// Runs `body`, and drops it when the lock is found to be lost.
-    pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    /// What runs a body under this lock, and drops it when the lock is found to be lost.
+    pub(crate) fn watch(&self) -> Watch<'_> {
         let lost = async {
             self.lost().await;
             Error::SessionLost { key: self.key.clone(), source: None }
         };
-        let span = holding(Strategy::Session, &self.key);
-        // That it was lost since is heard at the next heartbeat, which stops the body.
-        let body = under(once_with(|| Lock::of(self.realm, self.key.clone())), body);
-        guarded(OnLost::Stop, || Ok(()), lost, body).instrument(span).await
+        Watch::new(OnLost::Stop, || Ok(()), lost).in_span(holding(Strategy::Session, &self.key))
+    }
+
+    /// What a body under this lock is under. That it was lost since is heard at the next heartbeat, which stops the body.
+    pub(crate) fn lock(&self) -> Lock {
+        Lock::of(self.realm, self.key.clone())
     }
 
     /// Gives the lock back. What was done under it counts only if the lock was held to the end.

@@ -3,7 +3,7 @@ use sqlx::SqlitePool;
 
 type Pool = Leases<SqlitePool>;
 
-#[with_lock(version, on = leases.store(), attempts = 3, tx = tx)]
+#[with_lock(version, on = leases.store(), attempts = 3, tx = _tx)]
 async fn f(leases: &Pool, list: Vec<u8>) -> Result<Vec<u8>, Error> {
     Ok(list)
 }

@@ -19,7 +19,7 @@ use crate::{
     bounded::limit_for,
     dialect::LeaseOps,
     error::{Error, Result},
-    guard::guarded,
+    guard::{Watch, guarded},
     kept::{Kept, Terms, release_failed},
     key::Key,
     locked::under,
@@ -347,6 +347,11 @@ impl<S: LeaseStore> MultiLease<S> {
         Self { leases: self.leases.iter().map(Lease::borrowed).collect(), on_lost: self.on_lost }
     }
 
+    /// The same leases for the body of a function under the attribute, which cannot give them back.
+    pub(crate) fn lent(&self) -> Self {
+        Self { leases: self.leases.iter().map(Lease::lent).collect(), on_lost: self.on_lost }
+    }
+
     /// Runs `body` under the leases, drops it when one of them is lost, and releases them.
     pub(crate) async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let result = self.guarded(body).await;
@@ -361,13 +366,18 @@ impl<S: LeaseStore> MultiLease<S> {
 
     /// Runs `body`, and drops it when one of the leases is lost unless it is to go on.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        guarded(self.watch(), under(self.leases.iter().map(Lease::lock), body)).await
+    }
+
+    /// What runs a body under these leases.
+    pub(crate) fn watch(&self) -> Watch<'_> {
         let check = || self.leases.iter().try_for_each(Lease::check_body);
         let lost = async {
             let key = self.lost().await;
             let lost = self.get(&key).and_then(|it| it.check_trusted().err());
             lost.expect("BUG: a lease that was lost stays lost")
         };
-        guarded(self.on_lost, check, lost, under(self.leases.iter().map(Lease::lock), body)).await
+        Watch::new(self.on_lost, check, lost)
     }
 }
 

@@ -7,7 +7,6 @@ use tokio::{
     runtime,
     time::{Instant, sleep, timeout},
 };
-use tracing::Instrument;
 
 use super::{Inner, check_ttl, reentry::realm};
 use crate::{
@@ -15,7 +14,7 @@ use crate::{
     dialect::{LeaseOps, depth, failed_on_own_table},
     error::{Error, Fault, LossReason, Result},
     fence::Fence,
-    guard::{Guard, Hold, guarded},
+    guard::{Guard, Hold, Watch, guarded},
     keeper::Unfinished,
     kept::{Kept, release_failed},
     key::Key,
@@ -61,6 +60,12 @@ impl<S: LeaseStore> Lease<S> {
     /// The same lease for a body that runs under it.
     pub(crate) fn borrowed(&self) -> Self {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
+    }
+
+    /// The same lease for the body of a function under the attribute, which cannot give it back.
+    pub(crate) fn lent(&self) -> Self {
+        self.kept.set_ends_with_body();
+        self.borrowed()
     }
 
     /// What makes this acquisition unique.
@@ -157,10 +162,17 @@ impl<S: LeaseStore> Lease<S> {
     ///
     /// # Errors
     /// [`Error::Database`] when the store cannot be asked. The lease is not renewed any more, and its ttl frees it.
+    /// [`Error::InvalidOption`] for the lease of a function under `#[with_lock]`, which gives it back itself when its body
+    /// returns; it stays held.
     ///
     /// # Cancel safety
     /// The release goes on in the background if this future is dropped.
     pub async fn release(mut self) -> Result<Released> {
+        if self.owned.is_none() && self.kept.ends_with_body() {
+            let reason =
+                "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
+            return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
+        }
         let owned = match self.owned.take() {
             None => None,
             Some(owned) => match Arc::into_inner(owned) {
@@ -205,15 +217,19 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Runs `body`, and drops it when the lease is lost unless it is to go on.
     pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        guarded(self.watch(), under(once_with(|| self.lock()), body)).await
+    }
+
+    /// What runs a body under this lease.
+    pub(crate) fn watch(&self) -> Watch<'_> {
         self.inner.keeper.visit();
         let lost = async { self.lost_error(self.kept.wait_until_lost().await) };
         let span = holding(Strategy::Lease, self.key());
-        let body = under(once_with(|| self.lock()), body);
-        guarded(self.kept.terms.on_lost, || self.check_body(), lost, body).instrument(span).await
+        Watch::new(self.kept.terms.on_lost, || self.check_body(), lost).in_span(span)
     }
 
     /// What a body under this lease is under.
-    pub(super) fn lock(&self) -> Lock {
+    pub(crate) fn lock(&self) -> Lock {
         let kept = self.kept.clone();
         Lock {
             key: kept.key.clone(),

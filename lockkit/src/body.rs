@@ -1,0 +1,79 @@
+//! A body that runs under locks and until a deadline. It is met as a `dyn Future` while it is polled, so what runs it is compiled
+//! once and not for every body, and is `Send` if the body is. Knows no database.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::{
+    task::{Unconstrained, unconstrained},
+    time::{Instant, Sleep, sleep_until},
+};
+
+use crate::locked::Record;
+
+/// Runs a body with a record of the locks that it is under.
+pub(crate) struct Under<'a, F> {
+    record: Record,
+    body: Pin<&'a mut F>,
+}
+
+impl<'a, F> Under<'a, F> {
+    pub(crate) fn new(record: Record, body: Pin<&'a mut F>) -> Self {
+        Self { record, body }
+    }
+}
+
+impl<F: Future> Future for Under<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Self { record, body } = &mut *self;
+        record.enter(|| body.as_mut().poll(context))
+    }
+}
+
+/// Runs a body until a deadline; `None` when that comes first.
+pub(crate) struct Bounded<'a, F> {
+    bound: Bound,
+    body: Pin<&'a mut F>,
+}
+
+/// The locks and the deadline of a body.
+struct Bound {
+    record: Option<Record>,
+    /// Also heard by a body that always has something to do.
+    deadline: Option<Pin<Box<Unconstrained<Sleep>>>>,
+}
+
+impl<'a, F> Bounded<'a, F> {
+    pub(crate) fn new(record: Option<Record>, deadline: Option<Instant>, body: Pin<&'a mut F>) -> Self {
+        let deadline = deadline.map(|it| Box::pin(unconstrained(sleep_until(it))));
+        Self { bound: Bound { record, deadline }, body }
+    }
+}
+
+impl<F: Future> Future for Bounded<'_, F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<F::Output>> {
+        let Self { bound, body } = &mut *self;
+        bound.poll(context, body.as_mut())
+    }
+}
+
+impl Bound {
+    fn poll<R>(&mut self, context: &mut Context<'_>, body: Pin<&mut dyn Future<Output = R>>) -> Poll<Option<R>> {
+        let polled = match &self.record {
+            Some(record) => record.enter(|| body.poll(context)),
+            None => body.poll(context),
+        };
+        match (polled, &mut self.deadline) {
+            (Poll::Ready(result), _) => Poll::Ready(Some(result)),
+            (Poll::Pending, Some(deadline)) => deadline.as_mut().poll(context).map(|()| None),
+            (Poll::Pending, None) => Poll::Pending,
+        }
+    }
+}
