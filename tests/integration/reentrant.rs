@@ -128,11 +128,11 @@ on_every_database! {
         async fn lease(leases: &Leases<Pool>, deep: bool) -> Result<(), Error> {
             if deep { Ok(()) } else { Box::pin(lease(leases, true)).await }
         }
-        #[with_lock(named, on = pool, key = "k", wait = Wait::Forever, tx = tx)]
+        #[with_lock(named, on = pool, key = "k", wait = Wait::Forever, tx = _tx)]
         async fn named(pool: &Pool, deep: bool) -> Result<(), Error> {
             if deep { Ok(()) } else { Box::pin(named(pool, true)).await }
         }
-        #[with_lock(named, on = pool, key = "k", attempts = 2, tx = tx)]
+        #[with_lock(named, on = pool, key = "k", attempts = 2, tx = _tx)]
         async fn retried(pool: &Pool) -> Result<(), Error> {
             Box::pin(named(pool, true)).await
         }
@@ -150,12 +150,12 @@ on_every_database! {
 
     async fn a_task_that_a_body_spawns_waits_for_the_lock_of_the_body<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(named, on = pool, key = "k", tx = tx)]
+        #[with_lock(named, on = pool, key = "k", tx = _tx)]
         async fn outer(pool: &Pool) -> Result<JoinHandle<Result<(), Error>>, Error> {
             let pool = pool.clone();
             Ok(tokio::spawn(async move { inner(&pool).await }))
         }
-        #[with_lock(named, on = pool, key = "k", tx = tx)]
+        #[with_lock(named, on = pool, key = "k", tx = _tx)]
         async fn inner(pool: &Pool) -> Result<(), Error> {
             Ok(())
         }
@@ -167,7 +167,7 @@ on_every_database! {
 on_every_server! {
     async fn a_second_name_in_another_transaction_of_a_body_is_taken<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(named, on = pool, key = "n:{id}", tx = tx)]
+        #[with_lock(named, on = pool, key = "n:{id}", tx = _tx)]
         async fn named(pool: &Pool, id: u32) -> Result<(), Error> {
             if id == 0 { Ok(()) } else { Box::pin(named(pool, id - 1)).await }
         }
@@ -202,11 +202,11 @@ on_databases! {
     [sqlite]
     async fn a_second_transaction_of_a_body_is_refused_where_there_is_one_writer<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = tx)]
+        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = _tx)]
         async fn row(pool: &Pool) -> Result<(), Error> {
             lockkit::begin(pool).await.map(drop)
         }
-        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = tx)]
+        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = _tx)]
         async fn beside(pool: &Pool, other: &Pool) -> Result<(), Error> {
             lockkit::begin(other).await?.commit().await
         }

@@ -81,11 +81,11 @@ async fn a_lease_is_waited_for_without_end_where_that_is_asked_for() {
 on_every_database! {
     async fn every_lock_in_a_transaction_waits_for_the_default<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = tx)]
+        #[with_lock(row, on = pool, table = "t", by(id = 1_i64), tx = _tx)]
         async fn row(pool: &Pool) -> Result<(), Error> {
             Ok(())
         }
-        #[with_lock(named, on = pool, key = "k", tx = tx)]
+        #[with_lock(named, on = pool, key = "k", tx = _tx)]
         async fn named(pool: &Pool) -> Result<(), Error> {
             Ok(())
         }
@@ -120,7 +120,7 @@ on_every_database! {
 
     async fn a_deadline_alone_bounds_the_wait<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(named, on = pool, key = "k", deadline = "300ms", tx = tx)]
+        #[with_lock(named, on = pool, key = "k", deadline = "300ms", tx = _tx)]
         async fn short(pool: &Pool) -> Result<(), Error> {
             Ok(())
         }
@@ -153,7 +153,7 @@ on_every_server! {
 
     async fn a_deadline_longer_than_the_default_bounds_the_wait<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(named, on = pool, key = "k", deadline = "12s", tx = tx)]
+        #[with_lock(named, on = pool, key = "k", deadline = "12s", tx = _tx)]
         async fn long(pool: &Pool) -> Result<(), Error> {
             Ok(())
         }
