@@ -22,8 +22,8 @@ use crate::{
 /// The argument of an attribute that goes on nothing.
 const IN_USE: &str = "__in_use";
 
-/// The whole attribute. After an error of its own the function is still there, with the names that it would have given to
-/// the body.
+/// The whole attribute. After an error of its own the function is still there, without it. The error stands beside it: rustc
+/// then does not report the names that the body would have had from the attribute.
 pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     if matches!(&*args.clone().into_iter().collect::<Vec<_>>(), [TokenTree::Ident(only)] if only == IN_USE) {
         return TokenStream::new();
@@ -34,36 +34,25 @@ pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
         let errors = errors.into_tokens();
         return quote!(#errors #item);
     };
-    let mut names = Vec::new();
     let mut attributes = vec![args];
     let stacked = function.take_stacked();
     let in_use = Ident::new(IN_USE, Span::call_site());
     // So that the imports of those attributes are used, and editors know what they are.
     let used: TokenStream = stacked.iter().map(|(path, _)| quote!(#[#path(#in_use)] const _: () = ();)).collect();
     attributes.extend(stacked.into_iter().map(|(_, args)| args));
-    let expanded = checked(attributes, &function, &mut names, &mut errors);
+    let expanded = checked(attributes, &function, &mut errors);
     let Function { attrs, vis, sig, brace, inner_attrs, body } = &function;
     let (outside, inside) = match expanded {
         Some(expanded) if errors.is_empty() => (TokenStream::new(), expanded),
-        _ if names.is_empty() => (errors.into_tokens(), body.clone()),
-        _ => {
-            // What has the type of an error makes no other errors.
-            let errors = errors.into_tokens();
-            (TokenStream::new(), quote!(let (#(mut #names,)*) = { #errors }; #body))
-        }
+        _ => (errors.into_tokens(), body.clone()),
     };
     let mut tokens = quote!(#outside #(#attrs)* #vis #sig);
     brace.surround(&mut tokens, |tokens| tokens.extend(quote!(#(#inner_attrs)* #used #inside)));
     tokens
 }
 
-/// The body under the locks of all these attributes, the first of which is outermost. `names` are those that it has from them.
-fn checked(
-    attributes: Vec<TokenStream>,
-    function: &Function,
-    names: &mut Vec<Ident>,
-    errors: &mut Errors,
-) -> Option<TokenStream> {
+/// The body under the locks of all these attributes, the first of which is outermost.
+fn checked(attributes: Vec<TokenStream>, function: &Function, errors: &mut Errors) -> Option<TokenStream> {
     let Function { sig, brace, body, .. } = function;
     function.check(errors);
     let site = Site::of(sig, body);
@@ -87,19 +76,8 @@ fn checked(
         let attribute = if self_renamed { rename_self(attribute) } else { attribute };
         let args = Args::parse(attribute, errors);
         let strategy = args.strategy.clone();
-        let given = [&args.tx, &args.bind].into_iter().flatten().map(|it| &it.value);
-        let given = given.chain(args.rows.iter().map(|it| &it.value.name));
-        names.extend(given.filter(|it| *it != "_").cloned());
-        // The one that is missing has most likely this name in the body.
-        if let (None, Some(strategy)) = (&args.tx, &strategy)
-            && (strategy == "row" || strategy == "named")
-        {
-            names.push(Ident::new("tx", strategy.span()));
-        }
         plans.push((strategy, Plan::new(args, errors)));
     }
-    names.sort();
-    names.dedup();
     let plans: Vec<_> = plans.into_iter().map(|(strategy, plan)| Some((strategy?, plan?))).collect::<Option<_>>()?;
     let site = site?;
     let locks: Vec<_> = plans.iter().map(|(strategy, plan)| (strategy, &plan.lock)).collect();
@@ -367,7 +345,8 @@ impl<'a> Expander<'a> {
             // At the type: what is wrong with it, rustc reports there.
             let span = span_of_rows(section.rows.as_ref());
             let private = at(private, span);
-            quote_spanned!(span=> #private::row_tx_with_rows::<#ty, _>(&#pool, #deadline, #lock))
+            let ty = quote_spanned!(span=> ::core::marker::PhantomData::<#ty>);
+            quote_spanned!(span=> #private::row_tx_with_rows(&#pool, #deadline, #lock, #ty))
         };
         let before = quote_spanned!(mixed=> let #key = #private::key(#table););
         self.section(section, &before, "row_pool", &begin, "under_rows")
@@ -412,6 +391,11 @@ impl<'a> Expander<'a> {
             let under = Ident::new(&format!("{under}_until"), mixed);
             let retry_name = own("retry");
             let begin = begin(quote_spanned!(mixed=> #private::Retry::deadline(&#retry_name)));
+            let begin = match rows {
+                None => begin,
+                // Or what is wrong with their type would be wrong with all that polls this.
+                Some(_) => quote_spanned!(span_of_rows(rows.as_ref())=> async { #begin.await }),
+            };
             let under = quote_spanned!(mixed=> #private::#under(&#pool, &#key, &#retry_name, #body));
             let attempt = Attempt { tx, rows: rows.as_ref(), begin, under };
             return self.retried(retry, &before, Some(attempt), on_busy.as_ref());

@@ -245,8 +245,8 @@ use proc_macro::TokenStream;
 /// The attribute ends what it began. `tx.commit()`, `tx.rollback()`, `lease.release()` and a `tx` that is moved away are
 /// refused in the body: return `Ok` to commit and `Err` to roll back. A spawned task needs a transaction of its own.
 ///
-/// A transaction, lease or number of an attempt that the body does not use is an unused variable, of which the compiler
-/// warns. Where that is meant, `tx = _tx` says so; `as = …` can be left out.
+/// A transaction, locked rows, a lease or the number of an attempt that the body does not use are an unused variable, of which
+/// the compiler warns. Where that is meant, `tx = _tx` says so; `rows = …` and `as = …` can be left out.
 ///
 /// # The error type
 /// The function's error must be `From<lockkit::Error>`. `lockkit::Error` and `anyhow::Error` are; `sqlx::Error` and `String`

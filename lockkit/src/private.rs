@@ -6,6 +6,7 @@ use std::{
     fmt::{self, Write},
     future::Future,
     iter::once_with,
+    marker::PhantomData,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -494,11 +495,13 @@ impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for Vec<
     }
 }
 
-/// A transaction that holds row locks, and the rows.
+/// A transaction that holds row locks, and the rows. Their type comes last, when the database is known: or rustc reports
+/// it for any database, and for this one.
 pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
     pool: &Pool<DB>,
     deadline: Option<Instant>,
     lock: RowLock<DB>,
+    _rows: PhantomData<R>,
 ) -> Result<(Tx<DB>, R)> {
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
     match R::fetch(lock.until(deadline), &mut *tx).await {

@@ -30,4 +30,41 @@ async fn queue(db: &SqlitePool) -> Result<usize, Error> {
     Ok(jobs.len())
 }
 
+#[with_lock(row, on = db, table = "t", by(state = "ready"), rows = jobs, tx = tx)]
+async fn rows_without_type(db: &SqlitePool) -> Result<usize, Error> {
+    sqlx::query("DELETE FROM t").execute(&mut *tx).await.unwrap();
+    Ok(jobs.len())
+}
+
+#[with_lock(row, on = db, table = "t", by(state = "ready"), txn = conn)]
+async fn misspelt_transaction(db: &SqlitePool) -> Result<(), Error> {
+    sqlx::query("DELETE FROM t").execute(&mut *conn).await.unwrap();
+    Ok(())
+}
+
+#[with_lock(named, on = db, key = "k", attempts = 3, as n, tx = tx)]
+async fn attempt_without_equals(db: &SqlitePool) -> Result<u32, Error> {
+    sqlx::query("DELETE FROM t").execute(&mut *tx).await.unwrap();
+    Ok(n)
+}
+
+#[with_lock(named, on = db, key = "k", tx = &mut conn)]
+async fn transaction_by_reference(db: &SqlitePool) -> Result<(), Error> {
+    sqlx::query("DELETE FROM t").execute(&mut *conn).await.unwrap();
+    Ok(())
+}
+
+struct Service {
+    db: SqlitePool,
+}
+
+impl Service {
+    #[with_lock(lease, on = leases, key = "k", atempts = 3)]
+    #[with_lock(named, on = &self.db, key = "k", tx = &mut conn)]
+    async fn stacked(&self, leases: &Leases<SqlitePool>) -> Result<(), Error> {
+        sqlx::query("DELETE FROM t").execute(&mut *conn).await.unwrap();
+        Ok(())
+    }
+}
+
 fn main() {}

@@ -54,6 +54,18 @@ async fn rows_that_are_no_vec(db: &SqlitePool) -> Result<(), Error> {
     Ok(())
 }
 
+#[with_lock(row, on = db, table = "t", by(id = 1), rows = errors: Vec<Error>, tx = tx)]
+async fn rows_that_are_no_from_row(db: &SqlitePool) -> Result<(), Error> {
+    let _ = (&mut *tx, errors);
+    Ok(())
+}
+
+#[with_lock(row, on = db, table = "t", by(id = 1), rows = errors: Vec<Error>, attempts = 2, tx = tx)]
+async fn rows_of_attempts_that_are_no_from_row(db: &SqlitePool) -> Result<(), Error> {
+    let _ = (&mut *tx, errors);
+    Ok(())
+}
+
 #[with_lock(named, on = db, key = "k", skip_locked, tx = tx)]
 async fn named(db: &SqlitePool) -> Result<(), Error> {
     Ok(())

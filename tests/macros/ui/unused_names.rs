@@ -28,4 +28,16 @@ async fn version(leases: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
+#[with_lock(row, on = leases.store(), table = "t", by(id = 1), rows = jobs: Vec<(i64,)>, tx = _tx)]
+async fn rows(leases: &Pool) -> Result<(), Error> {
+    Ok(())
+}
+
+#[with_lock(row, on = leases.store(), table = "t", by(id = 1), rows = jobs: Vec<(i64,)>, attempts = 2, tx = tx)]
+async fn rows_of_attempts(leases: &Pool) -> Result<usize, Error> {
+    sqlx::query("UPDATE t SET n = 1").execute(&mut *tx).await.unwrap();
+    let jobs = [1, 2];
+    Ok(jobs.len())
+}
+
 fn main() {}
