@@ -70,7 +70,7 @@ async fn the_body_has_the_lease_and_its_ttl() {
     assert!(left > Duration::from_secs(50) && left <= Duration::from_mins(1), "{left:?}");
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = Duration::from_millis(300), as = lease)]
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = Duration::from_millis(1500), as = lease)]
 async fn robbed(shop: &Shop, stopped: oneshot::Sender<()>) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     std::future::pending::<()>().await;
@@ -87,13 +87,13 @@ async fn the_body_is_stopped_when_the_lease_is_stolen() {
     assert!(was_stopped.await.is_err());
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", on_lost = stop, as = lease)]
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = "1500ms", on_lost = stop, as = lease)]
 async fn stopped_when_robbed(shop: &Shop) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     std::future::pending().await
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", on_lost = continue, as = lease)]
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = "1500ms", on_lost = continue, as = lease)]
 async fn robbed_and_goes_on(shop: &Shop, ended: oneshot::Sender<()>) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     assert_eq!(lease.lost().await, LossReason::Stolen);
@@ -114,7 +114,7 @@ async fn the_body_stops_or_goes_on_as_it_is_told() {
     has_ended.await.unwrap();
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", on_lost = continue, as = lease, tx = tx)]
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = "1500ms", on_lost = continue, as = lease, tx = tx)]
 async fn sell_for_too_long_and_go_on(shop: &Shop, ended: oneshot::Sender<()>) -> Result<(), ShopError> {
     // SQLite has one writer, so the lease is not renewed meanwhile.
     lease.lost().await;
@@ -179,7 +179,7 @@ async fn a_fair_request_has_a_ticket_while_it_waits() {
     assert!(another_process.list("job").await.unwrap().is_empty());
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = "300ms", tx = tx)]
+#[with_lock(lease, on = &shop.leases, key = "job", ttl = "1500ms", tx = tx)]
 async fn sell_for_too_long(shop: &Shop) -> Result<(), ShopError> {
     sell(&mut tx).await?;
     assert_eq!(shop.stock().await, 10);

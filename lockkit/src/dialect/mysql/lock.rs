@@ -318,7 +318,7 @@ impl NamedOps for MySql {
             sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
             return Ok(true);
         }
-        if let Wait::AtMost(bound) = wait
+        if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
             && bound.as_secs() > 0
         {
             return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
