@@ -226,13 +226,13 @@ impl<'a> Expander<'a> {
         let at_on = Reached::new(on, private);
         let opened = at_on.call("leases", on.to_token_stream());
         let opened = at_on.call(if tx.is_some() { "leases_with_tx" } else { "own_leases" }, opened);
-        let asked = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
-        let acquired = at_on.call(acquire, own_at(request.to_token_stream(), at_on.first));
+        let request_call = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
+        let taken = at_on.call(acquire, own_at(request.to_token_stream(), at_on.first));
         let acquire = quote_spanned! {mixed=>
             let #leases = #opened;
             let #key = #keys;
-            let #request = #asked #ttl #wait #min_hold #on_lost #fair;
-            let #held = match #acquired.await {
+            let #request = #request_call #ttl #wait #min_hold #on_lost #fair;
+            let #held = match #taken.await {
                 ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
@@ -391,10 +391,11 @@ impl<'a> Expander<'a> {
             let under = Ident::new(&format!("{under}_until"), mixed);
             let retry_name = own("retry");
             let begin = begin(quote_spanned!(mixed=> #private::Retry::deadline(&#retry_name)));
-            let begin = match rows {
-                None => begin,
+            let begin = if rows.is_some() {
                 // Or what is wrong with their type would be wrong with all that polls this.
-                Some(_) => quote_spanned!(span_of_rows(rows.as_ref())=> async { #begin.await }),
+                quote_spanned!(span_of_rows(rows.as_ref())=> async { #begin.await })
+            } else {
+                begin
             };
             let under = quote_spanned!(mixed=> #private::#under(&#pool, &#key, &#retry_name, #body));
             let attempt = Attempt { tx, rows: rows.as_ref(), begin, under };
@@ -403,14 +404,14 @@ impl<'a> Expander<'a> {
         let under = Ident::new(under, mixed);
         let failed = self.return_failure(on_busy.as_ref());
         let begin = begin(quote_spanned!(mixed=> ::core::option::Option::None));
-        let begun = quote_spanned!(span_of_rows(rows.as_ref())=> #begin.await);
+        let opened = quote_spanned!(span_of_rows(rows.as_ref())=> #begin.await);
         let Transaction { name: tx, touched, unused } = self.transaction(tx);
         let bound = with_rows(&tx, rows.as_ref());
         let future = self.future(&unused);
         let finish = self.blame(quote_spanned!(*blame=> #blamed::end_tx(#tx, #result).await));
         quote_spanned! {mixed=>
             #before
-            let #bound = match #begun {
+            let #bound = match #opened {
                 ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };
