@@ -226,13 +226,13 @@ impl<'a> Expander<'a> {
         let at_on = Reached::new(on, private);
         let opened = at_on.call("leases", on.to_token_stream());
         let opened = at_on.call(if tx.is_some() { "leases_with_tx" } else { "own_leases" }, opened);
-        let asked = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
-        let acquired = at_on.call(acquire, own_at(request.to_token_stream(), at_on.first));
+        let request_call = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
+        let taken = at_on.call(acquire, own_at(request.to_token_stream(), at_on.first));
         let acquire = quote_spanned! {mixed=>
             let #leases = #opened;
             let #key = #keys;
-            let #request = #asked #ttl #wait #min_hold #on_lost #fair;
-            let #held = match #acquired.await {
+            let #request = #request_call #ttl #wait #min_hold #on_lost #fair;
+            let #held = match #taken.await {
                 ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };

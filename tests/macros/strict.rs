@@ -49,6 +49,13 @@ mod locked {
         Ok(name)
     }
 
+    #[with_lock(lease, on = &shop.leases, key = "r")]
+    #[with_lock(row, on = &shop.db, table = "t_items", by(item_id = 7), rows = items: Vec<(i64, i64, i64)>, attempts = 2, tx = tx)]
+    pub(super) async fn rows(shop: &Shop) -> Result<usize, ShopError> {
+        sell(&mut tx).await?;
+        Ok(items.len())
+    }
+
     #[with_lock(named, on = &shop.db, key = "d", attempts = 2, deadline = "9s", as = time, on_busy = Ok(0), tx = tx)]
     pub(super) async fn named(shop: &Shop) -> Result<u32, ShopError> {
         sell(&mut tx).await?;
@@ -107,7 +114,7 @@ mod locked {
 #[tokio::test]
 async fn an_expansion_needs_no_lint_allowed_and_no_name_free() {
     use locked::{
-        leased, leased_with_tx, named, only_printed, row, unused_attempt, unused_both, unused_lease, unused_tx,
+        leased, leased_with_tx, named, only_printed, row, rows, unused_attempt, unused_both, unused_lease, unused_tx,
         used_in_a_closure, used_in_one_branch, version,
     };
 
@@ -115,6 +122,7 @@ async fn an_expansion_needs_no_lint_allowed_and_no_name_free() {
     assert!(assert_send(leased(&shop, 1)).await.unwrap() > 0);
     assert_eq!(assert_send(leased_with_tx(&shop, 1)).await.unwrap(), 2);
     assert_eq!(assert_send(row(&shop, 7, "n".to_owned())).await.unwrap(), "n");
+    assert_eq!(assert_send(rows(&shop)).await.unwrap(), 1);
     assert_eq!(assert_send(named(&shop)).await.unwrap(), 1);
     assert_send(version(&shop)).await.unwrap();
     assert_send(unused_tx(&shop)).await.unwrap();
@@ -124,5 +132,5 @@ async fn an_expansion_needs_no_lint_allowed_and_no_name_free() {
     assert_send(used_in_one_branch(&shop, true)).await.unwrap();
     used_in_a_closure(&shop).await.unwrap();
     assert!(only_printed(&shop).await.unwrap().starts_with("Tx"));
-    assert_eq!(shop.stock().await, 4);
+    assert_eq!(shop.stock().await, 3);
 }
