@@ -21,6 +21,7 @@ mod leases;
 mod many;
 mod migrations;
 mod named;
+mod named_bounds;
 mod operators;
 mod outages;
 mod permits;
