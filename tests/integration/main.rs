@@ -22,6 +22,7 @@ mod many;
 mod migrations;
 mod named;
 mod named_bounds;
+mod odd_tables;
 mod operators;
 mod outages;
 mod permits;

@@ -19,8 +19,11 @@ use crate::{
 };
 
 impl RowOps for MySql {
-    fn row_text(query: &RowQuery, _values: &Values<Self>) -> String {
-        selection(query, &Access::default(), "")
+    fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
+        // A number is not looked up in an index of text.
+        let mut types: Vec<_> = values.types.iter().map(TypeInfo::name).collect();
+        types.dedup();
+        format!("{} /* {} */", selection(query, &Access::default(), ""), types.join(", "))
     }
 
     async fn row_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
