@@ -21,6 +21,8 @@ mod leases;
 mod many;
 mod migrations;
 mod named;
+mod named_bounds;
+mod odd_tables;
 mod operators;
 mod outages;
 mod permits;

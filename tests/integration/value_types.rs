@@ -1,6 +1,6 @@
 //! Values of different types for one column, on one connection.
 
-use lockkit::{Error, RowLock, Version, Versioned, VersionedRow};
+use lockkit::{Error, PlanCheck, RowLock, Version, Versioned, VersionedRow};
 use support::{Backend, TestDb, on_databases, on_every_database};
 
 /// The number whose bits are those of `7.0`.
@@ -63,7 +63,8 @@ on_every_database! {
             let mut tx = lockkit::begin(&db.pool_of(1).await).await.unwrap();
             for real in [real_first, !real_first] {
                 let lock = RowLock::table("t");
-                let lock = if real { lock.by("id", 7.0_f64) } else { lock.by("id", 7_i64) };
+                // PostgreSQL compares every row with a real number, which the plan check refuses.
+                let lock = if real { lock.by("id", 7.0_f64).check_plan(PlanCheck::Off) } else { lock.by("id", 7_i64) };
                 assert_eq!(lock.fetch_one::<Row>(&mut *tx).await.unwrap(), Row { id: 7, n: 70 }, "real: {real}");
                 let row = VersionedRow::table("t");
                 let row = if real { row.by("id", 7.0_f64) } else { row.by("id", 7_i64) };

@@ -4,7 +4,7 @@
 //! sqlx's marker types ([`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`]) behind the feature of the same name,
 //! and are sealed: users name them in bounds, and implement [`LeaseStore`](crate::LeaseStore) for other stores.
 
-use std::{error::Error as StdError, future::Future, ops::RangeInclusive, time::Duration};
+use std::{error::Error as StdError, fmt::Debug, future::Future, ops::RangeInclusive, time::Duration};
 
 use sqlx::{Database, Pool, Transaction, error::DatabaseError, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
@@ -83,7 +83,7 @@ impl Known for sqlx::Sqlite {
     note = "in a generic function, write the bound `DB: lockkit::Dialect`, or that of the lock, such as `DB: lockkit::RowOps`"
 )]
 pub trait Dialect:
-    Database<Arguments: Clone + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>
+    Database<Arguments: Clone + Debug + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>
     + Known<Itself = Self>
     + sealed::Sealed
 {
@@ -284,6 +284,8 @@ pub trait ListenOps: LeaseOps {
 pub enum Plan {
     /// An index serves, if the table is read in this way.
     Served(Access),
+    /// The same, for these values: others may not be in the index.
+    ServedOnce(Access),
     /// The values match nothing, so that there is no plan to judge.
     NoRows,
     /// The whole table is read. The plan, in the database's words.

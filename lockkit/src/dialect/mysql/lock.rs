@@ -19,8 +19,11 @@ use crate::{
 };
 
 impl RowOps for MySql {
-    fn row_text(query: &RowQuery, _values: &Values<Self>) -> String {
-        selection(query, &Access::default(), "")
+    fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
+        // A number is not looked up in an index of text.
+        let mut types: Vec<_> = values.types.iter().map(TypeInfo::name).collect();
+        types.dedup();
+        format!("{} /* {} */", selection(query, &Access::default(), ""), types.join(", "))
     }
 
     async fn row_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
@@ -292,15 +295,16 @@ const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
     ON DUPLICATE KEY UPDATE name = VALUES(name)";
 
 /// Locks the row whether or not it is there, as an insert without a bound does. The bound, which the servers count in seconds, is
-/// the session's for this one message. A message of several statements takes no bound values, so the name is in it as a
-/// literal.
+/// that of the statement on MariaDB, and on MySQL the session's for this one message. A message of several statements
+/// takes no bound values, so the name is in it as a literal. What a message that was cut short has left to restore is kept.
 async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
     // The most that the servers take.
     let seconds = seconds.min(1_073_741_824);
     let name = hex(key.as_bytes());
     let sql = format!(
-        "SET @lockkit_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = {seconds};
-         INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
+        "SET @lockkit_wait = /*M! NULL */
+             /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
+         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */ INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
          {RESTORE_WAIT}"
     );
     let locked = conn.execute(AssertSqlSafe(sql)).await;
@@ -320,6 +324,7 @@ impl NamedOps for MySql {
         }
         if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
             && bound.as_secs() > 0
+            && sharing == Sharing::Alone
         {
             return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
         }

@@ -5,14 +5,13 @@ use sqlx::{
     postgres::{PgRow, PgTypeInfo},
 };
 
-use super::{advisory_number, holder, placeholder, pooler, typed};
+use super::{FIRST_OF_USERS, advisory_number, holder, placeholder, pooler, typed};
 use crate::{
     dialect::{
-        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
+        Access, By, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
         query::{filter, order_and_limit},
     },
     error::LockHolder,
-    ident::Ident,
     key::Key,
     policy::Wait,
 };
@@ -23,16 +22,16 @@ impl RowOps for Postgres {
     }
 
     async fn row_plan(conn: &mut PgConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
-        let known = catalogued(conn, query).await?;
+        let known = catalogued(conn, query, values).await?;
         match known {
             Some(Catalogued { is_view: true, .. }) => return Ok(Plan::View),
             Some(Catalogued { is_served: true, .. }) => return Ok(Plan::Served(Access::default())),
             _ => {}
         }
         let plan = explain(conn, query, values).await?;
-        let partial = known.map(|it| it.partial).unwrap_or_default();
-        if !partial.is_empty() && !query.by.is_empty() {
-            // Only the planner knows which rows are in a partial index, and it would scan a small table.
+        let candidates = known.map(|it| it.candidates).unwrap_or_default();
+        if !candidates.is_empty() {
+            // Only the planner knows these, and it would scan a small table.
             let was: String = pooler::query(
                 "WITH was AS MATERIALIZED (
                      SELECT current_setting('enable_seqscan') AS v
@@ -44,8 +43,8 @@ impl RowOps for Postgres {
             .try_get(0)?;
             let forced = explain(conn, query, values).await?;
             pooler::query("SELECT set_config('enable_seqscan', $1, true)").bind(was).execute(&mut *conn).await?;
-            if is_served_by(&partial, &forced) {
-                return Ok(Plan::Served(Access::default()));
+            if is_served_by(&candidates, &forced, query.by.is_empty()) {
+                return Ok(Plan::ServedOnce(Access::default()));
             }
         }
         Ok(Plan::Scan(plan.join("; ")))
@@ -137,25 +136,53 @@ impl RowOps for Postgres {
 struct Catalogued {
     is_view: bool,
     is_served: bool,
-    /// The partial indexes, as a plan names them.
-    partial: Vec<String>,
+    /// The indexes that only the planner can judge, as a plan names them.
+    candidates: Vec<String>,
 }
 
-async fn catalogued(conn: &mut PgConnection, query: &RowQuery) -> sqlx::Result<Option<Catalogued>> {
-    let by: Vec<_> = query.by.iter().map(|it| it.column.as_str()).collect();
+async fn catalogued(
+    conn: &mut PgConnection,
+    query: &RowQuery,
+    values: &Values<Postgres>,
+) -> sqlx::Result<Option<Catalogued>> {
+    let mut first_value = 0;
+    let mut by = Vec::new();
+    for By { column, values: count } in &query.by {
+        by.push((column.as_str(), values.types.get(first_value).map_or(0, known_type)));
+        first_value += count;
+    }
     let is_queue = by.is_empty();
-    let columns = if is_queue { query.order_by.iter().map(Ident::as_str).collect() } else { by };
+    let (columns, types): (Vec<_>, Vec<_>) =
+        if is_queue { query.order_by.iter().map(|it| (it.as_str(), 0)).unzip() } else { by.into_iter().unzip() };
     // An index serves that looks up one of the columns; or, for a queue, one that has their order, forwards or backwards.
+    // It does neither with another collation or kind of order than the column's, nor looks up a value of a type that it
+    // does not compare with: the planner may convert that value, or else every row. The indexes of tables that inherit
+    // are their own.
     let row = pooler::query(
         "SELECT
              t.relkind IN ('v', 'm'),
-             EXISTS (
+             (t.relkind = 'p' OR NOT EXISTS (SELECT FROM pg_inherits AS c WHERE c.inhparent = t.oid))
+             AND EXISTS (
                  SELECT FROM pg_index AS i
                  JOIN pg_class AS x ON x.oid = i.indexrelid
                  JOIN pg_am AS m ON m.oid = x.relam
                  CROSS JOIN LATERAL (
-                     SELECT array_agg(a.attname::text ORDER BY k.n) AS names
-                     FROM unnest(i.indkey) WITH ORDINALITY AS k (number, n)
+                     SELECT array_agg(CASE WHEN k.collating = a.attcollation AND CASE
+                         WHEN $3 THEN c.opcfamily IN (
+                             SELECT d.opcfamily FROM pg_opclass AS d
+                             WHERE d.opcmethod = c.opcmethod AND d.opcintype = c.opcintype AND d.opcdefault
+                         )
+                         ELSE EXISTS (
+                             SELECT FROM unnest($2, $4) AS v (name, type)
+                             JOIN pg_amop AS o ON o.amopfamily = c.opcfamily
+                             JOIN pg_operator AS p ON p.oid = o.amopopr AND p.oprname = '='
+                             JOIN pg_type AS y ON y.oid = o.amoprighttype
+                             WHERE v.name = a.attname AND (v.type = 0 OR v.type = y.oid::bigint OR y.typtype = 'p')
+                         )
+                     END THEN a.attname::text END ORDER BY k.n) AS names
+                     FROM unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+                         WITH ORDINALITY AS k (number, class, collating, n)
+                     JOIN pg_opclass AS c ON c.oid = k.class
                      LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
                      WHERE k.n <= i.indnkeyatts
                  ) AS columns
@@ -172,18 +199,31 @@ async fn catalogued(conn: &mut PgConnection, query: &RowQuery) -> sqlx::Result<O
                  END
              ),
              ARRAY (
-                 SELECT quote_ident(x.relname) FROM pg_index AS i JOIN pg_class AS x ON x.oid = i.indexrelid
-                 WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NOT NULL
+                 WITH RECURSIVE tree (id) AS (
+                     SELECT t.oid UNION SELECT c.inhrelid FROM pg_inherits AS c JOIN tree ON c.inhparent = tree.id
+                 )
+                 SELECT quote_ident(x.relname)
+                 FROM tree
+                 JOIN pg_index AS i ON i.indrelid = tree.id
+                 JOIN pg_class AS x ON x.oid = i.indexrelid
+                 LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+                 WHERE i.indisvalid AND (i.indpred IS NOT NULL OR a.attname = ANY ($2))
              )
          FROM pg_class AS t WHERE t.oid = to_regclass($1)",
     )
     .bind(query.table.quoted('"'))
     .bind(columns)
     .bind(is_queue)
+    .bind(types)
     .fetch_optional(conn)
     .await?;
     let Some(row) = row else { return Ok(None) };
-    Ok(Some(Catalogued { is_view: row.try_get(0)?, is_served: row.try_get(1)?, partial: row.try_get(2)? }))
+    Ok(Some(Catalogued { is_view: row.try_get(0)?, is_served: row.try_get(1)?, candidates: row.try_get(2)? }))
+}
+
+/// The number of a built-in type; zero for another one, which is compared with itself.
+fn known_type(type_info: &PgTypeInfo) -> i64 {
+    type_info.oid().filter(|it| it.0 < FIRST_OF_USERS).map_or(0, |it| it.0.into())
 }
 
 /// The lines of the plan.
@@ -193,20 +233,34 @@ async fn explain(conn: &mut PgConnection, query: &RowQuery, values: &Values<Post
     rows.iter().map(|row| row.try_get(0)).collect()
 }
 
-/// Whether the plan reads these indexes alone, and either looks rows up in them or needs all of theirs.
-fn is_served_by(indexes: &[String], plan: &[String]) -> bool {
-    let steps: Vec<_> = plan.iter().map(|it| it.trim_start_matches([' ', '-', '>'])).collect();
-    let has = |start: &str| steps.iter().any(|it| it.starts_with(start));
-    let mut reads =
-        steps.iter().filter(|it| it.starts_with("Index ") && it.contains(" using ") || it.starts_with("Bitmap Index "));
-    let is_one_of_them = |step: &&&str| {
-        indexes.iter().any(|it| step.contains(&format!(" using {it} on ")) || step.ends_with(&format!(" on {it}")))
-    };
-    !has("Seq Scan")
-        && !has("Parallel Seq Scan")
-        && reads.clone().next().is_some()
-        && reads.all(|it| is_one_of_them(&it))
-        && (has("Index Cond") || !has("Filter"))
+/// Whether the plan reads these indexes alone, and either looks rows up in each or needs all of its rows. Those of a queue
+/// come in their order.
+fn is_served_by(indexes: &[String], plan: &[String], is_queue: bool) -> bool {
+    let (mut reads, mut looks_up, mut filters) = (0, false, false);
+    for step in plan.iter().map(|it| it.trim_start_matches([' ', '-', '>'])) {
+        let is_index_scan = step.starts_with("Index ") && step.contains(" using ");
+        let is_bitmap_scan = step.starts_with("Bitmap Index ");
+        if is_index_scan || step.starts_with("Bitmap Heap ") {
+            if filters && !looks_up {
+                return false;
+            }
+            (looks_up, filters) = (false, false);
+        }
+        if is_index_scan || is_bitmap_scan {
+            let mut names = indexes.iter();
+            if !names.any(|it| step.contains(&format!(" using {it} on ")) || step.ends_with(&format!(" on {it}"))) {
+                return false;
+            }
+            reads += 1;
+        }
+        let has = |what: &[&str]| what.iter().any(|it| step.starts_with(it));
+        if has(&["Seq Scan", "Parallel Seq Scan"]) || is_queue && has(&["Sort", "Incremental Sort"]) {
+            return false;
+        }
+        looks_up |= step.starts_with("Index Cond");
+        filters |= step.starts_with("Filter");
+    }
+    reads > 0 && (looks_up || !filters)
 }
 
 /// The selection without its lock, from the table joined to what `before` names.

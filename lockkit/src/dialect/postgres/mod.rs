@@ -194,6 +194,9 @@ fn placeholder(number: usize) -> String {
     format!("${number}")
 }
 
+/// The least number of a type that is not built in.
+const FIRST_OF_USERS: u32 = 16384;
+
 /// The types of the bound values, as a comment.
 ///
 /// sqlx keeps prepared statements by their text, with the types that the values had at first. Values of other types would
@@ -208,7 +211,6 @@ fn typed(types: &[PgTypeInfo]) -> String {
 
 /// The name of a built-in type, the number of another one where it is known, or else the name that the user gave it.
 fn type_name(type_info: &PgTypeInfo) -> String {
-    const FIRST_OF_USERS: u32 = 16384;
     let name = type_info.name();
     match type_info.oid() {
         Some(oid) if oid.0 >= FIRST_OF_USERS || name == "?" => oid.0.to_string(),

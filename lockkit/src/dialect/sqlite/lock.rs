@@ -39,14 +39,22 @@ impl RowOps for Sqlite {
         let explain = sqlx::query_with(AssertSqlSafe(sql), values.arguments.clone()).persistent(false);
         let rows = explain.fetch_all(&mut *conn).await?;
         let steps = rows.iter().map(|it| it.try_get("detail")).collect::<sqlx::Result<Vec<String>>>()?;
-        let is_served = match steps.iter().find(|it| it.starts_with("SCAN")) {
-            None => true,
-            // In the order of an index, it stops at the limit.
-            Some(_) if query.by.is_empty() => !steps.iter().any(|it| it.contains("TEMP B-TREE")),
-            // All rows of a partial index are meant. With another column some would be filtered out.
-            Some(scan) => query.by.len() == 1 && scans_partial_index(conn, query, scan).await?,
-        };
-        Ok(if is_served { Plan::Served(Access::default()) } else { Plan::Scan(steps.join("; ")) })
+        for step in &steps {
+            let is_scan = step.starts_with("SCAN");
+            let is_served = match reads_partial_index(conn, query, step).await? {
+                // In the order of an index, it stops at the limit.
+                _ if query.by.is_empty() => !step.contains("TEMP B-TREE"),
+                // All rows of a partial index are meant. With another column some would be filtered out.
+                true if is_scan && query.by.len() > 1 => false,
+                // Another value is in no such index.
+                true => return Ok(Plan::ServedOnce(Access::default())),
+                false => !is_scan,
+            };
+            if !is_served {
+                return Ok(Plan::Scan(steps.join("; ")));
+            }
+        }
+        Ok(Plan::Served(Access::default()))
     }
 
     async fn row_lock(
@@ -70,14 +78,17 @@ impl RowOps for Sqlite {
 }
 
 /// Whether this step of a plan reads a partial index.
-async fn scans_partial_index(conn: &mut SqliteConnection, query: &RowQuery, step: &str) -> sqlx::Result<bool> {
+async fn reads_partial_index(conn: &mut SqliteConnection, query: &RowQuery, step: &str) -> sqlx::Result<bool> {
     let Some((_, index)) = step.split_once(" INDEX ") else {
         return Ok(false);
     };
-    sqlx::query_scalar("SELECT count(*) > 0 FROM pragma_index_list(?1, ?2) WHERE name = ?3 AND partial")
+    // What is looked up follows the name.
+    let name = index.rsplit_once(" (").map_or(index, |(name, _)| name);
+    sqlx::query_scalar("SELECT count(*) > 0 FROM pragma_index_list(?1, ?2) WHERE name IN (?3, ?4) AND partial")
         .bind(query.table.name())
         .bind(query.table.schema())
         .bind(index)
+        .bind(name)
         .fetch_one(conn)
         .await
 }
