@@ -65,10 +65,23 @@ where
 
     /// Whether another process would get the lock. A version is never free, as it is never held.
     async fn is_free(&self, kind: Kind, which: &str) -> bool {
-        match self.take(kind, which, Wait::Never).await {
-            Ok(()) => kind != Version,
-            Err(err) if err.is_contended() => false,
-            Err(err) => panic!("{err:?}"),
+        let pool = &self.db.pool;
+        // Asked by the task that runs the body, which does not wait for itself.
+        match kind {
+            Lease | LeaseTx => match Leases::new(pool.clone()).lease(which).try_acquire().await.unwrap() {
+                Some(lease) => lease.release().await.is_ok(),
+                None => false,
+            },
+            Session => match SessionLock::new(which).try_acquire(pool).await.unwrap() {
+                Some(session) => session.release().await.is_ok(),
+                None => false,
+            },
+            Version => false,
+            Row | Named => match self.take(kind, which, Wait::Never).await {
+                Ok(()) => true,
+                Err(err) if err.is_contended() => false,
+                Err(err) => panic!("{err:?}"),
+            },
         }
     }
 

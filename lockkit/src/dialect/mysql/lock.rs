@@ -324,7 +324,6 @@ impl NamedOps for MySql {
         }
         if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
             && bound.as_secs() > 0
-            && sharing == Sharing::Alone
         {
             return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
         }
