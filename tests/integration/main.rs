@@ -44,6 +44,7 @@ mod small_tables;
 mod stock;
 mod stores;
 mod takeover;
+mod tasks;
 mod transactions;
 mod value_types;
 mod version_columns;
