@@ -11,6 +11,9 @@ use lockkit::{Error, Lease, Leases, Released, Wait};
 use support::{TestDb, on_every_database};
 use tokio::task::JoinSet;
 
+/// Asks, and says whether it was granted.
+type Request = fn(Leases<MemoryStore>, Duration) -> Pin<Box<dyn Future<Output = bool>>>;
+
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
 on_every_database! {
@@ -166,7 +169,6 @@ async fn a_request_that_is_dropped_before_its_answer_keeps_nobody_out() {
     let store = MemoryStore::new();
     let (leases, others) = (Leases::new(store.client()), Leases::new(store.client()));
     let hold = Duration::from_mins(5);
-    type Request = fn(Leases<MemoryStore>, Duration) -> Pin<Box<dyn Future<Output = bool>>>;
     let requests: [Request; 5] = [
         |it, hold| Box::pin(async move { it.lease("k").min_hold(hold).acquire().await.is_ok() }),
         |it, hold| Box::pin(async move { it.rw("k").read().min_hold(hold).acquire().await.is_ok() }),
