@@ -30,8 +30,8 @@ pub(crate) struct Kept {
     pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
     pinned: AtomicBool,
-    /// Its request still waits for more than this lease.
-    on_the_way: AtomicBool,
+    /// The caller has it. Its request may wait for more than this lease, or be dropped with it.
+    handed_out: AtomicBool,
     /// Only the end of the body that runs under it gives it back.
     ends_with_body: AtomicBool,
     /// The loss was told, or there is none to tell.
@@ -61,7 +61,7 @@ impl Kept {
             terms,
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
-            on_the_way: AtomicBool::new(false),
+            handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),
             told: AtomicBool::new(false),
         }
@@ -81,8 +81,9 @@ impl Kept {
         self.pinned.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn set_on_the_way(&self, is_on_the_way: bool) {
-        self.on_the_way.store(is_on_the_way, Ordering::Relaxed);
+    /// The caller has it from now on.
+    pub(crate) fn hand_out(&self) {
+        self.handed_out.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn set_ends_with_body(&self) {
@@ -165,9 +166,9 @@ impl Kept {
     }
 
     pub(crate) fn release(&self) -> Release {
-        // Nobody has worked under a lease whose request gave up.
-        let is_on_the_way = self.on_the_way.load(Ordering::Relaxed);
-        let min_hold = if is_on_the_way { Duration::ZERO } else { self.terms.min_hold };
+        // Nobody has worked under a lease whose request gave up, or was dropped.
+        let is_handed_out = self.handed_out.load(Ordering::Relaxed);
+        let min_hold = if is_handed_out { self.terms.min_hold } else { Duration::ZERO };
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 

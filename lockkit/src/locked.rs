@@ -1,10 +1,14 @@
 //! Which locks the code that runs now is under, so that a task does not wait for itself. Only a body that lockkit runs is
 //! known: a guard that the caller keeps may be given to another task.
 
-use std::{future::Future, sync::Arc};
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use sqlx::Pool;
-use tokio::task::futures::TaskLocalFuture;
+use tokio::task;
 
 use crate::{
     dialect::{Dialect, address},
@@ -19,7 +23,41 @@ tokio::task_local! {
 
 pub(crate) struct Scope {
     locks: Vec<Lock>,
-    around: Option<Arc<Self>>,
+    /// Where the body is polled at this moment; `None` while it is dropped.
+    place: Mutex<Option<Place>>,
+}
+
+/// Where a body is polled. It may be another place each time.
+#[derive(Clone)]
+struct Place {
+    /// A body can drive other tasks, as a `LocalSet` does. Those are not under its locks.
+    task: Option<task::Id>,
+    around: Option<Arc<Scope>>,
+}
+
+impl Scope {
+    fn place(&self) -> MutexGuard<'_, Option<Place>> {
+        // No code panics while it holds the lock.
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn around(&self) -> Option<Arc<Self>> {
+        self.place().as_ref()?.around.clone()
+    }
+
+    /// Runs `poll`, which polls the body. Where that is, is found anew each time: the body may have gone on in another task,
+    /// which is not under what was around the first.
+    fn at<T>(&self, poll: impl FnOnce() -> T) -> T {
+        *self.place() = Some(Place { task: task::try_id(), around: innermost() });
+        let polled = poll();
+        let left = self.place().take();
+        drop(left);
+        polled
+    }
+
+    fn is_of_this_task(&self) -> bool {
+        self.place().as_ref().is_none_or(|it| it.task == task::try_id())
+    }
 }
 
 /// A lock that a body runs under.
@@ -75,15 +113,28 @@ impl Realm {
 }
 
 /// Runs `body`, with a record that it is under these locks.
-pub(crate) fn under<F: Future, L: IntoIterator<Item = Lock>>(locks: L, body: F) -> TaskLocalFuture<Arc<Scope>, F> {
-    LOCKS.scope(Record::new(locks).0, body)
+pub(crate) fn under<F: Future, L: IntoIterator<Item = Lock>>(locks: L, body: F) -> impl Future<Output = F::Output> {
+    let scope = Arc::new(Scope { locks: locks.into_iter().collect(), place: Mutex::new(None) });
+    async move {
+        let mut body = pin!(LOCKS.scope(scope.clone(), body));
+        poll_fn(|context| scope.at(|| body.as_mut().poll(context))).await
+    }
+}
+
+/// The locks of this kind that the code which runs now is under.
+fn find<T>(which: impl Fn(&Lock) -> Option<T>) -> Vec<T> {
+    let mut found = Vec::new();
+    let mut scope = innermost();
+    while let Some(it) = scope {
+        found.extend(it.locks.iter().filter(|it| (it.still)()).filter_map(&which));
+        scope = it.around();
+    }
+    found
 }
 
 /// How many of these locks the code that runs now is under.
 pub(crate) fn count(which: impl Fn(&Lock) -> bool) -> usize {
-    let innermost = innermost();
-    let scopes = std::iter::successors(innermost.as_deref(), |it| it.around.as_deref());
-    scopes.flat_map(|it| &it.locks).filter(|it| which(it) && (it.still)()).count()
+    find(|it| which(it).then_some(())).len()
 }
 
 /// Whether the code that runs now is under one of these locks.
@@ -91,8 +142,13 @@ pub(crate) fn is_under(which: impl Fn(&Lock) -> bool) -> bool {
     count(which) > 0
 }
 
+/// The leases of this kind that the code which runs now is under.
+pub(crate) fn leases(which: impl Fn(&Lock) -> bool) -> Vec<(Key, Token)> {
+    find(|it| it.token.filter(|_| which(it)).map(|token| (it.key.clone(), token)))
+}
+
 fn innermost() -> Option<Arc<Scope>> {
-    LOCKS.try_with(Arc::clone).ok()
+    LOCKS.try_with(Arc::clone).ok().filter(|it| it.is_of_this_task())
 }
 
 /// The locks of a body that is polled where they are entered: unlike [`under`], this is not compiled for every body.
@@ -101,12 +157,12 @@ pub(crate) struct Record(Arc<Scope>);
 
 impl Record {
     pub(crate) fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
-        Self(Arc::new(Scope { locks: locks.into_iter().collect(), around: innermost() }))
+        Self(Arc::new(Scope { locks: locks.into_iter().collect(), place: Mutex::new(None) }))
     }
 
     /// Runs `poll`, with a record that it is under the locks.
     pub(crate) fn enter<T>(&self, poll: impl FnOnce() -> T) -> T {
-        LOCKS.sync_scope(self.0.clone(), poll)
+        self.0.at(|| LOCKS.sync_scope(self.0.clone(), poll))
     }
 }
 
@@ -115,15 +171,15 @@ impl Record {
 pub(crate) fn is_locked(key: &Key) -> Result<(), String> {
     let mut scope = innermost();
     let mut others = Vec::new();
-    while let Some(Scope { locks, around }) = scope.as_deref() {
-        for Lock { key: locked, still, .. } in locks {
+    while let Some(it) = scope {
+        for Lock { key: locked, still, .. } in &it.locks {
             match (locked == key, still()) {
                 (true, true) => return Ok(()),
                 (true, false) => return Err(format!("the lease of `{key}` was lost, or given back")),
                 (false, _) => others.push(format!("`{locked}`")),
             }
         }
-        scope = around.clone();
+        scope = it.around();
     }
     Err(match &*others {
         [] => "it is under no lock".to_owned(),

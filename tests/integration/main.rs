@@ -47,6 +47,7 @@ mod stacked;
 mod stock;
 mod stores;
 mod takeover;
+mod tasks;
 mod transactions;
 mod value_types;
 mod version_columns;

@@ -1,13 +1,18 @@
 //! Several permits of one semaphore together.
 
+use std::future::{Future, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkit::testing::MemoryStore;
-use lockkit::{Error, Leases, Released, Wait};
+use lockkit::{Error, Lease, Leases, Released, Wait};
 use support::{TestDb, on_every_database};
 use tokio::task::JoinSet;
+
+/// Asks, and says whether it was granted.
+type Request = fn(Leases<MemoryStore>, Duration) -> Pin<Box<dyn Future<Output = bool>>>;
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -145,4 +150,96 @@ async fn a_request_that_gathers_and_gives_up_keeps_nobody_out() {
         "the least holding time goes for permits that were granted"
     );
     drop(reader);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_beyond_those_that_are_asked_for_is_in_nobodys_way() {
+    let leases = Leases::new(MemoryStore::new());
+    let low = leases.semaphore("k", 1).acquire().await.unwrap();
+    let body = async |permit: Lease<_>| {
+        assert_eq!(permit.key().as_str(), "k/permit/1");
+        low.release().await?;
+        leases.semaphore("k", 1).acquire().await?.release().await
+    };
+    leases.semaphore("k", 2).run(body).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_before_its_answer_keeps_nobody_out() {
+    let store = MemoryStore::new();
+    let (leases, others) = (Leases::new(store.client()), Leases::new(store.client()));
+    let hold = Duration::from_mins(5);
+    let requests: [Request; 5] = [
+        |it, hold| Box::pin(async move { it.lease("k").min_hold(hold).acquire().await.is_ok() }),
+        |it, hold| Box::pin(async move { it.rw("k").read().min_hold(hold).acquire().await.is_ok() }),
+        |it, hold| Box::pin(async move { it.rw("k").write().min_hold(hold).acquire().await.is_ok() }),
+        |it, hold| Box::pin(async move { it.all(["a", "b"]).min_hold(hold).acquire().await.is_ok() }),
+        |it, hold| Box::pin(async move { it.semaphore("k", 3).take(2).min_hold(hold).acquire().await.is_ok() }),
+    ];
+    for request in requests {
+        let mut polls = 0;
+        loop {
+            polls += 1;
+            let mut asking = request(leases.clone(), hold);
+            let mut is_answered = false;
+            for _ in 0..polls {
+                is_answered = tokio::select! {
+                    biased;
+                    is_granted = &mut asking => is_granted,
+                    () = ready(()) => false,
+                };
+                if is_answered {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            if is_answered {
+                break;
+            }
+            drop(asking);
+            tokio::time::sleep(MILLIS(100)).await;
+            assert!(others.list("").await.unwrap().is_empty(), "after {polls} polls");
+        }
+        // The least time goes for what was granted, however short the caller had it.
+        tokio::time::sleep(MILLIS(100)).await;
+        assert!(!others.list("").await.unwrap().is_empty());
+        tokio::time::sleep(hold).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_that_gather_do_not_wait_for_each_other_when_one_lost_its_right_to() {
+    let store = MemoryStore::new();
+    let new = || Leases::builder(store.client()).wait(Wait::Forever).build().unwrap();
+    let (holder, one, two) = (new(), new(), new());
+    let held: Vec<_> =
+        [holder.semaphore("k", 4).acquire().await.unwrap(), holder.semaphore("k", 4).acquire().await.unwrap()].into();
+    let first = tokio::spawn(one.semaphore("k", 4).take(4).acquire());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(
+        holder
+            .list("k/permit/")
+            .await
+            .unwrap()
+            .iter()
+            .filter(|it| it.key.as_str().strip_prefix("k/permit/").unwrap().parse::<u32>().is_ok())
+            .count(),
+        4
+    );
+    let second = tokio::spawn(two.semaphore("k", 4).take(4).acquire());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    store.steal("k/permit/gather");
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    for it in held {
+        it.release().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    let served = async {
+        let (mut first, mut second) = (first, second);
+        tokio::select! {
+            it = &mut first => { it.unwrap().unwrap().release().await.unwrap(); second.await.unwrap().unwrap().release().await.unwrap(); }
+            it = &mut second => { it.unwrap().unwrap().release().await.unwrap(); first.await.unwrap().unwrap().release().await.unwrap(); }
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(60), served).await.expect("they wait for each other");
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, LeaseRequest, LeaseStore, Leases, SessionLock, Wait, with_lock};
+use lockkit::testing::MemoryStore;
+use lockkit::{Error, Lease, LeaseRequest, LeaseStore, Leases, SessionLock, Wait, with_lock};
 use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -20,6 +21,20 @@ async fn refused<T>(asking: impl Future<Output = Result<T, Error>>) -> Error {
 /// Runs the second request in the body of the first.
 async fn nested<S: LeaseStore>(outer: LeaseRequest<S>, inner: LeaseRequest<S>) -> Result<(), Error> {
     outer.run(|_| async { inner.run(|_| async { Ok(()) }).await }).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_whose_lease_was_stolen_does_not_pass_a_writer() {
+    let store = MemoryStore::new();
+    let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+    let body = async |lease: Lease<_>| {
+        store.steal(lease.key().as_str());
+        let writer = there.rw("k").write().acquire().await?;
+        let again = here.rw("k").read().wait(MILLIS(10)).acquire().await;
+        assert!(again.is_err(), "it reads beside {writer:?}");
+        Ok::<_, Error>(())
+    };
+    here.rw("k").read().run(body).await.unwrap();
 }
 
 on_every_database! {
@@ -55,7 +70,7 @@ on_every_database! {
 
     async fn a_body_that_has_given_its_lease_back_may_ask_again<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
-        let body = async |lease: lockkit::Lease<_>| {
+        let body = async |lease: Lease<_>| {
             lease.release().await?;
             leases.lease("k").acquire().await?.release().await
         };
@@ -70,7 +85,7 @@ on_every_database! {
         refused(one.lease("k").run(|_| async { other.all(["j", "k"]).acquire().await.map(drop) })).await;
 
         // The same key in another store is another lease.
-        let elsewhere = Leases::new(lockkit::testing::MemoryStore::new());
+        let elsewhere = Leases::new(MemoryStore::new());
         one.lease("k").run(|_| async { elsewhere.lease("k").acquire().await?.release().await }).await.unwrap();
         let taken = elsewhere.lease("k").acquire().await.unwrap();
         let asking = one.lease("k").run(|_| async { elsewhere.lease("k").wait(MILLIS(50)).acquire().await.map(drop) });

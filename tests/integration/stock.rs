@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, NamedLock, Stock, Wait};
-use support::{Backend, Server, TestDb, on_every_database, on_every_server};
+use support::{Backend, Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -391,5 +391,23 @@ on_every_server! {
         stock.take_in(&mut *tx, 15).await.unwrap();
         tx.commit().await.unwrap();
         assert_eq!(stock.left().await.unwrap(), 5);
+    }
+}
+
+on_databases! {
+    [sqlite]
+    async fn taking_in_a_plain_transaction_keeps_to_the_wait_of_the_stock<S>(db: TestDb<S>) {
+        let stock = Stock::new(db.pool.clone(), "s").wait(MILLIS(50));
+        stock.put(5).await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        stock.take_in(&mut *tx, 1).await.unwrap();
+        let mut other = db.pool.begin().await.unwrap();
+        sqlx::query("PRAGMA busy_timeout = 600000").execute(&mut *other).await.unwrap();
+        let taking = tokio::time::timeout(PATIENCE, stock.take_in(&mut *other, 1)).await;
+        let refused = taking.expect("it waits as long as the connection does").unwrap_err();
+        assert!(matches!(refused, Error::Contended { waited, .. } if waited >= MILLIS(50)), "{refused}");
+        let bound: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(&mut *other).await.unwrap();
+        assert_eq!(bound, 600_000);
+        tx.rollback().await.unwrap();
     }
 }

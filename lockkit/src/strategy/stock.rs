@@ -205,7 +205,11 @@ impl<DB: StockOps> Stock<DB> {
             return Err(Error::InvalidOption { option: "take_in", reason });
         }
         let waiting = self.waiting();
-        if let Some(number) = self.take_any(conn, wanted).await? {
+        if DB::ONE_WRITER {
+            // The statement that takes would wait for it as long as the connection does.
+            self.lock(conn, FIRST, waiting).await?;
+        }
+        if let Some(number) = self.take_any(conn, wanted, waiting).await? {
             return Ok(Taken::from_one(number, amount));
         }
         let look = DB::stock_look(conn, &self.key).await.map_err(|err| self.failed(waiting, err))?;
@@ -280,7 +284,7 @@ impl<DB: StockOps> Stock<DB> {
         let waiting = self.waiting();
         let segments = {
             let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
-            if let Some(number) = self.take_any(&mut conn, wanted).await? {
+            if let Some(number) = self.take_any(&mut conn, wanted, waiting).await? {
                 return Ok(Taken::from_one(number, amount));
             }
             DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
@@ -306,9 +310,9 @@ impl<DB: StockOps> Stock<DB> {
     }
 
     /// Takes from one free segment, without waiting.
-    async fn take_any(&self, conn: &mut DB::Connection, wanted: i64) -> Result<Option<u32>> {
+    async fn take_any(&self, conn: &mut DB::Connection, wanted: i64, waiting: Waiting) -> Result<Option<u32>> {
         let first = std::array::from_fn(|_| fastrand::u32(..self.segments));
-        DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(self.waiting(), err))
+        DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(waiting, err))
     }
 
     /// Waits for all segments, and takes from as few as have enough.

@@ -111,7 +111,8 @@ impl<S: LeaseStore> MultiRequest<S> {
         self.check()?;
         self.check_not_reentrant()?;
         let line = self.line();
-        observed(Strategy::Lease, &line, Box::pin(self.wait_for_them())).await
+        let leases = observed(Strategy::Lease, &line, Box::pin(self.wait_for_them())).await?;
+        Ok(leases.handed_out())
     }
 
     /// The leases if all of them are free now; `None` when one is held. Asks once and does not queue.
@@ -127,7 +128,7 @@ impl<S: LeaseStore> MultiRequest<S> {
     pub async fn try_acquire(self) -> Result<Option<MultiLease<S>>> {
         self.check()?;
         match self.ask().await? {
-            Asked::Granted(leases) => Ok(Some(MultiLease::new(leases, self.on_lost))),
+            Asked::Granted(leases) => Ok(Some(MultiLease::new(leases, self.on_lost).handed_out())),
             Asked::Held { .. } => Ok(None),
             Asked::Silent => Err(self.silence().await),
         }
@@ -295,6 +296,12 @@ impl<S: LeaseStore> MultiLease<S> {
     pub(super) fn new(mut leases: Vec<Lease<S>>, on_lost: OnLost) -> Self {
         leases.sort_unstable_by(|one, other| one.key().cmp(other.key()));
         Self { leases, on_lost }
+    }
+
+    /// As [`Lease::handed_out`].
+    pub(super) fn handed_out(self) -> Self {
+        let leases = self.leases.into_iter().map(Lease::handed_out).collect();
+        Self { leases, on_lost: self.on_lost }
     }
 
     /// The leases, in the order of their keys.

@@ -185,9 +185,10 @@ impl<S: LeaseStore> Lease<S> {
         Ok(released)
     }
 
-    /// Whether the request that it was granted to still waits for more. Given back then, nothing was held.
-    pub(super) fn set_on_the_way(&self, is_on_the_way: bool) {
-        self.kept.set_on_the_way(is_on_the_way);
+    /// For the caller. What is given back before that was not held by anybody.
+    pub(super) fn handed_out(self) -> Self {
+        self.kept.hand_out();
+        self
     }
 
     /// Gives back what was granted a moment ago, without waking those who wait: nothing has changed for them.

@@ -105,7 +105,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
         };
         match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             None => Ok(Turn::Done(lease)),
-            Some(_) if passes_writer && self.reads_already() => Ok(Turn::Done(lease)),
+            // Seen after this lease was granted: so the writer that is there waits for one of the two.
+            Some(_) if passes_writer && self.still_reads().await? => Ok(Turn::Done(lease)),
             Some(held) => {
                 lease.back_out().await?;
                 Ok(Turn::Held { free_in: Some(held.info.expires_in) })

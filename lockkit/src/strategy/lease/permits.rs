@@ -147,12 +147,21 @@ fn check<S: LeaseStore>(request: &LeaseRequest<S>) -> Result<()> {
 fn together<S: LeaseStore>(request: &LeaseRequest<S>, place: &Place<S>, last: Lease<S>) -> MultiLease<S> {
     let mut leases = place.take_gathered();
     leases.push(last);
-    MultiLease::new(leases, request.on_lost)
+    MultiLease::new(leases, request.on_lost).handed_out()
 }
 
 impl<S: LeaseStore> LeaseRequest<S> {
     /// All of the permits, of which the answer is the last one and the place has the others.
     pub(super) async fn ask_for_permits(&self, place: &Place<S>, of: u32, take: u32) -> Result<Turn<Lease<S>>> {
+        let turn = self.ask_for_missing(place, of, take).await?;
+        // Who gathers next would wait for what is kept here, and this request for what that one keeps.
+        if !matches!(turn, Turn::Done(_)) && !place.has_gate() {
+            drop(place.take_gathered());
+        }
+        Ok(turn)
+    }
+
+    async fn ask_for_missing(&self, place: &Place<S>, of: u32, take: u32) -> Result<Turn<Lease<S>>> {
         let prefix = format!("{}/permit/", self.key);
         for _ in 0..TRIES {
             let missing = take.saturating_sub(place.gathered());

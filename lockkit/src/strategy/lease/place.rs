@@ -115,7 +115,6 @@ impl<S: LeaseStore> Place<S> {
     }
 
     pub(super) fn set_gate(&self, gate: Lease<S>) {
-        gate.set_on_the_way(true);
         let before = self.taken().gate.replace(gate);
         // Not within the lock.
         drop(before);
@@ -123,12 +122,11 @@ impl<S: LeaseStore> Place<S> {
 
     pub(super) fn take_gate(&self) -> Option<Lease<S>> {
         let gate = self.taken().gate.take();
-        gate.filter(Lease::is_trusted).inspect(|it| it.set_on_the_way(false))
+        gate.filter(Lease::is_trusted)
     }
 
     /// Keeps these permits.
     pub(super) fn gather(&self, leases: impl IntoIterator<Item = Lease<S>>) {
-        let leases: Vec<_> = leases.into_iter().inspect(|it| it.set_on_the_way(true)).collect();
         self.taken().gathered.extend(leases);
     }
 
@@ -140,11 +138,7 @@ impl<S: LeaseStore> Place<S> {
     }
 
     pub(super) fn take_gathered(&self) -> Vec<Lease<S>> {
-        let leases = std::mem::take(&mut self.taken().gathered);
-        for it in &leases {
-            it.set_on_the_way(false);
-        }
-        leases
+        std::mem::take(&mut self.taken().gathered)
     }
 
     /// Gives back what was taken on the way, so that it keeps nobody out once the request is answered.

@@ -11,8 +11,8 @@ use crate::{
     bounded::limit_for,
     error::{Error, HolderInfo, Result},
     key::Key,
-    locked::{Realm, count, is_under},
-    store::{Held, LeaseInfo, LeaseStore},
+    locked::{Realm, count, is_under, leases},
+    store::{Held, LeaseInfo, LeaseStore, Token},
 };
 
 const LEASE: &str = "lease";
@@ -32,7 +32,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
         let held = |is_it: &dyn Fn(&Key) -> bool| count(|it| it.realm == realm && is_it(&it.key));
         let writer = self.writer();
         let keeps_too_many = |of: u32, take: u32| {
-            let held = held(&|it| self.is_below("permit", it));
+            // One with a higher number keeps none of these out.
+            let held = held(&|it| self.number_of("permit", it).is_some_and(|it| it < of));
             let held = u32::try_from(held).unwrap_or(u32::MAX);
             held > 0 && held.saturating_add(take) > of
         };
@@ -42,21 +43,40 @@ impl<S: LeaseStore> LeaseRequest<S> {
             Mode::Permits { of, take } => (keeps_too_many(of, take), "semaphore", SHARE_PERMIT),
             Mode::Read => (held(&|it| *it == writer) > 0, "write lease", SHARE_WRITER),
             Mode::Write if held(&|it| *it == writer) > 0 => (true, "write lease", SHARE),
-            Mode::Write => (held(&|it| self.is_below("reader", it)) > 0, "read lease", WRITE_FIRST),
+            Mode::Write => (held(&|it| self.number_of("reader", it).is_some()) > 0, "read lease", WRITE_FIRST),
         };
         if waits_for_itself { Err(Error::Reentrant { lock, key: self.key.clone(), hint }) } else { Ok(()) }
     }
 
     /// Whether it asks to read in a body that reads.
     pub(super) fn reads_already(&self) -> bool {
-        let realm = realm(&self.inner);
-        self.mode == Mode::Read && is_under(|it| it.realm == realm && self.is_below("reader", &it.key))
+        !self.reading().is_empty()
     }
 
-    /// Whether this is the lease of a permit or reader of the key.
-    fn is_below(&self, role: &str, key: &Key) -> bool {
-        let number = || key.strip_prefix(self.key.as_str())?.strip_prefix('/')?.strip_prefix(role)?.strip_prefix('/');
-        number().is_some_and(|it| it.parse::<u32>().is_ok())
+    /// Whether it does, and the store says so: a reader that was stolen keeps no writer out.
+    pub(super) async fn still_reads(&self) -> Result<bool> {
+        for (key, token) in self.reading() {
+            let held = self.inner.store().look(&key, limit_for(self.ttl)).await?;
+            if held.is_some_and(|it| it.token == token) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The leases with which the body reads that it asks in.
+    fn reading(&self) -> Vec<(Key, Token)> {
+        if self.mode != Mode::Read {
+            return Vec::new();
+        }
+        let realm = realm(&self.inner);
+        leases(|it| it.realm == realm && self.number_of("reader", &it.key).is_some())
+    }
+
+    /// The number of a permit or reader of the key.
+    fn number_of(&self, role: &str, key: &Key) -> Option<u32> {
+        let number = key.strip_prefix(self.key.as_str())?.strip_prefix('/')?.strip_prefix(role)?.strip_prefix('/')?;
+        number.parse().ok()
     }
 }
 

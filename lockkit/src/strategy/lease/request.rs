@@ -148,7 +148,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self.check()?;
         self.check_not_reentrant()?;
         let place = Place::default();
-        observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it(&place))).await
+        let lease = observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it(&place))).await?;
+        Ok(lease.handed_out())
     }
 
     /// The lease if it is free now; `None` when it is held, be it by this task. Asks once and does not queue.
@@ -165,7 +166,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// # Panics
     /// Outside a Tokio runtime.
     pub async fn try_acquire(self) -> Result<Option<Lease<S>>> {
-        self.try_in(&Place::default()).await
+        let lease = self.try_in(&Place::default()).await?;
+        Ok(lease.map(Lease::handed_out))
     }
 
     /// As [`try_acquire`](Self::try_acquire). What else was granted is in the place.
