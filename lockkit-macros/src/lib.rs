@@ -317,10 +317,11 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// Each has names, transaction, `wait` and `on_busy` of its own; what is bound by the upper one can be used in the arguments
-/// of the lower one. Two transactions are two connections: a row that one of them has locked cannot be written through the
-/// other, and on SQLite the second one cannot begin. `version` without a transaction of its own cannot be below a `tx`, since
-/// all attempts would write into that. Only attributes that are written as `with_lock` are known to each other: under another name, or in a
+/// Each has names, transaction, `wait` and `on_busy` of its own; what is bound by the upper one can be used in the
+/// arguments of the lower one. Two transactions are two connections: a row that one of them has locked cannot be
+/// written through the other, and on SQLite the second one cannot begin, nor can a lease be taken in the same file: put
+/// the lease above. `version` without a transaction of its own cannot be below a `tx`, since all attempts would write
+/// into that. Only attributes that are written as `with_lock` are known to each other: under another name, or in a
 /// `cfg_attr`, the second one is refused.
 ///
 /// Not on functions without a body, nor on `const`, `unsafe` or `extern` ones.

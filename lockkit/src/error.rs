@@ -26,8 +26,8 @@ pub enum Error {
         key: Key,
         /// How long this caller waited.
         waited: Duration,
-        /// Who holds it, where that is known: always for leases and session locks, for named and row locks on some
-        /// databases, as their `lock` says.
+        /// Who holds it, where that is known: for leases and session locks, unless the last look was not answered in time;
+        /// for named and row locks on some databases, as their `lock` says.
         holder: Option<Box<HolderInfo>>,
     },
 
