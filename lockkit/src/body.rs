@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::locked::Record;
+use crate::scope::Record;
 
 /// Runs a body with a record of the locks that it is under.
 pub(crate) struct Under<'a, F> {

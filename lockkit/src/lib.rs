@@ -57,64 +57,48 @@
 #![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
 
 mod body;
-mod bounded;
-mod dialect;
 mod error;
 mod fence;
 mod guard;
-mod holder;
-mod ident;
-mod keeper;
-mod kept;
 mod key;
-mod locked;
-mod migrate;
+mod lease;
 mod observe;
-mod on;
-mod plan;
 mod policy;
 mod retry;
-mod section;
-mod store;
-mod strategy;
-mod trust;
+mod scope;
+mod sql;
 mod version;
-mod wait;
 
 #[cfg(feature = "testing")]
 pub mod testing;
 
 #[doc(hidden)]
-#[path = "private.rs"]
+#[path = "macro_support.rs"]
 pub mod __private;
 
-#[cfg(feature = "postgres")]
-pub use dialect::behind_pooler;
-pub use dialect::{
-    AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
-    SessionOps, StockOps, VersionOps,
-};
 pub use error::{BoxError, Error, Fault, HolderInfo, LockHolder, LossReason, Raced, Result};
 pub use fence::Fence;
 pub use key::{Key, MAX_KEY_BYTES};
-pub use migrate::migrate;
-pub use on::On;
-pub use plan::PlanCheck;
+pub use lease::{
+    Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, PermitsRequest, ReadWrite, Released,
+    store::{
+        Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Release, Renewal, Scoped, Token,
+    },
+};
 pub use policy::{Backoff, MAX_DURATION, OnLost, Policy, Wait};
 pub use retry::is_retryable;
-pub use section::{AnyTx, Tx, begin};
-pub use store::{
-    Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Release, Renewal, Scoped, Token,
-};
-pub use strategy::{
-    lease::{
-        Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, PermitsRequest, ReadWrite,
-        Released,
-    },
+#[cfg(feature = "postgres")]
+pub use sql::behind_pooler;
+pub use sql::{
+    AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
+    SessionOps, StockOps, VersionOps,
+    conn::On,
     named::NamedLock,
-    row::RowLock,
+    row::{PlanCheck, RowLock},
+    schema::migrate,
     session::{Session, SessionLock},
     stock::{Stock, Taken},
+    tx::{AnyTx, Tx, begin},
     version::{Bumped, Columns, Expected, OrConflict, Saved, VersionField, Versioned, VersionedRow, VersionedStruct},
 };
 pub use version::Version;

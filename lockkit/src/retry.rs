@@ -5,11 +5,10 @@ use std::{error::Error as StdError, future::Future, time::Duration};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    dialect::fault_in_chain,
     error::{BoxError, Error, Fault, Raced, Result, chain},
     observe,
     policy::{Backoff, Policy, full_jitter},
-    section::until,
+    sql::{fault_in_chain, tx::until},
 };
 
 /// Whether a fresh attempt may succeed where this error came up: somewhere down its chain of sources is a conflict of

@@ -3,80 +3,15 @@
 //! Each rule is a function from text to complaints, and is tested on text that breaks it.
 
 mod code;
+mod layers;
 
 use std::fs;
 use std::path::Path;
 
 use crate::code::{Token, code};
-
-/// The modules of `lockkit`, lowest first. A module knows those of the lines above its own, and no others.
-const LAYERS: [&[&str]; 15] = [
-    &["fence", "version"],
-    &["error", "key"],
-    &["ident"],
-    &["observe", "policy"],
-    &["guard", "store"],
-    &["dialect"],
-    &["holder", "locked", "trust", "wait"],
-    &["body", "section", "plan", "on"],
-    &["retry"],
-    &["bounded", "kept"],
-    &["keeper", "migrate"],
-    &[
-        "strategy::lease",
-        "strategy::named",
-        "strategy::row",
-        "strategy::session",
-        "strategy::stock",
-        "strategy::version",
-    ],
-    &["strategy"],
-    &["testing"],
-    &["private", "lib"],
-];
-
-/// Those on one line which know each other all the same: a bad key is an error, and errors name the key.
-const FRIENDS: [&str; 2] = ["error", "key"];
+use crate::layers::Layers;
 
 // ---- the rules ---------------------------------------------------------------------------------------------------
-
-/// Imports that do not point down the layers. `file` is a path from `lockkit/src`.
-fn upward_imports(file: &str, source: &str) -> Vec<String> {
-    let path: Vec<_> = file.trim_end_matches(".rs").trim_end_matches("/mod").split('/').map(str::to_owned).collect();
-    let module = module_of(&path);
-    let Some(layer) = layer_of(&module) else {
-        return vec![format!("{file}: `{module}` is in no layer: add it to LAYERS")];
-    };
-    let tokens = code(source);
-    let mut complaints = Vec::new();
-    for (start, token) in tokens.iter().enumerate() {
-        // `$crate` is in a macro, for the code that uses it.
-        let in_a_path = start > 0 && [":", "$"].contains(&tokens[start - 1].text.as_str());
-        let base = match token.text.as_str() {
-            "crate" if !in_a_path => &[],
-            "super" if !in_a_path => &path[..path.len() - 1],
-            _ => continue,
-        };
-        if !is_path_separator(&tokens, start + 1) {
-            continue;
-        }
-        let mut used = Vec::new();
-        paths(&tokens, &mut (start + 3), base.to_vec(), &mut used);
-        for path in used {
-            // What is no module is an item that `lib` exports.
-            let imported = module_of(&path);
-            let Some(below) = layer_of(&imported) else {
-                complaints.push(format!("{file}:{}: `{module}` uses `{}` from `lib`", token.line, path.join("::")));
-                continue;
-            };
-            let friends = FRIENDS.contains(&module.as_str()) && FRIENDS.contains(&imported.as_str());
-            if imported != module && below >= layer && !friends && module != "lib" {
-                complaints.push(format!("{file}:{}: `{module}` must not know `{imported}`", token.line));
-            }
-        }
-    }
-    complaints
-}
 
 /// SQL, drivers and what only they need.
 fn sql_and_drivers(file: &str, source: &str) -> Vec<String> {
@@ -113,7 +48,13 @@ fn sql_and_drivers(file: &str, source: &str) -> Vec<String> {
         token.is_name() && (NAMES.contains(&token.text.as_str()) || is_driver(&token.text) || is_query(at))
     };
     let complaints = tokens.iter().enumerate().filter(|(at, token)| out_of_place(*at, token));
-    complaints.map(|(_, it)| format!("{file}:{}: only dialect/ may have `{}`", it.line, it.text)).collect()
+    complaints
+        .map(|(_, it)| format!("{file}:{}: only the folder of a database may have `{}`", it.line, it.text))
+        .collect()
+}
+
+fn is_of_a_database(path: &str) -> bool {
+    ["sql/postgres/", "sql/mysql/", "sql/sqlite/"].iter().any(|it| path.starts_with(it))
 }
 
 /// Unsafe code, and `.unwrap()`, which says nothing of why it cannot fail.
@@ -222,52 +163,6 @@ fn is_in_table(source: &str, function: &str) -> bool {
 
 // ---- what the rules stand on -------------------------------------------------------------------------------------
 
-/// `strategy/lease/held.rs` is of the module `strategy::lease`, `dialect/mysql/lease.rs` of `dialect`.
-fn module_of(path: &[String]) -> String {
-    let depth = if path.first().is_some_and(|it| it == "strategy") { 2 } else { 1 };
-    path[..depth.min(path.len())].join("::")
-}
-
-fn layer_of(module: &str) -> Option<usize> {
-    LAYERS.iter().position(|it| it.contains(&module))
-}
-
-fn is_path_separator(tokens: &[Token], at: usize) -> bool {
-    let is_colon = |at: usize| tokens.get(at).is_some_and(|it| it.text == ":");
-    is_colon(at) && is_colon(at + 1)
-}
-
-/// The paths of an import from `at` on: `a::{b, c::d}` is `a::b` and `a::c::d`.
-fn paths(tokens: &[Token], at: &mut usize, mut path: Vec<String>, found: &mut Vec<Vec<String>>) {
-    loop {
-        match tokens.get(*at).map(|it| it.text.as_str()) {
-            Some("{") => {
-                *at += 1;
-                while tokens[*at].text != "}" {
-                    paths(tokens, at, path.clone(), found);
-                    while tokens[*at].text != "," && tokens[*at].text != "}" {
-                        *at += 1;
-                    }
-                    if tokens[*at].text == "," {
-                        *at += 1;
-                    }
-                }
-                *at += 1;
-                return;
-            }
-            Some("super") => drop(path.pop()),
-            Some(name) => path.push(name.to_owned()),
-            None => return,
-        }
-        *at += 1;
-        if !is_path_separator(tokens, *at) {
-            found.push(path);
-            return;
-        }
-        *at += 2;
-    }
-}
-
 /// The files below a folder of the repository whose names end so, with their paths from that folder.
 fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in a folder of the repository");
@@ -304,23 +199,31 @@ fn check(files: &[(String, String)], rule: fn(&str, &str) -> Vec<String>) {
 
 #[test]
 fn imports_point_down_the_layers() {
-    check(&files("lockkit/src", ".rs"), upward_imports);
+    let layers = layers();
+    let files = files("lockkit/src", ".rs");
+    let complaints: Vec<_> = files.iter().flat_map(|(path, text)| layers.upward_imports(path, text)).collect();
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
 #[test]
 fn every_layer_is_of_modules_that_exist() {
     let files = files("lockkit/src", ".rs");
-    for module in LAYERS.iter().flat_map(|it| it.iter()) {
+    for module in layers().modules() {
         let path = module.replace("::", "/");
         let exists = |ending: &str| files.iter().any(|(file, _)| *file == format!("{path}{ending}"));
         assert!(exists(".rs") || exists("/mod.rs"), "{module}");
     }
 }
 
+fn layers() -> Layers {
+    Layers::of(&files("", "ARCHITECTURE.md")[0].1)
+}
+
 #[test]
-fn sql_and_driver_names_stay_in_dialect() {
+fn sql_and_driver_names_stay_in_the_folders_of_databases() {
     let mut files = files("lockkit/src", ".rs");
-    files.retain(|(path, _)| !path.starts_with("dialect/"));
+    let are_shared = ["sql/mod.rs", "sql/query.rs", "sql/pool.rs", "sql/history.rs", "sql/lease.rs"];
+    files.retain(|(path, _)| !is_of_a_database(path) && !are_shared.contains(&path.as_str()));
     check(&files, sql_and_drivers);
 }
 
@@ -333,7 +236,7 @@ fn nothing_is_unsafe_or_unwrapped() {
 #[test]
 fn every_dialect_has_the_same_operations_in_the_same_order() {
     let of = |name: &str| {
-        let files = files(&format!("lockkit/src/dialect/{name}"), ".rs");
+        let files = files(&format!("lockkit/src/sql/{name}"), ".rs");
         files.iter().map(|(file, source)| (file.clone(), operations(source))).collect::<Vec<_>>()
     };
     let postgres = of("postgres");
@@ -358,7 +261,7 @@ fn nothing_is_unfinished_and_no_file_knows_somebodys_machine() {
 fn every_public_async_function_is_dropped_at_every_await() {
     let mut sources = files("lockkit/src", ".rs");
     let lib = sources.iter().find(|it| it.0 == "lib.rs").expect("lib.rs").1.clone();
-    sources.retain(|(path, _)| !path.starts_with("testing/") && path != "private.rs");
+    sources.retain(|(path, _)| !path.starts_with("testing/") && path != "macro_support.rs");
     let table = files("tests/integration", "cancellation.rs").remove(0).1;
     let functions: Vec<_> = sources.iter().flat_map(|(_, source)| public_async_functions(&lib, source)).collect();
     assert!(functions.len() > 30, "{functions:?}");
@@ -368,21 +271,6 @@ fn every_public_async_function_is_dropped_at_every_await() {
 }
 
 // ---- the rules, broken ---------------------------------------------------------------------------------------------
-
-#[test]
-fn the_check_sees_a_planted_upward_import() {
-    let complaints = |file: &str, source: &str| upward_imports(file, source).len();
-
-    assert_eq!(complaints("key.rs", "use crate::dialect::Dialect;"), 1);
-    assert_eq!(complaints("policy.rs", "use crate::{error::{Error, Result}, strategy::row::RowLock};"), 1);
-    assert_eq!(complaints("wait.rs", "fn f() -> crate::section::Tx { crate::retry::f() }"), 2);
-    assert_eq!(complaints("store.rs", "use super::keeper;"), 1);
-    assert_eq!(complaints("section.rs", "use crate::Lease;"), 1);
-    assert_eq!(complaints("guard.rs", "use crate::trust::Trust;"), 1);
-    assert_eq!(complaints("strategy/row.rs", "use super::{named::NamedLock, row::RowLock};"), 1);
-    assert_eq!(complaints("strategy/lease/held.rs", "use super::super::version::Version;"), 1);
-    assert_eq!(complaints("helpers.rs", ""), 1);
-}
 
 /// The tests that the text names, as `module::function`, which no file of that module has.
 fn missing_tests(text: &str, files: &[(String, String)]) -> Vec<String> {
@@ -414,21 +302,6 @@ fn every_trap_has_the_test_that_the_table_names() {
         missing_tests("`many::two_meet`, `many::gone`, `few::two_meet`", &source),
         ["many::gone", "few::two_meet"]
     );
-}
-
-#[test]
-fn the_check_lets_downward_imports_and_tests_pass() {
-    let none: [String; 0] = [];
-
-    assert_eq!(upward_imports("key.rs", "use crate::error::{Error, Result};"), none);
-    assert_eq!(upward_imports("strategy/row.rs", "use crate::{dialect::{By, RowOps}, policy::Wait as W};"), none);
-    assert_eq!(
-        upward_imports("strategy/lease/held.rs", "use super::{BUSY_PAUSE, request::X}; pub(crate) fn f() {}"),
-        none
-    );
-    assert_eq!(upward_imports("dialect/mysql.rs", "use super::Dialect; fn f() { super::held() }"), none);
-    assert_eq!(upward_imports("key.rs", "#[cfg(test)] mod tests { use crate::dialect::X; } // crate::dialect"), none);
-    assert_eq!(upward_imports("key.rs", "/// See [`begin`](crate::begin).\nstruct Key;"), none);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use crate::{
     key::Key,
-    locked::{self, Lock, Realm, is_locked},
+    scope::{self, Lock, Realm, is_locked},
 };
 
 /// What [`assert_locked!`](crate::assert_locked) calls.
@@ -31,7 +31,7 @@ pub fn assert_locked(key: impl Into<Key>) {
 /// # }
 /// ```
 pub async fn under<F: Future>(key: impl Into<Key>, body: F) -> F::Output {
-    locked::under([Lock::of(Realm::Elsewhere, key.into())], body).await
+    scope::under([Lock::of(Realm::Elsewhere, key.into())], body).await
 }
 
 #[cfg(test)]
@@ -41,8 +41,8 @@ mod tests {
     use super::*;
     use crate::{
         error::Error,
+        lease::{Lease, Leases},
         policy::OnLost,
-        strategy::lease::{Lease, Leases},
         testing::MemoryStore,
     };
 

@@ -13,10 +13,9 @@ use sqlx::{Connection, Pool};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
-    dialect::{LeaseOps, counted_depth},
     error::{Error, Result},
-    section::begin,
-    store::{LeaseStore, Token},
+    lease::store::{LeaseStore, Token},
+    sql::{LeaseOps, counted_depth, tx::begin},
 };
 
 /// A future that is not woken for this long waits for somebody else.
@@ -404,8 +403,8 @@ mod tests {
     #[should_panic(expected = "leases are held")]
     async fn a_lease_that_is_left_is_found() {
         let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
-        crate::migrate::migrate(&pool).await.unwrap();
-        let leases = crate::strategy::lease::Leases::new(pool.clone());
+        crate::sql::schema::migrate(&pool).await.unwrap();
+        let leases = crate::lease::Leases::new(pool.clone());
         let work = || async {
             let lease = leases.lease("k").try_acquire().await.unwrap();
             std::mem::forget(lease);

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 pub use self::checks::PROMISES;
 use crate::{
     error::{Error, chain},
-    store::LeaseStore,
+    lease::store::LeaseStore,
 };
 
 /// Longer than any check takes on a store that does not wait for other holders.

@@ -12,7 +12,9 @@ use crate::{
     error::Result,
     fence::Fence,
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Renewal, Scoped, Token},
+    lease::store::{
+        Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Renewal, Scoped, Token,
+    },
     testing::faults::{Faults, Operation},
 };
 

@@ -13,7 +13,7 @@ use crate::{
     error::Result,
     fence::Fence,
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Previous, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Previous, Renewal, Scoped, Token},
     testing::MemoryStore,
 };
 

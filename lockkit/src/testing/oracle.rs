@@ -13,9 +13,11 @@ use crate::{
     error::Result,
     fence::Fence,
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, LeaseStore, Renewal, Scoped, Token},
-    strategy::lease::Lease,
-    trust::Trust,
+    lease::{
+        Lease,
+        store::{Acquired, AcquiredAll, Claim, Grant, LeaseStore, Renewal, Scoped, Token},
+        trust::Trust,
+    },
 };
 
 /// Sees every grant and every end of a lease, and knows whether two ever held one key at the same moment, or a fence did
@@ -241,7 +243,7 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         Ok(answer)
     }
 
-    async fn lease_look(&self, key: &Key) -> Result<Option<crate::store::Held>> {
+    async fn lease_look(&self, key: &Key) -> Result<Option<crate::lease::store::Held>> {
         self.store.lease_look(key).await
     }
 
@@ -264,7 +266,7 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         self.store.lease_release(key, token, min_hold).await
     }
 
-    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::store::Held>> {
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::lease::store::Held>> {
         self.store.lease_list(prefix, limit).await
     }
 
@@ -290,7 +292,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::{
-        strategy::lease::Leases,
+        lease::Leases,
         testing::{
             MemoryStore,
             mutants::{Bug, Mutant},

@@ -17,7 +17,7 @@ use super::{Check, Failed, ensure};
 use crate::{
     fence::Fence,
     key::Key,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Renewal, Scoped, Token},
 };
 
 /// So long that nothing expires before the check is over.

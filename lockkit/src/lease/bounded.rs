@@ -1,0 +1,170 @@
+//! Calls to a store that end: each is given up when no answer has come in time.
+
+use std::{
+    future::Future,
+    io::ErrorKind,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    error::{Error, Fault, Result},
+    key::Key,
+    lease::store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Release, Renewal, Scoped},
+    sql::tx::no_answer,
+};
+
+/// The most time that any answer may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+
+/// The least time that a store is given, however short a ttl is.
+const LEAST: Duration = Duration::from_millis(500);
+
+/// How long a store may take to find out why it did not answer.
+const REASON_LIMIT: Duration = Duration::from_millis(1200);
+
+/// The time for each lease where a store takes or releases one after the other.
+const EACH: Duration = Duration::from_millis(100);
+
+/// How long an answer about a lease of this ttl may take: half of the ttl, between 500 ms and 5 s. A grant that comes later
+/// leaves little to trust, and whoever waits for the connection waits no longer than that.
+pub(crate) fn limit_for(ttl: Duration) -> Duration {
+    (ttl / 2).clamp(LEAST, LIMIT)
+}
+
+/// Whether the error says that no answer came, so that asking again may help.
+pub(crate) fn is_silence(err: &Error) -> bool {
+    match err {
+        Error::PoolStarved { .. } => true,
+        Error::Database { fault: Fault::Unavailable, source: sqlx::Error::Io(err), .. } => {
+            err.kind() == ErrorKind::TimedOut
+        }
+        _ => false,
+    }
+}
+
+/// A store whose calls all end.
+///
+/// A call that takes too long is dropped. It may have been carried out all the same, as any call whose answer is lost.
+#[derive(Debug)]
+pub(crate) struct Bounded<S> {
+    store: S,
+    heard: Mutex<Heard>,
+}
+
+/// What was heard of the store.
+#[derive(Debug, Default)]
+struct Heard {
+    last_answer: Option<Instant>,
+    /// When the first call was made that was not answered, if none was answered since.
+    silent_since: Option<Instant>,
+}
+
+impl<S: LeaseStore> Bounded<S> {
+    pub(crate) fn new(store: S) -> Self {
+        Self { store, heard: Mutex::default() }
+    }
+
+    /// The store itself.
+    pub(crate) fn unbounded(&self) -> &S {
+        &self.store
+    }
+
+    /// How long the store has not answered, since its last answer.
+    pub(crate) fn unreachable_for(&self) -> Option<Duration> {
+        self.heard().silent_since.map(|it| it.elapsed())
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        // No code panics while it holds the lock.
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answered(&self) {
+        *self.heard() = Heard { last_answer: Some(Instant::now()), silent_since: None };
+    }
+
+    /// A call that was made at `asked` was not answered.
+    fn unanswered(&self, asked: Instant) {
+        let mut heard = self.heard();
+        if heard.last_answer.is_none_or(|it| it < asked) {
+            heard.silent_since.get_or_insert(asked);
+        }
+    }
+
+    /// `None` when no answer came.
+    pub(crate) async fn acquire(&self, claim: &Claim) -> Result<Option<Acquired>> {
+        self.answer(limit_for(claim.ttl), self.store.lease_acquire(claim)).await.transpose()
+    }
+
+    /// `None` when no answer came. A store may take one lease after the other.
+    pub(crate) async fn acquire_all(&self, claims: &[Claim]) -> Result<Option<AcquiredAll>> {
+        let limit = claims.first().map_or(LIMIT, |it| limit_for(it.ttl)).max(EACH * saturated(claims.len()));
+        self.answer(limit, self.store.lease_acquire_all(claims)).await.transpose()
+    }
+
+    pub(crate) async fn look(&self, key: &Key, limit: Duration) -> Result<Option<Held>> {
+        let answer = self.answer(limit, self.store.lease_look(key)).await;
+        self.or_silence("looking at lease", Some(key), answer).await
+    }
+
+    pub(crate) async fn renew(&self, renewals: &[Renewal], limit: Duration) -> Result<Vec<Scoped>> {
+        let answer = self.answer(limit, self.store.lease_renew(renewals)).await;
+        self.or_silence("renewing leases", renewals.first().map(|it| &it.key), answer).await
+    }
+
+    pub(crate) async fn release(&self, release: &Release, limit: Duration) -> Result<Scoped> {
+        let Release { key, token, min_hold } = release;
+        let answer = self.answer(limit, self.store.lease_release(key, *token, *min_hold)).await;
+        self.or_silence("releasing lease", Some(key), answer).await
+    }
+
+    /// A store may release one lease after the other.
+    pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Scoped>> {
+        let limit = LIMIT.max(EACH * saturated(releases.len()));
+        let answer = self.answer(limit, self.store.lease_release_all(releases)).await;
+        self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
+    }
+
+    pub(crate) async fn list(&self, prefix: &str, most: u32) -> Result<Vec<Held>> {
+        let answer = self.answer(LIMIT, self.store.lease_list(prefix, most)).await;
+        self.or_silence("listing leases", None, answer).await
+    }
+
+    pub(crate) async fn sweep(&self, retention: Duration, most: u32) -> Result<u64> {
+        let answer = self.answer(LIMIT, self.store.lease_sweep(retention, most)).await;
+        self.or_silence("sweeping leases", None, answer).await
+    }
+
+    /// Why no answer came.
+    pub(crate) async fn silence(&self, doing: &'static str, key: Option<&Key>) -> Error {
+        self.unanswered(Instant::now());
+        let reason = timeout(REASON_LIMIT, self.store.unanswered()).await.ok().flatten();
+        reason.unwrap_or_else(|| no_answer(doing, key))
+    }
+
+    async fn answer<T>(&self, limit: Duration, call: impl Future<Output = Result<T>>) -> Option<Result<T>> {
+        let asked = Instant::now();
+        let answer = if self.store.always_answers() { Some(call.await) } else { timeout(limit, call).await.ok() };
+        match &answer {
+            None | Some(Err(Error::Database { fault: Fault::Unavailable, .. } | Error::PoolStarved { .. })) => {
+                self.unanswered(asked);
+            }
+            Some(_) => self.answered(),
+        }
+        answer
+    }
+
+    async fn or_silence<T>(&self, doing: &'static str, key: Option<&Key>, answer: Option<Result<T>>) -> Result<T> {
+        match answer {
+            Some(answer) => answer,
+            None => Err(self.silence(doing, key).await),
+        }
+    }
+}
+
+fn saturated(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,535 @@
+//! Keeps the leases of a process alive: renews those that are due, many in one statement, and sweeps.
+//!
+//! One task for each runtime that leases were granted on renews the leases of that runtime. When a runtime ends, its leases go
+//! to the task of another one at once.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    sync::{Notify, watch},
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    error::{LossReason, Result},
+    lease::{
+        bounded::{Bounded, LIMIT},
+        kept::Kept,
+        store::{Acquired, Claim, LeaseStore, Release, Renewal, Scoped, Token},
+    },
+    observe,
+    policy::half_jitter,
+};
+
+/// The most leases that one statement renews or gives back.
+pub(crate) const BATCH: usize = 500;
+
+/// The most renewal statements of one task at a time.
+const LANES: usize = 4;
+
+/// The most rows that one sweep statement deletes.
+const SWEEP_BATCH: u32 = 500;
+
+/// Who holds this lease sweeps: one process at a time.
+const SWEEPER: &str = "lockkit/sweeper";
+
+/// How long the others wait for a sweeper that died.
+const SWEEPER_TTL: Duration = Duration::from_mins(1);
+
+/// How often to forget old keys, and how old they must be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sweep {
+    pub(crate) every: Duration,
+    pub(crate) retention: Duration,
+}
+
+/// The handle to the tasks; they end when the last handle is gone.
+pub(crate) struct Keeper<S: LeaseStore>(Arc<Shared<S>>);
+
+struct Shared<S> {
+    store: Bounded<S>,
+    holder: Arc<str>,
+    sweep: Option<Sweep>,
+    state: Mutex<State>,
+    outage: AtomicBool,
+    /// How many claims, commits and releases are on their way.
+    unfinished: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct State {
+    entries: HashMap<Token, Entry>,
+    /// One for each runtime in use.
+    rounds: Vec<Round>,
+    next_sweep: Option<Instant>,
+    is_closed: bool,
+}
+
+/// The leases that one runtime renews.
+struct Round {
+    runtime: Handle,
+    schedule: BTreeSet<(Instant, Token)>,
+    /// When the task looks at the schedule again.
+    planned: Option<Instant>,
+    changed: Arc<Notify>,
+    task: Task,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Task {
+    NotStarted,
+    Running,
+    /// Its runtime has ended, and no other is known.
+    Ended,
+}
+
+/// What a task has to do when it looks at its schedule.
+#[derive(Default)]
+struct Due {
+    renewals: Vec<Arc<Kept>>,
+    lost: Vec<Arc<Kept>>,
+    /// When to look again.
+    next: Option<Instant>,
+}
+
+struct Entry {
+    kept: Arc<Kept>,
+    due: Instant,
+    runtime: Id,
+}
+
+impl<S: LeaseStore> Keeper<S> {
+    pub(crate) fn new(store: S, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
+        Self(Arc::new(Shared {
+            store: Bounded::new(store),
+            holder,
+            sweep,
+            state: Mutex::default(),
+            outage: AtomicBool::new(false),
+            unfinished: watch::Sender::new(0),
+        }))
+    }
+
+    pub(crate) fn store(&self) -> &Bounded<S> {
+        &self.0.store
+    }
+
+    /// Display name of the claimant. Never compared.
+    pub(crate) fn holder(&self) -> &Arc<str> {
+        &self.0.holder
+    }
+
+    /// Renews the lease from now on, on the current runtime. `false` when the keeper is closed.
+    pub(crate) fn keep(&self, kept: &Arc<Kept>) -> bool {
+        let mut state = self.0.state();
+        if state.is_closed {
+            return false;
+        }
+        let runtime = Handle::current();
+        let is_adopting = state.visit(&runtime);
+        let due = if is_adopting { Instant::now() } else { first_renewal(kept) };
+        // Without an entry of before, should there be one.
+        state.forget(kept.token);
+        state.entries.insert(kept.token, Entry { kept: kept.clone(), due, runtime: runtime.id() });
+        let round = state.round_of(runtime.id()).expect("BUG: `visit` has made the round");
+        round.schedule.insert((due, kept.token));
+        let waking = round.waking(due);
+        drop(state);
+        waking.wake(&self.0);
+        true
+    }
+
+    /// The current runtime can renew leases too, should that of others end. Its task starts at once, to tell when the runtime
+    /// ends.
+    pub(crate) fn visit(&self) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut state = self.0.state();
+        let is_adopting = state.visit(&runtime);
+        if let Some(round) = state.round_of(runtime.id())
+            && (is_adopting || round.task == Task::NotStarted)
+        {
+            let waking = round.waking(Instant::now());
+            drop(state);
+            waking.wake(&self.0);
+        }
+    }
+
+    /// A runtime that is thought to live, other than these.
+    pub(crate) fn runtime(&self, other_than: &[Id]) -> Option<Handle> {
+        let is_other = |it: &Handle| !other_than.contains(&it.id());
+        if let Some(here) = Handle::try_current().ok().filter(is_other) {
+            return Some(here);
+        }
+        let state = self.0.state();
+        let mut living = state.rounds.iter().filter(|it| it.task != Task::Ended).map(|it| &it.runtime);
+        living.find(|it| is_other(it)).cloned()
+    }
+
+    /// The lease was renewed just now by somebody else than the task.
+    pub(crate) fn renewed(&self, kept: &Kept) {
+        self.0.reschedule(kept.token, first_renewal(kept));
+    }
+
+    /// Renews the lease no more.
+    pub(crate) fn forget(&self, token: Token) {
+        self.0.state().forget(token);
+    }
+
+    /// Takes no more leases, and renews none from now on. Returns those that were renewed.
+    pub(crate) fn close(&self) -> Vec<Arc<Kept>> {
+        let mut state = self.0.state();
+        state.is_closed = true;
+        state.rounds.iter_mut().for_each(|it| it.schedule.clear());
+        state.entries.drain().map(|(_, entry)| entry.kept).collect()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.state().is_closed
+    }
+
+    /// Whether the lease of this token is renewed.
+    pub(crate) fn keeps(&self, token: Token) -> bool {
+        self.0.state().entries.contains_key(&token)
+    }
+
+    /// How many leases are renewed.
+    pub(crate) fn held(&self) -> usize {
+        self.0.state().entries.len()
+    }
+
+    /// Something is on its way that [`finished`](Self::finished) waits for, until this is dropped.
+    pub(crate) fn unfinished(&self) -> Unfinished {
+        self.0.unfinished.send_modify(|it| *it += 1);
+        Unfinished(self.0.unfinished.clone())
+    }
+
+    /// Waits until nothing is on its way.
+    pub(crate) async fn finished(&self) {
+        // The sender is a part of `self`, so this does not fail.
+        let _ = self.0.unfinished.subscribe().wait_for(|it| *it == 0).await;
+    }
+}
+
+/// A claim, commit or release on its way.
+#[derive(Debug)]
+pub(crate) struct Unfinished(watch::Sender<usize>);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.send_modify(|it| *it -= 1);
+    }
+}
+
+/// When to renew a lease that was granted or renewed just now. A slow answer may have left little of its trust.
+fn first_renewal(kept: &Kept) -> Instant {
+    let now = Instant::now();
+    let left = kept.until().saturating_duration_since(now);
+    now + half_jitter(kept.pause()).min(left / 3)
+}
+
+impl State {
+    /// Makes a round for this runtime, if it has none, and gives it the leases of runtimes that have ended. `true` if there were
+    /// any: they are due now, since a renewal of theirs may have ended with its runtime.
+    fn visit(&mut self, runtime: &Handle) -> bool {
+        if self.round_of(runtime.id()).is_none() {
+            self.rounds.push(Round {
+                runtime: runtime.clone(),
+                schedule: BTreeSet::new(),
+                planned: None,
+                changed: Arc::default(),
+                task: Task::NotStarted,
+            });
+        }
+        let mut orphans = Vec::new();
+        self.rounds.retain_mut(|it| {
+            let has_ended = it.task == Task::Ended && it.runtime.id() != runtime.id();
+            if has_ended {
+                orphans.extend(std::mem::take(&mut it.schedule));
+            }
+            !has_ended
+        });
+        let now = Instant::now();
+        for (_, token) in &orphans {
+            if let Some(entry) = self.entries.get_mut(token) {
+                (entry.due, entry.runtime) = (now, runtime.id());
+            }
+        }
+        let round = self.round_of(runtime.id()).expect("BUG: it was made above");
+        round.schedule.extend(orphans.iter().map(|(_, token)| (now, *token)));
+        !orphans.is_empty()
+    }
+
+    fn round_of(&mut self, runtime: Id) -> Option<&mut Round> {
+        self.rounds.iter_mut().find(|it| it.runtime.id() == runtime)
+    }
+
+    fn forget(&mut self, token: Token) -> Option<Arc<Kept>> {
+        let Entry { kept, due, runtime } = self.entries.remove(&token)?;
+        if let Some(round) = self.round_of(runtime) {
+            round.schedule.remove(&(due, token));
+        }
+        Some(kept)
+    }
+}
+
+impl Round {
+    /// What must be done so that the task looks at its schedule at `due`.
+    fn waking(&mut self, due: Instant) -> Waking {
+        match self.task {
+            Task::Running if self.planned.is_some_and(|it| it <= due) => Waking::None,
+            Task::Running => Waking::Notify(self.changed.clone()),
+            Task::NotStarted | Task::Ended => {
+                self.task = Task::Running;
+                Waking::Start(self.runtime.clone(), self.changed.clone())
+            }
+        }
+    }
+}
+
+/// How to wake the task of a round, when the state is locked no more: a task that is spawned on a runtime that has ended is
+/// dropped at once, and then locks the state.
+enum Waking {
+    None,
+    Notify(Arc<Notify>),
+    Start(Handle, Arc<Notify>),
+}
+
+impl Waking {
+    fn wake<S: LeaseStore>(self, shared: &Arc<Shared<S>>) {
+        match self {
+            Self::None => {}
+            Self::Notify(changed) => changed.notify_one(),
+            Self::Start(runtime, changed) => {
+                let leaving = Leaving { shared: Arc::downgrade(shared), runtime: runtime.id() };
+                drop(runtime.spawn(run(leaving, changed)));
+            }
+        }
+    }
+}
+
+impl<S> Shared<S> {
+    /// No code panics while it holds the lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: LeaseStore> Shared<S> {
+    fn reschedule(self: &Arc<Self>, token: Token, due: Instant) {
+        let mut state = self.state();
+        let Some(entry) = state.entries.get_mut(&token) else { return };
+        let (old, runtime) = (std::mem::replace(&mut entry.due, due), entry.runtime);
+        let Some(round) = state.round_of(runtime) else { return };
+        round.schedule.remove(&(old, token));
+        round.schedule.insert((due, token));
+        let waking = round.waking(due);
+        drop(state);
+        waking.wake(self);
+    }
+
+    /// The leases of this runtime that are due, and with them those that would be soon; and when the next ones are.
+    fn take_due(&self, runtime: Id, now: Instant) -> Due {
+        let mut state = self.state();
+        let State { entries, rounds, .. } = &mut *state;
+        let Some(round) = rounds.iter_mut().find(|it| it.runtime.id() == runtime) else {
+            return Due::default();
+        };
+        let (mut due, mut lost) = (Vec::new(), Vec::new());
+        if let Some((first, token)) = round.schedule.first().copied()
+            && first <= now
+        {
+            // One draw for all of them, so that leases renewed together stay together.
+            let spread = 0.75 + fastrand::f64() / 4.0;
+            let soon = now + entries.get(&token).map_or(Duration::ZERO, |it| it.kept.pause() / 2);
+            let candidates: Vec<_> = round.schedule.range(..=(soon, Token::LAST)).copied().collect();
+            for (at, token) in candidates {
+                let Some(entry) = entries.get_mut(&token) else { continue };
+                let (kept, pause) = (entry.kept.clone(), entry.kept.pause());
+                if at > now + pause / 2 {
+                    continue;
+                }
+                round.schedule.remove(&(at, token));
+                if kept.is_lost() {
+                    entries.remove(&token);
+                    lost.push(kept);
+                    continue;
+                }
+                // Should this renewal never be answered, another one is sent beside it; and when the trust is over that is told.
+                entry.due = (now + pause.mul_f64(spread)).min(kept.until());
+                round.schedule.insert((entry.due, token));
+                due.push(kept);
+            }
+        }
+        round.planned = round.schedule.first().map(|(due, _)| *due);
+        Due { renewals: due, lost, next: round.planned }
+    }
+
+    /// Whether it is time to sweep; and when it will be.
+    fn take_sweep(&self, now: Instant) -> (bool, Option<Instant>) {
+        let Some(sweep) = self.sweep else { return (false, None) };
+        let mut state = self.state();
+        let (due, next) = match state.next_sweep {
+            Some(next) if next > now => (false, next),
+            before => (before.is_some(), now + half_jitter(sweep.every)),
+        };
+        state.next_sweep = Some(next);
+        (due && !state.is_closed, Some(next))
+    }
+
+    /// This runtime ends. Its leases go to another one, or to the next that comes.
+    fn leave(self: &Arc<Self>, runtime: Id) {
+        let mut state = self.state();
+        let Some(round) = state.round_of(runtime) else { return };
+        round.task = Task::Ended;
+        let living = state.rounds.iter().filter(|it| it.task != Task::Ended);
+        let Some(living) = living.max_by_key(|it| it.task == Task::Running).map(|it| it.runtime.clone()) else {
+            return;
+        };
+        state.visit(&living);
+        let Some(round) = state.round_of(living.id()) else { return };
+        let waking = round.waking(Instant::now());
+        drop(state);
+        waking.wake(self);
+    }
+}
+
+impl<S> Drop for Shared<S> {
+    fn drop(&mut self) {
+        self.state().rounds.iter().for_each(|it| it.changed.notify_one());
+    }
+}
+
+impl<S: LeaseStore> fmt::Debug for Keeper<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("leases", &self.held()).finish_non_exhaustive()
+    }
+}
+
+/// Owned by the task of a round: dropped when its runtime ends.
+struct Leaving<S: LeaseStore> {
+    shared: Weak<Shared<S>>,
+    runtime: Id,
+}
+
+impl<S: LeaseStore> Drop for Leaving<S> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.leave(self.runtime);
+        }
+    }
+}
+
+async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
+    while let Some(shared) = leaving.shared.upgrade() {
+        let now = Instant::now();
+        let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
+        renew_all(&shared, &renewals);
+        for kept in lost {
+            // Tells of it, by code of the application's: not while the state is locked.
+            kept.lost();
+        }
+        let (sweeps, next_sweep) = shared.take_sweep(now);
+        if sweeps && let Some(sweep) = shared.sweep {
+            tokio::spawn(sweep_all(shared.clone(), sweep.retention));
+        }
+        drop(shared);
+        let next = [next_renewal, next_sweep].into_iter().flatten().min();
+        tokio::select! {
+            () = changed.notified() => {}
+            () = async { sleep_until(next.unwrap_or(now)).await }, if next.is_some() => {}
+        }
+    }
+}
+
+/// Starts the renewals of these leases, the most urgent first.
+fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: &[Arc<Kept>]) {
+    let mut lanes: [Vec<Vec<Arc<Kept>>>; LANES] = Default::default();
+    for (number, batch) in due.chunks(BATCH).enumerate() {
+        lanes[number % LANES].push(batch.to_vec());
+    }
+    for lane in lanes.into_iter().filter(|it| !it.is_empty()) {
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            for batch in lane {
+                renew(&shared, &batch).await;
+            }
+        });
+    }
+}
+
+/// Renews some leases with one statement. An error means unknown, and the trust that is left goes on.
+async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
+    let sent = Instant::now();
+    let renewals: Vec<_> = batch.iter().map(|it| it.renewal()).collect();
+    let limit = batch.iter().map(|it| it.pause()).min().unwrap_or(LIMIT);
+    match shared.store.renew(&renewals, limit).await {
+        Ok(answers) => {
+            observe::renewed(batch.len(), sent.elapsed());
+            if shared.outage.swap(false, Ordering::Relaxed) {
+                observe::outage_over();
+            }
+            for ((kept, renewal), answer) in batch.iter().zip(renewals).zip(answers) {
+                match answer {
+                    Scoped::Done if kept.renewed(sent, renewal.ttl) => {}
+                    Scoped::Busy => ask_again_soon(shared, kept),
+                    // Not there any more when this process is giving it back.
+                    Scoped::Done | Scoped::Gone => {
+                        if shared.state().forget(kept.token).is_some() {
+                            kept.lose(LossReason::Stolen);
+                        }
+                    }
+                }
+            }
+        }
+        Err(err) => {
+            for kept in batch {
+                kept.unreachable();
+                ask_again_soon(shared, kept);
+            }
+            if !shared.outage.swap(true, Ordering::Relaxed) {
+                observe::outage(batch.len(), &err);
+            }
+        }
+    }
+}
+
+fn ask_again_soon<S: LeaseStore>(shared: &Arc<Shared<S>>, kept: &Kept) {
+    let pause = (kept.pause() / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    shared.reschedule(kept.token, (Instant::now() + pause).min(kept.until()));
+}
+
+/// Forgets old keys, unless another process is at it.
+async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
+    let Shared { store, holder, .. } = &*shared;
+    let claim = Claim { key: SWEEPER.into(), token: Token::random(), holder: holder.clone(), ttl: SWEEPER_TTL };
+    let swept = async {
+        let Some(Acquired::Granted(_)) = store.acquire(&claim).await? else {
+            return Ok(());
+        };
+        loop {
+            let swept = store.sweep(retention, SWEEP_BATCH).await?;
+            observe::swept(swept);
+            if swept < u64::from(SWEEP_BATCH) {
+                break;
+            }
+            let renewal = Renewal { key: claim.key.clone(), token: claim.token, ttl: claim.ttl };
+            if store.renew(&[renewal], LIMIT).await? != [Scoped::Done] {
+                return Ok(());
+            }
+        }
+        let Claim { key, token, .. } = claim;
+        store.release(&Release { key, token, min_hold: Duration::ZERO }, LIMIT).await.map(drop)
+    };
+    if let Err(err) = swept.await as Result<()> {
+        observe::tolerated("sweeping leases", &err);
+    }
+}

@@ -1,0 +1,347 @@
+//! The order of waiting processes: tickets, which are short leases beside the one that is waited for.
+//!
+//! A plain request takes a ticket once it has waited for [`PATIENCE`]. From then on, processes that had the lease a moment
+//! ago do not take it again before the ticket's owner. A fair request takes a ticket as soon as the lease is held, and
+//! waits for all older tickets.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    held::Lease,
+    place::{Place, Progress},
+    request::{LeaseRequest, Mode},
+};
+use crate::{
+    error::Result,
+    key::Key,
+    lease::{bounded::limit_for, store::LeaseStore, wait::Turn},
+};
+
+/// How long a plain request waits before it takes a ticket. Shorter waits write nothing.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How many tickets there may be, so that the rows they leave behind stay few.
+const TICKETS: u32 = 1024;
+
+/// The shortest pause of the requests at the front of the queue.
+const NEXT: Duration = Duration::from_millis(1);
+
+/// The shortest pause of the other requests, for each ticket between theirs and the front.
+const STEP: Duration = Duration::from_millis(4);
+
+/// The longest pause between two questions.
+const LONGEST: Duration = Duration::from_millis(250);
+
+/// How long the queue stands still before a plain request looks past the older tickets.
+const SILENCE: Duration = Duration::from_millis(100);
+
+/// How long a plain request must see the lease free before it takes it past older tickets. Longer than [`LONGEST`]: their
+/// owners are dead or stopped, or they would have asked.
+const FREE_FOR: Duration = Duration::from_millis(300);
+
+/// The shortest time that a ticket lives without a renewal.
+const SHORTEST_TICKET: Duration = Duration::from_millis(500);
+
+/// How the tickets of a request are served.
+struct Order {
+    /// How long a ticket stays in the queue after its process died, at most. Not longer than the lease would, either.
+    ticket_ttl: Duration,
+    /// How many of the oldest tickets ask for the lease. With two, the next one asks already while the first is served.
+    front: u32,
+    /// Whether a request may overtake tickets whose owners do not ask.
+    overtakes: bool,
+}
+
+/// In the order of the tickets, without exception.
+const STRICT: Order = Order { ticket_ttl: Duration::from_secs(3), front: 1, overtakes: false };
+
+/// Roughly in the order of the tickets.
+const LOOSE: Order = Order { ticket_ttl: Duration::from_millis(1500), front: 2, overtakes: true };
+
+impl<S: LeaseStore> LeaseRequest<S> {
+    /// Asks for what the mode says; queues after [`PATIENCE`].
+    pub(super) async fn ask_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        // A writer that waits for the last readers, or a request that gathers permits: others stand back for it already.
+        if place.has_gate() {
+            return self.ask_now(place, likely_free).await;
+        }
+        if place.ticket().is_some() {
+            return self.ask_in_turn(place, likely_free, &self.order()).await;
+        }
+        let line = self.line();
+        let waited = place.waited();
+        // The first question of a process that has not had the lease lately is worth one round trip only. It overtakes
+        // those who wait at most once.
+        let looks = waited.is_some() || (self.waits() && self.inner.lines.looks_at_queue(&line));
+        let stands_back = looks && self.somebody_queues().await?;
+        if looks {
+            self.inner.lines.looked_at_queue(&line, stands_back);
+        }
+        let turn = if stands_back { Turn::Held { free_in: None } } else { self.ask_now(place, likely_free).await? };
+        let Turn::Held { free_in } = turn else {
+            return Ok(turn);
+        };
+        let left = PATIENCE.saturating_sub(waited.unwrap_or_default());
+        if left.is_zero() && self.can_queue() {
+            return self.ask_in_turn(place, likely_free, &self.order()).await;
+        }
+        let until_ticket = if self.can_queue() { left } else { LONGEST };
+        Ok(Turn::Held { free_in: Some(free_in.map_or(until_ticket, |it| it.min(until_ticket))) })
+    }
+
+    /// Asks for the lease if nobody queues for it, and takes a ticket otherwise.
+    pub(super) async fn ask_fairly(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        if place.ticket().is_none()
+            && likely_free
+            && let turn @ (Turn::Done(_) | Turn::Silent) = self.try_fairly(place).await?
+        {
+            return Ok(turn);
+        }
+        self.ask_in_turn(place, likely_free, &STRICT).await
+    }
+
+    /// Asks for the lease if nobody queues for it.
+    pub(super) async fn try_fairly(&self, place: &Place<S>) -> Result<Turn<Lease<S>>> {
+        if self.somebody_queues().await? {
+            return Ok(Turn::Held { free_in: None });
+        }
+        self.ask_now(place, true).await
+    }
+
+    /// Asks for the lease when few enough older tickets are left.
+    ///
+    /// A ticket's number is its fence: it comes from the store's clock, whichever key it was granted for.
+    async fn ask_in_turn(&self, place: &Place<S>, likely_free: bool, order: &Order) -> Result<Turn<Lease<S>>> {
+        let (fence, key) = if let Some(ticket) = place.ticket() {
+            ticket
+        } else {
+            let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl);
+            let request = LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl);
+            match request.ask_for_slot("queue", TICKETS, true).await? {
+                Turn::Done(ticket) => {
+                    let number = (ticket.fence(), ticket.key().clone());
+                    place.set_ticket(ticket);
+                    number
+                }
+                held => return Ok(held),
+            }
+        };
+        let is_at_front = |it: &Progress| it.seen.is_some_and(|(ahead, _)| ahead < order.front);
+        // A request at the front stays there, because tickets only become older. Whether it is the first matters until it
+        // has seen the lease held.
+        let is_settled =
+            |it: &Progress| is_at_front(it) && (it.expires.is_some() || it.seen.is_some_and(|it| it.0 == 0));
+        let mut progress = place.progress(|_| {});
+        let mut next_end = LONGEST;
+        if !progress.as_ref().is_some_and(is_settled) {
+            let waiting = self.inner.store().list(&self.queue(), TICKETS).await?;
+            // On a clock of milliseconds, two tickets can have one number. The later of the two takes another.
+            let is_first_look = progress.as_ref().is_some_and(|it| it.seen.is_none());
+            if is_first_look && waiting.iter().any(|it| it.info.fence == fence && it.info.key != key) {
+                place.drop_ticket();
+                return Ok(Turn::Queued { ahead: 1, pause: NEXT });
+            }
+            let before = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
+            let ahead = u32::try_from(before.clone().count()).unwrap_or(TICKETS);
+            let oldest = before.clone().map(|it| it.fence).min().unwrap_or(fence);
+            // A ticket whose owner died ends; the others are renewed long before.
+            let ends_in = before.map(|it| it.expires_in + Duration::from_millis(1)).min();
+            next_end = ends_in.unwrap_or(LONGEST).max(NEXT);
+            progress = place.progress(|it| {
+                if it.seen != Some((ahead, oldest)) {
+                    *it = Progress { seen: Some((ahead, oldest)), moved: Instant::now(), ..*it };
+                    it.free_since = None;
+                }
+            });
+        }
+        let Some(progress) = progress else {
+            return Ok(Turn::Held { free_in: None });
+        };
+        let still = progress.moved.elapsed();
+        let ahead = progress.seen.map_or(0, |it| it.0);
+        if is_at_front(&progress) {
+            // The first in the queue may be within a long pause. A request that comes to a free lease, as that of the
+            // process that has just released it, does not take it before the first has had the time to ask.
+            if order.overtakes && ahead > 0 && progress.expires.is_none() && self.mode == Mode::Exclusive {
+                return self.overtake(place, 0, STEP).await;
+            }
+            return match self.ask_now(place, likely_free).await? {
+                Turn::Held { free_in } => {
+                    let still = place.progress(|it| it.held(free_in)).map_or(still, |it| it.moved.elapsed());
+                    let pause = (still / 4).clamp(NEXT, LONGEST);
+                    Ok(Turn::Queued { ahead: 0, pause: until_free(pause, free_in) })
+                }
+                Turn::Done(lease) => {
+                    place.drop_ticket();
+                    Ok(Turn::Done(lease))
+                }
+                turn => Ok(turn),
+            };
+        }
+        let behind = ahead - order.front + 1;
+        let pause = (STEP * behind).max(still / 4).min(next_end).min(LONGEST);
+        if order.overtakes && still >= SILENCE {
+            return self.overtake(place, behind, pause).await;
+        }
+        Ok(Turn::Queued { ahead: behind, pause })
+    }
+
+    /// Takes the lease past older tickets if their owners leave it free: they are dead or stopped.
+    async fn overtake(&self, place: &Place<S>, ahead: u32, pause: Duration) -> Result<Turn<Lease<S>>> {
+        if self.mode == Mode::Exclusive {
+            if let Some(held) = self.inner.store().look(&self.key, limit_for(self.ttl)).await? {
+                let free_in = Some(held.info.expires_in);
+                place.progress(|it| {
+                    it.free_since = None;
+                    it.held(free_in);
+                });
+                return Ok(Turn::Queued { ahead, pause: until_free(pause, free_in) });
+            }
+            let now = Instant::now();
+            let progress = place.progress(|it| it.free_since = it.free_since.or(Some(now)));
+            if progress.and_then(|it| it.free_since).is_none_or(|it| it + FREE_FOR > now) {
+                return Ok(Turn::Queued { ahead, pause: pause.min(SILENCE) });
+            }
+        }
+        match self.ask_now(place, false).await? {
+            Turn::Held { free_in } => Ok(Turn::Queued { ahead, pause: until_free(pause, free_in) }),
+            Turn::Done(lease) => {
+                place.drop_ticket();
+                Ok(Turn::Done(lease))
+            }
+            turn => Ok(turn),
+        }
+    }
+
+    fn order(&self) -> Order {
+        match self.mode {
+            // Several can be served at a time.
+            Mode::Permit(permits) | Mode::Permits { of: permits, .. } => {
+                Order { front: permits.saturating_add(1).min(16), ..LOOSE }
+            }
+            Mode::Exclusive | Mode::Read | Mode::Write => LOOSE,
+        }
+    }
+
+    /// Whether there are tickets for what is asked for.
+    async fn somebody_queues(&self) -> Result<bool> {
+        Ok(!self.inner.store().list(&self.queue(), 1).await?.is_empty())
+    }
+
+    fn queue(&self) -> String {
+        format!("{}/queue/", self.line())
+    }
+
+    /// A key can be too long to have names for tickets beside it.
+    fn can_queue(&self) -> bool {
+        Key::from(format!("{}{TICKETS}", self.queue())).check().is_ok()
+    }
+}
+
+/// The pause, but not past the moment at which the holder's lease ends.
+fn until_free(pause: Duration, free_in: Option<Duration>) -> Duration {
+    free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::{task::JoinHandle, time::sleep};
+
+    use super::*;
+    use crate::{
+        Leases,
+        lease::store::{Acquired, Claim, Token},
+        testing::MemoryStore,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn waiting(leases: &Leases<MemoryStore>) -> JoinHandle<Lease<MemoryStore>> {
+        let request = leases.lease("k").wait(60 * SECOND);
+        tokio::spawn(async move { request.acquire().await.unwrap() })
+    }
+
+    async fn tickets(store: &MemoryStore) -> usize {
+        store.lease_list("k/queue/", 100).await.unwrap().len()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_short_moment_writes_nothing() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let waiting = waiting(&there);
+        sleep(PATIENCE.saturating_sub(Duration::from_millis(2))).await;
+        assert_eq!(tickets(&store).await, 0);
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(tickets(&store).await, 1, "a ticket was taken");
+        lease.release().await.unwrap();
+        let lease = waiting.await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+        assert_eq!(tickets(&store).await, 0, "it was given back with the grant");
+        drop(lease);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_had_the_lease_a_moment_ago_stands_back_for_those_who_queue() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let waiting = waiting(&there);
+        sleep(SECOND).await;
+        lease.release().await.unwrap();
+        let again = tokio::spawn({
+            let request = here.lease("k").wait(60 * SECOND);
+            async move { request.acquire().await.unwrap().fence() }
+        });
+        let lease = waiting.await.unwrap();
+        let fence = lease.fence();
+        assert!(!again.is_finished());
+        lease.release().await.unwrap();
+        assert!(again.await.unwrap() > fence);
+
+        // A request that does not wait has no place to wait for, and asks.
+        let lease = there.lease("k").acquire().await.unwrap();
+        let waiting = self::waiting(&here);
+        sleep(SECOND).await;
+        lease.release().await.unwrap();
+        there.lease("k").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+        drop(waiting.await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dead_tickets_do_not_keep_the_living_out_of_a_free_lease() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        for number in 0..5 {
+            let key = format!("k/queue/{number}").into();
+            let claim = Claim { key, token: Token::random(), holder: Arc::from("dead"), ttl: 60 * SECOND };
+            assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        }
+        let waiting = waiting(&there);
+        sleep(SECOND).await;
+        assert_eq!(tickets(&store).await, 6);
+        lease.release().await.unwrap();
+        let freed = Instant::now();
+        drop(waiting.await.unwrap());
+        assert!(freed.elapsed() < SECOND, "{:?}", freed.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_in_the_queue_soon_has_what_was_held_shortly() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let waiting = waiting(&there);
+        sleep(Duration::from_millis(200)).await;
+        lease.release().await.unwrap();
+        let freed = Instant::now();
+        drop(waiting.await.unwrap());
+        assert!(freed.elapsed() <= Duration::from_millis(40), "{:?}", freed.elapsed());
+    }
+}

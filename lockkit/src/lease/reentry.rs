@@ -1,0 +1,120 @@
+//! Requests that would wait for the very task that makes them, and other holders of the same process.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Inner,
+    request::{LeaseRequest, Mode},
+    set::MultiRequest,
+};
+use crate::{
+    error::{Error, HolderInfo, Result},
+    key::Key,
+    lease::{
+        bounded::limit_for,
+        store::{Held, LeaseInfo, LeaseStore, Token},
+    },
+    scope::{Realm, count, is_under, leases},
+};
+
+const LEASE: &str = "lease";
+const SHARE: &str = "hand the lease that it has to the code that needs it (`lease.share()`; `as = lease` names it under \
+                     `#[with_lock]`), and take the lock in one place";
+const SHARE_PERMIT: &str = "hand the permit that it has to the code that needs it (`lease.share()`), or give the semaphore \
+                            more permits";
+const SHARE_WRITER: &str = "a writer may read, so hand the write lease that it has to the code that needs it \
+                            (`lease.share()`)";
+const WRITE_FIRST: &str =
+    "a writer waits for all readers, so ask to write from the start, or give the read lease back before";
+
+impl<S: LeaseStore> LeaseRequest<S> {
+    /// Refuses a request that waits for what the body keeps in which it is made.
+    pub(super) fn check_not_reentrant(&self) -> Result<()> {
+        let realm = realm(&self.inner);
+        let held = |is_it: &dyn Fn(&Key) -> bool| count(|it| it.realm == realm && is_it(&it.key));
+        let writer = self.writer();
+        let keeps_too_many = |of: u32, take: u32| {
+            // One with a higher number keeps none of these out.
+            let held = held(&|it| self.number_of("permit", it).is_some_and(|it| it < of));
+            let held = u32::try_from(held).unwrap_or(u32::MAX);
+            held > 0 && held.saturating_add(take) > of
+        };
+        let (waits_for_itself, lock, hint) = match self.mode {
+            Mode::Exclusive => (held(&|it| *it == self.key) > 0, LEASE, SHARE),
+            Mode::Permit(of) => (keeps_too_many(of, 1), "semaphore", SHARE_PERMIT),
+            Mode::Permits { of, take } => (keeps_too_many(of, take), "semaphore", SHARE_PERMIT),
+            Mode::Read => (held(&|it| *it == writer) > 0, "write lease", SHARE_WRITER),
+            Mode::Write if held(&|it| *it == writer) > 0 => (true, "write lease", SHARE),
+            Mode::Write => (held(&|it| self.number_of("reader", it).is_some()) > 0, "read lease", WRITE_FIRST),
+        };
+        if waits_for_itself { Err(Error::Reentrant { lock, key: self.key.clone(), hint }) } else { Ok(()) }
+    }
+
+    /// Whether it asks to read in a body that reads.
+    pub(super) fn reads_already(&self) -> bool {
+        !self.reading().is_empty()
+    }
+
+    /// Whether it does, and the store says so: a reader that was stolen keeps no writer out.
+    pub(super) async fn still_reads(&self) -> Result<bool> {
+        for (key, token) in self.reading() {
+            let held = self.inner.store().look(&key, limit_for(self.ttl)).await?;
+            if held.is_some_and(|it| it.token == token) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The leases with which the body reads that it asks in.
+    fn reading(&self) -> Vec<(Key, Token)> {
+        if self.mode != Mode::Read {
+            return Vec::new();
+        }
+        let realm = realm(&self.inner);
+        leases(|it| it.realm == realm && self.number_of("reader", &it.key).is_some())
+    }
+
+    /// The number of a permit or reader of the key.
+    fn number_of(&self, role: &str, key: &Key) -> Option<u32> {
+        let number = key.strip_prefix(self.key.as_str())?.strip_prefix('/')?.strip_prefix(role)?.strip_prefix('/')?;
+        number.parse().ok()
+    }
+}
+
+impl<S: LeaseStore> MultiRequest<S> {
+    /// As [`LeaseRequest::check_not_reentrant`], for each of the keys.
+    pub(super) fn check_not_reentrant(&self) -> Result<()> {
+        let realm = realm(&self.inner);
+        let held = self.keys.iter().find(|key| is_under(|it| it.realm == realm && it.key == **key));
+        held.map_or(Ok(()), |key| Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE }))
+    }
+}
+
+impl<S: LeaseStore> Inner<S> {
+    /// Where the body runs under a lease of this key from other `Leases`, looks whether it is the one that is in the way.
+    /// They may be in another store.
+    pub(super) async fn check_other_leases(&self, key: &Key, ttl: Duration) -> Result<()> {
+        if !is_under(|it| matches!(it.realm, Realm::Leases(_)) && it.key == *key) {
+            return Ok(());
+        }
+        let held = self.store().look(key, limit_for(ttl)).await?;
+        if held.is_some_and(|held| is_under(|it| it.token == Some(held.token))) {
+            return Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE });
+        }
+        Ok(())
+    }
+
+    /// Who holds a lease, as shown to people.
+    pub(super) fn holder_of(&self, held: Held) -> HolderInfo {
+        let Held { token, info } = held;
+        let LeaseInfo { key: _, holder, fence, acquired_at: _, held_for, expires_in, renewals } = info;
+        let is_this_process = self.keeper.keeps(token);
+        HolderInfo { holder, fence, held_for, renewals, expires_in, is_this_process }
+    }
+}
+
+/// The leases among which two of one key exclude each other.
+pub(super) fn realm<S: LeaseStore>(inner: &Arc<Inner<S>>) -> Realm {
+    Realm::Leases(Arc::as_ptr(inner).addr())
+}

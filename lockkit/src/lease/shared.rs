@@ -1,0 +1,187 @@
+//! Several holders of one key: permits, readers and writers. Each of them has a lease of its own beside the key's.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Leases,
+    held::Lease,
+    place::Place,
+    request::{LeaseRequest, Mode},
+};
+use crate::{
+    error::Result,
+    key::Key,
+    lease::{bounded::limit_for, store::LeaseStore, wait::Turn},
+};
+
+/// How many readers there may be at once, so that the rows they leave behind stay few.
+const READERS: u32 = 1024;
+
+/// The most permits that one key may have.
+pub(super) const MAX_PERMITS: u32 = 10_000;
+
+/// How often to try for a number that the store says is free, where others take it first.
+pub(super) const TRIES: u32 = 16;
+
+impl<S: LeaseStore> Leases<S> {
+    /// A request for one of `permits` leases that the key stands for: at most so many hold one at a time.
+    ///
+    /// A permit is a lease like any other, named `<key>/permit/<number>`, with a fence that rises for that number. All
+    /// requests for the key should give the same number of permits, 1 to 10,000; one that gives fewer uses the first ones
+    /// only. [`take`](LeaseRequest::take) asks for several of them together.
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
+    /// let first = leases.semaphore("report", 2).acquire().await?;
+    /// let second = leases.semaphore("report", 2).acquire().await?;
+    /// assert!(leases.semaphore("report", 2).try_acquire().await?.is_none());
+    /// # drop((first, second)); Ok(()) }
+    /// ```
+    pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> LeaseRequest<S> {
+        LeaseRequest::new(self.0.clone(), key.into(), Mode::Permit(permits))
+    }
+
+    /// Read and write leases of the key: many readers, or one writer.
+    ///
+    /// A writer that waits keeps new readers out, so writers do not starve. Readers hold leases named
+    /// `<key>/reader/<number>`, 1,024 at most at a time, the writer one named `<key>/writer`; a lease of the key itself has
+    /// nothing to do with them.
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
+    /// let first = leases.rw("catalog").read().acquire().await?;
+    /// let second = leases.rw("catalog").read().acquire().await?;
+    /// assert!(leases.rw("catalog").write().try_acquire().await?.is_none());
+    /// # drop((first, second)); Ok(()) }
+    /// ```
+    pub fn rw(&self, key: impl Into<Key>) -> ReadWrite<S> {
+        ReadWrite { leases: self.clone(), key: key.into() }
+    }
+}
+
+/// Read and write leases of one key, made by [`Leases::rw`].
+#[derive(Debug)]
+#[must_use = "choose `read` or `write`"]
+pub struct ReadWrite<S: LeaseStore> {
+    leases: Leases<S>,
+    key: Key,
+}
+
+impl<S: LeaseStore> ReadWrite<S> {
+    /// A request for a lease that other readers may hold at the same time, and no writer.
+    pub fn read(self) -> LeaseRequest<S> {
+        LeaseRequest::new(self.leases.0, self.key, Mode::Read)
+    }
+
+    /// A request for a lease that nobody else holds at the same time, neither reader nor writer.
+    pub fn write(self) -> LeaseRequest<S> {
+        LeaseRequest::new(self.leases.0, self.key, Mode::Write)
+    }
+}
+
+impl<S: LeaseStore> LeaseRequest<S> {
+    /// One of the permits.
+    pub(super) async fn ask_for_permit(&self, permits: u32, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        self.ask_for_slot("permit", permits, likely_free).await
+    }
+
+    /// A reader first says that it reads and then looks for a writer; a writer first says that it writes and then looks
+    /// for readers. Whoever comes second sees the other.
+    pub(super) async fn ask_to_read(&self, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        let writer = self.writer();
+        // The lease that the task reads with already keeps writers out. The one that waits now waits for this one, too.
+        let passes_writer = self.reads_already();
+        if !passes_writer
+            && !likely_free
+            && let Some(held) = self.inner.store().look(&writer, limit_for(self.ttl)).await?
+        {
+            return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
+        }
+        let lease = match self.ask_for_slot("reader", READERS, true).await? {
+            Turn::Done(lease) => lease,
+            held => return Ok(held),
+        };
+        match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
+            None => Ok(Turn::Done(lease)),
+            // Seen after this lease was granted: so the writer that is there waits for one of the two.
+            Some(_) if passes_writer && self.still_reads().await? => Ok(Turn::Done(lease)),
+            Some(held) => {
+                lease.back_out().await?;
+                Ok(Turn::Held { free_in: Some(held.info.expires_in) })
+            }
+        }
+    }
+
+    /// See [`ask_to_read`](Self::ask_to_read). The writer keeps its lease while it waits for the readers before it.
+    pub(super) async fn ask_to_write(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        if !place.has_gate() {
+            match self.ask_for(&self.writer(), likely_free).await? {
+                Turn::Done(writer) => place.set_gate(writer),
+                held => return Ok(held),
+            }
+        }
+        let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
+        match (readers.iter().map(|it| it.info.expires_in).max(), place.take_gate()) {
+            (None, Some(writer)) => Ok(Turn::Done(writer)),
+            (last, Some(writer)) => {
+                place.set_gate(writer);
+                Ok(Turn::Held { free_in: last })
+            }
+            // Its trust ran out meanwhile.
+            (last, None) => Ok(Turn::Held { free_in: last }),
+        }
+    }
+
+    /// A lease named `<key>/<role>/<number>` with a number below `slots`: a random one at first if it is likely to be
+    /// free, then one that the store says is free. Refused only if none is.
+    pub(super) async fn ask_for_slot(&self, role: &str, slots: u32, likely_free: bool) -> Result<Turn<Lease<S>>> {
+        let prefix = format!("{}/{role}/", self.key);
+        let mut number = likely_free.then(|| fastrand::u32(..slots));
+        for _ in 0..TRIES {
+            if let Some(number) = number {
+                match self.ask_for(&Key::from(format!("{prefix}{number}")), true).await? {
+                    Turn::Held { .. } => {}
+                    turn => return Ok(turn),
+                }
+            }
+            let held = self.inner.store().list(&prefix, MAX_PERMITS).await?;
+            let slot = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < slots);
+            let taken: BTreeMap<u32, _> =
+                held.iter().filter_map(|it| Some((slot(&it.info.key)?, it.info.expires_in))).collect();
+            let free = slots.saturating_sub(u32::try_from(taken.len()).unwrap_or(slots));
+            if free == 0 {
+                return Ok(Turn::Held { free_in: taken.into_values().min() });
+            }
+            number = Some(nth_free(taken.into_keys(), fastrand::u32(..free)));
+        }
+        // Others were faster each time.
+        Ok(Turn::Held { free_in: None })
+    }
+
+    pub(super) fn writer(&self) -> Key {
+        format!("{}/writer", self.key).into()
+    }
+}
+
+/// The number that has `nth` numbers before it which are not taken.
+fn nth_free(taken: impl Iterator<Item = u32>, nth: u32) -> u32 {
+    taken.fold(nth, |number, it| if it <= number { number + 1 } else { number })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nth_free_number_is_found_among_those_that_are_taken() {
+        assert_eq!(nth_free([].into_iter(), 3), 3);
+        let free = |nth| nth_free([0, 1, 4, 6].into_iter(), nth);
+        assert_eq!([free(0), free(1), free(2), free(3)], [2, 3, 5, 7]);
+    }
+}

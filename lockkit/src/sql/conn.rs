@@ -1,0 +1,137 @@
+//! Where a statement runs: on a connection of the caller's, or on one that is borrowed from a pool for it alone.
+
+use std::{
+    future::Future,
+    ops::{Deref, DerefMut},
+};
+
+use sqlx::{Pool, pool::PoolConnection};
+use tokio::runtime::Handle;
+
+use crate::{
+    error::Result,
+    guard::{Guard, Hold},
+    sql::{AsConnection, Dialect, check_in, connection},
+};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Where a statement runs: `&pool`, or `&mut conn` and `&mut tx` (also as `&mut *tx`, the connection inside).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is neither a pool nor a connection to a database that lockkit knows",
+    label = "pass `&pool`, or inside a transaction `&mut *tx`"
+)]
+pub trait On<DB: Dialect>: Send + sealed::Sealed {
+    /// The connection, for as long as the statement takes.
+    #[doc(hidden)]
+    type Conn: Finish + DerefMut<Target = DB::Connection> + Send;
+
+    /// What a write returns that a transaction may still undo. Nothing on a pool, where the statement itself commits.
+    type Written<W>;
+
+    /// Gets the connection.
+    #[doc(hidden)]
+    fn reach(self, doing: &'static str) -> impl Future<Output = Result<Self::Conn>> + Send;
+
+    /// Leaves out what is known to be committed.
+    #[doc(hidden)]
+    fn written<W>(write: W) -> Self::Written<W>;
+}
+
+/// A connection that must hear that nothing is on its way any more.
+pub trait Finish {
+    /// Every statement has been answered.
+    fn finish(self);
+}
+
+impl<C> sealed::Sealed for &mut C {}
+
+impl<'c, DB: Dialect, C: AsConnection<DB>> On<DB> for &'c mut C {
+    type Conn = Lent<'c, DB>;
+    type Written<W> = W;
+
+    async fn reach(self, _doing: &'static str) -> Result<Self::Conn> {
+        Ok(Lent(self.as_connection()))
+    }
+
+    fn written<W>(write: W) -> W {
+        write
+    }
+}
+
+impl<DB: Dialect> sealed::Sealed for &Pool<DB> {}
+
+impl<DB: Dialect> On<DB> for &Pool<DB> {
+    type Conn = Pooled<DB>;
+    type Written<W> = ();
+
+    async fn reach(self, doing: &'static str) -> Result<Self::Conn> {
+        let conn = connection(self, doing, None).await?;
+        Ok(Pooled(Guard::new(Busy { conn, runtime: Handle::current() })))
+    }
+
+    fn written<W>(_write: W) {}
+}
+
+/// A connection of the caller's.
+#[derive(Debug)]
+pub struct Lent<'c, DB: Dialect>(&'c mut DB::Connection);
+
+impl<DB: Dialect> Finish for Lent<'_, DB> {
+    fn finish(self) {}
+}
+
+impl<DB: Dialect> Deref for Lent<'_, DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        self.0
+    }
+}
+
+impl<DB: Dialect> DerefMut for Lent<'_, DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        self.0
+    }
+}
+
+/// A connection of a pool.
+#[derive(Debug)]
+pub struct Pooled<DB: Dialect>(Guard<Busy<DB>>);
+
+impl<DB: Dialect> Finish for Pooled<DB> {
+    fn finish(self) {
+        check_in::<DB>(self.0.defuse().conn);
+    }
+}
+
+impl<DB: Dialect> Deref for Pooled<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        &self.0.conn
+    }
+}
+
+impl<DB: Dialect> DerefMut for Pooled<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        &mut self.0.get_mut().conn
+    }
+}
+
+/// A connection on which a statement may be on its way.
+struct Busy<DB: Dialect> {
+    conn: PoolConnection<DB>,
+    /// The drop may happen on a thread outside of it.
+    runtime: Handle,
+}
+
+impl<DB: Dialect> Hold for Busy<DB> {
+    fn abandon(self) {
+        // It may be waiting for somebody's lock, and would keep its place in the pool until that is granted.
+        let _inside = self.runtime.enter();
+        drop(self.conn.detach());
+    }
+}

@@ -1,0 +1,176 @@
+//! What leases are on every database: how rows are read, renewals sent, and several taken one after the other.
+
+use std::time::{Duration, SystemTime};
+
+use tokio::time::sleep;
+
+use super::{LeaseOps, duration, fence, micros};
+use crate::{
+    error::Fault,
+    key::Key,
+    lease::store::{
+        Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Release, Renewal, Scoped, Token,
+    },
+};
+
+/// Takes leases one after the other, where the database has no statement for all of them.
+pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    claims: &[Claim],
+) -> sqlx::Result<AcquiredAll> {
+    let mut grants = Vec::with_capacity(claims.len());
+    for claim in claims {
+        let free_in = match DB::lease_acquire(conn, claim).await {
+            Ok(Acquired::Granted(grant)) => {
+                grants.push(grant);
+                continue;
+            }
+            Ok(Acquired::Held { free_in }) => free_in,
+            Err(err) if DB::fault(&err).is_of_the_moment() => None,
+            Err(err) => return Err(err),
+        };
+        lease_give_back::<DB>(conn, &claims[..grants.len()]).await?;
+        return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
+    }
+    Ok(AcquiredAll::Granted(grants))
+}
+
+/// Gives back what was granted a moment ago. Others who ask for it may have its row locked for the moment.
+pub(super) async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, claims: &[Claim]) -> sqlx::Result<()> {
+    for Claim { key, token, .. } in claims {
+        loop {
+            match DB::lease_release(conn, key, *token, Duration::ZERO).await {
+                Ok(Scoped::Done | Scoped::Gone) => break,
+                Ok(Scoped::Busy) => {}
+                Err(err) if DB::fault(&err).is_of_the_moment() => {}
+                Err(err) => return Err(err),
+            }
+            sleep(BUSY_PAUSE).await;
+        }
+    }
+    Ok(())
+}
+
+/// The columns of a lease's row, the same on every database.
+pub(super) struct HeldRow<'a> {
+    pub(super) name: &'a str,
+    pub(super) token: &'a [u8],
+    pub(super) holder: String,
+    pub(super) fence: i64,
+    pub(super) acquired_us: i64,
+    pub(super) now_us: i64,
+    pub(super) expires_us: i64,
+    pub(super) ttl_us: Option<i64>,
+    pub(super) renewals: i64,
+}
+
+/// A held lease as its row was read.
+pub(super) struct Found {
+    held: Held,
+    /// The expiry and the ttl of a row that was written later than now: the clock was set back since.
+    ahead: Option<(i64, i64)>,
+}
+
+impl HeldRow<'_> {
+    pub(super) fn found(self) -> sqlx::Result<Found> {
+        let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, ttl_us, renewals } = self;
+        let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
+        let ahead = ttl_us.filter(|ttl_us| is_ahead(expires_us, *ttl_us, now_us)).map(|ttl_us| (expires_us, ttl_us));
+        let cut_us = ahead.map_or(0, |(expires_us, ttl_us)| expires_us - now_us - ttl_us);
+        let info = LeaseInfo {
+            key: Key::from(name),
+            holder,
+            fence: fence(number),
+            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us - cut_us),
+            held_for: duration(now_us - (acquired_us - cut_us)),
+            expires_in: duration(expires_us - cut_us - now_us),
+            renewals: u64::try_from(renewals).unwrap_or(0),
+        };
+        Ok(Found { held: Held { token: Token::from_bytes(token), info }, ahead })
+    }
+}
+
+/// Whether a row was granted or renewed later than now.
+pub(super) fn is_ahead(expires_us: i64, ttl_us: i64, now_us: i64) -> bool {
+    expires_us.saturating_sub(ttl_us) > now_us
+}
+
+/// The held leases; their expiries are cut in the store too if the clock was set back.
+pub(super) async fn leases_found<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    found: impl Iterator<Item = sqlx::Result<Found>>,
+) -> sqlx::Result<Vec<Held>> {
+    let found = found.collect::<sqlx::Result<Vec<_>>>()?;
+    let mut leases = Vec::with_capacity(found.len());
+    for Found { held, ahead } in found {
+        if let Some((expires_us, ttl_us)) = ahead {
+            lease_cut::<DB>(conn, &held.info.key, expires_us, ttl_us).await?;
+        }
+        leases.push(held);
+    }
+    Ok(leases)
+}
+
+/// Cuts the expiry, unless that is not possible now: whoever looks next does it.
+pub(super) async fn lease_cut<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    key: &Key,
+    expires_us: i64,
+    ttl_us: i64,
+) -> sqlx::Result<()> {
+    match DB::lease_cut(conn, key, expires_us, ttl_us).await {
+        Err(err) if DB::fault(&err).is_of_the_moment() || DB::fault(&err) == Fault::ReadOnly => Ok(()),
+        done => done,
+    }
+}
+
+/// Whom a lease was taken over from, going by what stood in its row; `None` when it had been given back.
+pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
+    let token = Token::from_bytes(token?.try_into().ok()?);
+    (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })
+}
+
+/// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
+pub(super) fn asked(renewals: &[Renewal]) -> String {
+    let row = |Renewal { key, token, ttl }: &Renewal| {
+        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
+    };
+    format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
+}
+
+/// Releases as one parameter: as [`asked`], with the least holding time, and the token that stays where that is not over.
+pub(super) fn given_back(releases: &[Release]) -> String {
+    let row = |Release { key, token, min_hold }: &Release| {
+        let (name, token, nobody) = (hex(key.as_bytes()), hex(token.as_bytes()), hex(Token::nobody().as_bytes()));
+        format!(r#"["{name}","{token}",{},"{nobody}"]"#, micros(*min_hold))
+    };
+    format!("[{}]", releases.iter().map(row).collect::<Vec<_>>().join(","))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
+}
+
+/// The least text that is greater than every text that starts with `prefix`. Without this bound, a list of the leases
+/// with a prefix would read all rows behind them.
+pub(super) fn prefix_end(prefix: &str) -> String {
+    let end = prefix.char_indices().rev().find_map(|(at, last)| {
+        let next = (last..=char::MAX).nth(1)?;
+        Some(format!("{}{next}", &prefix[..at]))
+    });
+    // Greater than every key: keys have 255 bytes at most.
+    end.unwrap_or_else(|| char::MAX.to_string().repeat(64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_prefix_is_greater_than_all_that_starts_with_it_and_no_more() {
+        assert_eq!(prefix_end("k/queue/"), "k/queue0");
+        assert_eq!(prefix_end("k\u{d7ff}"), "k\u{e000}");
+        assert_eq!(prefix_end("k\u{10ffff}"), "l");
+        assert!(*prefix_end("") > *char::MAX.to_string().repeat(63));
+    }
+}

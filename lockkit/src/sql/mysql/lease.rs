@@ -1,0 +1,587 @@
+//! Leases on MySQL and MariaDB.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
+
+use crate::{
+    error::Fault,
+    key::Key,
+    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
+    sql::{
+        Dialect, LeaseOps, duration, fence,
+        lease::{
+            Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, leases_found, prefix_end,
+        },
+        micros,
+    },
+};
+
+// What holds a lease, in the record locks of InnoDB
+// (https://dev.mysql.com/doc/refman/8.4/en/innodb-locks-set.html): a transaction that pins it has a shared lock on the
+// token's entry in its index, and on nothing else, because a shared lock that the index alone can answer does not touch
+// the row. Renewals write the row and not the index. Those who take the lease or free it write both.
+
+/// Bit 63 of the answer says that the lease is held; the rest is then the time left.
+const HELD: u64 = 1 << 63;
+
+/// Bit 62 of the answer says that the lease was taken over; whom from stands in the row.
+const TAKEN_OVER: u64 = 1 << 62;
+
+/// Bit 62 of an answer that says that the lease is held, or that it was renewed: it was granted or renewed later than
+/// now, so the clock was set back since.
+const AHEAD: u64 = 1 << 62;
+
+/// Whether the row's lease was not given back by the one who held it last.
+macro_rules! kept {
+    () => {
+        "(lockkit_lease.token IS NOT NULL AND LEFT(lockkit_lease.token, 8) <> REPEAT(CHAR(0), 8))"
+    };
+}
+
+/// Takes the lease or says how long it is held, in the OK packet alone.
+///
+/// Assignments run from left to right and see the values already assigned, so their order matters. Should the
+/// statement wait for the row after all, its clock is older than the grant, which only makes the lease shorter.
+macro_rules! acquire {
+    ($source:literal) => {
+        concat!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+             SELECT ?, ?, ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ", now!(), " + ?, ? ", $source, "
+             ON DUPLICATE KEY UPDATE
+                 previous_holder = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
+                         THEN lockkit_lease.previous_holder
+                     WHEN ", kept!(), " THEN lockkit_lease.holder
+                 END,
+                 previous_fence = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
+                         THEN lockkit_lease.previous_fence
+                     WHEN ", kept!(), " THEN lockkit_lease.fence
+                 END,
+                 previous_expires_us = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
+                         THEN lockkit_lease.previous_expires_us
+                     WHEN ", kept!(), " THEN lockkit_lease.expires_us
+                 END,
+                 fence = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) THEN LAST_INSERT_ID(lockkit_lease.fence)
+                     WHEN lockkit_lease.expires_us <= ", now!(), " AND ", kept!(), "
+                         THEN GREATEST(lockkit_lease.fence + 1, ", now!(), ")
+                             + 0 * LAST_INSERT_ID((1 << 62) | GREATEST(lockkit_lease.fence + 1, ", now!(), "))
+                     WHEN lockkit_lease.expires_us <= ", now!(), "
+                         THEN LAST_INSERT_ID(GREATEST(lockkit_lease.fence + 1, ", now!(), "))
+                     ELSE lockkit_lease.fence
+                         + 0 * LAST_INSERT_ID(
+                             (1 << 63) | IF(lockkit_lease.expires_us - lockkit_lease.ttl_us > ", now!(), ", 1 << 62, 0)
+                             | (lockkit_lease.expires_us - ", now!(), "))
+                 END,
+                 acquired_us = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) THEN lockkit_lease.acquired_us
+                     WHEN lockkit_lease.expires_us <= ", now!(), " THEN ", now!(), "
+                     ELSE lockkit_lease.acquired_us
+                 END,
+                 renewals = CASE
+                     WHEN lockkit_lease.token <=> VALUES(token) THEN lockkit_lease.renewals + 1
+                     WHEN lockkit_lease.expires_us <= ", now!(), " THEN 0
+                     ELSE lockkit_lease.renewals
+                 END,
+                 holder = IF(lockkit_lease.expires_us <= ", now!(), ", VALUES(holder), lockkit_lease.holder),
+                 token = IF(lockkit_lease.expires_us <= ", now!(), ", VALUES(token), lockkit_lease.token),
+                 expires_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(expires_us), lockkit_lease.expires_us),
+                 ttl_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(ttl_us), lockkit_lease.ttl_us)"
+        )
+    };
+}
+
+/// MariaDB refuses to wait by the setting at the front; MySQL, where INSERT has no such setting, by first locking the
+/// row, and the token's entry if it is to be taken over, with NOWAIT in the same statement. The name is bound twice on both.
+const ACQUIRE: &str = acquire!(
+    "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
+     ? /*M! IS NOT NULL */
+     /*!80000 LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token)
+         ON t.token = l.token AND l.expires_us <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+     FOR UPDATE OF l, t NOWAIT */"
+);
+
+/// Without that lock. Looking for a row that is not there yet locks the gap around it, so two first grants of
+/// neighbouring names can deadlock; the insert alone cannot.
+const ACQUIRE_NEW: &str = acquire!("FROM DUAL WHERE ? IS NOT NULL");
+
+async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> sqlx::Result<u64> {
+    let done = sqlx::query(sql)
+        .bind(claim.key.as_bytes())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(claim.holder.as_bytes())
+        .bind(micros(claim.ttl))
+        .bind(micros(claim.ttl))
+        .bind(claim.key.as_bytes())
+        .execute(conn)
+        .await?;
+    Ok(done.last_insert_id())
+}
+
+/// The leases that a statement is about, as rows: one parameter, whatever their number. The index is named because a
+/// table of few rows would be scanned, and rows that others have locked waited for.
+macro_rules! asked {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (
+             name  VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
+             token CHAR(32) CHARACTER SET ascii PATH '$[1]',
+             ttl   BIGINT PATH '$[2]'
+         )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)
+         WHERE l.token = UNHEX(asked.token) AND l.expires_us > "
+    };
+}
+
+/// As [`asked`], for leases that are given back.
+macro_rules! returned {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (
+             name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
+             token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
+             min_hold BIGINT PATH '$[2]',
+             nobody   CHAR(32) CHARACTER SET ascii PATH '$[3]'
+         )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)"
+    };
+}
+
+/// The tokens among those asked for that hold their lease.
+async fn held_of(conn: &mut MySqlConnection, asked: &str) -> sqlx::Result<HashSet<Vec<u8>>> {
+    let sql =
+        concat!("SELECT l.token FROM ", returned!(), " WHERE l.token = UNHEX(asked.token) AND l.expires_us > ", now!());
+    Ok(sqlx::query_scalar(sql).bind(asked).fetch_all(conn).await?.into_iter().collect())
+}
+
+/// What is left of the least holding time, a bound value unless it is named.
+macro_rules! left {
+    ($acquired_us:literal) => {
+        left!("?", $acquired_us)
+    };
+    ($min_hold:literal, $acquired_us:literal) => {
+        concat!("(", $min_hold, " - GREATEST(0, ", now!(), " - ", $acquired_us, "))")
+    };
+}
+
+impl LeaseOps for MySql {
+    async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+        let answer = match acquire(conn, ACQUIRE, claim).await {
+            Err(err) if Self::fault(&err) == Fault::Deadlock => acquire(conn, ACQUIRE_NEW, claim).await?,
+            answer => answer?,
+        };
+        if answer & HELD != 0 && answer & AHEAD != 0 {
+            // The look cuts the expiry.
+            let held = Self::lease_look(conn, &claim.key).await?;
+            return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
+        }
+        if answer & HELD != 0 {
+            return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
+        }
+        let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
+        Ok(Acquired::Granted(Grant { fence: (answer & !TAKEN_OVER).into(), previous }))
+    }
+
+    async fn lease_acquire_all(conn: &mut MySqlConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
+        lease_acquire_in_order::<Self>(conn, claims).await
+    }
+
+    async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<Held>> {
+        let row = sqlx::query(concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, ttl_us, renewals
+             FROM lockkit_lease
+             WHERE name = ? AND token IS NOT NULL AND expires_us > ",
+            now!()
+        ))
+        .bind(key.as_bytes())
+        .fetch_optional(&mut *conn)
+        .await?;
+        Ok(leases_found::<Self>(conn, row.iter().map(found)).await?.pop())
+    }
+
+    async fn lease_cut(conn: &mut MySqlConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
+        sqlx::query(concat!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             UPDATE (
+                 SELECT l.name, l.expires_us - l.ttl_us - ",
+            now!(),
+            " AS ahead_us
+                 FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
+                 WHERE l.name = ? AND l.expires_us = ? AND l.ttl_us = ? AND l.expires_us - l.ttl_us > ",
+            now!(),
+            "
+                 LIMIT 1
+                 FOR UPDATE SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+             SET l.expires_us = l.expires_us - mine.ahead_us, l.acquired_us = l.acquired_us - mine.ahead_us"
+        ))
+        .bind(key.as_bytes())
+        .bind(expires_us)
+        .bind(ttl_us)
+        .execute(conn)
+        .await?;
+        Ok(())
+    }
+
+    async fn lease_renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+        let (answers, is_ahead) = renew(conn, renewals).await?;
+        if is_ahead {
+            // The clock was set back, and the expiries are cut by now.
+            return renew(conn, renewals).await.map(|(answers, _)| answers);
+        }
+        Ok(answers)
+    }
+
+    async fn lease_release(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<Scoped> {
+        // Looking for the token's entry locks the gaps beside it in REPEATABLE READ, which MariaDB need not do to refuse
+        // to wait for it.
+        let done = sqlx::query(concat!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             UPDATE (
+                 SELECT l.name
+                 FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
+                 /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
+                 WHERE l.name = ? AND l.token = ? AND l.expires_us > ",
+            now!(),
+            "
+                 LIMIT 1
+                 FOR UPDATE SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+             SET l.token = IF(",
+            left!("l.acquired_us"),
+            " > 0, ?, NULL),
+                 l.expires_us = IF(",
+            left!("l.acquired_us"),
+            " > 0, ",
+            now!(),
+            " + ",
+            left!("l.acquired_us"),
+            ", 0),
+                 l.ttl_us = IF(",
+            left!("l.acquired_us"),
+            " > 0, ",
+            left!("l.acquired_us"),
+            ", l.ttl_us)"
+        ))
+        .bind(key.as_bytes())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .execute(&mut *conn)
+        .await?;
+        if done.rows_affected() > 0 {
+            return Ok(Scoped::Done);
+        }
+        // Lost, or locked by a transaction that pins it?
+        let held = Self::lease_look(conn, key).await?;
+        Ok(if held.is_some_and(|it| it.token == token) { Scoped::Busy } else { Scoped::Gone })
+    }
+
+    async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        // The UPDATE cannot say which rows it changed, so those that are there are read before it.
+        let asked = given_back(releases);
+        let held = held_of(conn, &asked).await?;
+        let done = sqlx::query(concat!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+             UPDATE (
+                 SELECT l.name, asked.min_hold, asked.nobody FROM ",
+            returned!(),
+            "
+                 /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
+                 WHERE l.token = UNHEX(asked.token) AND l.expires_us > ",
+            now!(),
+            "
+                 LIMIT 18446744073709551615
+                 FOR UPDATE /*!80000 OF l, t */ SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+             SET l.token = IF(",
+            left!("mine.min_hold", "l.acquired_us"),
+            " > 0, UNHEX(mine.nobody), NULL),
+                 l.expires_us = IF(",
+            left!("mine.min_hold", "l.acquired_us"),
+            " > 0, ",
+            now!(),
+            " + ",
+            left!("mine.min_hold", "l.acquired_us"),
+            ", 0),
+                 l.ttl_us = IF(",
+            left!("mine.min_hold", "l.acquired_us"),
+            " > 0, ",
+            left!("mine.min_hold", "l.acquired_us"),
+            ", l.ttl_us)"
+        ))
+        .bind(&asked)
+        .execute(&mut *conn)
+        .await?;
+        let busy = if done.rows_affected() < held.len() as u64 { held_of(conn, &asked).await? } else { HashSet::new() };
+        let answer = |it: &Release| {
+            let token = it.token.as_bytes().as_slice();
+            match (held.contains(token), busy.contains(token)) {
+                (_, true) => Scoped::Busy,
+                (true, false) => Scoped::Done,
+                (false, false) => Scoped::Gone,
+            }
+        };
+        Ok(releases.iter().map(answer).collect())
+    }
+
+    async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
+        // Only where `begin` made the transaction READ COMMITTED: in REPEATABLE READ the lock would be on the gaps beside
+        // the entry, too, and keep others from taking other leases. A token that is NULL is looked for nowhere.
+        // The expiry is read beside it, without a lock: reading it from the locked entry would lock the row.
+        let current: Option<bool> = sqlx::query_scalar(concat!(
+            "SELECT (SELECT l.expires_us > ",
+            now!(),
+            " FROM lockkit_lease AS l WHERE l.name = ?)
+             FROM lockkit_lease AS t FORCE INDEX (lockkit_token)
+             WHERE t.token = IF(@lockkit_read_committed, ?, NULL) AND t.name = ?
+             LOCK IN SHARE MODE"
+        ))
+        .bind(key.as_bytes())
+        .bind(token.as_bytes().as_slice())
+        .bind(key.as_bytes())
+        .fetch_optional(&mut *conn)
+        .await?;
+        if let Some(current) = current {
+            return Ok(current);
+        }
+        let done = sqlx::query(concat!(
+            "UPDATE lockkit_lease
+             SET ttl_us = IF(expires_us > ",
+            now!(),
+            " + ?, ttl_us, ?),
+                 expires_us = GREATEST(expires_us, ",
+            now!(),
+            " + ?), renewals = renewals + 1
+             WHERE name = ? AND token = ? AND expires_us > ",
+            now!()
+        ))
+        .bind(micros(ttl))
+        .bind(micros(ttl))
+        .bind(micros(ttl))
+        .bind(key.as_bytes())
+        .bind(token.as_bytes().as_slice())
+        .execute(conn)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn lease_give_up(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+        pinned: bool,
+    ) -> sqlx::Result<bool> {
+        let done = sqlx::query(concat!(
+            "UPDATE lockkit_lease
+             SET token = IF(",
+            left!("acquired_us"),
+            " > 0, ?, NULL),
+                 expires_us = IF(",
+            left!("acquired_us"),
+            " > 0, ",
+            now!(),
+            " + ",
+            left!("acquired_us"),
+            ", 0),
+                 ttl_us = IF(",
+            left!("acquired_us"),
+            " > 0, ",
+            left!("acquired_us"),
+            ", ttl_us)
+             WHERE name = ? AND token = ? AND (? OR expires_us > ",
+            now!(),
+            ")"
+        ))
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .bind(key.as_bytes())
+        .bind(token.as_bytes().as_slice())
+        .bind(pinned)
+        .execute(conn)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
+        let rows = sqlx::query(concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, ttl_us, renewals
+             FROM lockkit_lease
+             WHERE name >= ? AND name < ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
+            now!(),
+            "
+             ORDER BY name
+             LIMIT ?"
+        ))
+        .bind(prefix.as_bytes())
+        .bind(prefix_end(prefix).into_bytes())
+        .bind(prefix.as_bytes())
+        .bind(prefix.as_bytes())
+        .bind(limit)
+        .fetch_all(&mut *conn)
+        .await?;
+        leases_found::<Self>(conn, rows.iter().map(found)).await
+    }
+
+    async fn lease_sweep(conn: &mut MySqlConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
+        // A DELETE by expiry alone would lock every row that it reads, so the names are read first, without locks.
+        let names: Vec<Vec<u8>> = sqlx::query_scalar(concat!(
+            "SELECT name FROM lockkit_lease
+             WHERE expires_us < ",
+            now!(),
+            " - ? AND fence < ",
+            now!(),
+            " - ?
+             ORDER BY name
+             LIMIT ?"
+        ))
+        .bind(micros(retention))
+        .bind(micros(retention))
+        .bind(limit)
+        .fetch_all(&mut *conn)
+        .await?;
+        if names.is_empty() {
+            return Ok(0);
+        }
+        // A fence above the clock must not be forgotten: the next one is made from the clock.
+        let sql = format!(
+            concat!(
+                "DELETE FROM lockkit_lease
+                 WHERE expires_us < ",
+                now!(),
+                " - ? AND fence < ",
+                now!(),
+                " - ? AND name IN ({})"
+            ),
+            vec!["?"; names.len()].join(", "),
+        );
+        let mut delete = sqlx::query(AssertSqlSafe(sql)).bind(micros(retention)).bind(micros(retention));
+        for name in names {
+            delete = delete.bind(name);
+        }
+        Ok(delete.execute(conn).await?.rows_affected())
+    }
+}
+
+/// Renews; also says whether one of the renewed was granted or renewed later than now. Its expiry is cut then.
+async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<(Vec<Scoped>, bool)> {
+    // The OK packet has the clock that this statement renewed by. It may be older than a row that another renewal wrote
+    // while this one waited, so no expiry is cut here.
+    let asked = asked(renewals);
+    let done = sqlx::query(concat!(
+        "UPDATE (
+             SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID(",
+        now!(),
+        ") AS now_us FROM ",
+        asked!(),
+        now!(),
+        "
+             LIMIT 18446744073709551615
+             FOR UPDATE /*!80000 OF l */ SKIP LOCKED
+         ) AS mine
+         STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+         SET l.expires_us = GREATEST(mine.expires_us, mine.now_us + mine.ttl)
+                 + IF(mine.expires_us - mine.ttl_us > mine.now_us, 0 * LAST_INSERT_ID((1 << 62) | mine.now_us), 0),
+             l.ttl_us = IF(mine.expires_us > mine.now_us + mine.ttl, mine.ttl_us, mine.ttl),
+             l.renewals = l.renewals + 1"
+    ))
+    .bind(&asked)
+    .execute(&mut *conn)
+    .await?;
+    let ahead = done.last_insert_id() & AHEAD != 0;
+    if done.rows_affected() == renewals.len() as u64 && !ahead {
+        return Ok((vec![Scoped::Done; renewals.len()], false));
+    }
+    let clock = i64::try_from(done.last_insert_id() & !AHEAD).unwrap_or(i64::MAX);
+    let renewed_us = (done.rows_affected() > 0).then_some(clock);
+    let rows =
+        sqlx::query(concat!("SELECT l.token, l.expires_us, l.ttl_us, ", now!(), " AS now_us FROM ", asked!(), now!()))
+            .bind(&asked)
+            .fetch_all(&mut *conn)
+            .await?;
+    let mut held = HashMap::new();
+    for row in &rows {
+        let expiry: (i64, Option<i64>, i64) =
+            (row.try_get("expires_us")?, row.try_get("ttl_us")?, row.try_get("now_us")?);
+        held.insert(row.try_get::<Vec<u8>, _>("token")?, expiry);
+    }
+    let mut answers = Vec::with_capacity(renewals.len());
+    for Renewal { key, token, ttl } in renewals {
+        let Some(&(expires_us, ttl_us, now_us)) = held.get(token.as_bytes().as_slice()) else {
+            answers.push(Scoped::Gone);
+            continue;
+        };
+        // One that was renewed lives for its ttl from the clock of the renewal, and would after a cut.
+        let ttl = micros(*ttl);
+        let lives = renewed_us.is_some_and(|it| expires_us >= it.saturating_add(ttl));
+        let lives = lives && ttl_us.is_none_or(|it| it >= ttl);
+        answers.push(if lives { Scoped::Done } else { Scoped::Busy });
+        if let Some(ttl_us) = ttl_us.filter(|it| is_ahead(expires_us, *it, now_us)) {
+            lease_cut::<MySql>(conn, key, expires_us, ttl_us).await?;
+        }
+    }
+    Ok((answers, ahead))
+}
+
+/// Whom this claim took the lease over from.
+async fn taken_over(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Option<Previous>> {
+    let row = sqlx::query(
+        "SELECT previous_holder, previous_fence, acquired_us - previous_expires_us AS expired_us
+         FROM lockkit_lease
+         WHERE name = ? AND token = ? AND previous_fence IS NOT NULL",
+    )
+    .bind(claim.key.as_bytes())
+    .bind(claim.token.as_bytes().as_slice())
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(Previous {
+        holder: text(&row, "previous_holder")?,
+        fence: fence(row.try_get("previous_fence")?),
+        expired_for: duration(row.try_get("expired_us")?),
+    }))
+}
+
+fn found(row: &MySqlRow) -> sqlx::Result<Found> {
+    HeldRow {
+        name: &text(row, "name")?,
+        token: row.try_get("token")?,
+        holder: text(row, "holder")?,
+        fence: row.try_get("fence")?,
+        acquired_us: row.try_get("acquired_us")?,
+        now_us: row.try_get("now_us")?,
+        expires_us: row.try_get("expires_us")?,
+        ttl_us: row.try_get("ttl_us")?,
+        renewals: row.try_get("renewals")?,
+    }
+    .found()
+}
+
+/// Text in VARBINARY columns is bytes to the driver.
+fn text(row: &MySqlRow, column: &str) -> sqlx::Result<String> {
+    Ok(String::from_utf8_lossy(row.try_get(column)?).into_owned())
+}

@@ -1,0 +1,74 @@
+//! lockkit's tables on MySQL and MariaDB.
+
+use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, migrate::MigrateError};
+
+use super::MIGRATIONS;
+use crate::{
+    error::Error,
+    sql::{
+        Dialect,
+        history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
+    },
+};
+
+pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
+    let migrator = migrator(MIGRATIONS);
+    let mut conn = pool.acquire().await.map_err(failed)?;
+    let applied = history(&mut conn).await;
+    // Read after the history: another process may be writing both.
+    let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;
+    drop(conn);
+    let schema = schema::<MySql>(&migrator, applied, are_tables_there)?;
+    if let Schema::UpToDate = schema {
+        return Ok(());
+    }
+    // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
+    let own = pool.options().clone().min_connections(0).max_connections(1);
+    let own = own.connect_with((*pool.connect_options()).clone()).await.map_err(failed)?;
+    let forget = async |sql: String| own.execute(AssertSqlSafe(sql)).await;
+    // While DDL waits for a transaction that has used the table, every other statement on it waits behind: renewals, too.
+    own.execute("SET lock_wait_timeout = 1").await.map_err(failed)?;
+    if let Schema::Dropped = schema {
+        // The statements can be repeated.
+        forget(format!("DELETE FROM {HISTORY}")).await.map_err(failed)?;
+    }
+    // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is none,
+    // one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not needed.
+    let mut done = migrator.run(&own).await;
+    if let Err(MigrateError::Dirty(number)) = done {
+        match forget(format!("DELETE FROM {HISTORY} WHERE NOT success")).await {
+            Ok(_) => {}
+            Err(err) if MySql::is_denied(&err) => {
+                return Err(Error::MigrationCutShort { number });
+            }
+            // Another process has it locked, say.
+            Err(err) => return Err(failed(err)),
+        }
+        done = migrator.run(&own).await;
+    }
+    own.close().await;
+    migrated::<MySql>(done, are_tables_there)
+}
+
+async fn history(conn: &mut MySqlConnection) -> sqlx::Result<Vec<Applied>> {
+    let sql = format!("SELECT version, LOWER(HEX(checksum)) AS checksum, success FROM {HISTORY}");
+    let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(conn).await?;
+    let applied = rows.iter().map(|row| {
+        let (number, checksum) = (row.try_get("version")?, row.try_get("checksum")?);
+        Ok(Applied { number, checksum, is_complete: row.try_get("success")? })
+    });
+    applied.collect()
+}
+
+/// Whether the tables have what the migrations last added to each, as far as this user may see them.
+async fn are_tables_there(conn: &mut MySqlConnection) -> sqlx::Result<bool> {
+    let there: i64 = sqlx::query_scalar(
+        "SELECT COUNT(*) FROM information_schema.columns
+         WHERE table_schema = DATABASE()
+           AND (table_name, column_name) IN
+               (('lockkit_lease', 'ttl_us'), ('lockkit_named', 'name'), ('lockkit_stock', 'quantity'))",
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(there == 3)
+}

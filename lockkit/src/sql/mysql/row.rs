@@ -1,0 +1,379 @@
+//! Row locks and named locks on MySQL and MariaDB.
+
+use sqlx::{
+    AssertSqlSafe, Executor, MySql, MySqlConnection, Row, TypeInfo,
+    mysql::{MySqlDatabaseError, MySqlRow},
+};
+
+use super::{RESTORE_WAIT, holder, placeholder};
+use crate::{
+    error::{Fault, LockHolder},
+    key::Key,
+    policy::Wait,
+    sql::{
+        Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
+        history::hex,
+        ident::Ident,
+        query::{filter, order_and_limit},
+    },
+};
+
+impl RowOps for MySql {
+    fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
+        // A number is not looked up in an index of text.
+        let mut types: Vec<_> = values.types.iter().map(TypeInfo::name).collect();
+        types.dedup();
+        format!("{} /* {} */", selection(query, &Access::default(), ""), types.join(", "))
+    }
+
+    async fn row_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
+        if query.by.is_empty() {
+            return queue_plan(conn, query, values).await;
+        }
+        let Some(free) = explain(conn, query, values, &Access::default()).await? else {
+            return Ok(Plan::NoRows);
+        };
+        if free.is_derived && is_view(conn, query).await? {
+            return Ok(Plan::View);
+        }
+        if free.keys.is_empty() {
+            return Ok(judged(free, Access::default()));
+        }
+        // The optimizer prefers a scan on a small table even where an index could serve. It is told to use one even if it
+        // would do so today: tomorrow the table may be small.
+        let keys: Vec<_> = free.keys.split(',').map(quoted).collect();
+        let mut access = Access { force: format!(" FORCE INDEX ({})", keys.join(", ")), ..Access::default() };
+        // MySQL scans an index that has all that is selected rather than look up several of its values.
+        let many = query.by.iter().any(|it| it.values > 1);
+        if many && query.columns == Columns::None {
+            access.columns = Some(uncovered(conn, query).await?);
+        }
+        let forced = match explain(conn, query, values, &access).await {
+            Ok(Some(forced)) => forced,
+            Ok(None) => return Ok(Plan::NoRows),
+            // The indexes of a view's table cannot be named.
+            Err(err) if Self::row_plan_is_old(&err) => return Ok(judged(free, Access::default())),
+            Err(err) => return Err(err),
+        };
+        // All that is selected may be in that index even so, and then the plan depends on the number of rows. A join looks
+        // the values up, always. Not for text, of which two values may be one to the column; and not where the order
+        // decides which rows are locked.
+        let integers = values.types.iter().all(|it| it.name().contains("INT"));
+        if many && forced.is_covered && integers && query.limit.is_none() && !query.skip_locked {
+            let joined = Access { joined: true, columns: None, ..access.clone() };
+            if explain(conn, query, values, &joined).await?.is_some_and(|it| !is_scan(&it)) {
+                return Ok(Plan::Served(joined));
+            }
+        }
+        Ok(judged(forced, access))
+    }
+
+    async fn row_lock(
+        conn: &mut MySqlConnection,
+        query: &RowQuery,
+        values: Values<Self>,
+        access: &Access,
+    ) -> sqlx::Result<Vec<MySqlRow>> {
+        let (before, hint) = bounded(query.wait);
+        let strength = match query.strength {
+            Strength::Share => SHARED,
+            Strength::Update | Strength::KeyChange => "FOR UPDATE",
+        };
+        let waiting = match query.wait {
+            _ if query.skip_locked => "SKIP LOCKED",
+            Wait::Never => "NOWAIT",
+            Wait::AtMost(_) | Wait::Forever => "",
+        };
+        let sql = format!("{before}{} {strength} {waiting}", selection(query, access, &hint));
+        sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await
+    }
+
+    async fn row_holder(conn: &mut MySqlConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // Who locks rows has the table locked in their intention. MariaDB does not list that.
+        let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
+        let rows = sqlx::query(
+            "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM information_schema.PROCESSLIST AS p
+             /*!80000 JOIN performance_schema.threads AS t ON t.PROCESSLIST_ID = p.ID
+             JOIN performance_schema.data_locks AS l ON l.THREAD_ID = t.THREAD_ID
+                 AND l.LOCK_TYPE = 'TABLE' AND l.LOCK_STATUS = 'GRANTED' */
+             WHERE p.ID <> CONNECTION_ID()
+                 /*!80000 AND l.OBJECT_SCHEMA = COALESCE(?, DATABASE()) AND l.OBJECT_NAME = ? */
+                 /*M! AND ? IS NULL AND ? IS NULL */
+             LIMIT 2",
+        )
+        .bind(schema)
+        .bind(table)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] => holder(row).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn row_plan_is_old(err: &sqlx::Error) -> bool {
+        // There is no such index; there is no such column.
+        let number = err.as_database_error().and_then(|it| it.try_downcast_ref::<MySqlDatabaseError>());
+        number.is_some_and(|it| matches!(it.number(), 1176 | 1054))
+    }
+}
+
+/// How the server finds the rows.
+struct Explained {
+    access: String,
+    /// The indexes that the optimizer considered, separated by commas.
+    keys: String,
+    /// Whether the index has all that is selected.
+    is_covered: bool,
+    /// Whether all rows that match are read, to be sorted.
+    is_sorted: bool,
+    /// Whether something is computed first, such as the rows of a view.
+    is_derived: bool,
+    plan: String,
+}
+
+fn is_scan(step: &Explained) -> bool {
+    matches!(&*step.access, "ALL" | "index")
+}
+
+fn judged(step: Explained, access: Access) -> Plan {
+    if is_scan(&step) { Plan::Scan(step.plan) } else { Plan::Served(access) }
+}
+
+/// How the server finds the first rows in an order.
+async fn queue_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<MySql>) -> sqlx::Result<Plan> {
+    // An index that delivers the order is forced: the optimizer would rather sort a small table, and lock all of it.
+    let keys: Vec<String> = sqlx::query_scalar(
+        "SELECT CAST(INDEX_NAME AS CHAR) FROM information_schema.STATISTICS
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND SEQ_IN_INDEX = 1 AND COLUMN_NAME = ?",
+    )
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .bind(query.order_by.first().map(Ident::as_str))
+    .fetch_all(&mut *conn)
+    .await?;
+    // One after another: all at once, the optimizer would take the wrong one.
+    for key in keys {
+        let access = Access { force: format!(" FORCE INDEX ({})", quoted(&key)), ..Access::default() };
+        match explain(conn, query, values, &access).await {
+            Ok(Some(step)) if step.access != "ALL" && !step.is_sorted => return Ok(Plan::Served(access)),
+            Ok(None) => return Ok(Plan::NoRows),
+            // It is invisible to the optimizer.
+            Err(err) if !MySql::row_plan_is_old(&err) => return Err(err),
+            Ok(Some(_)) | Err(_) => {}
+        }
+    }
+    if is_view(conn, query).await? {
+        return Ok(Plan::View);
+    }
+    let found = explain(conn, query, values, &Access::default()).await?;
+    Ok(found.map_or(Plan::NoRows, |it| Plan::Scan(it.plan)))
+}
+
+async fn is_view(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<bool> {
+    let found: Option<bool> = sqlx::query_scalar(
+        "SELECT TABLE_TYPE = 'VIEW' FROM information_schema.TABLES
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?",
+    )
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .fetch_optional(conn)
+    .await?;
+    Ok(found.unwrap_or(false))
+}
+
+/// How the server finds the rows of the table, if it has to look for any.
+async fn explain(
+    conn: &mut MySqlConnection,
+    query: &RowQuery,
+    values: &Values<MySql>,
+    access: &Access,
+) -> sqlx::Result<Option<Explained>> {
+    // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
+    let explain = AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {}", selection(query, access, "")));
+    let explain = sqlx::query_with(explain, values.arguments.clone()).persistent(false);
+    let mut found: Option<Explained> = None;
+    let mut is_derived = false;
+    for row in explain.fetch_all(conn).await? {
+        let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
+        let (table, access, keys, extra) = (text("table")?, text("type")?, text("possible_keys")?, text("Extra")?);
+        // The values that a join looks up are read one after another, as they should be. Under the name of a view its
+        // tables are listed.
+        if table.is_empty() || table.starts_with('<') {
+            is_derived |= table.starts_with("<derived");
+            continue;
+        }
+        let has = |what| extra.split("; ").any(|it| it == what);
+        let (is_covered, is_sorted) = (has("Using index"), has("Using filesort"));
+        let plan = format!("type={access}, possible_keys={keys}, extra={extra}");
+        let step = Explained { access, keys, is_covered, is_sorted, is_derived: false, plan };
+        // The worst of them counts.
+        if found.as_ref().is_none_or(|it| is_scan(&step) && !is_scan(it)) {
+            found = Some(step);
+        }
+    }
+    Ok(found.map(|it| Explained { is_derived, ..it }))
+}
+
+/// A small column that no index has; all columns where every one is in some index.
+async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<String> {
+    // MariaDB opens every table of the server unless both the database and the table are compared with values.
+    let column: Option<String> = sqlx::query_scalar(
+        "SELECT CAST(c.COLUMN_NAME AS CHAR)
+         FROM information_schema.COLUMNS AS c
+         WHERE c.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
+         AND NOT EXISTS (
+             SELECT 1 FROM information_schema.STATISTICS AS s
+             WHERE s.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND s.TABLE_NAME = ? AND s.COLUMN_NAME = c.COLUMN_NAME
+         )
+         ORDER BY
+             c.NUMERIC_PRECISION IS NULL AND c.DATETIME_PRECISION IS NULL,
+             COALESCE(c.CHARACTER_OCTET_LENGTH, 0),
+             c.ORDINAL_POSITION
+         LIMIT 1",
+    )
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .bind(query.table.schema())
+    .bind(query.table.name())
+    .fetch_optional(conn)
+    .await?;
+    Ok(column.map_or_else(|| "r.*".to_owned(), |it| format!("r.{} AS locked", quoted(&it))))
+}
+
+fn quoted(name: &str) -> String {
+    format!("`{}`", name.replace('`', "``"))
+}
+
+fn selection(query: &RowQuery, access: &Access, hint: &str) -> String {
+    let Access { force, columns, joined } = access;
+    let columns = match query.columns {
+        Columns::All => "r.*",
+        Columns::None => columns.as_deref().unwrap_or("1 AS locked"),
+    };
+    let order = order_and_limit(query, '`');
+    let table = format!("{} AS r{force}", query.table.quoted('`'));
+    if !joined {
+        return format!("SELECT {hint}{columns} FROM {table} {} {order}", filter(query, '`', placeholder));
+    }
+    let (mut values, mut matches) = (Vec::new(), Vec::new());
+    for (number, By { column, values: count }) in query.by.iter().enumerate() {
+        let all = vec!["SELECT ? AS lockkit_value"; *count].join(" UNION ALL ");
+        values.push(format!("({all}) AS lockkit_{number} STRAIGHT_JOIN "));
+        matches.push(format!("r.`{column}` = lockkit_{number}.lockkit_value"));
+    }
+    format!("SELECT {hint}{columns} FROM {}{table} WHERE {} {order}", values.concat(), matches.join(" AND "))
+}
+
+/// How each server is told to give up waiting: MariaDB before the statement, MySQL by a hint inside it.
+/// Neither takes a bound value, so the text is rounded up to two digits to keep the number of statements small.
+pub(super) fn bounded(wait: Wait) -> (String, String) {
+    let Wait::AtMost(_) = wait else {
+        return (String::new(), String::new());
+    };
+    let exact = wait.millis().unwrap_or(1);
+    let step = 10_u64.pow(exact.ilog10().saturating_sub(1));
+    let millis = exact.div_ceil(step) * step;
+    (
+        format!("/*M! SET STATEMENT max_statement_time = {}.{:03} FOR */ ", millis / 1000, millis % 1000),
+        format!("/*+ MAX_EXECUTION_TIME({}) */ ", millis.min(u64::from(u32::MAX))),
+    )
+}
+
+/// The same, in the words of each server.
+const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";
+
+/// Locks the row whether or not it is there, and never waits where another session has it.
+///
+/// No look before it that would lock the gap, and an exclusive lock on the duplicate where a plain INSERT takes a shared
+/// one. Each server refuses to wait in its own way, as in the statement that acquires a lease.
+const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+    INSERT INTO lockkit_named (name)
+    SELECT ? /*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_named AS l ON l.name = */ /*M! FROM DUAL WHERE */
+    ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */
+    ON DUPLICATE KEY UPDATE name = VALUES(name)";
+
+/// Locks the row whether or not it is there, as an insert without a bound does. The bound, which the servers count in seconds, is
+/// that of the statement on MariaDB, and on MySQL the session's for this one message. A message of several statements
+/// takes no bound values, so the name is in it as a literal. What a message that was cut short has left to restore is kept.
+async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
+    // The most that the servers take.
+    let seconds = seconds.min(1_073_741_824);
+    let name = hex(key.as_bytes());
+    let sql = format!(
+        "SET @lockkit_wait = /*M! NULL */
+             /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
+         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */ INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
+         {RESTORE_WAIT}"
+    );
+    let locked = conn.execute(AssertSqlSafe(sql)).await;
+    if locked.is_err() {
+        // What follows the statement that failed was not run. A connection that broke has no session any more.
+        drop(conn.execute(RESTORE_WAIT).await);
+    }
+    locked.map(drop)
+}
+
+impl NamedOps for MySql {
+    async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
+        if (wait, sharing) == (Wait::Forever, Sharing::Alone) {
+            let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
+            sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
+            return Ok(true);
+        }
+        if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
+            && bound.as_secs() > 0
+        {
+            return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
+        }
+        let (before, hint) = bounded(wait);
+        let strength = match sharing {
+            Sharing::Alone => "FOR UPDATE",
+            Sharing::Shared => SHARED,
+        };
+        let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
+        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? {strength} {waiting}");
+        loop {
+            let look = sqlx::query(AssertSqlSafe(look.clone())).bind(key.as_bytes());
+            if look.fetch_optional(&mut *conn).await?.is_some() {
+                return Ok(true);
+            }
+            let made = sqlx::query(NAMED_AT_ONCE).bind(key.as_bytes()).bind(key.as_bytes()).execute(&mut *conn).await;
+            match made {
+                // Somebody made the row meanwhile: there is one to wait for now.
+                Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
+                made => return made.map(|_| true),
+            }
+        }
+    }
+
+    async fn named_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // On MySQL the thread of a lock of the row may be that of a session which waits for it; that of the table is its
+        // holder's. MariaDB lists locks only while somebody waits for them, as they were up to 0.1 s before.
+        // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-data-locks-table.html,
+        // https://mariadb.com/kb/en/information-schema-innodb_locks-table/
+        let row = sqlx::query(
+            "SELECT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM
+                 /*!80000 performance_schema.data_locks AS l
+                 JOIN performance_schema.data_locks AS o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID
+                     AND o.OBJECT_SCHEMA = l.OBJECT_SCHEMA AND o.OBJECT_NAME = l.OBJECT_NAME AND o.LOCK_TYPE = 'TABLE'
+                 JOIN performance_schema.threads AS t ON t.THREAD_ID = o.THREAD_ID
+                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.PROCESSLIST_ID */
+                 /*M! information_schema.INNODB_LOCKS AS l
+                 JOIN information_schema.INNODB_TRX AS t ON t.trx_id = l.lock_trx_id
+                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id */
+             WHERE l.LOCK_DATA = CONCAT('0x', HEX(?))
+                 /*!80000 AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = 'lockkit_named'
+                 AND l.LOCK_STATUS = 'GRANTED' */
+                 /*M! AND l.lock_table = CONCAT('`', DATABASE(), '`.`lockkit_named`') AND t.trx_state <> 'LOCK WAIT' */
+             ORDER BY p.ID = CONNECTION_ID()
+             LIMIT 1",
+        )
+        .bind(key.as_bytes())
+        .fetch_optional(conn)
+        .await?;
+        row.as_ref().map(holder).transpose()
+    }
+}

@@ -1,0 +1,112 @@
+//! Session locks on MySQL and MariaDB.
+
+use std::time::Duration;
+
+use sqlx::{MySql, MySqlConnection, Row};
+
+use super::holder;
+use crate::{
+    error::{Fault, LockHolder},
+    key::Key,
+    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing},
+};
+
+/// The name of the lock with the bound key: 64 hexadecimal digits, which is all that MySQL allows, in a case that it
+/// ignores (<https://dev.mysql.com/doc/refman/8.4/en/locking-functions.html>).
+///
+/// These names belong to the whole server, so the database is part of them. No key and no database has a NUL in it.
+macro_rules! name {
+    () => {
+        "SHA2(CONCAT('lockkit:session:',
+              COALESCE(IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), ''), CHAR(0), ?), 256)"
+    };
+}
+
+impl SessionOps for MySql {
+    /// Proxies for MySQL keep a session that has called `GET_LOCK`.
+    const POOLERS_SHARE_SESSIONS: bool = false;
+    const HAS_SHARED_LOCKS: bool = false;
+
+    async fn session_look(conn: &mut MySqlConnection) -> sqlx::Result<ServerSession> {
+        // A replica has locks of its own. One that is said to be read-only is the only kind that shows.
+        let sql = "SELECT CAST(CONNECTION_ID() AS SIGNED),
+                       @@global.read_only NOT IN ('0', 'OFF') OR @@global.innodb_read_only <> 0";
+        let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
+        Ok(ServerSession { id: row.try_get(0)?, is_replica: row.try_get::<i64, _>(1)? != 0 })
+    }
+
+    async fn session_lock(
+        conn: &mut MySqlConnection,
+        id: i64,
+        key: &Key,
+        _sharing: Sharing,
+        slice: Duration,
+    ) -> sqlx::Result<SessionAnswer> {
+        // MySQL waits for whole seconds and would round half a second; MariaDB keeps the fraction.
+        let answer: sqlx::Result<Option<i64>> = sqlx::query_scalar(concat!(
+            "SELECT CAST(CASE
+                 WHEN CONNECTION_ID() <> ? THEN -1
+                 WHEN IS_USED_LOCK(",
+            name!(),
+            ") <=> CONNECTION_ID() THEN 0
+                 ELSE GET_LOCK(",
+            name!(),
+            ", /*!80000 FLOOR( */ ? /*!80000 ) */)
+             END AS SIGNED)"
+        ))
+        .bind(id)
+        .bind(key.as_bytes())
+        .bind(key.as_bytes())
+        .bind(slice.as_secs_f64())
+        .fetch_one(&mut *conn)
+        .await;
+        match answer {
+            Ok(Some(1)) => Ok(SessionAnswer::Granted),
+            Ok(Some(0)) => Ok(SessionAnswer::Held),
+            Ok(Some(_)) => Ok(SessionAnswer::Elsewhere),
+            Err(err) if Self::fault(&err) != Fault::Contended => Err(err),
+            // The wait was cut short, by KILL QUERY or a bound of the session's, which MariaDB answers with NULL and
+            // MySQL with an error. The lock may have been granted in the same instant.
+            Ok(None) | Err(_) => {
+                let holds = Self::session_holds(conn, id, key).await?;
+                Ok(if holds { SessionAnswer::Granted } else { SessionAnswer::Held })
+            }
+        }
+    }
+
+    async fn session_holds(conn: &mut MySqlConnection, id: i64, key: &Key) -> sqlx::Result<bool> {
+        sqlx::query_scalar(concat!("SELECT CONNECTION_ID() = ? AND IS_USED_LOCK(", name!(), ") <=> CONNECTION_ID()"))
+            .bind(id)
+            .bind(key.as_bytes())
+            .fetch_one(conn)
+            .await
+    }
+
+    async fn session_unlock(conn: &mut MySqlConnection, id: i64, key: &Key, _sharing: Sharing) -> sqlx::Result<bool> {
+        let released: Option<i64> = sqlx::query_scalar(concat!(
+            "SELECT CAST(CASE WHEN CONNECTION_ID() = ? THEN RELEASE_LOCK(",
+            name!(),
+            ") ELSE 0 END AS SIGNED)"
+        ))
+        .bind(id)
+        .bind(key.as_bytes())
+        .fetch_one(conn)
+        .await?;
+        Ok(released == Some(1))
+    }
+
+    async fn session_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        let row = sqlx::query(concat!(
+            "SELECT CAST(used.id AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
+             FROM (SELECT IS_USED_LOCK(",
+            name!(),
+            ") AS id) AS used
+             LEFT JOIN information_schema.PROCESSLIST AS p ON p.ID = used.id
+             WHERE used.id IS NOT NULL"
+        ))
+        .bind(key.as_bytes())
+        .fetch_optional(conn)
+        .await?;
+        row.as_ref().map(holder).transpose()
+    }
+}

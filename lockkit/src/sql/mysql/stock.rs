@@ -1,0 +1,140 @@
+//! Stocks on MySQL and MariaDB.
+
+use std::ops::RangeInclusive;
+
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlQueryResult};
+
+use super::row::bounded;
+use crate::{
+    key::Key,
+    policy::Wait,
+    sql::{Look, Segment, StockOps, counted_depth, quantity, segment},
+};
+
+/// Takes from the first of these segments that is free. No random order: the servers would lock all of them to sort.
+///
+/// No range of segments either: the servers also lock the row after it, which may be another stock's. Told which index to
+/// use, since on a small table the optimizer prefers a scan, which waits for segments that are locked. The number of the
+/// segment comes back in the OK packet.
+macro_rules! take_free {
+    ($among:literal) => {
+        concat!(
+            "UPDATE (
+                 SELECT name, segment FROM lockkit_stock FORCE INDEX (PRIMARY)
+                 WHERE name = ? ",
+            $among,
+            " AND quantity >= ?
+                 ORDER BY name, segment
+                 LIMIT 1
+                 FOR UPDATE SKIP LOCKED
+             ) AS free
+             STRAIGHT_JOIN lockkit_stock AS s FORCE INDEX (PRIMARY)
+                 ON s.name = free.name AND s.segment = free.segment
+             SET s.quantity = s.quantity - ? + 0 * LAST_INSERT_ID(s.segment)"
+        )
+    };
+}
+
+impl StockOps for MySql {
+    async fn stock_take_any(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        amount: i64,
+        first: [u32; 4],
+    ) -> sqlx::Result<Option<u32>> {
+        let mut among_first = sqlx::query(take_free!("AND segment IN (?, ?, ?, ?)")).bind(key.as_bytes());
+        for number in first {
+            among_first = among_first.bind(number);
+        }
+        let done = among_first.bind(amount).bind(amount).execute(&mut *conn).await?;
+        if let Some(number) = taken_from(&done) {
+            return Ok(Some(number));
+        }
+        let among_all = sqlx::query(take_free!("")).bind(key.as_bytes()).bind(amount).bind(amount);
+        Ok(taken_from(&among_all.execute(conn).await?))
+    }
+
+    async fn stock_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Look> {
+        // Inside a transaction its isolation is not known, and under REPEATABLE READ what is read may be old.
+        let is_current = counted_depth::<Self>(conn) == 0;
+        let rows: Vec<(u32, i64)> =
+            sqlx::query_as("SELECT segment, quantity FROM lockkit_stock WHERE name = ? ORDER BY segment")
+                .bind(key.as_bytes())
+                .fetch_all(conn)
+                .await?;
+        Ok(Look { segments: rows.into_iter().map(|(number, it)| segment(number.into(), it)).collect(), is_current })
+    }
+
+    async fn stock_lock(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        segments: RangeInclusive<u32>,
+        wait: Wait,
+    ) -> sqlx::Result<Vec<Segment>> {
+        // Rows are locked as they are read, so the index must be the one that delivers them in their order.
+        let (before, hint) = bounded(wait);
+        let (among, numbers) = among(segments);
+        let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
+        let sql = format!(
+            "{before}SELECT {hint}segment, quantity
+             FROM lockkit_stock FORCE INDEX (PRIMARY)
+             WHERE name = ? {among}
+             ORDER BY name, segment
+             FOR UPDATE {waiting}"
+        );
+        let mut lock = sqlx::query_as::<_, (u32, i64)>(AssertSqlSafe(sql)).bind(key.as_bytes());
+        for number in numbers {
+            lock = lock.bind(number);
+        }
+        lock.fetch_all(conn).await.map(|rows| rows.into_iter().map(|(number, it)| segment(number.into(), it)).collect())
+    }
+
+    async fn stock_make(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<()> {
+        sqlx::query(
+            "INSERT INTO lockkit_stock (name, segment, quantity) VALUES (?, 0, 0)
+             ON DUPLICATE KEY UPDATE segment = VALUES(segment)",
+        )
+        .bind(key.as_bytes())
+        .execute(conn)
+        .await?;
+        Ok(())
+    }
+
+    async fn stock_write(conn: &mut MySqlConnection, key: &Key, segments: &[Segment]) -> sqlx::Result<()> {
+        let sql = format!(
+            "INSERT INTO lockkit_stock (name, segment, quantity) VALUES {}
+             ON DUPLICATE KEY UPDATE quantity = VALUES(quantity)",
+            vec!["(?, ?, ?)"; segments.len()].join(", "),
+        );
+        let mut write = sqlx::query(AssertSqlSafe(sql));
+        for segment in segments {
+            write = write.bind(key.as_bytes()).bind(segment.number).bind(quantity(segment));
+        }
+        write.execute(conn).await?;
+        Ok(())
+    }
+
+    async fn stock_remove(conn: &mut MySqlConnection, key: &Key, segments: RangeInclusive<u32>) -> sqlx::Result<()> {
+        let (among, numbers) = among(segments);
+        let sql = format!("DELETE FROM lockkit_stock WHERE name = ? {among}");
+        let mut remove = sqlx::query(AssertSqlSafe(sql)).bind(key.as_bytes());
+        for number in numbers {
+            remove = remove.bind(number);
+        }
+        remove.execute(conn).await?;
+        Ok(())
+    }
+}
+
+fn taken_from(done: &MySqlQueryResult) -> Option<u32> {
+    (done.rows_affected() > 0).then(|| u32::try_from(done.last_insert_id()).unwrap_or(0))
+}
+
+/// These segments, as a condition that reads no row beyond them, and the numbers to bind.
+fn among(segments: RangeInclusive<u32>) -> (String, Vec<u32>) {
+    if *segments.end() == u32::MAX {
+        return (String::new(), Vec::new());
+    }
+    let numbers: Vec<_> = segments.collect();
+    (format!("AND segment IN ({})", vec!["?"; numbers.len()].join(", ")), numbers)
+}

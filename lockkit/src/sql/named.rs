@@ -1,0 +1,193 @@
+//! Named locks for a transaction: for what has no row to lock yet.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    error::{Error, Fault, LockHolder, Result},
+    key::Key,
+    lease::wait::observed,
+    observe::Strategy,
+    policy::Wait,
+    sql::{
+        AsConnection, NamedOps, Sharing,
+        conn::{Finish, On},
+        depth, failed, failed_on_own_table, holder,
+        tx::until,
+    },
+};
+
+/// How much longer than the bound a server may take. MySQL ends waits once a second.
+const BACKSTOP: Duration = Duration::from_secs(2);
+
+/// Locks a name for the rest of a transaction.
+///
+/// Use it where there is no row to lock yet, as in "one order per user": lock the user's name, look, insert, commit. For
+/// rows that exist use [`RowLock`](crate::RowLock); for work that outlives a transaction a [lease](crate::Leases).
+///
+/// | database | what is locked |
+/// |---|---|
+/// | PostgreSQL | an advisory lock on 64 bits of SHA-256 of the key. Two different names among a million share one with a chance of 3 in 10^8, and then only wait for each other. Needs no table |
+/// | MySQL, MariaDB | a row of `lockkit_named` with the whole name. It is kept, so the table grows with the number of different names |
+/// | SQLite | the write lock of the database: all names are one lock |
+///
+/// One round trip; two for a wait of less than a second on MySQL or MariaDB when the name is new. MySQL and MariaDB count longer
+/// waits in whole seconds. When two transactions use a new name for the first time in the same instant and wait for less than a
+/// second, the loser on MySQL is refused up to two seconds late, and its connection is closed.
+///
+/// Lock first, then read, in a transaction from [`begin`](crate::begin): it is READ COMMITTED, so that reads after the
+/// lock see what the last holder committed. In a REPEATABLE READ transaction that has read already they would not.
+///
+/// # Example
+/// ```
+/// use lockkit::NamedLock;
+/// use std::time::Duration;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # lockkit::migrate(&pool).await?;
+/// # sqlx::query("CREATE TABLE orders (user_id INTEGER)").execute(&pool).await?;
+/// let user_id = 42;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// NamedLock::new(format!("order:{user_id}")).wait(Duration::from_secs(2)).lock(&mut *tx).await?;
+/// let ordered: i64 =
+///     sqlx::query_scalar("SELECT count(*) FROM orders WHERE user_id = ?").bind(user_id).fetch_one(&mut *tx).await?;
+/// if ordered == 0 {
+///     sqlx::query("INSERT INTO orders VALUES (?)").bind(user_id).execute(&mut *tx).await?;
+/// }
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a named lock does nothing until `lock` is awaited"]
+pub struct NamedLock {
+    key: Key,
+    sharing: Sharing,
+    wait: Option<Wait>,
+}
+
+impl NamedLock {
+    /// The lock of this name.
+    pub fn new(key: impl Into<Key>) -> Self {
+        Self { key: key.into(), sharing: Sharing::Alone, wait: None }
+    }
+
+    /// Lets others share the lock, too: those who share it keep out only those who do not. As readers do, who must not see
+    /// a writer half-way.
+    ///
+    /// | database | several at a time |
+    /// |---|---|
+    /// | PostgreSQL | yes |
+    /// | MySQL, MariaDB | yes; not with the transaction that uses the name for the first time ever, which makes its row |
+    /// | SQLite | no: the write lock of the database is held alone, as by every named lock |
+    ///
+    /// A transaction that shares the lock and then asks for it alone waits for the others that share it. Two that do so
+    /// deadlock, and the database ends one.
+    ///
+    /// ```
+    /// # use lockkit::NamedLock;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # lockkit::migrate(&pool).await?;
+    /// let mut tx = lockkit::begin(&pool).await?;
+    /// NamedLock::new("prices").share().lock(&mut *tx).await?; // whoever changes prices locks the name without `share`
+    /// # Ok(()) }
+    /// ```
+    pub fn share(mut self) -> Self {
+        self.sharing = Sharing::Shared;
+        self
+    }
+
+    /// How long to wait for another holder. Defaults to [`Wait::DEFAULT`], 10 s.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = Some(wait.into());
+        self
+    }
+
+    /// This lock, with its wait cut to what is left until a deadline.
+    pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
+        self.wait = Some(Wait::within(self.wait, deadline.map(|it| it.saturating_duration_since(Instant::now()))));
+        self
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(crate) fn bound(&self) -> Option<Wait> {
+        self.wait
+    }
+
+    /// Takes the lock; it is given back when the transaction ends. Taking it again in the same transaction is free.
+    ///
+    /// # Errors
+    /// [`Error::Contended`] after the wait, with the holder where it is known: on PostgreSQL for [`Wait::Never`] and under
+    /// `#[with_lock]` (a wait that ran out leaves a transaction that answers nothing more), elsewhere as [`holder`](Self::holder)
+    /// says; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
+    /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::Database`]. Roll the transaction back
+    /// after an error.
+    ///
+    /// # Cancel safety
+    /// The name may or may not be locked, until the transaction ends; roll it back.
+    pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        let conn = conn.as_connection();
+        let wait = self.wait.unwrap_or_default();
+        self.key.check()?;
+        wait.check()?;
+        if depth::<DB>(conn).await? == 0 {
+            let reason = "needs a transaction: outside of one the name would be unlocked at once".to_owned();
+            return Err(Error::InvalidOption { option: "named lock", reason });
+        }
+        let started = Instant::now();
+        let waited = || started.elapsed();
+        // The server keeps the bound; this is for the one statement that MySQL cannot bound.
+        let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
+        let taking = async {
+            let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, wait)).await;
+            let (waited, holder) = match taken {
+                Some(Ok(true)) => return Ok(()),
+                Some(Err(err)) if DB::fault(&err) != Fault::Contended => {
+                    return Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err));
+                }
+                Some(_) => (waited(), holder::seen(DB::named_holder(conn, &self.key)).await),
+                // The statement is still on its way.
+                None => (waited(), None),
+            };
+            Err(Error::Contended { key: self.key.clone(), waited, holder })
+        };
+        observed(Strategy::Named, &self.key, taking).await
+    }
+
+    /// The session that holds the lock now, or one of those that share it; `None` when nobody holds it, as far as the
+    /// server says. For operators: it may be given back by the time this is answered.
+    ///
+    /// | database | who can be seen |
+    /// |---|---|
+    /// | PostgreSQL | everybody |
+    /// | MySQL | everybody, but who locks a name for the first time ever only once somebody waits for it. Needs the rights PROCESS, and SELECT on `performance_schema.data_locks` |
+    /// | MariaDB | a holder that somebody waits for, as it was up to 0.1 s before. Needs the right PROCESS |
+    /// | SQLite | nobody |
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`]; [`Error::PoolStarved`]; [`Error::Database`], also where a right is missing.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// ```no_run
+    /// # async fn f(pool: sqlx::PgPool) -> Result<(), lockkit::Error> {
+    /// if let Some(holder) = lockkit::NamedLock::new("order:42").holder(&pool).await? {
+    ///     println!("{holder}; it ends with SELECT pg_terminate_backend({})", holder.id);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn holder<DB: NamedOps>(&self, on: impl On<DB>) -> Result<Option<LockHolder>> {
+        let doing = "looking for the holder of named lock";
+        self.key.check()?;
+        let mut conn = on.reach(doing).await?;
+        let holder = DB::named_holder(&mut conn, &self.key).await;
+        conn.finish();
+        holder.map_err(|err| failed::<DB>(doing, Some(&self.key), err))
+    }
+}

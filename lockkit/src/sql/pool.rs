@@ -1,0 +1,324 @@
+//! Every pool of a supported database is a store of leases: borrow a connection, run one operation, give it back.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sqlx::{Connection, Pool, pool::PoolConnection};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Dialect, LeaseOps, failed, failed_on_own_table};
+use crate::{
+    error::{Error, Fault, Result},
+    guard::{Guard, Hold},
+    key::Key,
+    lease::store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Release, Renewal, Scoped, Token},
+};
+
+/// How many callers wait for a connection, by pool: for [`Error::PoolStarved`] to tell. A pool that nobody waits at is
+/// not in it.
+static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
+
+/// How long an idle connection may take to show that it still works. It may have died without a word, and sqlx would wait for
+/// its answer for as long as the caller does.
+const PING_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long a connection may take to show that it works as it goes back to its pool.
+const RETURN_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long a new connection may take that is opened to see whether the server answers at all.
+const PROBE_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long one try for the lock of the whole database takes. SQLite tries three times within it.
+const SHORT_TRY: Duration = Duration::from_millis(3);
+
+/// A connection of the pool, whose database is known.
+pub(crate) async fn connection<DB: Dialect>(
+    pool: &Pool<DB>,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<PoolConnection<DB>> {
+    let mut conn = checkout(pool, doing, key).await?;
+    DB::greet(&mut conn, pool).await;
+    Ok(conn)
+}
+
+/// A connection of the pool.
+pub(crate) async fn checkout<DB: Dialect>(
+    pool: &Pool<DB>,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<PoolConnection<DB>> {
+    checked_out(pool, PING_LIMIT, doing, key).await
+}
+
+async fn checked_out<DB: Dialect>(
+    pool: &Pool<DB>,
+    ping_limit: Duration,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<PoolConnection<DB>> {
+    let _waiting = Waiting::at(pool);
+    loop {
+        let acquired = if DB::IS_REMOTE && pool.num_idle() > 0 {
+            match timeout(ping_limit, pool.acquire()).await {
+                Ok(acquired) => acquired,
+                // Dropping the future has closed the connection that did not answer.
+                Err(_) => continue,
+            }
+        } else {
+            pool.acquire().await
+        };
+        return match acquired {
+            Ok(conn) => Ok(conn),
+            Err(sqlx::Error::PoolTimedOut) => {
+                Err(starved(pool).await.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))
+            }
+            Err(err) => Err(failed_on_own_table::<DB>(doing, key, err)),
+        };
+    }
+}
+
+/// The error that says so when all connections of the pool are in use, and the server would answer on another one.
+pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
+    let (held, size) = (pool.size(), pool.options().get_max_connections());
+    let waiting = waiting().get(&address(pool)).copied().unwrap_or(0).max(1);
+    if held < size || pool.num_idle() > 0 {
+        return None;
+    }
+    let starved = Error::PoolStarved { held, waiting, size };
+    if !DB::IS_REMOTE {
+        return Some(starved);
+    }
+    let options = pool.connect_options();
+    match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
+        // It answers, be it that it has no room for another.
+        Ok(Ok(_) | Err(sqlx::Error::Database(_))) => Some(starved),
+        Ok(Err(_)) | Err(_) => None,
+    }
+}
+
+/// A connection with a statement on its way. Unless it is given back, it is closed: nobody knows when an answer will come, and
+/// until then it would keep its place in the pool.
+struct Call<DB: Dialect> {
+    conn: PoolConnection<DB>,
+    /// `Drop` may run on a thread without a runtime.
+    runtime: Handle,
+    /// How long the connection waited for the lock of the whole database, if it waits shortly now.
+    waited: Option<Duration>,
+}
+
+impl<DB: Dialect> Hold for Call<DB> {
+    fn abandon(self) {
+        let Self { mut conn, runtime, waited } = self;
+        let _inside = runtime.enter();
+        if DB::IS_REMOTE {
+            drop(conn.detach());
+        } else if let Some(waited) = waited {
+            runtime.spawn(async move {
+                if DB::wait_for(&mut conn, waited).await.is_err() {
+                    drop(conn.detach());
+                }
+            });
+        }
+    }
+}
+
+/// Runs one operation on a connection of the pool.
+async fn call<DB: Dialect, T>(
+    pool: &Pool<DB>,
+    ping_limit: Duration,
+    doing: &'static str,
+    key: Option<&Key>,
+    operation: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+) -> Result<T> {
+    let conn = checked_out(pool, ping_limit, doing, key).await?;
+    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    DB::greet(&mut call.get_mut().conn, pool).await;
+    let answer = operation(&mut call.get_mut().conn).await;
+    let conn = call.defuse().conn;
+    match &answer {
+        Err(err) if DB::IS_REMOTE && DB::fault(err) == Fault::Unavailable => drop(conn.detach()),
+        _ => check_in::<DB>(conn),
+    }
+    answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+}
+
+/// As [`call`], for an operation that writes a lease.
+///
+/// Where all writers share one lock, it waits for that in many short tries, for as long as the connection would. SQLite's
+/// own wait (<https://www.sqlite.org/c3ref/busy_timeout.html>) sleeps for 100 ms between two tries after a while, and may
+/// not get the lock at all beside others that write all the time.
+async fn write<DB: Dialect, T>(
+    pool: &Pool<DB>,
+    ping_limit: Duration,
+    doing: &'static str,
+    key: Option<&Key>,
+    operation: impl AsyncFnOnce(&mut DB::Connection, Tries) -> sqlx::Result<T>,
+) -> Result<T> {
+    if DB::IS_REMOTE {
+        return call(pool, ping_limit, doing, key, async |conn| operation(conn, Tries { until: None }).await).await;
+    }
+    let conn = checked_out(pool, ping_limit, doing, key).await?;
+    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    let answer = async {
+        let Call { conn, waited, .. } = call.get_mut();
+        *waited = DB::waits_for(conn).await?;
+        let wait = waited.unwrap_or_default();
+        DB::wait_for(conn, wait.min(SHORT_TRY)).await?;
+        let answer = operation(conn, Tries { until: Some(Instant::now() + wait) }).await;
+        DB::wait_for(conn, wait).await?;
+        *waited = None;
+        answer
+    };
+    let answer = answer.await;
+    // Dropping the call restores the wait if that failed.
+    drop(call);
+    answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+}
+
+/// For how long to try for the lock of the whole database.
+struct Tries {
+    until: Option<Instant>,
+}
+
+impl Tries {
+    /// Whether to try again after this error, after a moment.
+    async fn again<DB: Dialect>(&self, err: &sqlx::Error) -> bool {
+        let again = DB::fault(err) == Fault::Contended && self.until.is_some_and(|it| Instant::now() < it);
+        if again {
+            sleep(Duration::from_millis(1)).await;
+        }
+        again
+    }
+}
+
+/// Runs the operation until it is not refused for the lock of the whole database.
+macro_rules! tried {
+    ($tries:ident, $operation:expr) => {
+        loop {
+            match $operation.await {
+                Err(err) if $tries.again::<DB>(&err).await => {}
+                answer => break answer,
+            }
+        }
+    };
+}
+
+/// Gives the connection back. sqlx pings it first, without a bound of its own.
+pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
+    if DB::IS_REMOTE {
+        let returning = conn.return_to_pool();
+        tokio::spawn(async move { _ = timeout(RETURN_LIMIT, returning).await });
+    }
+}
+
+/// How long a ping may take where a lease of this ttl is at stake.
+fn ping_limit(ttl: Duration) -> Duration {
+    (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT)
+}
+
+/// One caller that waits for a connection.
+struct Waiting(usize);
+
+impl Waiting {
+    fn at<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        *waiting().entry(address(pool)).or_default() += 1;
+        Self(address(pool))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut waiters) = waiting().entry(self.0) {
+            *waiters.get_mut() -= 1;
+            if *waiters.get() == 0 {
+                waiters.remove();
+            }
+        }
+    }
+}
+
+/// What all handles to one pool have in common.
+pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
+    std::ptr::from_ref(pool.options()).addr()
+}
+
+/// No code panics while it holds the lock.
+fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `otherwise` where the database would have had to wait for another transaction, or undid the statement for one.
+fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
+    match result {
+        Err(Error::Database { fault, .. }) if fault.is_of_the_moment() => Ok(otherwise),
+        result => result,
+    }
+}
+
+impl<DB: LeaseOps> LeaseStore for Pool<DB> {
+    async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        let answer = write(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
+            tried!(tries, DB::lease_acquire(conn, claim))
+        });
+        unless_locked(answer.await, Acquired::Held { free_in: None })
+    }
+
+    async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
+        let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
+        let answer = call(self, ping_limit(first.ttl), "acquiring leases", Some(&first.key), async |conn| {
+            DB::lease_acquire_all(conn, claims).await
+        });
+        unless_locked(answer.await, AcquiredAll::Held { key: first.key.clone(), free_in: None })
+    }
+
+    async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
+        call(self, PING_LIMIT, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await).await
+    }
+
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+        let Some(first) = renewals.first() else { return Ok(Vec::new()) };
+        let answer = write(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
+            tried!(tries, DB::lease_renew(conn, renewals))
+        });
+        unless_locked(answer.await, vec![Scoped::Busy; renewals.len()])
+    }
+
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
+        let answer = write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
+            tried!(tries, DB::lease_release(conn, key, token, min_hold))
+        });
+        unless_locked(answer.await, Scoped::Busy)
+    }
+
+    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Scoped>> {
+        let Some(first) = releases.first() else { return Ok(Vec::new()) };
+        let answer = write(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn, tries| {
+            tried!(tries, DB::lease_release_all(conn, releases))
+        });
+        unless_locked(answer.await, vec![Scoped::Busy; releases.len()])
+    }
+
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<Held>> {
+        call(self, PING_LIMIT, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await).await
+    }
+
+    async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
+        call(self, PING_LIMIT, "sweeping leases", None, async |conn| DB::lease_sweep(conn, retention, limit).await)
+            .await
+    }
+
+    async fn unanswered(&self) -> Option<Error> {
+        starved(self).await
+    }
+
+    fn always_answers(&self) -> bool {
+        !DB::IS_REMOTE
+    }
+}

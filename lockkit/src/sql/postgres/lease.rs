@@ -1,0 +1,563 @@
+//! Leases on PostgreSQL.
+
+use std::time::Duration;
+
+use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
+
+use super::{bell, pooler::query};
+use crate::{
+    key::Key,
+    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
+    sql::{
+        LeaseOps, duration, fence,
+        lease::{Found, HeldRow, lease_give_back, leases_found, prefix_end, previous},
+        micros,
+    },
+};
+
+// What holds a lease, in the row locks of PostgreSQL
+// (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR KEY
+// SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
+// free it or forget it.
+
+/// The leases held now, `$1` at most.
+macro_rules! list {
+    ($condition:literal) => {
+        concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, ttl_us, renewals
+             FROM lockkit_lease
+             WHERE ",
+            $condition,
+            "token IS NOT NULL AND expires_us > ",
+            now!(),
+            "
+             ORDER BY name
+             LIMIT $1"
+        )
+    };
+}
+
+/// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
+/// `greatest` and `least` pass over NULL.
+macro_rules! lives {
+    ($ttl:literal) => {
+        concat!(
+            "expires_us = greatest(least(l.expires_us, ",
+            now!(),
+            " + l.ttl_us), ",
+            now!(),
+            " + ",
+            $ttl,
+            "),
+             ttl_us = CASE WHEN least(l.expires_us, ",
+            now!(),
+            " + l.ttl_us) > ",
+            now!(),
+            " + ",
+            $ttl,
+            "
+                 THEN l.ttl_us ELSE ",
+            $ttl,
+            " END,
+             acquired_us = l.acquired_us - greatest(0, l.expires_us - l.ttl_us - ",
+            now!(),
+            ")"
+        )
+    };
+}
+
+/// A lease that is given back stays taken by `$nobody` for what is left of `$min_hold`.
+macro_rules! stays_taken {
+    ($min_hold:literal, $nobody:literal) => {
+        stays_taken!(@ concat!("(", $min_hold, " - greatest(0, ", now!(), " - l.acquired_us))"), $nobody)
+    };
+    (@ $left:expr, $nobody:literal) => {
+        concat!(
+            "token = CASE WHEN ", $left, " > 0 THEN ", $nobody, " END,
+             expires_us = CASE WHEN ", $left, " > 0 THEN ", now!(), " + ", $left, " ELSE 0 END,
+             ttl_us = CASE WHEN ", $left, " > 0 THEN ", $left, " ELSE l.ttl_us END"
+        )
+    };
+}
+
+impl LeaseOps for Postgres {
+    async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+        // A held lease is only read: an INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a
+        // transaction id and wait for the disk each time it fails.
+        let row = query(concat!(
+            "WITH free AS MATERIALIZED (
+                 SELECT name, holder, fence, token, expires_us FROM lockkit_lease
+                 WHERE name = $1 AND (expires_us <= ",
+            now!(),
+            " OR token = $2)
+                 FOR UPDATE SKIP LOCKED
+             ), taken AS (
+                 UPDATE lockkit_lease AS l
+                 SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE greatest(l.fence + 1, ",
+            now!(),
+            ") END,
+                     acquired_us = CASE WHEN l.token = $2 THEN l.acquired_us ELSE ",
+            now!(),
+            " END,
+                     renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
+                     token = $2, holder = $3, ttl_us = $4, expires_us = ",
+            now!(),
+            " + $4
+                 FROM free
+                 WHERE l.name = free.name
+                 RETURNING l.fence, free.holder, free.fence AS old_fence, nullif(free.token, $2) AS old_token,
+                     ",
+            now!(),
+            " - free.expires_us AS expired_us
+             ), made AS (
+                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+                 SELECT $1, $2, $3, ",
+            now!(),
+            ", ",
+            now!(),
+            ", ",
+            now!(),
+            " + $4, $4
+                 WHERE NOT EXISTS (SELECT FROM lockkit_lease WHERE name = $1)
+                 ON CONFLICT DO NOTHING
+                 RETURNING fence
+             )
+             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us, false AS ahead
+             FROM taken
+             UNION ALL
+             SELECT true, fence, '', 0, NULL, 0, 0, false FROM made
+             UNION ALL
+             SELECT false, fence, '', 0, NULL, 0, expires_us - ",
+            now!(),
+            ", coalesce(expires_us - ttl_us > ",
+            now!(),
+            ", false)
+             FROM lockkit_lease
+             WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)"
+        ))
+        .bind(claim.key.as_str())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(&*claim.holder)
+        .bind(micros(claim.ttl))
+        .fetch_optional(&mut *conn)
+        .await?;
+        let Some(row) = row else {
+            // Another process made the row at this moment.
+            return Ok(Acquired::Held { free_in: None });
+        };
+        if row.try_get("granted")? {
+            return Ok(Acquired::Granted(grant(&row)?));
+        }
+        if row.try_get("ahead")? {
+            // The clock was set back: the look cuts the expiry.
+            let held = Self::lease_look(conn, &claim.key).await?;
+            return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
+        }
+        // Expired, but still locked by somebody: when it will be free is not known.
+        let left = duration(row.try_get("left_us")?);
+        Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
+    }
+
+    async fn lease_acquire_all(conn: &mut PgConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
+        let Some(Claim { holder, ttl, .. }) = claims.first() else {
+            return Ok(AcquiredAll::Granted(Vec::new()));
+        };
+        let names: Vec<_> = claims.iter().map(|it| it.key.as_str()).collect();
+        let tokens: Vec<_> = claims.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+        let rows = query(concat!(
+            "WITH asked AS MATERIALIZED (
+                 SELECT * FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS a (name, token, number)
+             ), free AS MATERIALIZED (
+                 SELECT l.name, a.token AS new_token, l.holder, l.fence, l.token, l.expires_us
+                 FROM lockkit_lease AS l JOIN asked AS a USING (name)
+                 WHERE l.expires_us <= ",
+            now!(),
+            " OR l.token = a.token
+                 ORDER BY l.name
+                 FOR UPDATE OF l SKIP LOCKED
+             ), missing AS MATERIALIZED (
+                 SELECT name, token FROM asked AS a
+                 WHERE NOT EXISTS (SELECT FROM lockkit_lease AS l WHERE l.name = a.name)
+             ), every AS MATERIALIZED (
+                 SELECT (SELECT count(*) FROM free) + (SELECT count(*) FROM missing) = cardinality($1) AS one
+             ), taken AS (
+                 UPDATE lockkit_lease AS l
+                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE greatest(l.fence + 1, ",
+            now!(),
+            ") END,
+                     acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE ",
+            now!(),
+            " END,
+                     renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
+                     token = free.new_token, holder = $3, ttl_us = $4, expires_us = ",
+            now!(),
+            " + $4
+                 FROM free, every
+                 WHERE l.name = free.name AND every.one
+                 RETURNING l.name, l.fence, free.holder, free.fence AS old_fence,
+                     nullif(free.token, free.new_token) AS old_token, ",
+            now!(),
+            " - free.expires_us AS expired_us
+             ), made AS (
+                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+                 SELECT missing.name, missing.token, $3, ",
+            now!(),
+            ", ",
+            now!(),
+            ", ",
+            now!(),
+            " + $4, $4
+                 FROM missing, every
+                 WHERE every.one
+                 ON CONFLICT DO NOTHING
+                 RETURNING name, fence
+             ), granted AS (
+                 SELECT name, fence, holder, old_fence, old_token, expired_us FROM taken
+                 UNION ALL
+                 SELECT name, fence, '', 0, NULL, 0 FROM made
+             )
+             SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
+                 greatest(0, l.expires_us - ",
+            now!(),
+            ") AS left_us, coalesce(l.expires_us - l.ttl_us > ",
+            now!(),
+            ", false) AS ahead
+             FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
+             ORDER BY a.number"
+        ))
+        .bind(names)
+        .bind(tokens)
+        .bind(&**holder)
+        .bind(micros(*ttl))
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut grants = Vec::with_capacity(claims.len());
+        let mut held: Option<AcquiredAll> = None;
+        for (row, claim) in rows.iter().zip(claims) {
+            if row.try_get("granted")? {
+                grants.push(grant(row)?);
+                continue;
+            }
+            let mut left = duration(row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0));
+            if row.try_get("ahead")? {
+                // The clock was set back: the look cuts the expiry.
+                left = Self::lease_look(conn, &claim.key).await?.map_or(Duration::ZERO, |it| it.info.expires_in);
+            }
+            let free_in = (!left.is_zero()).then_some(left);
+            // The one that is in the way, not those that are free without it.
+            if held.is_none() || free_in.is_some() {
+                held = Some(AcquiredAll::Held { key: claim.key.clone(), free_in });
+            }
+        }
+        let Some(held) = held else {
+            return Ok(AcquiredAll::Granted(grants));
+        };
+        if !grants.is_empty() {
+            // Another process made one of the missing rows at this moment.
+            lease_give_back::<Self>(conn, claims).await?;
+        }
+        Ok(held)
+    }
+
+    async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<Held>> {
+        let row = query(concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, ttl_us, renewals
+             FROM lockkit_lease
+             WHERE name = $1 AND token IS NOT NULL AND expires_us > ",
+            now!()
+        ))
+        .bind(key.as_str())
+        .fetch_optional(&mut *conn)
+        .await?;
+        Ok(leases_found::<Self>(conn, row.iter().map(found)).await?.pop())
+    }
+
+    async fn lease_cut(conn: &mut PgConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
+        query(concat!(
+            "WITH ahead AS MATERIALIZED (
+                 SELECT name, expires_us - ttl_us - ",
+            now!(),
+            " AS by FROM lockkit_lease
+                 WHERE name = $1 AND expires_us = $2 AND ttl_us = $3 AND expires_us - ttl_us > ",
+            now!(),
+            "
+                 FOR NO KEY UPDATE SKIP LOCKED
+             )
+             UPDATE lockkit_lease AS l
+             SET expires_us = l.expires_us - ahead.by, acquired_us = l.acquired_us - ahead.by
+             FROM ahead WHERE l.name = ahead.name"
+        ))
+        .bind(key.as_str())
+        .bind(expires_us)
+        .bind(ttl_us)
+        .execute(conn)
+        .await?;
+        Ok(())
+    }
+
+    async fn lease_renew(conn: &mut PgConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+        let names: Vec<_> = renewals.iter().map(|it| it.key.as_str()).collect();
+        let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+        let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
+        let rows = query(concat!(
+            "WITH asked AS MATERIALIZED (
+                 SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) WITH ORDINALITY AS a (name, token, ttl, number)
+             ), mine AS MATERIALIZED (
+                 SELECT l.name, a.ttl FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
+                 WHERE l.expires_us > ",
+            now!(),
+            "
+                 ORDER BY l.name
+                 FOR NO KEY UPDATE OF l SKIP LOCKED
+             ), renewed AS (
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            lives!("mine.ttl"),
+            ", renewals = l.renewals + 1
+                 FROM mine WHERE l.name = mine.name
+                 RETURNING l.name, l.token
+             )
+             SELECT r.name IS NOT NULL AS done, l.name IS NOT NULL AS held
+             FROM asked AS a
+             LEFT JOIN renewed AS r USING (name, token)
+             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
+            now!(),
+            "
+             ORDER BY a.number"
+        ))
+        .bind(names)
+        .bind(tokens)
+        .bind(ttls)
+        .fetch_all(conn)
+        .await?;
+        rows.iter().map(scoped).collect()
+    }
+
+    async fn lease_release(
+        conn: &mut PgConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<Scoped> {
+        // Not waiting for the disk is safe here: a release that a crash undoes is one that waits out its ttl.
+        let row = query(concat!(
+            "WITH mine AS MATERIALIZED (
+                 SELECT name FROM lockkit_lease
+                 WHERE name = $1 AND token = $2 AND expires_us > ",
+            now!(),
+            "
+                   AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
+                 FOR UPDATE SKIP LOCKED
+             ), freed AS (
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            stays_taken!("$3", "$4"),
+            "
+                 FROM mine WHERE l.name = mine.name
+                 RETURNING 1
+             )
+             SELECT EXISTS (SELECT FROM freed) AS done,
+                 EXISTS (SELECT FROM lockkit_lease WHERE name = $1 AND token = $2 AND expires_us > ",
+            now!(),
+            ") AS held,
+                 ",
+            ring!("$5")
+        ))
+        .bind(key.as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(bell(key))
+        .fetch_one(conn)
+        .await?;
+        scoped(&row)
+    }
+
+    async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        let names: Vec<_> = releases.iter().map(|it| it.key.as_str()).collect();
+        let tokens: Vec<_> = releases.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+        let min_holds: Vec<_> = releases.iter().map(|it| micros(it.min_hold)).collect();
+        let nobodies: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
+        let nobodies: Vec<_> = nobodies.iter().map(|it| it.as_bytes().as_slice()).collect();
+        let bells: Vec<_> = releases.iter().map(|it| bell(&it.key)).collect();
+        let rows = query(concat!(
+            "WITH asked AS MATERIALIZED (
+                 SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[])
+                     WITH ORDINALITY AS a (name, token, min_hold, nobody, bell, number)
+             ), mine AS MATERIALIZED (
+                 SELECT l.name, l.token, a.min_hold, a.nobody FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
+                 WHERE l.expires_us > ",
+            now!(),
+            "
+                   AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
+                 ORDER BY l.name
+                 FOR UPDATE OF l SKIP LOCKED
+             ), freed AS (
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            stays_taken!("mine.min_hold", "mine.nobody"),
+            "
+                 FROM mine WHERE l.name = mine.name
+                 RETURNING mine.name, mine.token
+             )
+             SELECT f.name IS NOT NULL AS done, l.name IS NOT NULL AS held,
+                 CASE WHEN f.name IS NOT NULL AND NOT pg_try_advisory_xact_lock(a.bell)
+                     THEN pg_notify('lockkit_freed', a.name)::text
+                 END AS rung
+             FROM asked AS a
+             LEFT JOIN freed AS f USING (name, token)
+             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
+            now!(),
+            "
+             ORDER BY a.number"
+        ))
+        .bind(names)
+        .bind(tokens)
+        .bind(min_holds)
+        .bind(nobodies)
+        .bind(bells)
+        .fetch_all(conn)
+        .await?;
+        rows.iter().map(scoped).collect()
+    }
+
+    async fn lease_pin(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
+        // Where the transaction's snapshot is fixed, a renewal beside it would make its own writes to the row fail, so
+        // there the row is written now and renewals wait.
+        let row = query(concat!(
+            "WITH pinned AS MATERIALIZED (
+                 SELECT name FROM lockkit_lease
+                 WHERE name = $1 AND token = $2 AND expires_us > ",
+            now!(),
+            "
+                   AND current_setting('transaction_isolation') LIKE 'read%'
+                 FOR KEY SHARE
+             ), written AS (
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            lives!("$3"),
+            ", renewals = l.renewals + 1
+                 WHERE name = $1 AND token = $2 AND expires_us > ",
+            now!(),
+            "
+                   AND current_setting('transaction_isolation') NOT LIKE 'read%'
+                 RETURNING 1
+             )
+             SELECT EXISTS (SELECT FROM pinned) OR EXISTS (SELECT FROM written) AS done"
+        ))
+        .bind(key.as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(ttl))
+        .fetch_one(conn)
+        .await?;
+        row.try_get("done")
+    }
+
+    async fn lease_give_up(
+        conn: &mut PgConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+        pinned: bool,
+    ) -> sqlx::Result<bool> {
+        let row = query(concat!(
+            "WITH freed AS (
+                 UPDATE lockkit_lease AS l
+                 SET ",
+            stays_taken!("$3", "$4"),
+            "
+                 WHERE name = $1 AND token = $2 AND ($6 OR expires_us > ",
+            now!(),
+            ")
+                 RETURNING 1
+             )
+             SELECT EXISTS (SELECT FROM freed) AS done, ",
+            ring!("$5")
+        ))
+        .bind(key.as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(bell(key))
+        .bind(pinned)
+        .fetch_one(conn)
+        .await?;
+        row.try_get("done")
+    }
+
+    async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
+        let rows = if prefix.is_empty() {
+            // No text is greater than every other one in every encoding.
+            query(list!("")).bind(i64::from(limit)).fetch_all(&mut *conn).await?
+        } else {
+            query(list!("starts_with(name, $2) AND name >= $2 AND name < $3 AND "))
+                .bind(i64::from(limit))
+                .bind(prefix)
+                .bind(prefix_end(prefix))
+                .fetch_all(&mut *conn)
+                .await?
+        };
+        leases_found::<Self>(conn, rows.iter().map(found)).await
+    }
+
+    async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
+        // A fence above the clock must not be forgotten: the next one is made from the clock.
+        let done = query(concat!(
+            "DELETE FROM lockkit_lease
+             WHERE name IN (
+                 SELECT name FROM lockkit_lease
+                 WHERE expires_us < ",
+            now!(),
+            " - $1 AND fence < ",
+            now!(),
+            " - $1
+                 ORDER BY name
+                 LIMIT $2
+                 FOR UPDATE SKIP LOCKED
+             )"
+        ))
+        .bind(micros(retention))
+        .bind(i64::from(limit))
+        .execute(conn)
+        .await?;
+        Ok(done.rows_affected())
+    }
+}
+
+fn found(row: &PgRow) -> sqlx::Result<Found> {
+    HeldRow {
+        name: row.try_get("name")?,
+        // Not as a slice, which sqlx cannot lend from text.
+        token: &row.try_get::<Vec<u8>, _>("token")?,
+        holder: row.try_get("holder")?,
+        fence: row.try_get("fence")?,
+        acquired_us: row.try_get("acquired_us")?,
+        now_us: row.try_get("now_us")?,
+        expires_us: row.try_get("expires_us")?,
+        ttl_us: row.try_get("ttl_us")?,
+        renewals: row.try_get("renewals")?,
+    }
+    .found()
+}
+
+fn grant(row: &PgRow) -> sqlx::Result<Grant> {
+    let previous = previous(
+        row.try_get("holder")?,
+        row.try_get("old_fence")?,
+        row.try_get::<Option<Vec<u8>>, _>("old_token")?.as_deref(),
+        row.try_get("expired_us")?,
+    );
+    Ok(Grant { fence: fence(row.try_get("fence")?), previous })
+}
+
+fn scoped(row: &PgRow) -> sqlx::Result<Scoped> {
+    Ok(match (row.try_get("done")?, row.try_get("held")?) {
+        (true, _) => Scoped::Done,
+        (false, true) => Scoped::Busy,
+        (false, false) => Scoped::Gone,
+    })
+}

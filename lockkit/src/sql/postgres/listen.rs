@@ -1,0 +1,32 @@
+//! Hearing on PostgreSQL that a lease was given back.
+
+use sqlx::{Pool, Postgres, postgres::PgListener};
+
+use super::bell;
+use crate::{key::Key, sql::ListenOps};
+
+impl ListenOps for Postgres {
+    type Listener = PgListener;
+
+    async fn listen(pool: &Pool<Self>) -> sqlx::Result<PgListener> {
+        // A listener keeps its connection, so it gets one that the application's pool does not miss.
+        let own = pool.options().clone().min_connections(0).max_connections(1);
+        let own = own.connect_lazy_with((*pool.connect_options()).clone());
+        let mut listener = PgListener::connect_with(&own).await?;
+        listener.listen("lockkit_freed").await?;
+        Ok(listener)
+    }
+
+    async fn listen_for(listener: &mut PgListener, key: &Key) -> sqlx::Result<()> {
+        // Somebody who rings at this moment may have it alone: then this wait is for the next question.
+        sqlx::query("SELECT pg_try_advisory_lock_shared($1)").bind(bell(key)).execute(listener).await.map(drop)
+    }
+
+    async fn listen_no_more(listener: &mut PgListener, key: &Key) -> sqlx::Result<()> {
+        sqlx::query("SELECT pg_advisory_unlock_shared($1)").bind(bell(key)).execute(listener).await.map(drop)
+    }
+
+    async fn heard(listener: &mut PgListener) -> sqlx::Result<Option<Key>> {
+        Ok(listener.try_recv().await?.map(|it| Key::from(it.payload())))
+    }
+}

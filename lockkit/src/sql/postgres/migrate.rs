@@ -1,0 +1,120 @@
+//! lockkit's tables on PostgreSQL, made in one transaction. Nothing here is a prepared statement or a lock of the session,
+//! so that it works behind a pooler in transaction mode.
+
+use sqlx::{
+    AssertSqlSafe, Executor, PgConnection, Pool, Postgres, Row, SqlStr,
+    migrate::{MigrateError, Migrator},
+    raw_sql,
+};
+
+use super::{MIGRATIONS, advisory_number};
+use crate::{
+    error::Error,
+    sql::history::{Applied, HISTORY, Schema, failed, hex, migrated, migrator, schema},
+};
+
+pub(super) async fn migrate(pool: &Pool<Postgres>) -> Result<(), Error> {
+    let migrator = migrator(MIGRATIONS);
+    let mut tx = pool.begin_with(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED")).await.map_err(failed)?;
+    let home = home(&mut tx).await.map_err(failed)?;
+    // In a savepoint: a history that is missing or may not be read fails the transaction.
+    tx.execute("SAVEPOINT lockkit").await.map_err(failed)?;
+    let applied = history(&mut tx, &home).await;
+    tx.execute("ROLLBACK TO SAVEPOINT lockkit").await.map_err(failed)?;
+    let are_tables_there = are_tables_there(&mut tx).await.map_err(failed)?;
+    if let Schema::UpToDate = schema::<Postgres>(&migrator, applied, are_tables_there)? {
+        return tx.rollback().await.map_err(failed);
+    }
+    let done = match run(&mut tx, &home, &migrator).await {
+        Ok(()) => tx.commit().await.map_err(MigrateError::from),
+        Err(err) => Err(err),
+    };
+    migrated::<Postgres>(done, are_tables_there)
+}
+
+/// The schema that the tables and their history are in, quoted: the first of the search path, where a new table is made.
+/// Tables further down the search path are somebody else's; otherwise it would matter who starts first.
+async fn home(conn: &mut PgConnection) -> sqlx::Result<String> {
+    let row = raw_sql("SELECT quote_ident(current_schema()) AS home").fetch_one(conn).await?;
+    // None: the first table that is made says so.
+    Ok(row.try_get::<Option<String>, _>("home")?.unwrap_or_else(|| "public".to_owned()))
+}
+
+async fn history(conn: &mut PgConnection, home: &str) -> sqlx::Result<Vec<Applied>> {
+    let sql = format!("SELECT version, encode(checksum, 'hex') AS checksum, success FROM {home}.{HISTORY}");
+    let rows = raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await?;
+    let applied = rows.iter().map(|row| {
+        let (number, checksum) = (row.try_get("version")?, row.try_get("checksum")?);
+        Ok(Applied { number, checksum, is_complete: row.try_get("success")? })
+    });
+    applied.collect()
+}
+
+/// Whether the tables have what the migrations last added to each. The catalogue may be read by everybody.
+async fn are_tables_there(conn: &mut PgConnection) -> sqlx::Result<bool> {
+    let row = raw_sql(
+        "SELECT count(*) = 2 AS there
+         FROM pg_catalog.pg_attribute AS a
+         JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid
+         JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+         WHERE n.nspname = current_schema() AND NOT a.attisdropped
+           AND ((c.relname = 'lockkit_lease' AND a.attname = 'ttl_us')
+             OR (c.relname = 'lockkit_stock' AND a.attname = 'quantity'))",
+    )
+    .fetch_one(conn)
+    .await?;
+    row.try_get("there")
+}
+
+/// Applies what is missing. The history has the form that sqlx gives it.
+async fn run(conn: &mut PgConnection, home: &str, migrator: &Migrator) -> Result<(), MigrateError> {
+    let lock = format!("SELECT pg_advisory_xact_lock({})", advisory_number("migrate", &HISTORY.into()));
+    conn.execute(AssertSqlSafe(lock)).await?;
+    // While DDL waits for a transaction that has used the table, every other statement on it waits behind: renewals, too.
+    let make = format!(
+        "SET LOCAL lock_timeout = '500ms';
+         SET LOCAL search_path = {home};
+         CREATE TABLE IF NOT EXISTS {HISTORY} (
+             version BIGINT PRIMARY KEY,
+             description TEXT NOT NULL,
+             installed_on TIMESTAMPTZ NOT NULL DEFAULT now(),
+             success BOOLEAN NOT NULL,
+             checksum BYTEA NOT NULL,
+             execution_time BIGINT NOT NULL
+         )"
+    );
+    conn.execute(AssertSqlSafe(make)).await?;
+    let mut applied = history(conn, home).await?;
+    let are_tables_there = are_tables_there(conn).await?;
+    // What was cut short is run again, and all of it where a table was dropped: the statements can be repeated.
+    if applied.iter().any(|it| !it.is_complete) {
+        conn.execute(AssertSqlSafe(format!("DELETE FROM {HISTORY} WHERE NOT success"))).await?;
+        applied.retain(|it| it.is_complete);
+    }
+    if migrator.iter().all(|it| applied.iter().any(|done| done.number == it.version)) && !are_tables_there {
+        conn.execute(AssertSqlSafe(format!("DELETE FROM {HISTORY}"))).await?;
+        applied.clear();
+    }
+    if let Some(other) = applied.iter().find(|it| !migrator.version_exists(it.number)) {
+        return Err(MigrateError::VersionMissing(other.number));
+    }
+    for migration in migrator.iter() {
+        let (number, checksum) = (migration.version, hex(&migration.checksum));
+        match applied.iter().find(|it| it.number == number) {
+            Some(done) if done.checksum == checksum => continue,
+            Some(_) => return Err(MigrateError::VersionMismatch(number)),
+            None => {}
+        }
+        let started = std::time::Instant::now();
+        let failed = |err| MigrateError::ExecuteMigration(err, number);
+        conn.execute(migration.sql.clone()).await.map_err(failed)?;
+        let nanos = started.elapsed().as_nanos();
+        let record = format!(
+            "INSERT INTO {HISTORY} (version, description, success, checksum, execution_time)
+             VALUES ({number}, '{}', true, decode('{checksum}', 'hex'), {nanos})",
+            migration.description,
+        );
+        conn.execute(AssertSqlSafe(record)).await?;
+    }
+    Ok(())
+}

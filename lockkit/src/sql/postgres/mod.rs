@@ -1,0 +1,249 @@
+//! PostgreSQL 12 and later: the statements, and what its SQLSTATEs mean.
+
+use sha2::{Digest, Sha256};
+use std::time::Duration;
+
+use sqlx::{
+    Executor, PgConnection, Pool, Postgres, Row, SqlStr, TypeInfo,
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgQueryResult, PgRow, PgTransactionManager, PgTypeInfo},
+};
+use sqlx_core::transaction::TransactionManager;
+
+use super::{AsConnection, Dialect, RowsAffected, connection_fault, duration};
+use crate::{
+    error::{Error, Fault, LockHolder},
+    key::Key,
+    policy::Wait,
+};
+
+/// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
+/// long past in a statement that waited.
+macro_rules! now {
+    () => {
+        "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    };
+}
+
+const MIGRATIONS: [(i64, &str, &str); 3] = [
+    (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
+    (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
+    (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
+];
+
+/// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
+/// lock, which then cannot be had alone. NOTIFY takes a lock of the whole server at commit, so it is not for every
+/// release (<https://www.postgresql.org/docs/current/sql-notify.html>).
+macro_rules! ring {
+    ($bell:literal) => {
+        concat!(
+            "(SELECT count(pg_notify('lockkit_freed', $1)) FROM freed WHERE NOT pg_try_advisory_xact_lock(",
+            $bell,
+            ")) AS rung"
+        )
+    };
+}
+
+/// A session that holds the advisory lock with the number `$1`, and for how long it has been what the argument says.
+/// Another session than this one comes first. The halves of the number are two columns of the view:
+/// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
+macro_rules! holder_since {
+    ($since:literal) => {
+        concat!(
+            "SELECT
+                 l.pid::bigint AS id,
+                 a.usename::text AS user_name,
+                 host(a.client_addr) AS host,
+                 nullif(a.application_name, '') AS application,
+                 (extract(epoch FROM clock_timestamp() - a.",
+            $since,
+            ") * 1000000)::bigint AS age_us
+             FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+             WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+               AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+               AND (l.classid::bigint << 32 | l.objid::bigint) = $1
+             ORDER BY l.pid = pg_backend_pid(), age_us DESC NULLS LAST
+             LIMIT 1"
+        )
+    };
+}
+
+mod lease;
+mod listen;
+mod migrate;
+mod pooler;
+mod row;
+mod session;
+mod stock;
+mod version;
+
+pub use pooler::behind_pooler;
+
+pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
+    // https://www.postgresql.org/docs/current/errcodes-appendix.html
+    match err.code() {
+        // A lock timeout. A statement timeout, which lockkit never sets, or a cancelled statement: it did nothing but wait.
+        "55P03" | "57014" => Fault::Contended,
+        "40P01" => Fault::Deadlock,
+        "40001" => Fault::Serialization,
+        "23505" => Fault::Duplicate,
+        "42P01" | "42703" | "3F000" => Fault::NoTable,
+        // The timeout of an idle transaction strikes between two statements only, so the next one was not run.
+        "25P01" | "25P02" | "25P03" => Fault::NoTransaction,
+        "25006" => Fault::ReadOnly,
+        "22021" | "22P05" => Fault::Encoding,
+        "57P01" | "57P02" | "57P03" | "57P05" | "25P04" | "53300" => Fault::Unavailable,
+        // PgBouncer, too, says so (08P01) when it has no connection to lend.
+        code if code.starts_with("08") => Fault::Unavailable,
+        _ => Fault::Other,
+    }
+}
+
+impl super::sealed::Sealed for Postgres {}
+impl super::sealed::Sealed for PgConnection {}
+
+impl AsConnection<Postgres> for PgConnection {
+    fn as_connection(&mut self) -> &mut Self {
+        self
+    }
+}
+
+impl Dialect for Postgres {
+    const CHANGES_SESSION: bool = false;
+
+    fn fault(err: &sqlx::Error) -> Fault {
+        match err {
+            sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
+            other => connection_fault(other),
+        }
+    }
+
+    async fn waits_for(_conn: &mut PgConnection) -> sqlx::Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    async fn wait_for(_conn: &mut PgConnection, _wait: Duration) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {
+        pooler::look_for(conn, pool).await;
+    }
+
+    async fn caveats(_pool: &Pool<Self>, _conn: &mut PgConnection) -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {
+        PgTransactionManager::begin(conn, Some(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))).await
+    }
+
+    async fn check_begun(_conn: &mut PgConnection) -> sqlx::Result<()> {
+        // A transaction that has failed refuses every statement.
+        Ok(())
+    }
+
+    async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // A COMMIT of a failed transaction answers success and rolls back. In one message with a SELECT before it,
+        // the SELECT fails instead and the COMMIT is not run. The chained transaction is empty; it gives the queued
+        // ROLLBACK that corrects sqlx's count of open transactions something to end.
+        conn.execute("SELECT 1; COMMIT AND CHAIN").await?;
+        PgTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn restore_session(_conn: &mut PgConnection) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    async fn check_open(conn: &mut PgConnection) -> sqlx::Result<()> {
+        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit").await?;
+        Ok(())
+    }
+
+    async fn depth(conn: &mut PgConnection) -> sqlx::Result<usize> {
+        // Counted when a transaction is dropped, not when its rollback is run.
+        Ok(PgTransactionManager::get_transaction_depth(conn))
+    }
+
+    async fn is_idle(conn: &mut PgConnection) -> bool {
+        // 25P01: there is no transaction to have a savepoint in. One that has failed would say 25P02.
+        let err = Self::check_open(conn).await.err();
+        err.and_then(sqlx::Error::into_database_error).is_some_and(|it| it.code().as_deref() == Some("25P01"))
+    }
+
+    fn is_denied(err: &sqlx::Error) -> bool {
+        err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| it == "42501")
+    }
+
+    async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
+        migrate::migrate(pool).await
+    }
+}
+
+impl super::sealed::Sealed for PgQueryResult {}
+
+impl RowsAffected for PgQueryResult {
+    fn affected(&self) -> u64 {
+        self.rows_affected()
+    }
+}
+
+/// How the driver writes the bound value with this number, from 1.
+fn placeholder(number: usize) -> String {
+    format!("${number}")
+}
+
+/// The least number of a type that is not built in.
+const FIRST_OF_USERS: u32 = 16384;
+
+/// The types of the bound values, as a comment.
+///
+/// sqlx keeps prepared statements by their text, with the types that the values had at first. Values of other types would
+/// be sent in a form that the server takes for something else, so a statement of other types needs another text.
+fn typed(types: &[PgTypeInfo]) -> String {
+    let mut names: Vec<_> = types.iter().map(type_name).collect();
+    if names.windows(2).all(|two| two[0] == two[1]) {
+        names.truncate(1);
+    }
+    format!("/* {} */", names.join(", "))
+}
+
+/// The name of a built-in type, the number of another one where it is known, or else the name that the user gave it.
+fn type_name(type_info: &PgTypeInfo) -> String {
+    let name = type_info.name();
+    match type_info.oid() {
+        Some(oid) if oid.0 >= FIRST_OF_USERS || name == "?" => oid.0.to_string(),
+        _ => name.chars().map(plain).collect(),
+    }
+}
+
+/// What does not end a comment.
+fn plain(char: char) -> String {
+    if char.is_ascii_alphanumeric() || "_.[] \"".contains(char) {
+        return char.to_string();
+    }
+    char.escape_unicode().collect()
+}
+
+/// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.
+fn advisory_number(namespace: &str, key: &Key) -> i64 {
+    let digest = Sha256::new().chain_update(format!("lockkit:{namespace}:")).chain_update(key.as_bytes()).finalize();
+    let (first, _) = digest.as_slice().split_at(8);
+    first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
+}
+
+fn holder(row: &PgRow) -> sqlx::Result<LockHolder> {
+    Ok(LockHolder {
+        id: row.try_get("id")?,
+        user: row.try_get("user_name")?,
+        host: row.try_get("host")?,
+        application: row.try_get("application")?,
+        held_at_most: row.try_get::<Option<i64>, _>("age_us")?.map(duration),
+    })
+}
+
+/// The advisory lock that those share who wait to hear that the lease is free.
+fn bell(key: &Key) -> i64 {
+    advisory_number("bell", key)
+}

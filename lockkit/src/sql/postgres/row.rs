@@ -1,0 +1,336 @@
+//! Row locks and named locks on PostgreSQL.
+
+use sqlx::{
+    Arguments, PgConnection, Postgres, Row,
+    postgres::{PgRow, PgTypeInfo},
+};
+
+use super::{FIRST_OF_USERS, advisory_number, holder, placeholder, pooler, typed};
+use crate::{
+    error::LockHolder,
+    key::Key,
+    policy::Wait,
+    sql::{
+        Access, By, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
+        query::{filter, order_and_limit},
+    },
+};
+
+impl RowOps for Postgres {
+    fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
+        selection(query, &values.types, "")
+    }
+
+    async fn row_plan(conn: &mut PgConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
+        let known = catalogued(conn, query, values).await?;
+        match known {
+            Some(Catalogued { is_view: true, .. }) => return Ok(Plan::View),
+            Some(Catalogued { is_served: true, .. }) => return Ok(Plan::Served(Access::default())),
+            _ => {}
+        }
+        let plan = explain(conn, query, values).await?;
+        let candidates = known.map(|it| it.candidates).unwrap_or_default();
+        if !candidates.is_empty() {
+            // Only the planner knows these, and it would scan a small table.
+            let was: String = pooler::query(
+                "WITH was AS MATERIALIZED (
+                     SELECT current_setting('enable_seqscan') AS v
+                 )
+                 SELECT v, set_config('enable_seqscan', 'off', true) FROM was",
+            )
+            .fetch_one(&mut *conn)
+            .await?
+            .try_get(0)?;
+            let forced = explain(conn, query, values).await?;
+            pooler::query("SELECT set_config('enable_seqscan', $1, true)").bind(was).execute(&mut *conn).await?;
+            if is_served_by(&candidates, &forced, query.by.is_empty()) {
+                return Ok(Plan::ServedOnce(Access::default()));
+            }
+        }
+        Ok(Plan::Scan(plan.join("; ")))
+    }
+
+    async fn row_lock(
+        conn: &mut PgConnection,
+        query: &RowQuery,
+        values: Values<Self>,
+        _access: &Access,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let Values { mut arguments, types } = values;
+        let strength = match query.strength {
+            Strength::Share => "FOR SHARE",
+            Strength::Update => "FOR NO KEY UPDATE",
+            Strength::KeyChange => "FOR UPDATE",
+        };
+        let skip = if query.skip_locked { "SKIP LOCKED" } else { "" };
+        let sql = match query.wait {
+            Wait::Forever => format!("{} {strength} OF r {skip}", selection(query, &types, "")),
+            Wait::Never => {
+                let never = if query.skip_locked { skip } else { "NOWAIT" };
+                format!("{} {strength} OF r {never}", selection(query, &types, ""))
+            }
+            Wait::AtMost(_) => {
+                // One message: set the bound, lock, put the old bound back. The last filter depends on no row, so it
+                // is evaluated once and first; it counts `locked`, which locks every row; and only then resets.
+                let bound = arguments.len() + 1;
+                let select = selection(query, &types, "bound, ");
+                arguments.add(lock_timeout(query.wait)).map_err(sqlx::Error::Encode)?;
+                format!(
+                    "WITH was AS MATERIALIZED (
+                         SELECT current_setting('lock_timeout') AS v
+                     ), bound AS MATERIALIZED (
+                         SELECT set_config('lock_timeout', ${bound}, true) FROM was
+                     ), locked AS MATERIALIZED (
+                         {select} {strength} OF r {skip}
+                     ), restored AS MATERIALIZED (
+                         SELECT set_config('lock_timeout', was.v, true) AS v
+                         FROM was, (SELECT count(*) AS n FROM locked) AS c
+                         WHERE c.n >= 0
+                     )
+                     SELECT locked.* FROM locked WHERE (SELECT v FROM restored) IS NOT NULL"
+                )
+            }
+        };
+        pooler::fetch_all(conn, sql, arguments).await
+    }
+
+    async fn row_holder(conn: &mut PgConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        // A locked row has a mark of its own in the table. Who makes such marks, or writes rows, has the table locked like
+        // this. A prepared transaction has no session.
+        let name = table.split('.').map(|it| format!("\"{it}\"")).collect::<Vec<_>>().join(".");
+        let rows = pooler::query(
+            "SELECT
+                 l.pid::bigint AS id,
+                 a.usename::text AS user_name,
+                 host(a.client_addr) AS host,
+                 nullif(a.application_name, '') AS application,
+                 (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000000)::bigint AS age_us
+             FROM (
+                 SELECT DISTINCT pid
+                 FROM pg_locks
+                 WHERE locktype = 'relation' AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock')
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                   AND relation = to_regclass($1)
+                   AND pid IS DISTINCT FROM pg_backend_pid()
+                 LIMIT 2
+             ) AS l LEFT JOIN pg_stat_activity AS a USING (pid)",
+        )
+        .bind(name)
+        .fetch_all(conn)
+        .await?;
+        match &*rows {
+            [row] if row.try_get::<Option<i64>, _>("id")?.is_some() => holder(row).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn row_plan_is_old(_err: &sqlx::Error) -> bool {
+        false
+    }
+}
+
+/// What the catalogue says about the table of a row lock.
+///
+/// It decides where it can. A plan would not do: the planner prefers a scan on a small table even where an index could
+/// serve, and an index that only serves the order, or a value that can match nothing, hides one.
+struct Catalogued {
+    is_view: bool,
+    is_served: bool,
+    /// The indexes that only the planner can judge, as a plan names them.
+    candidates: Vec<String>,
+}
+
+async fn catalogued(
+    conn: &mut PgConnection,
+    query: &RowQuery,
+    values: &Values<Postgres>,
+) -> sqlx::Result<Option<Catalogued>> {
+    let mut first_value = 0;
+    let mut by = Vec::new();
+    for By { column, values: count } in &query.by {
+        by.push((column.as_str(), values.types.get(first_value).map_or(0, known_type)));
+        first_value += count;
+    }
+    let is_queue = by.is_empty();
+    let (columns, types): (Vec<_>, Vec<_>) =
+        if is_queue { query.order_by.iter().map(|it| (it.as_str(), 0)).unzip() } else { by.into_iter().unzip() };
+    // An index serves that looks up one of the columns; or, for a queue, one that has their order, forwards or backwards.
+    // It does neither with another collation or kind of order than the column's, nor looks up a value of a type that it
+    // does not compare with: the planner may convert that value, or else every row. The indexes of tables that inherit
+    // are their own.
+    let row = pooler::query(
+        "SELECT
+             t.relkind IN ('v', 'm'),
+             (t.relkind = 'p' OR NOT EXISTS (SELECT FROM pg_inherits AS c WHERE c.inhparent = t.oid))
+             AND EXISTS (
+                 SELECT FROM pg_index AS i
+                 JOIN pg_class AS x ON x.oid = i.indexrelid
+                 JOIN pg_am AS m ON m.oid = x.relam
+                 CROSS JOIN LATERAL (
+                     SELECT array_agg(CASE WHEN k.collating = a.attcollation AND CASE
+                         WHEN $3 THEN c.opcfamily IN (
+                             SELECT d.opcfamily FROM pg_opclass AS d
+                             WHERE d.opcmethod = c.opcmethod AND d.opcintype = c.opcintype AND d.opcdefault
+                         )
+                         ELSE EXISTS (
+                             SELECT FROM unnest($2, $4) AS v (name, type)
+                             JOIN pg_amop AS o ON o.amopfamily = c.opcfamily
+                             JOIN pg_operator AS p ON p.oid = o.amopopr AND p.oprname = '='
+                             JOIN pg_type AS y ON y.oid = o.amoprighttype
+                             WHERE v.name = a.attname AND (v.type = 0 OR v.type = y.oid::bigint OR y.typtype = 'p')
+                         )
+                     END THEN a.attname::text END ORDER BY k.n) AS names
+                     FROM unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+                         WITH ORDINALITY AS k (number, class, collating, n)
+                     JOIN pg_opclass AS c ON c.oid = k.class
+                     LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
+                     WHERE k.n <= i.indnkeyatts
+                 ) AS columns
+                 WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NULL
+                 AND CASE
+                     WHEN $3 THEN m.amname = 'btree'
+                         AND (names[1:cardinality($2)] = $2 OR i.indisunique AND names = ($2)[1:cardinality(names)])
+                         AND (
+                             SELECT min(k.bits) = max(k.bits) AND max(k.bits) IN (0, 3)
+                             FROM unnest(i.indoption) WITH ORDINALITY AS k (bits, n)
+                             WHERE k.n <= cardinality($2)
+                         )
+                     ELSE names[1] = ANY ($2)
+                 END
+             ),
+             ARRAY (
+                 WITH RECURSIVE tree (id) AS (
+                     SELECT t.oid UNION SELECT c.inhrelid FROM pg_inherits AS c JOIN tree ON c.inhparent = tree.id
+                 )
+                 SELECT quote_ident(x.relname)
+                 FROM tree
+                 JOIN pg_index AS i ON i.indrelid = tree.id
+                 JOIN pg_class AS x ON x.oid = i.indexrelid
+                 LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+                 WHERE i.indisvalid AND (i.indpred IS NOT NULL OR a.attname = ANY ($2))
+             )
+         FROM pg_class AS t WHERE t.oid = to_regclass($1)",
+    )
+    .bind(query.table.quoted('"'))
+    .bind(columns)
+    .bind(is_queue)
+    .bind(types)
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(Catalogued { is_view: row.try_get(0)?, is_served: row.try_get(1)?, candidates: row.try_get(2)? }))
+}
+
+/// The number of a built-in type; zero for another one, which is compared with itself.
+fn known_type(type_info: &PgTypeInfo) -> i64 {
+    type_info.oid().filter(|it| it.0 < FIRST_OF_USERS).map_or(0, |it| it.0.into())
+}
+
+/// The lines of the plan.
+async fn explain(conn: &mut PgConnection, query: &RowQuery, values: &Values<Postgres>) -> sqlx::Result<Vec<String>> {
+    let explain = format!("EXPLAIN (COSTS OFF) {}", Postgres::row_text(query, values));
+    let rows = pooler::fetch_all(conn, explain, values.arguments.clone()).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
+}
+
+/// Whether the plan reads these indexes alone, and either looks rows up in each or needs all of its rows. Those of a queue
+/// come in their order.
+fn is_served_by(indexes: &[String], plan: &[String], is_queue: bool) -> bool {
+    let (mut reads, mut looks_up, mut filters) = (0, false, false);
+    for step in plan.iter().map(|it| it.trim_start_matches([' ', '-', '>'])) {
+        let is_index_scan = step.starts_with("Index ") && step.contains(" using ");
+        let is_bitmap_scan = step.starts_with("Bitmap Index ");
+        if is_index_scan || step.starts_with("Bitmap Heap ") {
+            if filters && !looks_up {
+                return false;
+            }
+            (looks_up, filters) = (false, false);
+        }
+        if is_index_scan || is_bitmap_scan {
+            let mut names = indexes.iter();
+            if !names.any(|it| step.contains(&format!(" using {it} on ")) || step.ends_with(&format!(" on {it}"))) {
+                return false;
+            }
+            reads += 1;
+        }
+        let has = |what: &[&str]| what.iter().any(|it| step.starts_with(it));
+        if has(&["Seq Scan", "Parallel Seq Scan"]) || is_queue && has(&["Sort", "Incremental Sort"]) {
+            return false;
+        }
+        looks_up |= step.starts_with("Index Cond");
+        filters |= step.starts_with("Filter");
+    }
+    reads > 0 && (looks_up || !filters)
+}
+
+/// The selection without its lock, from the table joined to what `before` names.
+fn selection(query: &RowQuery, types: &[PgTypeInfo], before: &str) -> String {
+    let columns = match query.columns {
+        Columns::All => "r.*",
+        Columns::None => "1 AS locked",
+    };
+    format!(
+        "SELECT {columns} FROM {before}{} AS r {} {} {}",
+        query.table.quoted('"'),
+        filter(query, '"', placeholder),
+        order_and_limit(query, '"'),
+        typed(types),
+    )
+}
+
+fn lock_timeout(wait: Wait) -> String {
+    format!("{}ms", wait.millis().unwrap_or(0).min(i32::MAX as u64))
+}
+
+/// The functions that lock an advisory lock until the end of the transaction: by waiting, or only if it is free.
+fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
+    match sharing {
+        Sharing::Alone => ("SELECT pg_advisory_xact_lock($1)", "SELECT pg_try_advisory_xact_lock($1)"),
+        Sharing::Shared => ("SELECT pg_advisory_xact_lock_shared($1)", "SELECT pg_try_advisory_xact_lock_shared($1)"),
+    }
+}
+
+/// The value that is put back depends on the lock, so it is put back after the wait.
+macro_rules! bounded {
+    ($function:literal) => {
+        concat!(
+            "WITH was AS MATERIALIZED (
+                 SELECT current_setting('lock_timeout') AS v
+             ), bound AS MATERIALIZED (
+                 SELECT was.v, set_config('lock_timeout', $2, true) FROM was
+             )
+             SELECT set_config('lock_timeout', CASE WHEN ",
+            $function,
+            "($1) IS NULL THEN v ELSE v END, true) FROM bound"
+        )
+    };
+}
+
+impl NamedOps for Postgres {
+    async fn named_lock(conn: &mut PgConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
+        let number = advisory_number("named", key);
+        let (lock, lock_if_free) = lock_functions(sharing);
+        let granted = match wait {
+            Wait::Forever => {
+                pooler::query(lock).bind(number).execute(conn).await?;
+                true
+            }
+            Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
+            Wait::AtMost(_) => {
+                let sql = match sharing {
+                    Sharing::Alone => bounded!("pg_advisory_xact_lock"),
+                    Sharing::Shared => bounded!("pg_advisory_xact_lock_shared"),
+                };
+                pooler::query(sql).bind(number).bind(lock_timeout(wait)).execute(conn).await?;
+                true
+            }
+        };
+        Ok(granted)
+    }
+
+    async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        let sql = holder_since!("xact_start");
+        let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
+        row.as_ref().map(holder).transpose()
+    }
+}

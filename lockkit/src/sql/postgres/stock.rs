@@ -1,0 +1,146 @@
+//! Stocks on PostgreSQL.
+
+use std::ops::RangeInclusive;
+
+use sqlx::{Executor, PgConnection, Postgres, Row};
+
+use super::pooler::query;
+use crate::{
+    key::Key,
+    policy::Wait,
+    sql::{Look, Segment, StockOps, counted_depth, quantity, segment},
+};
+
+impl StockOps for Postgres {
+    async fn stock_take_any(
+        conn: &mut PgConnection,
+        key: &Key,
+        amount: i64,
+        first: [u32; 4],
+    ) -> sqlx::Result<Option<u32>> {
+        // A segment that was emptied between the statement's snapshot and its lock is passed over, but stays locked. Kept
+        // until the end of a transaction that goes on to wait for others, it would be locked out of their order.
+        let in_a_transaction = counted_depth::<Self>(conn) > 0;
+        if in_a_transaction {
+            conn.execute("SAVEPOINT lockkit_stock").await?;
+        }
+        let row = query(
+            "WITH free AS MATERIALIZED (
+                 SELECT segment FROM lockkit_stock
+                 WHERE name = $1 AND quantity >= $2
+                 ORDER BY array_position($3, segment), segment
+                 LIMIT 1
+                 FOR NO KEY UPDATE SKIP LOCKED
+             )
+             UPDATE lockkit_stock AS s SET quantity = s.quantity - $2
+             FROM free
+             WHERE s.name = $1 AND s.segment = free.segment
+             RETURNING s.segment",
+        )
+        .bind(key.as_str())
+        .bind(amount)
+        .bind(first.map(column))
+        .fetch_optional(&mut *conn)
+        .await?;
+        let number: Option<i32> = row.map(|it| it.try_get(0)).transpose()?;
+        if in_a_transaction && number.is_none() {
+            conn.execute("ROLLBACK TO SAVEPOINT lockkit_stock; RELEASE SAVEPOINT lockkit_stock").await?;
+        }
+        Ok(number.map(|it| segment(it.into(), 0).number))
+    }
+
+    async fn stock_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Look> {
+        let in_a_transaction = counted_depth::<Self>(conn) > 0;
+        let rows = query(
+            "SELECT segment, quantity, current_setting('transaction_isolation') = 'read committed' AS is_current
+             FROM lockkit_stock
+             WHERE name = $1
+             ORDER BY segment",
+        )
+        .bind(key.as_str())
+        .fetch_all(conn)
+        .await?;
+        let is_current = match rows.first() {
+            Some(row) if in_a_transaction => row.try_get("is_current")?,
+            Some(_) => true,
+            // The isolation is not known.
+            None => !in_a_transaction,
+        };
+        let segments = rows.iter().map(|row| Ok(segment(row.try_get::<i32, _>(0)?.into(), row.try_get(1)?)));
+        Ok(Look { segments: segments.collect::<sqlx::Result<_>>()?, is_current })
+    }
+
+    async fn stock_lock(
+        conn: &mut PgConnection,
+        key: &Key,
+        segments: RangeInclusive<u32>,
+        wait: Wait,
+    ) -> sqlx::Result<Vec<Segment>> {
+        // As for row locks, in one message: set the bound, lock, put the old bound back.
+        let rows = query(
+            "WITH was AS MATERIALIZED (
+                 SELECT current_setting('lock_timeout') AS v
+             ), bound AS MATERIALIZED (
+                 SELECT set_config('lock_timeout', coalesce($4, v), true) FROM was
+             ), locked AS MATERIALIZED (
+                 SELECT s.segment, s.quantity
+                 FROM bound, lockkit_stock AS s
+                 WHERE s.name = $1 AND s.segment BETWEEN $2 AND $3
+                 ORDER BY s.segment
+                 FOR NO KEY UPDATE OF s
+             ), restored AS MATERIALIZED (
+                 SELECT set_config('lock_timeout', was.v, true) AS v
+                 FROM was, (SELECT count(*) AS n FROM locked) AS c
+                 WHERE c.n >= 0
+             )
+             SELECT segment, quantity FROM locked
+             WHERE (SELECT v FROM restored) IS NOT NULL
+             ORDER BY segment",
+        )
+        .bind(key.as_str())
+        .bind(column(*segments.start()))
+        .bind(column(*segments.end()))
+        // Zero would be no bound.
+        .bind(wait.millis().map(|it| format!("{}ms", it.clamp(1, i32::MAX as u64))))
+        .fetch_all(conn)
+        .await?;
+        rows.iter().map(|row| Ok(segment(row.try_get::<i32, _>(0)?.into(), row.try_get(1)?))).collect()
+    }
+
+    async fn stock_make(conn: &mut PgConnection, key: &Key) -> sqlx::Result<()> {
+        query("INSERT INTO lockkit_stock (name, segment, quantity) VALUES ($1, 0, 0) ON CONFLICT DO NOTHING")
+            .bind(key.as_str())
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn stock_write(conn: &mut PgConnection, key: &Key, segments: &[Segment]) -> sqlx::Result<()> {
+        query(
+            "INSERT INTO lockkit_stock (name, segment, quantity)
+             SELECT $1, * FROM unnest($2::integer[], $3::bigint[])
+             ON CONFLICT (name, segment) DO UPDATE SET quantity = EXCLUDED.quantity",
+        )
+        .bind(key.as_str())
+        .bind(segments.iter().map(|it| column(it.number)).collect::<Vec<_>>())
+        .bind(segments.iter().map(quantity).collect::<Vec<_>>())
+        .execute(conn)
+        .await?;
+        Ok(())
+    }
+
+    async fn stock_remove(conn: &mut PgConnection, key: &Key, segments: RangeInclusive<u32>) -> sqlx::Result<()> {
+        query("DELETE FROM lockkit_stock WHERE name = $1 AND segment BETWEEN $2 AND $3")
+            .bind(key.as_str())
+            .bind(column(*segments.start()))
+            .bind(column(*segments.end()))
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+}
+
+/// The number of a segment as its column has it.
+fn column(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,187 @@
+//! What a row lock or a version asks for, and the clauses that are the same on every database but for quotes and marks.
+
+use std::fmt;
+
+use sqlx::{Arguments, Database, Encode, Type};
+
+use crate::{
+    error::{BoxError, Error},
+    policy::Wait,
+    sql::{
+        Dialect,
+        ident::{Ident, TableName},
+    },
+};
+
+/// The values that a statement binds, with the types that they are sent as.
+pub struct Values<DB: Database> {
+    pub(crate) arguments: DB::Arguments,
+    pub(crate) types: Vec<DB::TypeInfo>,
+}
+
+impl<DB: Database> Values<DB> {
+    pub(crate) fn new() -> Self {
+        Self { arguments: DB::Arguments::default(), types: Vec::new() }
+    }
+
+    pub(crate) fn add<'v, T>(&mut self, value: T) -> Result<(), BoxError>
+    where
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        let type_info = value.produces().unwrap_or_else(T::type_info);
+        self.arguments.add(value)?;
+        self.types.push(type_info);
+        Ok(())
+    }
+
+    /// Adds a value that `column` is compared with. [`Error::InvalidOption`] where it is NULL: that equals nothing in SQL,
+    /// so no row would match, whatever is in the table.
+    pub(crate) fn add_compared<'v, T>(&mut self, option: &'static str, column: &Ident, value: T) -> Result<(), Error>
+    where
+        DB: Dialect,
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        let cannot_bind = |err: BoxError| Error::InvalidOption {
+            option,
+            reason: format!("has a value for `{column}` that cannot be sent to the database: {err}"),
+        };
+        let is_null = value.encode_by_ref(&mut DB::ArgumentBuffer::default()).map_err(cannot_bind)?;
+        if is_null.is_null() {
+            let reason = format!(
+                "compares `{column}` with NULL, which equals nothing in SQL, so no row would match; unwrap the `Option` \
+                 first, or choose the rows by another column"
+            );
+            return Err(Error::InvalidOption { option, reason });
+        }
+        self.add(value).map_err(cannot_bind)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.types.len()
+    }
+}
+
+impl<DB: Dialect> Clone for Values<DB> {
+    fn clone(&self) -> Self {
+        Self { arguments: self.arguments.clone(), types: self.types.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Values<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Values").field("types", &self.types).finish_non_exhaustive()
+    }
+}
+
+/// What a row lock selects. The values are bound in the order of the columns. Without `by` it selects the first rows in an
+/// order, with a limit.
+#[derive(Debug, Clone)]
+pub struct RowQuery {
+    pub(crate) table: TableName,
+    pub(crate) by: Vec<By>,
+    pub(crate) order_by: Vec<Ident>,
+    pub(crate) limit: Option<u32>,
+    pub(crate) skip_locked: bool,
+    pub(crate) strength: Strength,
+    pub(crate) wait: Wait,
+    pub(crate) columns: Columns,
+}
+
+/// A column and how many values it may have.
+#[derive(Debug, Clone)]
+pub(crate) struct By {
+    pub(crate) column: Ident,
+    pub(crate) values: usize,
+}
+
+/// Which columns a row lock returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Columns {
+    /// All of them.
+    All,
+    /// None: the rows are only counted.
+    None,
+}
+
+/// How strong a row lock is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strength {
+    /// Stops writers.
+    Share,
+    /// Stops writers and other locks of this kind.
+    Update,
+    /// Stops also those who only refer to the row's key.
+    KeyChange,
+}
+
+/// What a versioned read or write addresses. The values are bound in the order of the columns.
+#[derive(Debug, Clone)]
+pub struct VersionQuery {
+    pub(crate) table: TableName,
+    pub(crate) by: Vec<By>,
+    pub(crate) version: Ident,
+}
+
+/// What a versioned save writes, and to which row.
+#[derive(Debug, Clone)]
+pub struct SaveQuery {
+    pub(crate) row: VersionQuery,
+    pub(crate) columns: Vec<Ident>,
+}
+
+/// The WHERE clause that compares each column with its bound values, starting at placeholder number `first`.
+pub(super) fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usize) -> String) -> String {
+    let mut next = first;
+    let terms: Vec<_> = by
+        .iter()
+        .map(|By { column, values }| {
+            let marks: Vec<_> = (next..next + values).map(placeholder).collect();
+            next += values;
+            match &*marks {
+                [one] => format!("{quote}{column}{quote} = {one}"),
+                many => format!("{quote}{column}{quote} IN ({})", many.join(", ")),
+            }
+        })
+        .collect();
+    terms.join(" AND ")
+}
+
+/// The WHERE clause of a row lock; empty where it selects by its order alone.
+pub(super) fn filter(query: &RowQuery, quote: char, placeholder: fn(usize) -> String) -> String {
+    if query.by.is_empty() {
+        return String::new();
+    }
+    format!("WHERE {}", matching(&query.by, 1, quote, placeholder))
+}
+
+/// The UPDATE that writes the columns of a row and moves its version on, if it is the one bound last, as number `last`.
+pub(super) fn save(query: &SaveQuery, last: usize, quote: char, placeholder: fn(usize) -> String) -> String {
+    let SaveQuery { row: VersionQuery { table, by, version }, columns } = query;
+    let values =
+        columns.iter().zip(1..).map(|(column, mark)| format!("{quote}{column}{quote} = {}", placeholder(mark)));
+    let step = format!("{quote}{version}{quote} = {quote}{version}{quote} + 1");
+    format!(
+        "UPDATE {} SET {} WHERE {} AND {quote}{version}{quote} = {}",
+        table.quoted(quote),
+        values.chain([step]).collect::<Vec<_>>().join(", "),
+        matching(by, columns.len() + 1, quote, placeholder),
+        placeholder(last),
+    )
+}
+
+/// The ORDER BY and LIMIT clauses of a row lock.
+pub(super) fn order_and_limit(query: &RowQuery, quote: char) -> String {
+    let columns: Vec<_> = query.order_by.iter().map(|it| format!("{quote}{it}{quote}")).collect();
+    let limit = query.limit.map(|it| format!(" LIMIT {it}")).unwrap_or_default();
+    format!("ORDER BY {}{limit}", columns.join(", "))
+}
+
+/// The smallest step in microseconds that the precision of a timestamp keeps, going by its trailing zeros; `micros` is
+/// the expression of its microseconds.
+pub(super) fn timestamp_step(micros: &str) -> String {
+    let zeros: Vec<_> = [1_000_000, 100_000, 10_000, 1000, 100, 10]
+        .iter()
+        .map(|step| format!("WHEN {micros} % {step} = 0 THEN {step}"))
+        .collect();
+    format!("CASE {} ELSE 1 END", zeros.join(" "))
+}

@@ -1,0 +1,120 @@
+//! Whether a row lock would read the whole table, asked of the database once for each statement.
+
+use std::{
+    any::TypeId,
+    collections::HashMap,
+    fmt::{self, Write},
+    hash::{DefaultHasher, Hasher},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    error::{Error, Result},
+    key::Key,
+    sql::{Access, Plan, RowOps, RowQuery, Values, failed},
+};
+
+/// What to do with a row lock that would read the whole table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlanCheck {
+    /// Lock without looking.
+    Off,
+    /// Log a warning with the plan, and lock.
+    Warn,
+    /// Refuse with [`Error::FullScan`] before anything is locked.
+    #[default]
+    Deny,
+}
+
+/// A kind of database and the text of a selection; a hash of its values, if others may be read in another way.
+type Statement = (TypeId, String, Option<u64>);
+
+/// The selections that this process has found to use an index, and how they do.
+static SERVED_BY_INDEX: LazyLock<Mutex<HashMap<Statement, Access>>> = LazyLock::new(Mutex::default);
+
+/// Beyond this many selections, start to remember anew.
+const REMEMBERED: usize = 4096;
+
+/// How to read the rows. Refuses, or warns of, a row lock that no index serves. Costs round trips the first time only.
+pub(crate) async fn access<DB: RowOps>(
+    conn: &mut DB::Connection,
+    query: &RowQuery,
+    values: &Values<DB>,
+    table: &Key,
+    check: PlanCheck,
+) -> Result<Access> {
+    if check == PlanCheck::Off {
+        return Ok(Access::default());
+    }
+    let of_any = of_any_values::<DB>(query, values);
+    if let Some(access) = served_by_index().get(&of_any) {
+        return Ok(access.clone());
+    }
+    let of_these = of_these_values(&of_any, values);
+    if let Some(access) = served_by_index().get(&of_these) {
+        return Ok(access.clone());
+    }
+    let plan = DB::row_plan(conn, query, values)
+        .await
+        .map_err(|err| failed::<DB>("checking the plan of a lock on rows of", Some(table), err))?;
+    match plan {
+        Plan::Served(access) => Ok(remember(of_any, access)),
+        Plan::ServedOnce(access) => Ok(remember(of_these, access)),
+        Plan::NoRows => Ok(Access::default()),
+        Plan::View if check == PlanCheck::Deny => {
+            let reason =
+                format!("names the view `{table}`, which cannot be locked; lock the rows of the table that it reads");
+            Err(Error::InvalidOption { option: "table", reason })
+        }
+        Plan::View => {
+            tracing::warn!(%table, "a row lock names a view");
+            Ok(Access::default())
+        }
+        Plan::Scan(plan) if check == PlanCheck::Deny => Err(Error::FullScan { table: table.clone(), plan }),
+        Plan::Scan(plan) => {
+            tracing::warn!(%table, plan, "a row lock scans the whole table");
+            Ok(Access::default())
+        }
+    }
+}
+
+fn remember(statement: Statement, access: Access) -> Access {
+    let mut served = served_by_index();
+    if served.len() >= REMEMBERED {
+        served.clear();
+    }
+    served.insert(statement, access.clone());
+    access
+}
+
+/// Forgets how the rows were read: an index or a column that was used is gone.
+pub(crate) fn forget<DB: RowOps>(query: &RowQuery, values: &Values<DB>) {
+    let of_any = of_any_values::<DB>(query, values);
+    let mut served = served_by_index();
+    served.remove(&of_these_values(&of_any, values));
+    served.remove(&of_any);
+}
+
+fn of_any_values<DB: RowOps>(query: &RowQuery, values: &Values<DB>) -> Statement {
+    (TypeId::of::<DB>(), DB::row_text(query, values), None)
+}
+
+fn of_these_values<DB: RowOps>((database, text, _): &Statement, values: &Values<DB>) -> Statement {
+    struct Hash(DefaultHasher);
+
+    impl Write for Hash {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.write(text.as_bytes());
+            Ok(())
+        }
+    }
+
+    let mut hash = Hash(DefaultHasher::new());
+    // Nothing here fails but a `Debug` of the driver's.
+    let hash = write!(hash, "{:?}", values.arguments).ok().map(|()| hash.0.finish());
+    (*database, text.clone(), Some(hash.unwrap_or_default()))
+}
+
+fn served_by_index() -> MutexGuard<'static, HashMap<Statement, Access>> {
+    SERVED_BY_INDEX.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,369 @@
+//! Leases on SQLite.
+
+use std::{collections::HashSet, time::Duration};
+
+use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
+
+use crate::{
+    key::Key,
+    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
+    sql::{
+        LeaseOps, fence,
+        lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
+        micros,
+    },
+};
+
+/// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
+macro_rules! lives {
+    ($ttl:literal) => {
+        concat!(
+            "expires_us = max(min(expires_us, coalesce(",
+            now!(),
+            " + ttl_us, expires_us)), ",
+            now!(),
+            " + ",
+            $ttl,
+            "),
+             ttl_us = CASE
+                 WHEN min(expires_us, coalesce(",
+            now!(),
+            " + ttl_us, expires_us)) > ",
+            now!(),
+            " + ",
+            $ttl,
+            "
+                     THEN ttl_us
+                 ELSE ",
+            $ttl,
+            "
+             END,
+             acquired_us = acquired_us - max(0, coalesce(expires_us - ttl_us - ",
+            now!(),
+            ", 0))"
+        )
+    };
+}
+
+/// What is left of the least holding time, the third bound value unless it is named.
+macro_rules! left {
+    () => {
+        left!("?3")
+    };
+    ($min_hold:literal) => {
+        concat!("(", $min_hold, " - max(0, ", now!(), " - acquired_us))")
+    };
+}
+
+/// A lease before it is acquired.
+struct Before {
+    holder: String,
+    fence: i64,
+    token: Option<Vec<u8>>,
+    expires_us: i64,
+}
+
+impl LeaseOps for Sqlite {
+    async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+        // Whom the lease would be taken over from, if nobody else takes it first: its fence tells.
+        let before: Option<Before> =
+            sqlx::query_as("SELECT holder, fence, token, expires_us FROM lockkit_lease WHERE name = ?1")
+                .bind(claim.key.as_str())
+                .fetch_optional(&mut *conn)
+                .await?
+                .map(|(holder, fence, token, expires_us)| Before { holder, fence, token, expires_us });
+        let rows = sqlx::query(concat!(
+            "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+             VALUES (?1, ?2, ?3, ",
+            now!(),
+            ", ",
+            now!(),
+            ", ",
+            now!(),
+            " + ?4, ?4)
+             ON CONFLICT (name) DO UPDATE SET
+                 fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + 1, ",
+            now!(),
+            ") END,
+                 acquired_us = CASE WHEN token IS ?2 THEN acquired_us ELSE ",
+            now!(),
+            " END,
+                 renewals = CASE WHEN token IS ?2 THEN renewals + 1 ELSE 0 END,
+                 token = ?2, holder = ?3, ttl_us = ?4, expires_us = ",
+            now!(),
+            " + ?4
+             WHERE (expires_us <= ",
+            now!(),
+            " AND fence = ?5) OR token IS ?2
+             RETURNING fence, ",
+            now!(),
+            " - ?6 AS expired_us"
+        ))
+        .bind(claim.key.as_str())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(&*claim.holder)
+        .bind(micros(claim.ttl))
+        .bind(before.as_ref().map(|it| it.fence))
+        .bind(before.as_ref().map_or(0, |it| it.expires_us))
+        // All of the rows: the statement commits when it ends, and a driver that stops at the first row does not hear
+        // of a commit that fails.
+        .fetch_all(&mut *conn)
+        .await?;
+        if let Some(row) = rows.first() {
+            let fence = fence(row.try_get("fence")?);
+            let token = claim.token.as_bytes().as_slice();
+            let previous = match before.filter(|it| it.token.as_deref() != Some(token)) {
+                Some(Before { holder, fence, token, .. }) => {
+                    previous(holder, fence, token.as_deref(), row.try_get("expired_us")?)
+                }
+                None => None,
+            };
+            return Ok(Acquired::Granted(Grant { fence, previous }));
+        }
+        let held = Self::lease_look(conn, &claim.key).await?;
+        Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) })
+    }
+
+    async fn lease_acquire_all(conn: &mut SqliteConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
+        lease_acquire_in_order::<Self>(conn, claims).await
+    }
+
+    async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<Held>> {
+        let row = sqlx::query(concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, ttl_us, renewals
+             FROM lockkit_lease
+             WHERE name = ?1 AND token IS NOT NULL AND expires_us > ",
+            now!()
+        ))
+        .bind(key.as_str())
+        .fetch_optional(&mut *conn)
+        .await?;
+        Ok(leases_found::<Self>(conn, row.iter().map(found)).await?.pop())
+    }
+
+    async fn lease_cut(conn: &mut SqliteConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
+        sqlx::query(concat!(
+            "UPDATE lockkit_lease
+             SET expires_us = ",
+            now!(),
+            " + ttl_us, acquired_us = acquired_us - (expires_us - ttl_us - ",
+            now!(),
+            ")
+             WHERE name = ?1 AND expires_us = ?2 AND ttl_us = ?3 AND expires_us - ttl_us > ",
+            now!()
+        ))
+        .bind(key.as_str())
+        .bind(expires_us)
+        .bind(ttl_us)
+        .execute(conn)
+        .await?;
+        Ok(())
+    }
+
+    async fn lease_renew(conn: &mut SqliteConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+        let done: Vec<Vec<u8>> = sqlx::query_scalar(concat!(
+            "UPDATE lockkit_lease
+             SET ",
+            lives!("asked.ttl"),
+            ", renewals = renewals + 1
+             FROM (
+                 SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS ttl FROM json_each(?1)
+             ) AS asked
+             WHERE lockkit_lease.name = CAST(unhex(asked.name) AS TEXT) AND lockkit_lease.token = unhex(asked.token)
+               AND expires_us > ",
+            now!(),
+            "
+             RETURNING token"
+        ))
+        .bind(asked(renewals))
+        .fetch_all(conn)
+        .await?;
+        let done: HashSet<_> = done.iter().map(Vec::as_slice).collect();
+        let answer =
+            |it: &Renewal| if done.contains(it.token.as_bytes().as_slice()) { Scoped::Done } else { Scoped::Gone };
+        Ok(renewals.iter().map(answer).collect())
+    }
+
+    async fn lease_release(
+        conn: &mut SqliteConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> sqlx::Result<Scoped> {
+        let done = give_up(conn, key, token, min_hold, false).await?;
+        Ok(if done { Scoped::Done } else { Scoped::Gone })
+    }
+
+    async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+        let asked = given_back(releases);
+        // The UPDATE can tell the names of the rows that it changed, and not the tokens that they had.
+        let held: Vec<Vec<u8>> = sqlx::query_scalar(
+            "SELECT l.token
+             FROM json_each(?1) AS asked
+             JOIN lockkit_lease AS l
+                 ON l.name = CAST(unhex(asked.value ->> 0) AS TEXT) AND l.token = unhex(asked.value ->> 1)",
+        )
+        .bind(&asked)
+        .fetch_all(&mut *conn)
+        .await?;
+        let held: HashSet<_> = held.iter().map(Vec::as_slice).collect();
+        let done: Vec<String> = sqlx::query_scalar(concat!(
+            "UPDATE lockkit_lease
+             SET token = CASE WHEN ",
+            left!("asked.min_hold"),
+            " > 0 THEN unhex(asked.nobody) END,
+                 expires_us = CASE WHEN ",
+            left!("asked.min_hold"),
+            " > 0 THEN ",
+            now!(),
+            " + ",
+            left!("asked.min_hold"),
+            " ELSE 0 END,
+                 ttl_us = CASE WHEN ",
+            left!("asked.min_hold"),
+            " > 0 THEN ",
+            left!("asked.min_hold"),
+            " ELSE ttl_us END
+             FROM (
+                 SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS min_hold, value ->> 3 AS nobody
+                 FROM json_each(?1)
+             ) AS asked
+             WHERE lockkit_lease.name = CAST(unhex(asked.name) AS TEXT) AND lockkit_lease.token = unhex(asked.token)
+               AND expires_us > ",
+            now!(),
+            "
+             RETURNING lockkit_lease.name"
+        ))
+        .bind(asked)
+        .fetch_all(conn)
+        .await?;
+        let done: HashSet<_> = done.iter().map(String::as_str).collect();
+        let is_done = |it: &Release| done.contains(it.key.as_str()) && held.contains(it.token.as_bytes().as_slice());
+        let answer = |it: &Release| if is_done(it) { Scoped::Done } else { Scoped::Gone };
+        Ok(releases.iter().map(answer).collect())
+    }
+
+    async fn lease_pin(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
+        let done = sqlx::query(concat!(
+            "UPDATE lockkit_lease
+             SET ",
+            lives!("?3"),
+            ", renewals = renewals + 1
+             WHERE name = ?1 AND token = ?2 AND expires_us > ",
+            now!()
+        ))
+        .bind(key.as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(ttl))
+        .execute(conn)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn lease_give_up(
+        conn: &mut SqliteConnection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+        pinned: bool,
+    ) -> sqlx::Result<bool> {
+        give_up(conn, key, token, min_hold, pinned).await
+    }
+
+    async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
+        let rows = sqlx::query(concat!(
+            "SELECT name, token, holder, fence, acquired_us, ",
+            now!(),
+            " AS now_us, expires_us, ttl_us, renewals
+             FROM lockkit_lease
+             WHERE name >= ?1 AND name < ?3 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
+            now!(),
+            "
+             ORDER BY name
+             LIMIT ?2"
+        ))
+        .bind(prefix)
+        .bind(limit)
+        .bind(prefix_end(prefix))
+        .fetch_all(&mut *conn)
+        .await?;
+        leases_found::<Self>(conn, rows.iter().map(found)).await
+    }
+
+    async fn lease_sweep(conn: &mut SqliteConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
+        // A fence above the clock must not be forgotten: the next one is made from the clock.
+        let done = sqlx::query(concat!(
+            "DELETE FROM lockkit_lease
+             WHERE name IN (
+                 SELECT name FROM lockkit_lease
+                 WHERE expires_us < ",
+            now!(),
+            " - ?1 AND fence < ",
+            now!(),
+            " - ?1
+                 ORDER BY name
+                 LIMIT ?2
+             )"
+        ))
+        .bind(micros(retention))
+        .bind(limit)
+        .execute(conn)
+        .await?;
+        Ok(done.rows_affected())
+    }
+}
+
+async fn give_up(
+    conn: &mut SqliteConnection,
+    key: &Key,
+    token: Token,
+    min_hold: Duration,
+    pinned: bool,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query(concat!(
+        "UPDATE lockkit_lease
+         SET token = CASE WHEN ",
+        left!(),
+        " > 0 THEN ?4 END,
+             expires_us = CASE WHEN ",
+        left!(),
+        " > 0 THEN ",
+        now!(),
+        " + ",
+        left!(),
+        " ELSE 0 END,
+             ttl_us = CASE WHEN ",
+        left!(),
+        " > 0 THEN ",
+        left!(),
+        " ELSE ttl_us END
+         WHERE name = ?1 AND token = ?2 AND (?5 OR expires_us > ",
+        now!(),
+        ")"
+    ))
+    .bind(key.as_str())
+    .bind(token.as_bytes().as_slice())
+    .bind(micros(min_hold))
+    .bind(Token::nobody().as_bytes().as_slice())
+    .bind(pinned)
+    .execute(conn)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+fn found(row: &SqliteRow) -> sqlx::Result<Found> {
+    HeldRow {
+        name: row.try_get("name")?,
+        token: row.try_get("token")?,
+        holder: row.try_get("holder")?,
+        fence: row.try_get("fence")?,
+        acquired_us: row.try_get("acquired_us")?,
+        now_us: row.try_get("now_us")?,
+        expires_us: row.try_get("expires_us")?,
+        ttl_us: row.try_get("ttl_us")?,
+        renewals: row.try_get("renewals")?,
+    }
+    .found()
+}

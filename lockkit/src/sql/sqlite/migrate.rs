@@ -1,0 +1,50 @@
+//! lockkit's tables on SQLite.
+
+use sqlx::{AssertSqlSafe, Executor, Pool, Row, Sqlite, SqliteConnection};
+
+use super::MIGRATIONS;
+use crate::{
+    error::Error,
+    sql::history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
+};
+
+pub(super) async fn migrate(pool: &Pool<Sqlite>) -> Result<(), Error> {
+    let migrator = migrator(MIGRATIONS);
+    let mut conn = pool.acquire().await.map_err(failed)?;
+    let applied = history(&mut conn).await;
+    let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;
+    // What was cut short is run again, and all of it where a table was dropped: the statements can be repeated.
+    let is_cut_short = applied.as_ref().is_ok_and(|it| it.iter().any(|it| !it.is_complete));
+    let forget = match schema::<Sqlite>(&migrator, applied, are_tables_there)? {
+        Schema::UpToDate => return Ok(()),
+        Schema::Dropped => Some(format!("DELETE FROM {HISTORY}")),
+        Schema::Behind => is_cut_short.then(|| format!("DELETE FROM {HISTORY} WHERE NOT success")),
+    };
+    if let Some(sql) = forget {
+        conn.execute(AssertSqlSafe(sql)).await.map_err(failed)?;
+    }
+    drop(conn);
+    // On the pool itself: a database in memory is on no other connection.
+    migrated::<Sqlite>(migrator.run(pool).await, are_tables_there)
+}
+
+async fn history(conn: &mut SqliteConnection) -> sqlx::Result<Vec<Applied>> {
+    let sql = format!("SELECT version, lower(hex(checksum)) AS checksum, success FROM {HISTORY}");
+    let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(conn).await?;
+    let applied = rows.iter().map(|row| {
+        let (number, checksum) = (row.try_get("version")?, row.try_get("checksum")?);
+        Ok(Applied { number, checksum, is_complete: row.try_get("success")? })
+    });
+    applied.collect()
+}
+
+/// Whether the tables have what the migrations last added to each.
+async fn are_tables_there(conn: &mut SqliteConnection) -> sqlx::Result<bool> {
+    let there: i64 = sqlx::query_scalar(
+        "SELECT (SELECT COUNT(*) FROM pragma_table_info('lockkit_lease') WHERE name = 'ttl_us')
+              + (SELECT COUNT(*) FROM pragma_table_info('lockkit_stock') WHERE name = 'quantity')",
+    )
+    .fetch_one(conn)
+    .await?;
+    Ok(there == 2)
+}

@@ -1,0 +1,118 @@
+//! Row locks and named locks on SQLite.
+
+use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
+
+use super::{placeholder, take_write_lock};
+use crate::{
+    error::LockHolder,
+    key::Key,
+    policy::Wait,
+    sql::{
+        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Values,
+        query::{filter, order_and_limit},
+    },
+};
+
+impl RowOps for Sqlite {
+    fn row_text(query: &RowQuery, _values: &Values<Self>) -> String {
+        selection(query)
+    }
+
+    async fn row_plan(conn: &mut SqliteConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
+        // An EXPLAIN does not notice that another connection has made an index; a statement that runs does.
+        let look = format!("SELECT 1 FROM {} LIMIT 0", query.table.quoted('`'));
+        sqlx::query(AssertSqlSafe(look)).execute(&mut *conn).await?;
+        let is_view = sqlx::query_scalar(
+            "SELECT type = 'view' FROM pragma_table_list(?1)
+             WHERE ?2 IS NULL OR lower(schema) = lower(?2)
+             ORDER BY schema <> 'temp', schema <> 'main'
+             LIMIT 1",
+        )
+        .bind(query.table.name())
+        .bind(query.table.schema())
+        .fetch_optional(&mut *conn)
+        .await?;
+        if is_view.unwrap_or(false) {
+            return Ok(Plan::View);
+        }
+        let sql = format!("EXPLAIN QUERY PLAN {}", selection(query));
+        let explain = sqlx::query_with(AssertSqlSafe(sql), values.arguments.clone()).persistent(false);
+        let rows = explain.fetch_all(&mut *conn).await?;
+        let steps = rows.iter().map(|it| it.try_get("detail")).collect::<sqlx::Result<Vec<String>>>()?;
+        for step in &steps {
+            let is_scan = step.starts_with("SCAN");
+            let is_served = match reads_partial_index(conn, query, step).await? {
+                // In the order of an index, it stops at the limit.
+                _ if query.by.is_empty() => !step.contains("TEMP B-TREE"),
+                // All rows of a partial index are meant. With another column some would be filtered out.
+                true if is_scan && query.by.len() > 1 => false,
+                // Another value is in no such index.
+                true => return Ok(Plan::ServedOnce(Access::default())),
+                false => !is_scan,
+            };
+            if !is_served {
+                return Ok(Plan::Scan(steps.join("; ")));
+            }
+        }
+        Ok(Plan::Served(Access::default()))
+    }
+
+    async fn row_lock(
+        conn: &mut SqliteConnection,
+        query: &RowQuery,
+        values: Values<Self>,
+        _access: &Access,
+    ) -> sqlx::Result<Vec<SqliteRow>> {
+        let no_op = format!("DELETE FROM {} WHERE 0", query.table.quoted('`'));
+        take_write_lock(conn, query.wait, no_op).await?;
+        sqlx::query_with(AssertSqlSafe(selection(query)), values.arguments).fetch_all(conn).await
+    }
+
+    async fn row_holder(_conn: &mut SqliteConnection, _table: &Key) -> sqlx::Result<Option<LockHolder>> {
+        Ok(None)
+    }
+
+    fn row_plan_is_old(_err: &sqlx::Error) -> bool {
+        false
+    }
+}
+
+/// Whether this step of a plan reads a partial index.
+async fn reads_partial_index(conn: &mut SqliteConnection, query: &RowQuery, step: &str) -> sqlx::Result<bool> {
+    let Some((_, index)) = step.split_once(" INDEX ") else {
+        return Ok(false);
+    };
+    // What is looked up follows the name.
+    let name = index.rsplit_once(" (").map_or(index, |(name, _)| name);
+    sqlx::query_scalar("SELECT count(*) > 0 FROM pragma_index_list(?1, ?2) WHERE name IN (?3, ?4) AND partial")
+        .bind(query.table.name())
+        .bind(query.table.schema())
+        .bind(index)
+        .bind(name)
+        .fetch_one(conn)
+        .await
+}
+
+fn selection(query: &RowQuery) -> String {
+    let columns = match query.columns {
+        Columns::All => "r.*",
+        Columns::None => "1 AS locked",
+    };
+    format!(
+        "SELECT {columns} FROM {} AS r {} {}",
+        query.table.quoted('`'),
+        filter(query, '`', placeholder),
+        order_and_limit(query, '`'),
+    )
+}
+
+impl NamedOps for Sqlite {
+    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, _sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
+        take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
+        Ok(true)
+    }
+
+    async fn named_holder(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,394 @@
+//! A transaction that ends well: cancel-safe to begin, rolled back unless committed, never committed by mistake.
+
+use std::{
+    fmt,
+    future::Future,
+    io,
+    ops::{Deref, DerefMut},
+    time::Duration,
+};
+
+use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
+use sqlx_core::transaction::TransactionManager;
+use tokio::{
+    runtime::Handle,
+    task::JoinHandle,
+    time::{Instant, timeout, timeout_at},
+};
+
+use crate::{
+    error::{Error, Fault, Result},
+    guard::{CommitSent, Guard, Hold},
+    key::Key,
+    observe,
+    policy::Wait,
+    scope::is_under,
+    sql::{AsConnection, Dialect, check_in, connection, counted_depth, depth, failed, sealed},
+};
+
+/// How long the rollback of a dropped transaction may take before its connection is closed instead.
+pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
+
+/// What stands in for a key where SQLite's only lock is held.
+const WRITE_LOCK: &str = "the write lock of the database";
+
+/// What to do instead of taking again what a transaction of the same task holds.
+pub(crate) const PASS_TX: &str = "hand the open transaction (`&mut *tx`) to the code that needs the lock, instead of beginning \
+                                  another one";
+
+/// Begins a transaction: READ COMMITTED on PostgreSQL, MySQL and MariaDB, with the write lock (`BEGIN IMMEDIATE`) on
+/// SQLite.
+///
+/// READ COMMITTED makes every statement after a lock see what was committed before the lock was granted. Under
+/// REPEATABLE READ a read before the lock fixes what all later reads see, and updates are lost without an error.
+///
+/// On MySQL and MariaDB autocommit is off until the transaction ends, so what follows a deadlock in it is never committed.
+/// In a `sqlx::Transaction` each statement after a deadlock is committed by itself.
+///
+/// On SQLite this waits for other writers for [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s, whatever the connection's busy
+/// timeout is.
+///
+/// # Errors
+/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Reentrant`] on SQLite in a function under a row or
+/// named lock of the same pool, whose transaction has the write lock; [`Error::PoolStarved`] when all connections of the pool
+/// stay in use; [`Error::Database`] otherwise.
+///
+/// # Cancel safety
+/// Dropping this future at any point leaves no open transaction behind: a connection that may have begun one is
+/// closed. (`Pool::begin` of sqlx 0.9 may return it to the pool instead, inside the transaction:
+/// <https://github.com/launchbadge/sqlx/issues/4385>.)
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (id INTEGER)").execute(&pool).await?;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// sqlx::query("INSERT INTO t VALUES (1)").execute(&mut *tx).await?;
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+pub async fn begin<DB: Dialect>(pool: &Pool<DB>) -> Result<Tx<DB>> {
+    begin_within(pool, None, None).await
+}
+
+/// As [`begin`], with a bound for the lock that beginning takes on SQLite, and a deadline for everything.
+pub(crate) async fn begin_within<DB: Dialect>(
+    pool: &Pool<DB>,
+    wait: Option<Wait>,
+    deadline: Option<Instant>,
+) -> Result<Tx<DB>> {
+    if DB::ONE_WRITER && is_under(|it| it.realm.has_transaction_of(pool)) {
+        return Err(Error::Reentrant { lock: "lock", key: WRITE_LOCK.into(), hint: PASS_TX });
+    }
+    let started = Instant::now();
+    let doing = "beginning a transaction";
+    let conn = connection(pool, doing, None).await?;
+    let mut opening = Guard::new(Unsettled::new(conn));
+    for caveat in DB::caveats(pool, &mut opening.get_mut().conn).await {
+        observe::caveat(caveat);
+    }
+    let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+    let begun = DB::begin(&mut opening.get_mut().conn, Wait::within(wait, left)).await;
+    match begun {
+        Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().conn, runtime: Handle::current() }))),
+        Err(err) if DB::fault(&err) == Fault::Contended => {
+            if DB::is_idle(&mut opening.get_mut().conn).await {
+                // Nothing was begun, so the connection is as good as before.
+                drop(opening.defuse());
+            }
+            Err(Error::Contended { key: WRITE_LOCK.into(), waited: started.elapsed(), holder: None })
+        }
+        Err(err) => Err(failed::<DB>(doing, None, err)),
+    }
+}
+
+/// An open transaction that owns its connection.
+///
+/// Use it as `&mut *tx` wherever sqlx takes a connection, and as `&mut tx` or `&mut *tx` in lockkit's own calls: `execute(&mut tx)` is refused with "the trait `Executor` is not implemented for
+/// `&mut Tx<_>`", as it is with a `sqlx::Transaction`. A function that takes the connection (`&mut PgConnection`, …) takes
+/// `&mut tx`, from here as from a `sqlx::Transaction`; one that takes `&mut sqlx::Transaction<'_, _>` cannot take a `Tx`.
+/// Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
+///
+/// ```
+/// use lockkit::Tx;
+/// use sqlx::{Sqlite, SqliteConnection, SqlitePool};
+///
+/// async fn insert(conn: &mut SqliteConnection, n: i64) -> sqlx::Result<()> {
+///     sqlx::query("INSERT INTO t VALUES (?)").bind(n).execute(conn).await?;
+///     Ok(())
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = SqlitePool::connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (n INTEGER)").execute(&pool).await?;
+/// let mut tx: Tx<Sqlite> = lockkit::begin(&pool).await?;
+/// sqlx::query("INSERT INTO t VALUES (1)").execute(&mut *tx).await?;
+/// insert(&mut tx, 2).await?;
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+///
+/// Dropping it rolls it back in the background, within a second; a connection that cannot (because it is still
+/// waiting for a lock, say) is closed.
+pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
+
+impl<DB: Dialect> Tx<DB> {
+    /// Commits.
+    ///
+    /// # Errors
+    /// [`Error::TransactionEnded`] when the database had ended the transaction before (a deadlock victim, or after any
+    /// failed statement on PostgreSQL): nothing is committed then. [`Error::Database`] when the transaction was refused
+    /// (Galera and serializable transactions report a conflict here), or the connection broke before COMMIT was sent:
+    /// nothing is committed either. [`Error::OutcomeUnknown`] when the connection broke after it.
+    ///
+    /// # Cancel safety
+    /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
+    pub async fn commit(mut self) -> Result<()> {
+        self.check_open().await?;
+        self.commit_open().await
+    }
+
+    /// Rolls back.
+    ///
+    /// # Errors
+    /// [`Error::Database`] when the connection broke; the database rolls back by itself then.
+    ///
+    /// # Cancel safety
+    /// The transaction is rolled back even if this future is dropped.
+    pub async fn rollback(mut self) -> Result<()> {
+        let conn = &mut self.0.get_mut().conn;
+        roll_back::<DB>(conn).await.map_err(|err| failed::<DB>("rolling back", None, err))?;
+        self.0.defuse().give_back();
+        Ok(())
+    }
+}
+
+impl<DB: Dialect> Tx<DB> {
+    /// Rolls back after something else has failed, which is what the caller wants to hear of. Where it cannot, the
+    /// database does.
+    pub(crate) async fn undo(self) {
+        // What takes too long goes on in the background, as it does for a transaction that is dropped.
+        if let Ok(Err(err)) = timeout(ROLLBACK_LIMIT, self.rollback()).await {
+            observe::tolerated("rolling back, which the database will do", &err);
+        }
+    }
+}
+
+/// Only the outermost transaction commits anything.
+async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
+    if depth::<DB>(conn).await? == 1 {
+        return Ok(());
+    }
+    let reason = "needs the outermost transaction, with no nested one open: only that one commits anything".to_owned();
+    Err(Error::InvalidOption { option: "commit", reason })
+}
+
+fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        Fault::Unavailable => Error::OutcomeUnknown { source },
+        // Some engines find a conflict only here. Nothing was committed.
+        _ => check_failed::<DB>(source),
+    }
+}
+
+/// The error of a transaction whose COMMIT was not sent: nothing was committed, whatever it was.
+fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        // SQLite has no code of its own for a statement that needs a transaction.
+        Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source },
+        _ => failed::<DB>("committing", None, source),
+    }
+}
+
+async fn roll_back<DB: Database>(conn: &mut DB::Connection) -> sqlx::Result<()> {
+    while counted_depth::<DB>(conn) > 0 {
+        DB::TransactionManager::rollback(conn).await?;
+    }
+    Ok(())
+}
+
+impl<DB: Dialect> Deref for Tx<DB> {
+    type Target = DB::Connection;
+
+    fn deref(&self) -> &DB::Connection {
+        &self.0.conn
+    }
+}
+
+impl<DB: Dialect> DerefMut for Tx<DB> {
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        &mut self.0.get_mut().conn
+    }
+}
+
+impl<DB: Dialect> sealed::Sealed for Tx<DB> {}
+
+impl<DB: Dialect> AsConnection<DB> for Tx<DB> {
+    fn as_connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+}
+
+impl<DB: Dialect> fmt::Debug for Tx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tx").field("database", &DB::NAME).finish_non_exhaustive()
+    }
+}
+
+/// A transaction that [`Lease::commit`](crate::Lease::commit) can end: a [`Tx`] or a `sqlx::Transaction`.
+pub trait AnyTx<DB: Database>: Send {
+    /// The connection inside the transaction.
+    fn connection(&mut self) -> &mut DB::Connection;
+
+    /// Fails when the database has already ended the transaction, unless the next statement fails then anyway. Nothing
+    /// must run on its connection after that.
+    fn check_open(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Commits, after [`check_open`](Self::check_open) found the transaction open and no statement failed since.
+    fn commit_open(self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Rolls back.
+    fn rollback(self) -> impl Future<Output = Result<()>> + Send;
+}
+
+impl<DB: Dialect> AnyTx<DB> for Tx<DB> {
+    fn connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+
+    async fn check_open(&mut self) -> Result<()> {
+        check_depth::<DB>(self).await?;
+        DB::check_begun(self).await.map_err(check_failed::<DB>)
+    }
+
+    async fn commit_open(mut self) -> Result<()> {
+        let _sent = CommitSent::now();
+        DB::commit(&mut self).await.map_err(commit_failed::<DB>)?;
+        self.0.defuse().give_back();
+        observe::committed();
+        Ok(())
+    }
+
+    async fn rollback(self) -> Result<()> {
+        Self::rollback(self).await
+    }
+}
+
+impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
+    fn connection(&mut self) -> &mut DB::Connection {
+        self
+    }
+
+    async fn check_open(&mut self) -> Result<()> {
+        check_depth::<DB>(self).await?;
+        DB::check_open(self).await.map_err(check_failed::<DB>)
+    }
+
+    async fn commit_open(self) -> Result<()> {
+        let _sent = CommitSent::now();
+        self.commit().await.map_err(commit_failed::<DB>)
+    }
+
+    async fn rollback(self) -> Result<()> {
+        Self::rollback(self).await.map_err(|err| failed::<DB>("rolling back", None, err))
+    }
+}
+
+/// A connection that may not go back to its pool as it is: a transaction may be beginning on it, or a session lock be
+/// held. Closed unless it is known to be clean.
+pub(crate) struct Unsettled<DB: Database> {
+    pub(crate) conn: PoolConnection<DB>,
+    /// The drop may happen on a thread outside of it.
+    runtime: Handle,
+}
+
+impl<DB: Database> Unsettled<DB> {
+    pub(crate) fn new(conn: PoolConnection<DB>) -> Self {
+        Self { conn, runtime: Handle::current() }
+    }
+}
+
+impl<DB: Database> Hold for Unsettled<DB> {
+    fn abandon(self) {
+        let _inside = self.runtime.enter();
+        close(self.conn);
+    }
+}
+
+/// A connection inside a transaction.
+struct Open<DB: Dialect> {
+    conn: PoolConnection<DB>,
+    /// The drop may happen on a thread outside of it.
+    runtime: Handle,
+}
+
+impl<DB: Dialect> Open<DB> {
+    /// Returns the connection to its pool once the session is as it was before `begin`. The transaction has ended.
+    fn give_back(self) {
+        if DB::CHANGES_SESSION {
+            self.abandon();
+        } else {
+            check_in::<DB>(self.conn);
+        }
+    }
+}
+
+impl<DB: Dialect> Hold for Open<DB> {
+    fn abandon(self) {
+        let Self { conn, runtime } = self;
+        let _inside = runtime.enter();
+        // Closed, too, where the runtime ends before the task.
+        let mut ending = Guard::new(Unsettled { conn, runtime: runtime.clone() });
+        runtime.spawn(async move {
+            let conn = &mut ending.get_mut().conn;
+            let ended = async {
+                roll_back::<DB>(conn).await?;
+                DB::restore_session(conn).await
+            };
+            // A statement may still be on its way, or waiting for a lock, when its future was dropped.
+            if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
+                check_in::<DB>(ending.defuse().conn);
+            } else {
+                tracing::debug!("closing the connection of a transaction that could not be rolled back in time");
+            }
+        });
+    }
+}
+
+/// Closes a connection now, without waiting for what it is doing and without a runtime.
+fn close<DB: Database>(conn: PoolConnection<DB>) {
+    drop(conn.detach());
+}
+
+/// The result of a task that goes on even if the caller is dropped.
+pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>) -> Result<T> {
+    match task.await {
+        Ok(result) => result,
+        Err(failed) => {
+            if let Ok(panic) = failed.try_into_panic() {
+                std::panic::resume_unwind(panic);
+            }
+            let source = sqlx::Error::Io(io::Error::other("the runtime has shut down"));
+            Err(Error::Database { doing, key: None, fault: Fault::Unavailable, source })
+        }
+    }
+}
+
+/// No answer came in time.
+pub(crate) fn no_answer(doing: &'static str, key: Option<&Key>) -> Error {
+    Error::Database { doing, key: key.cloned(), fault: Fault::Unavailable, source: timed_out() }
+}
+
+/// What the driver would say of a server that does not answer, if it noticed.
+pub(crate) fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"))
+}
+
+/// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.
+pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        Some(deadline) => timeout_at(deadline, work).await.ok(),
+        None => Some(work.await),
+    }
+}

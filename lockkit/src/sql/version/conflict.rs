@@ -1,0 +1,67 @@
+//! Zero rows changed, as an error.
+
+use crate::{
+    error::{Error, Raced, Result},
+    sql::RowsAffected,
+};
+
+/// Turns "no row was changed" into [`Error::Conflict`], on every database's query result and on the row that a statement
+/// with `RETURNING` may give back.
+///
+/// Use it after a write of your own that compares the version:
+///
+/// ```
+/// use lockkit::OrConflict;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t (id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t VALUES (1, 5, 3)").execute(&pool).await?;
+/// sqlx::query("UPDATE t SET stock = stock - 1, version = version + 1 WHERE id = ? AND version = ?")
+///     .bind(1)
+///     .bind(3)
+///     .execute(&pool)
+///     .await?
+///     .or_conflict()?;
+///
+/// let (stock,): (i64,) = sqlx::query_as(
+///     "UPDATE t SET stock = stock - 1, version = version + 1 WHERE id = ? AND version = ? RETURNING stock",
+/// )
+/// .bind(1)
+/// .bind(4)
+/// .fetch_optional(&pool)
+/// .await?
+/// .or_conflict()?;
+/// assert_eq!(stock, 3);
+/// # Ok(()) }
+/// ```
+pub trait OrConflict: Sized {
+    /// What there is when a row was changed: the query result itself, or the row that an `Option` holds.
+    type Output;
+
+    /// The result or row, or [`Error::Conflict`] when the statement changed no row.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] without versions: only the statement knew them.
+    fn or_conflict(self) -> Result<Self::Output>;
+}
+
+impl<R: RowsAffected> OrConflict for R {
+    type Output = Self;
+
+    fn or_conflict(self) -> Result<Self> {
+        if self.affected() == 0 { Err(raced()) } else { Ok(self) }
+    }
+}
+
+impl<T> OrConflict for Option<T> {
+    type Output = T;
+
+    fn or_conflict(self) -> Result<T> {
+        self.ok_or_else(raced)
+    }
+}
+
+fn raced() -> Error {
+    Error::Conflict { table: None, expected: None, found: None, source: Raced }
+}

@@ -1,0 +1,226 @@
+//! A struct as its row is stored: the table, the key, the other columns and the version.
+
+use std::{fmt, future::Future};
+
+use sqlx::{Database, Encode, Type};
+
+use crate::{
+    error::{Error, Result},
+    sql::{
+        Values, VersionOps,
+        conn::On,
+        ident::Ident,
+        version::saved::{self, Saved},
+    },
+};
+
+/// A struct that is one row of a table, with an integer version that every save moves on.
+///
+/// `#[derive(Versioned)]` implements it, which is one line; this is what it writes, for when you want to write it by hand:
+///
+/// ```
+/// use lockkit::{Columns, VersionOps, VersionedStruct};
+/// use sqlx::{Encode, Type};
+///
+/// struct Item {
+///     item_id: i64,
+///     stock: i64,
+///     version: i64,
+/// }
+///
+/// impl<DB: VersionOps> VersionedStruct<DB> for Item
+/// where
+///     i64: for<'v> Encode<'v, DB> + Type<DB>,
+/// {
+///     const TABLE: &'static str = "t_items";
+///     const VERSION: &'static str = "version";
+///     type Version = i64;
+///
+///     fn version(&self) -> &i64 {
+///         &self.version
+///     }
+///
+///     fn version_mut(&mut self) -> &mut i64 {
+///         &mut self.version
+///     }
+///
+///     fn key(&self, columns: &mut Columns<DB>) {
+///         columns.add("item_id", self.item_id);
+///     }
+///
+///     fn values(&self, columns: &mut Columns<DB>) {
+///         columns.add("stock", self.stock);
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
+/// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await?;
+/// let mut item = Item { item_id: 7, stock: 4, version: 1 };
+/// item.save(&pool).await?;
+/// assert_eq!(item.version, 2);
+/// # Ok(()) }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be saved in this database by its version",
+    label = "not a row with a version",
+    note = "write `#[derive(lockkit::Versioned)]` on it"
+)]
+pub trait VersionedStruct<DB: VersionOps>: Sized {
+    /// The table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
+    /// connection's: `"app.items"`.
+    const TABLE: &'static str;
+
+    /// The column of the version.
+    const VERSION: &'static str;
+
+    /// The type of the version.
+    type Version: VersionField;
+
+    /// The version that was read.
+    fn version(&self) -> &Self::Version;
+
+    /// The version, to be moved on by a save.
+    fn version_mut(&mut self) -> &mut Self::Version;
+
+    /// Adds the columns that say which row it is.
+    fn key(&self, columns: &mut Columns<DB>);
+
+    /// Adds the columns that a save writes: all but those of the key and the version.
+    fn values(&self, columns: &mut Columns<DB>);
+
+    /// Writes the row if its version is still that of the struct, and moves the version on, all in one statement.
+    ///
+    /// On `&pool` the struct has the new version then, and there is nothing to return. On a connection this returns a
+    /// [`Saved`]. Inside a transaction the struct keeps the version that it had, which is the committed one, until
+    /// [`Saved::commit`] has committed the new one: whatever is rolled back, a savepoint too, has then never been in memory.
+    /// A `Saved` that is dropped leaves the struct with the old version, and if the transaction was committed without it,
+    /// the next save is a conflict.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
+    /// (`found` is `None`): load it again. [`Error::InvalidOption`] when the version cannot be any higher;
+    /// [`Error::InvalidIdentifier`]; [`Error::Database`]. The struct keeps its version.
+    ///
+    /// # Cancel safety
+    /// Outside a transaction the row may or may not have been written; if it was, the next save is a conflict.
+    fn save<O: On<DB>>(&mut self, on: O) -> impl Future<Output = Result<O::Written<Saved<'_, DB, Self>>>> + Send
+    where
+        Self: Send,
+    {
+        saved::save(self, on)
+    }
+
+    /// Deletes the row if its version is still that of the struct, in one statement.
+    ///
+    /// The struct stays as it is. When a transaction around this is rolled back, the row is there again, with the version
+    /// that the struct has; when it is committed, a later save or delete of the struct is a conflict.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
+    /// (`found` is `None`); [`Error::InvalidIdentifier`]; [`Error::InvalidOption`] for a key that is NULL;
+    /// [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Outside a transaction the row may or may not have been deleted.
+    fn delete(&self, on: impl On<DB>) -> impl Future<Output = Result<()>> + Send {
+        saved::delete(self, on)
+    }
+}
+
+/// The type of the version in a struct: `i16`, `i32` or `i64`.
+#[diagnostic::on_unimplemented(
+    message = "the version of a struct is an `i16`, `i32` or `i64`, not `{Self}`",
+    label = "not an integer that can count versions",
+    note = "for a timestamp column use `lockkit::VersionedRow`"
+)]
+pub trait VersionField: sealed::Sealed + Sized {
+    /// The version.
+    #[doc(hidden)]
+    fn number(&self) -> i64;
+
+    /// `None` where there is no room for it.
+    #[doc(hidden)]
+    fn from_number(number: i64) -> Option<Self>;
+}
+
+macro_rules! version_field {
+    ($($integer:ty),*) => {$(
+        impl VersionField for $integer {
+            fn number(&self) -> i64 {
+                i64::from(*self)
+            }
+
+            fn from_number(number: i64) -> Option<Self> {
+                Self::try_from(number).ok()
+            }
+        }
+
+        impl sealed::Sealed for $integer {}
+    )*};
+}
+
+version_field!(i16, i32, i64);
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Columns and their values, on the way to the database.
+pub struct Columns<DB: Database> {
+    pub(crate) names: Vec<Ident>,
+    pub(crate) values: Values<DB>,
+    /// Whether rows are found by them.
+    are_key: bool,
+    failed: Option<Error>,
+}
+
+impl<DB: VersionOps> Columns<DB> {
+    /// Columns that are written.
+    pub(crate) fn new() -> Self {
+        Self { names: Vec::new(), values: Values::new(), are_key: false, failed: None }
+    }
+
+    /// Columns that say which row it is.
+    pub(crate) fn of_key() -> Self {
+        Self { are_key: true, ..Self::new() }
+    }
+
+    /// Adds a column. The name as the database stores it (letters, digits, `_`).
+    pub fn add<'v, T>(&mut self, column: &str, value: T) -> &mut Self
+    where
+        T: Encode<'v, DB> + Type<DB>,
+    {
+        let added = Ident::new(column).and_then(|name| {
+            if self.are_key {
+                self.values.add_compared("key", &name, value)?;
+            } else {
+                self.values.add(value).map_err(|err| Error::InvalidOption {
+                    option: "column",
+                    reason: format!("`{column}` has a value that cannot be sent to the database: {err}"),
+                })?;
+            }
+            self.names.push(name);
+            Ok(())
+        });
+        if let Err(err) = added {
+            self.failed.get_or_insert(err);
+        }
+        self
+    }
+
+    /// Fails with the first thing that was wrong.
+    pub(crate) fn checked(self) -> Result<Self> {
+        match self.failed {
+            Some(err) => Err(err),
+            None => Ok(self),
+        }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Columns<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Columns").field("names", &self.names).field("failed", &self.failed).finish_non_exhaustive()
+    }
+}
