@@ -14,8 +14,8 @@ use crate::{
         AsConnection, NamedOps, Sharing,
         conn::{Finish, On},
         depth, failed, failed_on_own_table, holder,
-        tx::until,
     },
+    task::until,
 };
 
 /// How much longer than the bound a server may take. MySQL ends waits once a second.
