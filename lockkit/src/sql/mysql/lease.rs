@@ -12,11 +12,11 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
     sql::{
-        Dialect, LeaseOps, duration, fence,
+        Dialect, LeaseOps,
         lease::{
             Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, leases_found, prefix_end,
         },
-        micros,
+        units::{duration, fence, micros},
     },
 };
 

@@ -15,10 +15,10 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::{AsConnection, Dialect, RowsAffected, connection_fault};
 use crate::{
     error::{Error, Fault, LockHolder},
     policy::Wait,
+    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault},
 };
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
@@ -74,6 +74,14 @@ impl AsConnection<MySql> for MySqlConnection {
     fn as_connection(&mut self) -> &mut Self {
         self
     }
+}
+
+impl Known for MySql {
+    type Itself = Self;
+}
+
+impl Known<Sessions> for MySql {
+    type Itself = Self;
 }
 
 impl Dialect for MySql {

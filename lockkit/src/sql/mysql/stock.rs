@@ -8,7 +8,10 @@ use super::row::bounded;
 use crate::{
     key::Key,
     policy::Wait,
-    sql::{Look, Segment, StockOps, counted_depth, quantity, segment},
+    sql::{
+        Look, Segment, StockOps, counted_depth,
+        stock::ops::{quantity, segment},
+    },
 };
 
 /// Takes from the first of these segments that is free. No random order: the servers would lock all of them to sort.

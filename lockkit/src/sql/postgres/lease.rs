@@ -9,9 +9,9 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
     sql::{
-        LeaseOps, duration, fence,
+        LeaseOps,
         lease::{Found, HeldRow, lease_give_back, leases_found, prefix_end, previous},
-        micros,
+        units::{duration, fence, micros},
     },
 };
 

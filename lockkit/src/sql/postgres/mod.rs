@@ -10,11 +10,11 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::{AsConnection, Dialect, RowsAffected, connection_fault, duration};
 use crate::{
     error::{Error, Fault, LockHolder},
     key::Key,
     policy::Wait,
+    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault, units::duration},
 };
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
@@ -106,6 +106,14 @@ impl AsConnection<Postgres> for PgConnection {
     fn as_connection(&mut self) -> &mut Self {
         self
     }
+}
+
+impl Known for Postgres {
+    type Itself = Self;
+}
+
+impl Known<Sessions> for Postgres {
+    type Itself = Self;
 }
 
 impl Dialect for Postgres {

@@ -8,9 +8,9 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
     sql::{
-        LeaseOps, fence,
+        LeaseOps,
         lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
-        micros,
+        units::{fence, micros},
     },
 };
 

@@ -11,10 +11,10 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::{AsConnection, Dialect, RowsAffected, connection_fault};
 use crate::{
     error::{Error, Fault},
     policy::Wait,
+    sql::{AsConnection, Dialect, Known, RowsAffected, fault::connection_fault},
 };
 
 /// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
@@ -58,6 +58,10 @@ impl AsConnection<Sqlite> for SqliteConnection {
     fn as_connection(&mut self) -> &mut Self {
         self
     }
+}
+
+impl Known for Sqlite {
+    type Itself = Self;
 }
 
 impl Dialect for Sqlite {

@@ -15,6 +15,8 @@ use crate::{
     },
 };
 
+pub(crate) mod ops;
+
 /// How many rows a stock is spread over unless it is told.
 const SEGMENTS: u32 = 32;
 
