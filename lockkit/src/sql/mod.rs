@@ -30,6 +30,7 @@ pub(crate) mod schema;
 pub(crate) mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod statement;
 pub(crate) mod stock;
 pub(crate) mod tx;
 mod units;

@@ -22,11 +22,7 @@ use crate::{
 };
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
-macro_rules! now {
-    () => {
-        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    };
-}
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 const MIGRATIONS: [(i64, &str, &str); 4] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),

@@ -19,11 +19,7 @@ use crate::{
 
 /// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
 /// the write lock.
-macro_rules! now {
-    () => {
-        "CAST(unixepoch('subsec') * 1000000 AS INTEGER)"
-    };
-}
+const NOW: &str = "CAST(unixepoch('subsec') * 1000000 AS INTEGER)";
 
 const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
