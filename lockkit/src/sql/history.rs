@@ -5,8 +5,7 @@ use sqlx::{
     migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
-use super::Dialect;
-use crate::error::Error;
+use crate::{error::Error, sql::Dialect};
 
 /// The table of the history. Beside the application's own, so that both can be mixed.
 pub(super) const HISTORY: &str = "_lockkit_migrations";

@@ -16,6 +16,8 @@ use crate::{
     task::until,
 };
 
+pub(crate) mod ops;
+
 /// How many rows a stock is spread over unless it is told.
 const SEGMENTS: u32 = 32;
 
