@@ -64,7 +64,7 @@ impl Row {
         info.held_for = Duration::from_micros(now - self.acquired.min(now));
         info.expires_in = Duration::from_micros(self.expires - now);
         info.renewals = self.renewals;
-        Some(Held { token, info })
+        Some(Held::new(token, info))
     }
 
     /// Whom the lease is taken over from: nobody, if it was given back.
@@ -72,7 +72,7 @@ impl Row {
         let token = Token::from_bytes(self.token?);
         let expired_for = Duration::from_micros(now - self.expires);
         let Self { holder, fence, .. } = self;
-        (!token.is_nobody()).then_some(Previous { holder, fence: Fence::from(fence), expired_for })
+        (!token.is_nobody()).then_some(Previous::new(holder, Fence::from(fence), expired_for))
     }
 }
 
@@ -114,7 +114,7 @@ fn micros(duration: Duration) -> u64 {
 
 impl LeaseStore for JsonStore {
     async fn lease_acquire(&self, claim: &Claim) -> lockkit::Result<Acquired> {
-        let Claim { key, token, holder, ttl } = claim.clone();
+        let Claim { key, token, holder, ttl, .. } = claim.clone();
         self.act("acquiring lease", move |rows, now| {
             let expires = now.saturating_add(micros(ttl));
             let before = rows.remove(key.as_str());
@@ -132,7 +132,7 @@ impl LeaseStore for JsonStore {
                     let previous = before.and_then(|it| it.previous(now));
                     let token = Some(*token.as_bytes());
                     let row = Row { token, holder: holder.to_string(), fence, acquired: now, expires, renewals: 0 };
-                    (row, Acquired::Granted(Grant { fence: Fence::from(fence), previous }))
+                    (row, Acquired::Granted(Grant::from(Fence::from(fence)).after(previous)))
                 }
             };
             rows.insert(key.to_string(), row);
@@ -149,7 +149,7 @@ impl LeaseStore for JsonStore {
     async fn lease_renew(&self, renewals: &[Renewal]) -> lockkit::Result<Vec<Scoped>> {
         let renewals = renewals.to_vec();
         self.act("renewing leases", move |rows, now| {
-            let renew = |Renewal { key, token, ttl }: &Renewal| {
+            let renew = |Renewal { key, token, ttl, .. }: &Renewal| {
                 let Some(row) = rows.get_mut(key.as_str()).filter(|it| it.is_held_by(*token, now)) else {
                     return Scoped::Gone;
                 };

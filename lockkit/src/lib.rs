@@ -83,8 +83,10 @@ pub use fence::Fence;
 pub use holder::{Holder, LeaseInfo, LockHolder};
 pub use key::{Key, MAX_KEY_BYTES};
 pub use lease::{
-    Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, PermitsRequest, ReadWrite, Released,
-    store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Previous, Release, Renewal, Scoped, Token},
+    Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, ReadWrite, Released, Yields,
+    store::{
+        Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Previous, Profile, Release, Renewal, Scoped, Token,
+    },
 };
 pub use policy::{Backoff, MAX_DURATION, OnLost, Policy, Wait};
 pub use retry::is_retryable;

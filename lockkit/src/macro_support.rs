@@ -32,7 +32,7 @@ use crate::{
 pub use crate::{
     error::Error,
     key::Key,
-    lease::{Lease, LeaseRequest, Leases, MultiLease, MultiRequest},
+    lease::{Lease, LeaseRequest, Leases, MultiLease},
     policy::{OnLost, Policy, Wait},
     retry::Retry,
     sql::{
@@ -261,7 +261,10 @@ pub fn lease<S: LeaseStore>(leases: &Leases<S>, key: Key) -> LeaseRequest<S> {
 }
 
 /// A request for all of the leases.
-pub fn leases_of_all<S: LeaseStore>(leases: &Leases<S>, keys: impl IntoIterator<Item = Key>) -> MultiRequest<S> {
+pub fn leases_of_all<S: LeaseStore>(
+    leases: &Leases<S>,
+    keys: impl IntoIterator<Item = Key>,
+) -> LeaseRequest<S, MultiLease<S>> {
     leases.all(keys)
 }
 
@@ -270,8 +273,10 @@ pub fn acquire<S: LeaseStore>(request: LeaseRequest<S>) -> impl Future<Output = 
     request.acquire()
 }
 
-/// [`MultiRequest::acquire`].
-pub fn acquire_all<S: LeaseStore>(request: MultiRequest<S>) -> impl Future<Output = Result<MultiLease<S>>> + Send {
+/// [`LeaseRequest::acquire`].
+pub fn acquire_all<S: LeaseStore>(
+    request: LeaseRequest<S, MultiLease<S>>,
+) -> impl Future<Output = Result<MultiLease<S>>> + Send {
     request.acquire()
 }
 

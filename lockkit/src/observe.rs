@@ -4,11 +4,16 @@
 //! Keys are fields of events. In metrics they would be without number, so there only the part before the first `:` or `/`
 //! is a label, `prefix`; it is empty for a key without one.
 
-use std::{error::Error as StdError, time::Duration};
+use std::{error::Error as StdError, future::Future, time::Duration};
 
-use tracing::Span;
+use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
-use crate::{error::LossReason, fence::Fence, key::Key};
+use crate::{
+    error::{LossReason, Result},
+    fence::Fence,
+    key::Key,
+};
 
 /// Which lock it is about.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +44,18 @@ pub(crate) fn acquiring(strategy: Strategy, key: &Key) -> Span {
 /// The span of a body that runs under a lock.
 pub(crate) fn holding(strategy: Strategy, key: &Key) -> Span {
     tracing::debug_span!("lockkit.hold", strategy = strategy.name(), %key)
+}
+
+/// Takes a lock, and tells of it and of the wait for it.
+pub(crate) async fn observed<T>(strategy: Strategy, key: &Key, taking: impl Future<Output = Result<T>>) -> Result<T> {
+    let started = Instant::now();
+    let taken = taking.instrument(acquiring(strategy, key)).await;
+    match &taken {
+        Ok(_) => acquired(strategy, key, started.elapsed()),
+        Err(err) if err.is_contended() => contended(strategy, key, started.elapsed()),
+        Err(_) => {}
+    }
+    taken
 }
 
 /// A lock was taken.

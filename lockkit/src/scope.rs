@@ -7,14 +7,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sqlx::Pool;
 use tokio::task;
 
-use crate::{
-    key::Key,
-    lease::store::Token,
-    sql::{Dialect, address},
-};
+use crate::{key::Key, lease::store::Token};
 
 tokio::task_local! {
     /// The locks of this body, and of those around it.
@@ -91,25 +86,6 @@ pub(crate) enum Realm {
     Sessions(usize),
     /// Nothing is known of it but the key.
     Elsewhere,
-}
-
-impl Realm {
-    pub(crate) fn named<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        Self::Named(address(pool))
-    }
-
-    pub(crate) fn rows<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        Self::Rows(address(pool))
-    }
-
-    pub(crate) fn sessions<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        Self::Sessions(address(pool))
-    }
-
-    /// Whether the lock belongs to a transaction that began in this pool and is open while the body runs.
-    pub(crate) fn has_transaction_of<DB: Dialect>(self, pool: &Pool<DB>) -> bool {
-        matches!(self, Self::Named(it) | Self::Rows(it) if it == address(pool))
-    }
 }
 
 /// Runs `body`, with a record that it is under these locks.

@@ -7,20 +7,20 @@ use support::{TestDb, on_every_database};
 use tokio::time::timeout;
 
 fn claim() -> Claim {
-    Claim { key: "k".into(), token: Token::random(), holder: "holder".into(), ttl: Duration::from_secs(20) }
+    Claim::new("k", Token::random(), "holder", Duration::from_secs(20))
 }
 
 on_every_database! {
     async fn a_lost_lease_is_gone_beside_the_one_that_has_its_key_now<S>(db: TestDb<S>) {
         let (lost, held) = (claim(), claim());
         assert!(matches!(db.pool.lease_acquire(&held).await.unwrap(), Acquired::Granted(_)));
-        let renewal = |it: &Claim| Renewal { key: it.key.clone(), token: it.token, ttl: it.ttl };
+        let renewal = |it: &Claim| Renewal::new(it.key.clone(), it.token, it.ttl);
         let renewed = db.pool.lease_renew(&[renewal(&lost), renewal(&held)]).await.unwrap();
         assert_eq!(renewed, [Scoped::Gone, Scoped::Done]);
         let renewed = db.pool.lease_renew(&[renewal(&held), renewal(&lost)]).await.unwrap();
         assert_eq!(renewed, [Scoped::Done, Scoped::Gone]);
         for min_hold in [Duration::from_secs(60), Duration::ZERO] {
-            let release = |it: &Claim| Release { key: it.key.clone(), token: it.token, min_hold };
+            let release = |it: &Claim| Release::new(it.key.clone(), it.token, min_hold);
             let released = db.pool.lease_release_all(&[release(&lost), release(&held)]).await.unwrap();
             assert_eq!(released, [Scoped::Gone, Scoped::Done]);
             let released = db.pool.lease_release_all(&[release(&held), release(&lost)]).await.unwrap();

@@ -210,8 +210,8 @@ on_every_database! {
         let Bench { db, leases, pool } = &bench;
         let request = || leases.all(["k", "l", "m"]).wait(PATIENCE);
 
-        bench.drop_everywhere("MultiRequest::acquire", async || (request().acquire(), ()), nothing).await;
-        bench.drop_everywhere("MultiRequest::try_acquire", async || (request().try_acquire(), ()), nothing).await;
+        bench.drop_everywhere("LeaseRequest::acquire, several keys", async || (request().acquire(), ()), nothing).await;
+        bench.drop_everywhere("LeaseRequest::try_acquire, several keys", async || (request().try_acquire(), ()), nothing).await;
         let run = async || {
             let body = async |leases: MadeAll<S>| {
                 let mut tx = lockkit::begin(pool).await?;
@@ -220,14 +220,14 @@ on_every_database! {
             };
             (Box::pin(request().run(body)), ())
         };
-        bench.drop_everywhere("MultiRequest::run", run, nothing).await;
+        bench.drop_everywhere("LeaseRequest::run, several keys", run, nothing).await;
 
         let others = Leases::new(db.pool.clone());
         let blocked = async || (request().acquire(), others.lease("l").acquire().await.unwrap());
         let release = async |other: Made<S>, _: bool| {
             other.release().await.unwrap();
         };
-        bench.drop_blocked("MultiRequest::acquire, one of which is held", blocked, release).await;
+        bench.drop_blocked("LeaseRequest::acquire, several keys, one of which is held", blocked, release).await;
     }
 
     async fn requests_for_several_permits_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
@@ -235,8 +235,8 @@ on_every_database! {
         let Bench { db, leases, pool } = &bench;
         let request = || leases.semaphore("k", 4).take(3).wait(PATIENCE);
 
-        bench.drop_everywhere("PermitsRequest::acquire", async || (request().acquire(), ()), nothing).await;
-        bench.drop_everywhere("PermitsRequest::try_acquire", async || (request().try_acquire(), ()), nothing).await;
+        bench.drop_everywhere("LeaseRequest::acquire, several permits", async || (request().acquire(), ()), nothing).await;
+        bench.drop_everywhere("LeaseRequest::try_acquire, several permits", async || (request().try_acquire(), ()), nothing).await;
         let run = async || {
             let body = async |permits: MadeAll<S>| {
                 let mut tx = lockkit::begin(pool).await?;
@@ -245,7 +245,7 @@ on_every_database! {
             };
             (Box::pin(request().run(body)), ())
         };
-        bench.drop_everywhere("PermitsRequest::run", run, nothing).await;
+        bench.drop_everywhere("LeaseRequest::run, several permits", run, nothing).await;
 
         // What it gathers while it waits is given back.
         let others = Leases::new(db.pool.clone());
@@ -254,7 +254,7 @@ on_every_database! {
             other.release().await.unwrap();
         };
         let blocked = async || (request().acquire(), held().await);
-        bench.drop_blocked("PermitsRequest::acquire, some of which are held", blocked, release).await;
+        bench.drop_blocked("LeaseRequest::acquire, several permits, some of which are held", blocked, release).await;
     }
 
     async fn what_a_holder_asks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A claim that nobody renews: the process dies right after it.
 fn claim(key: &str, ttl: Duration) -> Claim {
-    Claim { key: key.into(), token: Token::random(), holder: "dead".into(), ttl }
+    Claim::new(key, Token::random(), "dead", ttl)
 }
 
 /// Grants the claim.
@@ -35,7 +35,7 @@ async fn look<L: LeaseStore>(store: &L, key: &str) -> Held {
 }
 
 async fn renew<L: LeaseStore>(store: &L, claim: &Claim, ttl: Duration) -> Scoped {
-    let renewal = Renewal { key: claim.key.clone(), token: claim.token, ttl };
+    let renewal = Renewal::new(claim.key.clone(), claim.token, ttl);
     store.lease_renew(&[renewal]).await.unwrap()[0]
 }
 
@@ -227,7 +227,7 @@ on_every_server! {
         S::execute(&mut other, "SELECT 1 FROM lockkit_lease WHERE name = 'a' FOR UPDATE").await.unwrap();
 
         proxy.delay_replies(SECONDS(1));
-        let renewals = claims.each_ref().map(|it| Renewal { key: it.key.clone(), token: it.token, ttl });
+        let renewals = claims.each_ref().map(|it| Renewal::new(it.key.clone(), it.token, ttl));
         assert_eq!(slow.lease_renew(&renewals).await.unwrap(), [Scoped::Busy, Scoped::Done]);
         proxy.delay_replies(Duration::ZERO);
         other.rollback().await.unwrap();

@@ -39,11 +39,11 @@ on_every_database! {
         let ttl = Duration::from_secs(30);
         let mut renewals = Vec::new();
         for number in (0..20).rev() {
-            let claim = Claim { key: format!("k:{number}").into(), token: Token::random(), holder: "h".into(), ttl };
+            let claim = Claim::new(format!("k:{number}"), Token::random(), "h", ttl);
             assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
             // The token of some is another one.
             let token = if number % 3 == 0 { Token::random() } else { claim.token };
-            renewals.push(Renewal { key: claim.key, token, ttl: ttl * 2 });
+            renewals.push(Renewal::new(claim.key, token, ttl * 2));
         }
         let answers = store.lease_renew(&renewals).await.unwrap();
         let expected: Vec<_> =

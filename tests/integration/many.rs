@@ -193,12 +193,7 @@ on_every_database! {
     async fn several_are_refused_by_a_store_that_another_process_writes_to<S>(db: TestDb<S>) {
         use lockkit::{AcquiredAll, Claim, Token};
 
-        let claim = |key: &str| Claim {
-            key: key.into(),
-            token: Token::random(),
-            holder: "h".into(),
-            ttl: Duration::from_secs(30),
-        };
+        let claim = |key: &str| Claim::new(key, Token::random(), "h", Duration::from_secs(30));
         let claims = ["a", "b", "c"].map(claim);
         assert!(matches!(db.pool.lease_acquire_all(&claims).await.unwrap(), AcquiredAll::Granted(grants) if grants.len() == 3));
         // The same tokens are granted again, others are not.

@@ -103,7 +103,7 @@ on_every_database! {
 #[tokio::test(start_paused = true)]
 async fn a_number_of_permits_that_cannot_be_taken_is_an_error_that_says_so() {
     let leases = Leases::new(MemoryStore::new());
-    let told = async |request: lockkit::PermitsRequest<MemoryStore>| {
+    let told = async |request: lockkit::LeaseRequest<MemoryStore, lockkit::MultiLease<MemoryStore>>| {
         let refused = request.acquire().await.unwrap_err();
         assert!(matches!(refused, Error::InvalidOption { .. }), "{refused:?}");
         refused.to_string()

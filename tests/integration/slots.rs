@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_mins(2);
 async fn hold(store: &impl LeaseStore, names: impl Iterator<Item = String>) {
     let mut keys: Vec<Key> = names.map(Key::from).collect();
     keys.sort_unstable();
-    let claim = |key| Claim { key, token: Token::random(), holder: "another".into(), ttl: Duration::from_mins(10) };
+    let claim = |key| Claim::new(key, Token::random(), "another", Duration::from_mins(10));
     let claims: Vec<_> = keys.into_iter().map(claim).collect();
     let granted = store.lease_acquire_all(&claims).await.unwrap();
     assert!(matches!(granted, AcquiredAll::Granted(_)), "{granted:?}");

@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     error::{Error, Fault, Result, chain},
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Release, Renewal, Scoped},
+    lease::store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseStore, Profile, Release, Renewal, Scoped},
     task::no_answer,
 };
 
@@ -73,6 +73,10 @@ impl<S: LeaseStore> Bounded<S> {
         &self.store
     }
 
+    pub(crate) fn profile(&self) -> Profile {
+        self.store.profile()
+    }
+
     /// How long the store has not answered, since its last answer.
     pub(crate) fn unreachable_for(&self) -> Option<Duration> {
         self.heard().silent_since.map(|it| it.elapsed())
@@ -122,6 +126,17 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
+    /// Releases the lease, waiting for a transaction that has its row locked. `false` when the token no longer held it.
+    pub(crate) async fn release_now(&self, release: &Release, limit: Duration) -> Result<bool> {
+        loop {
+            match self.release(release, limit).await? {
+                Scoped::Done => return Ok(true),
+                Scoped::Gone => return Ok(false),
+                Scoped::Busy => sleep(BUSY_PAUSE).await,
+            }
+        }
+    }
+
     /// A store may release one lease after the other.
     pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Scoped>> {
         let limit = LIMIT.max(EACH * saturated(releases.len()));
@@ -148,7 +163,8 @@ impl<S: LeaseStore> Bounded<S> {
 
     async fn answer<T>(&self, limit: Duration, call: impl Future<Output = Result<T>>) -> Option<Result<T>> {
         let asked = Instant::now();
-        let answer = if self.store.always_answers() { Some(call.await) } else { timeout(limit, call).await.ok() };
+        let answer =
+            if self.store.profile().always_answers { Some(call.await) } else { timeout(limit, call).await.ok() };
         match &answer {
             None | Some(Err(Error::Database { fault: Fault::Unavailable, .. } | Error::PoolStarved { .. })) => {
                 self.unanswered(asked);

@@ -121,7 +121,7 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
                 sleep(BUSY_PAUSE).await;
             }
             for kept in batch {
-                inner.lines.freed(&kept.terms.line);
+                inner.lines.freed(kept.line());
             }
         }
         drop(releasing);

@@ -510,7 +510,7 @@ fn ask_again_soon<S: LeaseStore>(shared: &Arc<Shared<S>>, kept: &Kept) {
 /// Forgets old keys, unless another process is at it.
 async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
     let Shared { store, holder, .. } = &*shared;
-    let claim = Claim { key: SWEEPER.into(), token: Token::random(), holder: holder.clone(), ttl: SWEEPER_TTL };
+    let claim = Claim::new(SWEEPER, Token::random(), holder.clone(), SWEEPER_TTL);
     let swept = async {
         let Some(Acquired::Granted(_)) = store.acquire(&claim).await? else {
             return Ok(());

@@ -46,14 +46,15 @@ pub(crate) struct Terms {
     pub(crate) renew_every: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) on_lost: OnLost,
-    /// The waiting line of those who want what this lease is a part of.
-    pub(crate) line: Key,
+    /// The waiting line of the requests for what this lease is a part of; `None` for that of its own key.
+    pub(crate) line: Option<Key>,
 }
 
 impl Kept {
     /// `sent` is when the claim was sent.
     pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
         let Claim { key, token, ttl, .. } = claim;
+        let ttl = grant.ttl.map_or(ttl, |it| it.min(ttl));
         Self {
             key,
             token,
@@ -67,6 +68,11 @@ impl Kept {
             ends_with_body: AtomicBool::new(false),
             told: AtomicBool::new(false),
         }
+    }
+
+    /// The waiting line of the requests that may go on when the lease is given back.
+    pub(crate) fn line(&self) -> &Key {
+        self.terms.line.as_ref().unwrap_or(&self.key)
     }
 
     pub(crate) fn ttl(&self) -> Duration {

@@ -12,12 +12,14 @@
 //!
 //! A dropped question is answered all the same, by a task of its own, and what it was granted is given back.
 
+mod attempt;
 pub(crate) mod bounded;
+pub(crate) mod builder;
 mod close;
+mod ending;
 mod held;
 pub(crate) mod keeper;
 pub(crate) mod kept;
-mod listen;
 mod permits;
 mod place;
 mod queue;
@@ -31,19 +33,20 @@ pub(crate) mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use sqlx::Pool;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 
+pub(crate) use self::ending::Committing;
 pub use self::{
+    builder::LeasesBuilder,
     close::Health,
-    held::{Lease, Released},
-    permits::PermitsRequest,
-    request::LeaseRequest,
-    set::{MultiLease, MultiRequest},
+    ending::Released,
+    held::Lease,
+    request::{LeaseRequest, Yields},
+    set::MultiLease,
     shared::ReadWrite,
 };
 use self::{
-    listen::{Ears, Listen, listen},
+    builder::{TellsReleases, check_ttl},
     request::Mode,
 };
 use crate::{
@@ -52,19 +55,14 @@ use crate::{
     key::Key,
     lease::{
         bounded::{Bounded, LIMIT},
-        keeper::{Keeper, Sweep},
-        store::{BUSY_PAUSE, Held, LeaseInfo, LeaseStore, Release, Scoped},
-        wait::Lines,
+        keeper::Keeper,
+        store::{Held, LeaseInfo, LeaseStore, Release},
+        wait::{FIRST_ANSWER, Freed, Lines},
     },
-    policy::{Wait, check_duration},
-    sql::{Dialect, LeaseOps, ListenOps, schema::migrate},
 };
 
 /// The most leases that [`Leases::list`] returns.
 const LIST_LIMIT: u32 = 10_000;
-
-/// How long a key is remembered that nobody holds. A clock that steps back by less cannot lower a fence.
-const RETENTION: Duration = Duration::from_hours(7 * 24);
 
 /// Gives out leases that live in one store: the table `lockkit_lease` of a database, or a store of your own.
 ///
@@ -96,7 +94,7 @@ struct Inner<S: LeaseStore> {
     given: S,
     keeper: Keeper<S>,
     lines: Lines,
-    ears: Option<Ears<S>>,
+    tell: Option<Arc<dyn TellsReleases>>,
     ttl: Duration,
     wait: Duration,
     renew_every: Option<Duration>,
@@ -105,6 +103,14 @@ struct Inner<S: LeaseStore> {
 impl<S: LeaseStore> Inner<S> {
     fn store(&self) -> &Bounded<S> {
         self.keeper.store()
+    }
+
+    /// Ends when the store tells that the lease was given back.
+    fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
+        match &self.tell {
+            Some(tell) => tell.freed(key),
+            None => Box::pin(self.store().unbounded().lease_freed(key)),
+        }
     }
 }
 
@@ -116,16 +122,7 @@ impl<S: LeaseStore> Leases<S> {
 
     /// Leases with settings of your own.
     pub fn builder(store: S) -> LeasesBuilder<S> {
-        LeasesBuilder {
-            store,
-            own: None,
-            listen: None,
-            ttl: Duration::from_secs(30),
-            wait: Wait::DEFAULT,
-            renew_every: None,
-            sweep: Some(Sweep { every: Duration::from_mins(10), retention: RETENTION }),
-            holder: None,
-        }
+        LeasesBuilder::new(store)
     }
 
     /// The store that the leases live in.
@@ -219,30 +216,16 @@ impl<S: LeaseStore> Leases<S> {
     async fn take_from(&self, key: Key, held: Held) -> Result<Option<LeaseInfo>> {
         let started = Instant::now();
         let release = Release { key: key.clone(), token: held.token, min_hold: Duration::ZERO };
-        while started.elapsed() <= self.0.wait {
-            match self.0.store().release(&release, LIMIT).await? {
-                Scoped::Done => {
-                    self.0.lines.freed(&key);
-                    return Ok(Some(self.0.shown(held)));
-                }
-                Scoped::Gone => return Ok(None),
-                Scoped::Busy => sleep(BUSY_PAUSE).await,
-            }
+        if let Ok(released) = timeout(self.0.wait.max(FIRST_ANSWER), self.0.store().release_now(&release, LIMIT)).await
+        {
+            return Ok(if released? {
+                self.0.lines.freed(&key);
+                Some(self.0.shown(held))
+            } else {
+                None
+            });
         }
         Err(Error::Contended { key, waited: started.elapsed(), holder: Some(Box::new(self.0.shown(held).into())) })
-    }
-}
-
-impl<DB: Dialect> Leases<Pool<DB>>
-where
-    Pool<DB>: LeaseStore,
-{
-    /// Creates lockkit's tables, or brings them up to date. See [`migrate`](crate::sql::schema()).
-    ///
-    /// # Errors
-    /// [`Error::Migration`].
-    pub async fn migrate(&self) -> Result<()> {
-        migrate(self.store()).await
     }
 }
 
@@ -267,147 +250,4 @@ impl<S: LeaseStore> fmt::Debug for Inner<S> {
             .field("keeper", &self.keeper)
             .finish_non_exhaustive()
     }
-}
-
-/// Settings of [`Leases`].
-#[derive(Debug, Clone)]
-#[must_use = "settings do nothing until `build` is called"]
-pub struct LeasesBuilder<S: LeaseStore> {
-    store: S,
-    own: Option<S>,
-    listen: Option<Listen<S>>,
-    ttl: Duration,
-    wait: Wait,
-    renew_every: Option<Duration>,
-    sweep: Option<Sweep>,
-    holder: Option<String>,
-}
-
-impl<S: LeaseStore> LeasesBuilder<S> {
-    /// How long a lease lives without a renewal. Defaults to 30 s; at least 50 ms.
-    ///
-    /// It bounds how long a lease stays taken after its process dies. Short ones survive fewer hiccups.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
-
-    /// How long requests for leases try before they give up, unless they are told otherwise. Defaults to [`Wait::DEFAULT`],
-    /// 10 s; zero tries once.
-    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
-        self.wait = wait.into();
-        self
-    }
-
-    /// How often to renew a lease. Defaults to a third of its ttl, which leaves time for two more tries.
-    pub fn renew_every(mut self, every: Duration) -> Self {
-        self.renew_every = Some(every);
-        self
-    }
-
-    /// How often to delete keys that nobody has held for a week. Defaults to 10 minutes.
-    pub fn sweep_every(mut self, every: Duration) -> Self {
-        self.sweep = Some(Sweep { every, retention: RETENTION });
-        self
-    }
-
-    /// Never delete old keys. Nothing depends on it but the size of the table.
-    pub fn never_sweep(mut self) -> Self {
-        self.sweep = None;
-        self
-    }
-
-    /// What operators see as the holder. Defaults to host, process id and a random part; 255 bytes at most.
-    pub fn holder(mut self, holder: impl Into<String>) -> Self {
-        self.holder = Some(holder.into());
-        self
-    }
-
-    /// Checks the settings.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] names the setting that cannot work.
-    pub fn build(self) -> Result<Leases<S>> {
-        check_ttl(self.ttl)?;
-        self.wait.check()?;
-        if let Some(every) = self.renew_every {
-            check_duration("renew_every", every)?;
-            if every >= self.ttl {
-                let reason = format!("is {every:?}, not shorter than the ttl of {:?}; use a third of it", self.ttl);
-                return Err(Error::InvalidOption { option: "renew_every", reason });
-            }
-        }
-        if let Some(sweep) = self.sweep {
-            check_duration("sweep_every", sweep.every)?;
-        }
-        if let Some(holder) = &self.holder {
-            Key::new(holder).map_err(|_| Error::InvalidOption {
-                option: "holder",
-                reason: "must be 1 to 255 bytes of printable text".to_owned(),
-            })?;
-        }
-        Ok(self.assemble())
-    }
-
-    fn assemble(self) -> Leases<S> {
-        let Self { store, own, listen, ttl, wait, renew_every, sweep, holder } = self;
-        let holder = holder.unwrap_or_else(this_process).into();
-        Leases(Arc::new(Inner {
-            keeper: Keeper::new(own.unwrap_or_else(|| store.clone()), holder, sweep),
-            given: store,
-            lines: Lines::default(),
-            ears: listen.map(Ears::new),
-            ttl,
-            wait: wait.limit(),
-            renew_every,
-        }))
-    }
-}
-
-impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
-    /// Gives the leases this many connections of their own, opened when needed, with the options of the pool.
-    ///
-    /// Without it they share the pool with the service, and renewals wait when all of its connections are in use. A
-    /// service whose transactions acquire leases needs it, or a pool that is larger than the number of such transactions:
-    /// see [`Error::PoolStarved`]. Two are enough for most. Transactions still begin in the pool that was given.
-    ///
-    /// # Panics
-    /// Outside a Tokio runtime.
-    pub fn own_connections(mut self, connections: u32) -> Self {
-        let options = self.store.options().clone().min_connections(0).max_connections(connections.max(1));
-        self.own = Some(options.connect_lazy_with((*self.store.connect_options()).clone()));
-        self
-    }
-}
-
-impl<DB: ListenOps> LeasesBuilder<Pool<DB>> {
-    /// Wakes those who wait for a lease when another process gives it back, instead of at their next question (every
-    /// 250 ms at most). PostgreSQL only: `LISTEN` and `NOTIFY`, on a connection of its own that is opened with the first
-    /// wait and kept. A notification that is missed costs one question. Permits, readers and writers still ask.
-    ///
-    /// It is for those who wait to decide; releases notify by themselves where somebody listens, and only there, because
-    /// `NOTIFY` makes all commits of the server that notify wait for each other.
-    ///
-    /// Not behind a pooler in transaction mode, which hands on no notifications.
-    pub fn listen(mut self) -> Self {
-        self.listen = Some(listen::<DB>);
-        self
-    }
-}
-
-/// A ttl must leave room for its margin and a few renewals.
-fn check_ttl(ttl: Duration) -> Result<()> {
-    check_duration("ttl", ttl)?;
-    if ttl < Duration::from_millis(50) {
-        let reason = format!("is {ttl:?}, too short to be renewed in time; use 50 ms or more");
-        return Err(Error::InvalidOption { option: "ttl", reason });
-    }
-    Ok(())
-}
-
-/// Host, process id and a random part: enough for people to find the process.
-fn this_process() -> String {
-    let host =
-        gethostname::gethostname().to_string_lossy().chars().filter(|it| !it.is_control()).take(50).collect::<String>();
-    format!("{host}/{}/{:06x}", std::process::id(), fastrand::u32(..1 << 24))
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::{Instant, timeout};
 
-use super::{held::Lease, listen::Listening};
+use super::{attempt::Waiting, held::Lease};
 use crate::{
     fence::Fence,
     key::Key,
@@ -23,7 +23,6 @@ const ANSWERS_DIFFER: Duration = Duration::from_millis(5);
 /// The state of one waiting request. Dropping it gives back in the background what it took.
 #[derive(Debug)]
 pub(super) struct Place<S: LeaseStore> {
-    pub(super) listening: OnceLock<Listening>,
     asked: OnceLock<Instant>,
     taken: Mutex<Taken<S>>,
 }
@@ -36,6 +35,10 @@ struct Taken<S: LeaseStore> {
     gate: Option<Lease<S>>,
     /// Permits, until there are enough.
     gathered: Vec<Lease<S>>,
+    /// Claims that were refused and will be sent again.
+    claims: Vec<Waiting<S>>,
+    /// The key that was held last, of those that are asked for.
+    in_the_way: Option<Key>,
 }
 
 /// A place in the queue of the processes.
@@ -145,10 +148,32 @@ impl<S: LeaseStore> Place<S> {
         std::mem::take(&mut self.taken().gathered)
     }
 
+    /// The claims of these keys that were refused. Those of other keys are given up.
+    pub(super) fn take_claims(&self, keys: &[Key]) -> Vec<Waiting<S>> {
+        let mut claims = std::mem::take(&mut self.taken().claims);
+        claims.retain(|it| keys.contains(&it.key));
+        claims
+    }
+
+    pub(super) fn keep_claims(&self, claims: Vec<Waiting<S>>) {
+        let before = std::mem::replace(&mut self.taken().claims, claims);
+        // Not within the lock.
+        drop(before);
+    }
+
+    pub(super) fn in_the_way(&self) -> Option<Key> {
+        self.taken().in_the_way.clone()
+    }
+
+    pub(super) fn set_in_the_way(&self, key: Key) {
+        self.taken().in_the_way = Some(key);
+    }
+
     /// Gives back what was taken on the way, so that it keeps nobody out once the request is answered.
     pub(super) async fn give_back(&self) {
+        drop(self.take_claims(&[]));
         let leases: Vec<_> = {
-            let Taken { ticket, gate, gathered } = &mut *self.taken();
+            let Taken { ticket, gate, gathered, claims: _, in_the_way: _ } = &mut *self.taken();
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
         let giving_back = async {
@@ -167,7 +192,8 @@ impl<S: LeaseStore> Place<S> {
 
 impl<S: LeaseStore> Default for Place<S> {
     fn default() -> Self {
-        let taken = Mutex::new(Taken { ticket: None, gate: None, gathered: Vec::new() });
-        Self { listening: OnceLock::new(), asked: OnceLock::new(), taken }
+        let taken =
+            Mutex::new(Taken { ticket: None, gate: None, gathered: Vec::new(), claims: Vec::new(), in_the_way: None });
+        Self { asked: OnceLock::new(), taken }
     }
 }

@@ -60,15 +60,15 @@ const STRICT: Order = Order { ticket_ttl: Duration::from_secs(3), front: 1, over
 /// Roughly in the order of the tickets.
 const LOOSE: Order = Order { ticket_ttl: Duration::from_millis(1500), front: 2, overtakes: true };
 
-impl<S: LeaseStore> LeaseRequest<S> {
+impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Asks for what the mode says; queues after [`PATIENCE`].
-    pub(super) async fn ask_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+    pub(super) async fn turn_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         // A writer that waits for the last readers, or a request that gathers permits: others stand back for it already.
         if place.has_gate() {
-            return self.ask_now(place, likely_free).await;
+            return self.try_now(place, likely_free).await;
         }
         if place.ticket().is_some() {
-            return self.ask_in_turn(place, likely_free, &self.order()).await;
+            return self.turn_by_ticket(place, likely_free, &self.order()).await;
         }
         let line = self.line();
         let waited = place.waited();
@@ -79,54 +79,53 @@ impl<S: LeaseStore> LeaseRequest<S> {
         if looks {
             self.inner.lines.looked_at_queue(&line, stands_back);
         }
-        let turn = if stands_back { Turn::Held { free_in: None } } else { self.ask_now(place, likely_free).await? };
+        let turn = if stands_back { Turn::Held { free_in: None } } else { self.try_now(place, likely_free).await? };
         let Turn::Held { free_in } = turn else {
             return Ok(turn);
         };
         let left = PATIENCE.saturating_sub(waited.unwrap_or_default());
         if left.is_zero() && self.can_queue() {
-            return self.ask_in_turn(place, likely_free, &self.order()).await;
+            return self.turn_by_ticket(place, likely_free, &self.order()).await;
         }
         let until_ticket = if self.can_queue() { left } else { LONGEST };
         Ok(Turn::Held { free_in: Some(free_in.map_or(until_ticket, |it| it.min(until_ticket))) })
     }
 
     /// Asks for the lease if nobody queues for it, and takes a ticket otherwise.
-    pub(super) async fn ask_fairly(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+    pub(super) async fn turn_fairly(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         if place.ticket().is_none()
             && likely_free
             && let turn @ (Turn::Done(_) | Turn::Silent) = self.try_fairly(place).await?
         {
             return Ok(turn);
         }
-        self.ask_in_turn(place, likely_free, &STRICT).await
+        self.turn_by_ticket(place, likely_free, &STRICT).await
     }
 
     /// Asks for the lease if nobody queues for it.
-    pub(super) async fn try_fairly(&self, place: &Place<S>) -> Result<Turn<Lease<S>>> {
+    pub(super) async fn try_fairly(&self, place: &Place<S>) -> Result<Turn<Vec<Lease<S>>>> {
         if self.somebody_queues().await? {
             return Ok(Turn::Held { free_in: None });
         }
-        self.ask_now(place, true).await
+        self.try_now(place, true).await
     }
 
     /// Asks for the lease when few enough older tickets are left.
     ///
     /// A ticket's number is its fence: it comes from the store's clock, whichever key it was granted for.
-    async fn ask_in_turn(&self, place: &Place<S>, likely_free: bool, order: &Order) -> Result<Turn<Lease<S>>> {
+    async fn turn_by_ticket(&self, place: &Place<S>, likely_free: bool, order: &Order) -> Result<Turn<Vec<Lease<S>>>> {
         let (fence, key) = if let Some(ticket) = place.ticket() {
             ticket
         } else {
             let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl);
-            let request = LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl);
-            match request.ask_for_slot("queue", TICKETS, true).await? {
-                Turn::Done(ticket) => {
-                    let number = (ticket.fence(), ticket.key().clone());
-                    place.set_ticket(ticket);
-                    number
-                }
+            let request: LeaseRequest<S> = LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl);
+            match request.try_slot(place, "queue", TICKETS, true).await? {
+                Turn::Done(tickets) => tickets.into_iter().for_each(|it| place.set_ticket(it)),
                 held => return Ok(held),
             }
+            // A ticket that was lost at once is replaced at the next turn.
+            let Some(ticket) = place.ticket() else { return Ok(Turn::Held { free_in: None }) };
+            ticket
         };
         let is_at_front = |it: &Progress| it.seen.is_some_and(|(ahead, _)| ahead < order.front);
         // A request at the front stays there, because tickets only become older. Whether it is the first matters until it
@@ -167,7 +166,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
             if order.overtakes && ahead > 0 && progress.expires.is_none() && self.mode == Mode::Exclusive {
                 return self.overtake(place, 0, STEP).await;
             }
-            return match self.ask_now(place, likely_free).await? {
+            return match self.try_now(place, likely_free).await? {
                 Turn::Held { free_in } => {
                     let still = place.progress(|it| it.held(free_in)).map_or(still, |it| it.moved.elapsed());
                     let pause = (still / 4).clamp(NEXT, LONGEST);
@@ -189,7 +188,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     }
 
     /// Takes the lease past older tickets if their owners leave it free: they are dead or stopped.
-    async fn overtake(&self, place: &Place<S>, ahead: u32, pause: Duration) -> Result<Turn<Lease<S>>> {
+    async fn overtake(&self, place: &Place<S>, ahead: u32, pause: Duration) -> Result<Turn<Vec<Lease<S>>>> {
         if self.mode == Mode::Exclusive {
             if let Some(held) = self.inner.store().look(&self.key, limit_for(self.ttl)).await? {
                 let free_in = Some(held.info.expires_in);
@@ -205,7 +204,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
                 return Ok(Turn::Queued { ahead, pause: pause.min(SILENCE) });
             }
         }
-        match self.ask_now(place, false).await? {
+        match self.try_now(place, false).await? {
             Turn::Held { free_in } => Ok(Turn::Queued { ahead, pause: until_free(pause, free_in) }),
             Turn::Done(lease) => {
                 place.drop_ticket();
@@ -216,12 +215,12 @@ impl<S: LeaseStore> LeaseRequest<S> {
     }
 
     fn order(&self) -> Order {
-        match self.mode {
+        match &self.mode {
             // Several can be served at a time.
             Mode::Permit(permits) | Mode::Permits { of: permits, .. } => {
                 Order { front: permits.saturating_add(1).min(16), ..LOOSE }
             }
-            Mode::Exclusive | Mode::Read | Mode::Write => LOOSE,
+            Mode::Exclusive | Mode::All(_) | Mode::NoPermits | Mode::Read | Mode::Write => LOOSE,
         }
     }
 
@@ -319,8 +318,8 @@ mod tests {
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
         let lease = here.lease("k").acquire().await.unwrap();
         for number in 0..5 {
-            let key = format!("k/queue/{number}").into();
-            let claim = Claim { key, token: Token::random(), holder: Arc::from("dead"), ttl: 60 * SECOND };
+            let key = format!("k/queue/{number}");
+            let claim = Claim::new(key, Token::random(), Arc::from("dead"), 60 * SECOND);
             assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
         }
         let waiting = waiting(&there);

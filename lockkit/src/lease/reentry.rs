@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Inner,
     request::{LeaseRequest, Mode},
-    set::MultiRequest,
 };
 use crate::{
     error::{Error, Result},
@@ -27,8 +26,8 @@ const SHARE_WRITER: &str = "a writer may read, so hand the write lease that it h
 const WRITE_FIRST: &str =
     "a writer waits for all readers, so ask to write from the start, or give the read lease back before";
 
-impl<S: LeaseStore> LeaseRequest<S> {
-    /// Refuses a request that waits for what the body keeps in which it is made.
+impl<S: LeaseStore, L> LeaseRequest<S, L> {
+    /// Refuses a request that would wait for a lock of the body in which it is made.
     pub(super) fn check_not_reentrant(&self) -> Result<()> {
         let realm = realm(&self.inner);
         let held = |is_it: &dyn Fn(&Key) -> bool| count(|it| it.realm == realm && is_it(&it.key));
@@ -39,7 +38,12 @@ impl<S: LeaseStore> LeaseRequest<S> {
             let held = u32::try_from(held).unwrap_or(u32::MAX);
             held > 0 && held.saturating_add(take) > of
         };
+        if let Mode::All(keys) = &self.mode {
+            let held = keys.iter().find(|key| held(&|it| it == *key) > 0);
+            return held.map_or(Ok(()), |key| Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE }));
+        }
         let (waits_for_itself, lock, hint) = match self.mode {
+            Mode::All(_) | Mode::NoPermits => (false, LEASE, SHARE),
             Mode::Exclusive => (held(&|it| *it == self.key) > 0, LEASE, SHARE),
             Mode::Permit(of) => (keeps_too_many(of, 1), "semaphore", SHARE_PERMIT),
             Mode::Permits { of, take } => (keeps_too_many(of, take), "semaphore", SHARE_PERMIT),
@@ -79,15 +83,6 @@ impl<S: LeaseStore> LeaseRequest<S> {
     fn number_of(&self, role: &str, key: &Key) -> Option<u32> {
         let number = key.strip_prefix(self.key.as_str())?.strip_prefix('/')?.strip_prefix(role)?.strip_prefix('/')?;
         number.parse().ok()
-    }
-}
-
-impl<S: LeaseStore> MultiRequest<S> {
-    /// As [`LeaseRequest::check_not_reentrant`], for each of the keys.
-    pub(super) fn check_not_reentrant(&self) -> Result<()> {
-        let realm = realm(&self.inner);
-        let held = self.keys.iter().find(|key| is_under(|it| it.realm == realm && it.key == **key));
-        held.map_or(Ok(()), |key| Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE }))
     }
 }
 

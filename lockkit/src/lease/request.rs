@@ -1,14 +1,16 @@
-//! How a lease is asked for: once, with waiting, or around a body of work.
+//! A request for a lease, or for several together: once, with waiting, or around a body of work.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Inner, check_ttl,
-    held::{Lease, Unheard, is_heard},
-    permits::PermitsRequest,
+    Inner,
+    attempt::{Attempt, attempt},
+    check_ttl,
+    held::Lease,
     place::Place,
+    set::MultiLease,
     shared::MAX_PERMITS,
 };
 use crate::{
@@ -16,35 +18,40 @@ use crate::{
     key::Key,
     lease::{
         bounded::{is_silence, limit_for},
-        kept::{Kept, Terms},
-        store::{Acquired, BUSY_PAUSE, Claim, Held, LeaseStore, Token},
-        wait::{FIRST_ANSWER, Turn, Waited, observed},
+        kept::Terms,
+        store::{BUSY_PAUSE, Claim, Held, LeaseStore, Token},
+        wait::{FIRST_ANSWER, Turn, Waited},
     },
-    observe::Strategy,
+    observe::{Strategy, observed},
     policy::{OnLost, Wait, check_wait},
-    task::finished,
 };
 
+/// How long the look for the holder may take once the wait is over.
+const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
+
 /// A request for one lease, made by [`Leases::lease`](crate::Leases::lease), [`Leases::semaphore`](crate::Leases::semaphore) or
-/// [`Leases::rw`](crate::Leases::rw).
-#[derive(Debug)]
+/// [`Leases::rw`](crate::Leases::rw); or for several together, made by [`Leases::all`](crate::Leases::all) or
+/// [`take`](Self::take). `L` is what it yields: a [`Lease`] or a [`MultiLease`].
 #[must_use = "a request does nothing until `acquire`, `try_acquire` or `run` is awaited"]
-pub struct LeaseRequest<S: LeaseStore> {
+pub struct LeaseRequest<S: LeaseStore, L = Lease<S>> {
     pub(super) inner: Arc<Inner<S>>,
     pub(super) key: Key,
     pub(super) mode: Mode,
     pub(super) ttl: Duration,
     wait: Duration,
     min_hold: Duration,
-    pub(super) on_lost: OnLost,
+    on_lost: OnLost,
     fair: bool,
+    yields: PhantomData<fn() -> L>,
 }
 
 /// What is asked for under the key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Mode {
     /// The lease of the key itself.
     Exclusive,
+    /// The leases of these keys, which are sorted and differ. The request's key joins them.
+    All(Vec<Key>),
     /// One of this many permits.
     Permit(u32),
     /// Several of the permits together.
@@ -54,13 +61,79 @@ pub(super) enum Mode {
         /// How many of them are wanted.
         take: u32,
     },
+    /// `take` of a request that is not for a semaphore.
+    NoPermits,
     /// A lease beside those of other readers.
     Read,
     /// A lease beside no other.
     Write,
 }
 
+/// What a request yields: a [`Lease`] or a [`MultiLease`].
+pub trait Yields: Sized + sealed::Sealed {
+    /// The store of the leases.
+    type Store: LeaseStore;
+
+    #[doc(hidden)]
+    fn of(leases: Vec<Lease<Self::Store>>, on_lost: OnLost) -> Self;
+
+    /// The same leases for a body that runs under them.
+    #[doc(hidden)]
+    fn borrowed(&self) -> Self;
+
+    /// Runs `body` under the leases, drops it when one is lost, and releases them.
+    #[doc(hidden)]
+    fn end_with<T, E: From<Error>>(
+        self,
+        body: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, E>>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl<S: LeaseStore> sealed::Sealed for Lease<S> {}
+impl<S: LeaseStore> sealed::Sealed for MultiLease<S> {}
+
 impl<S: LeaseStore> LeaseRequest<S> {
+    /// Serves waiting processes strictly in the order in which they came.
+    ///
+    /// Callers of one process queue in order anyway, and a plain request that has waited for 50 ms is not kept out by
+    /// other processes, but may be overtaken. A fair request takes a ticket (a short lease of its own,
+    /// `<key>/queue/<number>`) as soon as the lease is held, and asks for the lease when no older ticket is left. For a
+    /// strict order, all requests for the lease must be fair. It costs two round trips more when somebody waits and one
+    /// when nobody does, and a process that dies while it waits holds the others up for the ttl of the lease it asked
+    /// for, 3 s at most. For leases made by [`Leases::lease`](crate::Leases::lease) only.
+    pub fn fair(mut self) -> Self {
+        self.fair = true;
+        self
+    }
+
+    /// As many of the permits of a [semaphore](crate::Leases::semaphore) together: all of them or none.
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
+    /// let three = leases.semaphore("report", 5).take(3).acquire().await?;
+    /// assert_eq!(three.leases().len(), 3);
+    /// assert!(leases.semaphore("report", 5).take(3).try_acquire().await?.is_none());
+    /// three.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn take(self, permits: u32) -> LeaseRequest<S, MultiLease<S>> {
+        let mode = match self.mode {
+            Mode::Permit(of) => Mode::Permits { of, take: permits },
+            _ => Mode::NoPermits,
+        };
+        let Self { inner, key, mode: _, ttl, wait, min_hold, on_lost, fair, yields: _ } = self;
+        LeaseRequest { inner, key, mode, ttl, wait, min_hold, on_lost, fair, yields: PhantomData }
+    }
+}
+
+impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(super) fn new(inner: Arc<Inner<S>>, key: Key, mode: Mode) -> Self {
         Self {
             key,
@@ -71,10 +144,11 @@ impl<S: LeaseStore> LeaseRequest<S> {
             on_lost: OnLost::Stop,
             fair: false,
             inner,
+            yields: PhantomData,
         }
     }
 
-    /// How long the lease lives without a renewal. At least 50 ms.
+    /// How long each lease lives without a renewal. At least 50 ms, or what the store needs.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -97,26 +171,15 @@ impl<S: LeaseStore> LeaseRequest<S> {
         self
     }
 
-    /// What becomes of the body of [`run`](Self::run) when the lease is lost. Defaults to [`OnLost::Stop`].
+    /// What becomes of the body of [`run`](Self::run) when a lease is lost. Defaults to [`OnLost::Stop`].
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.on_lost = on_lost;
         self
     }
+}
 
-    /// Serves waiting processes strictly in the order in which they came.
-    ///
-    /// Callers of one process queue in order anyway, and a plain request that has waited for 50 ms is not kept out by
-    /// other processes, but may be overtaken. A fair request takes a ticket (a short lease of its own,
-    /// `<key>/queue/<number>`) as soon as the lease is held, and asks for the lease when no older ticket is left. For a
-    /// strict order, all requests for the lease must be fair. It costs two round trips more when somebody waits and one
-    /// when nobody does, and a process that dies while it waits holds the others up for the ttl of the lease it asked
-    /// for, 3 s at most. For leases made by [`Leases::lease`](crate::Leases::lease) only.
-    pub fn fair(mut self) -> Self {
-        self.fair = true;
-        self
-    }
-
-    /// The lease, as soon as it is free.
+impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
+    /// The lease, as soon as it is free; or all of the leases, as soon as all of them are free at once.
     ///
     /// Callers of one process queue in order, and only the first of them asks the store, without holding a connection
     /// between two questions. The lease is renewed in the background from now on.
@@ -134,8 +197,14 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// Bind the lease to a name: `let lease = …`, or `let _lease = …` where it is not used. `let _ = …` drops it at once, and
     /// so gives it back; the lint `let_underscore_drop` of rustc finds that.
     ///
+    /// **Several leases** are taken in the order of their keys: by one statement on PostgreSQL, by one for each elsewhere. None is
+    /// kept while another is waited for, and they take no tickets.
+    ///
+    /// **Several permits**: a request that has waited for 50 ms and is next keeps the permits that come free until it has
+    /// enough. One request of a key at a time does so, and holds the lease `<key>/permit/gather` meanwhile.
+    ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the holder; [`Error::Reentrant`]; [`Error::PoolStarved`] or [`Error::Database`] when
+    /// [`Error::Contended`] after the wait, with the holder, and with the key that was in the way last; [`Error::Reentrant`]; [`Error::PoolStarved`] or [`Error::Database`] when
     /// the store did not answer in that time; [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`],
     /// [`Error::Database`].
     ///
@@ -146,17 +215,18 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// # Panics
     /// Outside a Tokio runtime.
     #[must_use = "await it, and bind the lease: `let lease = ….acquire().await?`"]
-    pub async fn acquire(self) -> Result<Lease<S>> {
+    pub async fn acquire(self) -> Result<L> {
         self.check()?;
         self.check_not_reentrant()?;
         let place = Place::default();
-        let lease = observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it(&place))).await?;
-        Ok(lease.handed_out())
+        let leases = observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it(&place))).await?;
+        Ok(self.hand_out(leases))
     }
 
-    /// The lease if it is free now; `None` when it is held, be it by this task. Asks once and does not queue.
+    /// The lease if it is free now, or all of the leases; `None` when one is held, be it by this task. Asks once and does not
+    /// queue.
     ///
-    /// It may overtake requests that wait, except where it is [`fair`](Self::fair): then the answer is also `None` while
+    /// It may overtake requests that wait, except where it is [`fair`](LeaseRequest::fair): then the answer is also `None` while
     /// others queue. What it took on the way (a writer's lease while readers hold theirs) is given back before the answer.
     ///
     /// # Errors
@@ -167,21 +237,16 @@ impl<S: LeaseStore> LeaseRequest<S> {
     ///
     /// # Panics
     /// Outside a Tokio runtime.
-    pub async fn try_acquire(self) -> Result<Option<Lease<S>>> {
-        let lease = self.try_in(&Place::default()).await?;
-        Ok(lease.map(Lease::handed_out))
-    }
-
-    /// As [`try_acquire`](Self::try_acquire). What else was granted is in the place.
-    pub(super) async fn try_in(&self, place: &Place<S>) -> Result<Option<Lease<S>>> {
+    pub async fn try_acquire(self) -> Result<Option<L>> {
         self.check()?;
         self.check_not_closed()?;
-        let turn = if self.fair { self.try_fairly(place).await } else { self.ask_now(place, true).await };
+        let place = Place::default();
+        let turn = if self.fair { self.try_fairly(&place).await } else { self.try_now(&place, true).await };
         if !matches!(turn, Ok(Turn::Done(_))) {
             place.give_back().await;
         }
         match turn? {
-            Turn::Done(lease) => Ok(Some(lease)),
+            Turn::Done(leases) => Ok(Some(self.hand_out(leases))),
             Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
             Turn::Silent => Err(self.silence().await),
         }
@@ -215,7 +280,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// ```
     pub async fn run<T, E, F, Fut>(self, body: F) -> Result<T, E>
     where
-        F: FnOnce(Lease<S>) -> Fut,
+        F: FnOnce(L) -> Fut,
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
@@ -224,34 +289,36 @@ impl<S: LeaseStore> LeaseRequest<S> {
         lease.end_with(Box::pin(body)).await
     }
 
-    /// As many of the permits of a [semaphore](crate::Leases::semaphore) together: all of them or none.
-    ///
-    /// # Example
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
-    /// # let leases = lockkit::Leases::new(pool); leases.migrate().await?;
-    /// let three = leases.semaphore("report", 5).take(3).acquire().await?;
-    /// assert_eq!(three.leases().len(), 3);
-    /// assert!(leases.semaphore("report", 5).take(3).try_acquire().await?.is_none());
-    /// three.release().await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn take(self, permits: u32) -> PermitsRequest<S> {
-        PermitsRequest::new(self, permits)
+    /// For the caller. What is given back before that was not held by anybody.
+    fn hand_out(&self, leases: Vec<Lease<S>>) -> L {
+        leases.iter().for_each(Lease::hand_out);
+        L::of(leases, self.on_lost)
     }
+}
 
-    pub(super) fn check(&self) -> Result<()> {
-        self.key.check()?;
-        check_ttl(self.ttl)?;
+impl<S: LeaseStore, L> LeaseRequest<S, L> {
+    fn check(&self) -> Result<()> {
+        match &self.mode {
+            Mode::All(keys) => keys.iter().try_for_each(Key::check)?,
+            _ => self.key.check()?,
+        }
+        check_ttl(self.inner.store(), self.ttl)?;
         check_wait("wait", self.wait)?;
         check_wait("min_hold", self.min_hold)?;
-        match self.mode {
+        match &self.mode {
+            Mode::All(keys) if keys.is_empty() => {
+                let reason = "has no keys; give it at least one".to_owned();
+                Err(Error::InvalidOption { option: "all", reason })
+            }
+            Mode::NoPermits => {
+                let reason = "is for the permits of a semaphore; ask for several keys with `Leases::all`".to_owned();
+                Err(Error::InvalidOption { option: "take", reason })
+            }
             Mode::Permit(0) | Mode::Permits { of: 0, .. } => {
                 let reason = "has no permits; give it at least one".to_owned();
                 Err(Error::InvalidOption { option: "semaphore", reason })
             }
-            Mode::Permit(permits) | Mode::Permits { of: permits, .. } if permits > MAX_PERMITS => {
+            Mode::Permit(permits) | Mode::Permits { of: permits, .. } if *permits > MAX_PERMITS => {
                 let reason = format!("has {permits} permits; give it {MAX_PERMITS} at most");
                 Err(Error::InvalidOption { option: "semaphore", reason })
             }
@@ -275,97 +342,151 @@ impl<S: LeaseStore> LeaseRequest<S> {
         if self.inner.keeper.is_closed() { Err(Error::Closed { key: self.key.clone() }) } else { Ok(()) }
     }
 
-    /// Waits for the lease. What else was granted is in the place.
-    pub(super) async fn wait_for_it(&self, place: &Place<S>) -> Result<Lease<S>> {
+    /// Waits for the leases. What else was granted is in the place.
+    async fn wait_for_it(&self, place: &Place<S>) -> Result<Vec<Lease<S>>> {
         let started = Instant::now();
         let deadline = started + self.wait;
         // A writer that waits is before it in the line, and waits for this very task to have read.
         if self.reads_already()
-            && let Turn::Done(lease) = self.ask_now(place, true).await?
+            && let Turn::Done(leases) = self.try_now(place, true).await?
         {
-            return Ok(lease);
+            return Ok(leases);
         }
-        let line = self.line();
-        let ask = |likely_free: bool| self.ask(place, likely_free);
-        let (answered, limit) = match self.inner.lines.wait(&line, deadline, ask).await? {
-            Waited::Done(lease) => return Ok(lease),
-            Waited::Held => (true, BUSY_PAUSE * 5),
-            Waited::NoAnswer => (false, BUSY_PAUSE * 5),
+        let turn = |likely_free: bool| self.turn(place, likely_free);
+        let freed = |key| self.inner.freed(key);
+        let (answered, limit) = match self.inner.lines.wait(&self.line(), self.keys(), deadline, freed, turn).await? {
+            Waited::Done(leases) => return Ok(leases),
+            Waited::Held => (true, QUICK),
+            Waited::NoAnswer => (place.in_the_way().is_some(), QUICK),
             Waited::NoTurn => (false, FIRST_ANSWER),
         };
         place.give_back().await;
-        // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
-        let holder = match timeout(limit, self.in_the_way()).await {
-            Ok(Ok(held)) => held.map(|it| Box::new(self.inner.shown(it).into())),
+        // The holder is worth one more question, if the answer is quick.
+        let held = match timeout(limit, self.in_the_way(place)).await {
+            Ok(Ok(held)) => held,
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,
         };
-        Err(Error::Contended { key: self.key.clone(), waited, holder })
+        let key = match &self.mode {
+            Mode::All(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| place.in_the_way()),
+            _ => None,
+        };
+        let holder = held.map(|it| Box::new(self.inner.shown(it).into()));
+        Err(Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder })
     }
 
     async fn silence(&self) -> Error {
-        self.inner.store().silence("acquiring lease", Some(&self.key)).await
+        let key = self.keys().first().unwrap_or(&self.key);
+        self.inner.store().silence("acquiring lease", Some(key)).await
     }
 
-    /// Asks once, in the order of those who wait.
-    async fn ask(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+    /// The first caller in the line asks once.
+    async fn turn(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         self.check_not_closed()?;
-        let turn = if self.fair {
-            self.ask_fairly(place, likely_free).await
-        } else {
-            self.ask_patiently(place, likely_free).await
+        let turn = match &self.mode {
+            Mode::All(_) => self.try_now(place, likely_free).await,
+            // The store keeps the order.
+            _ if self.inner.store().profile().queues => self.try_now(place, likely_free).await,
+            _ if self.fair => self.turn_fairly(place, likely_free).await,
+            _ => self.turn_patiently(place, likely_free).await,
         };
         let turn = match turn {
             Err(err) if is_silence(&err) => Turn::Silent,
             turn => turn?,
         };
-        if let (Mode::Exclusive, Turn::Held { .. } | Turn::Queued { .. }) = (self.mode, &turn) {
-            self.inner.check_other_leases(&self.key, self.ttl).await?;
-            if let Some(ears) = &self.inner.ears {
-                let inner = Arc::downgrade(&self.inner);
-                place.listening.get_or_init(|| ears.listen_for(&inner, self.inner.store().unbounded(), &self.key));
-            }
+        if let (Mode::Exclusive | Mode::All(_), Turn::Held { .. } | Turn::Queued { .. }) = (&self.mode, &turn) {
+            let key = place.in_the_way().unwrap_or_else(|| self.key.clone());
+            self.inner.check_other_leases(&key, self.ttl).await?;
         }
         Ok(turn)
     }
 
     /// Asks once for what the mode says, whoever else waits.
-    pub(super) async fn ask_now(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        match self.mode {
-            Mode::Exclusive => self.ask_for(&self.key, likely_free).await,
-            Mode::Permit(permits) => self.ask_for_permit(permits, likely_free).await,
-            Mode::Permits { of, take } => self.ask_for_permits(place, of, take).await,
-            Mode::Read => self.ask_to_read(likely_free).await,
-            Mode::Write => self.ask_to_write(place, likely_free).await,
+    pub(super) async fn try_now(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
+        match &self.mode {
+            Mode::Exclusive => self.try_keys(place, std::slice::from_ref(&self.key), likely_free).await,
+            Mode::All(keys) => self.try_keys(place, keys, likely_free).await,
+            Mode::Permit(permits) => self.try_slot(place, "permit", *permits, likely_free).await,
+            Mode::Permits { of, take } => self.try_permits(place, *of, *take).await,
+            Mode::NoPermits => Ok(Turn::Held { free_in: None }),
+            Mode::Read => self.try_read(place, likely_free).await,
+            Mode::Write => self.try_write(place, likely_free).await,
         }
     }
 
-    /// Asks for the lease of this key; looks first, which writes nothing, where that is likely enough.
-    pub(super) async fn ask_for(&self, key: &Key, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        if !likely_free && let Some(held) = self.inner.store().look(key, limit_for(self.ttl)).await? {
-            return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
+    /// Asks for the leases of these keys. Looks first, which writes nothing, where the one that was held last is likely to be
+    /// held still.
+    pub(super) async fn try_keys(
+        &self,
+        place: &Place<S>,
+        keys: &[Key],
+        likely_free: bool,
+    ) -> Result<Turn<Vec<Lease<S>>>> {
+        if !likely_free {
+            let key = place.in_the_way().filter(|it| keys.contains(it)).or_else(|| keys.first().cloned());
+            if let Some(key) = key
+                && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
+            {
+                return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
+            }
         }
-        key.check()?;
-        ask(self.inner.clone(), self.claim(key), self.terms()).await
+        keys.iter().try_for_each(Key::check)?;
+        // A token is used again only after a refusal: a claim without an answer is given back in the background.
+        let before = place.take_claims(keys);
+        let claims = keys.iter().map(|key| {
+            let token = before.iter().find(|it| it.key == *key).map_or_else(Token::random, |it| it.token);
+            self.claim(key, token)
+        });
+        match attempt(self.inner.clone(), claims.collect(), before, self.terms()).await? {
+            Attempt::Granted(leases) => Ok(Turn::Done(leases)),
+            Attempt::Held { key, free_in, claims } => {
+                place.keep_claims(claims);
+                if self.keys().contains(&key) {
+                    place.set_in_the_way(key);
+                }
+                Ok(Turn::Held { free_in })
+            }
+            Attempt::Silent => Ok(Turn::Silent),
+        }
     }
 
-    /// The waiting line of this process. Readers and writers of one key are in one line.
+    /// The keys of the leases that are asked for, where they are known before.
+    fn keys(&self) -> &[Key] {
+        match &self.mode {
+            Mode::Exclusive => std::slice::from_ref(&self.key),
+            Mode::All(keys) => keys,
+            _ => &[],
+        }
+    }
+
+    /// The waiting line of this process. Readers and writers of one key are in one line. Requests for the same key set share one
+    /// line, separate from the lines of the single keys.
     pub(super) fn line(&self) -> Key {
         match self.mode {
-            Mode::Exclusive => self.key.clone(),
-            Mode::Permit(_) | Mode::Permits { .. } => format!("{}/permit", self.key).into(),
+            Mode::Exclusive | Mode::All(_) => self.key.clone(),
+            Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => format!("{}/permit", self.key).into(),
             Mode::Read | Mode::Write => format!("{}/rw", self.key).into(),
         }
     }
 
-    /// Who has what is asked for.
-    async fn in_the_way(&self) -> Result<Option<Held>> {
+    /// The holder of what is asked for.
+    async fn in_the_way(&self, place: &Place<S>) -> Result<Option<Held>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
-        Ok(match self.mode {
+        Ok(match &self.mode {
             Mode::Exclusive => store.look(&self.key, limit).await?,
-            Mode::Permit(_) | Mode::Permits { .. } => store.list(&format!("{}/permit/", self.key), 1).await?.pop(),
+            Mode::All(keys) => {
+                for key in place.in_the_way().iter().chain(keys) {
+                    if let Some(held) = store.look(key, limit).await? {
+                        return Ok(Some(held));
+                    }
+                }
+                None
+            }
+            Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => {
+                store.list(&format!("{}/permit/", self.key), 1).await?.pop()
+            }
             Mode::Read => store.look(&self.writer(), limit).await?,
             Mode::Write => match store.list(&format!("{}/reader/", self.key), 1).await?.pop() {
                 Some(reader) => Some(reader),
@@ -379,45 +500,30 @@ impl<S: LeaseStore> LeaseRequest<S> {
         !self.wait.is_zero()
     }
 
-    pub(super) fn claim(&self, key: &Key) -> Claim {
+    pub(super) fn claim(&self, key: &Key, token: Token) -> Claim {
         let holder = self.inner.keeper.holder().clone();
-        Claim { key: key.clone(), token: Token::random(), holder, ttl: self.ttl }
+        let queue = self.waits() && self.inner.store().profile().queues && self.keys().contains(key);
+        Claim { key: key.clone(), token, holder, ttl: self.ttl, queue }
     }
 
     pub(super) fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
-        Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line: self.line() }
+        let line = match self.mode {
+            // Each lease of several wakes the line of its own key.
+            Mode::All(_) => None,
+            _ => Some(self.line()),
+        };
+        Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line }
     }
 }
 
-/// Asks the store once.
-///
-/// In a task of its own: the claim is answered for even if the caller is dropped meanwhile. A lease that nobody takes
-/// from the task is dropped with its result, and so released.
-async fn ask<S: LeaseStore>(inner: Arc<Inner<S>>, claim: Claim, terms: Terms) -> Result<Turn<Lease<S>>> {
-    if inner.keeper.is_closed() {
-        return Err(Error::Closed { key: claim.key });
+impl<S: LeaseStore, L> fmt::Debug for LeaseRequest<S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRequest")
+            .field("key", &self.key)
+            .field("mode", &self.mode)
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
     }
-    let unfinished = inner.keeper.unfinished();
-    let asking = tokio::spawn(async move {
-        let _unfinished = unfinished;
-        let sent = Instant::now();
-        // It may have been granted even if no answer comes.
-        let unheard = Unheard::new(inner.clone(), claim.clone());
-        let answer = inner.store().acquire(&claim).await;
-        if is_heard(&answer) {
-            drop(unheard.defuse());
-        }
-        match answer {
-            Ok(Some(Acquired::Granted(grant))) => {
-                let lease = Lease::granted(inner, Kept::new(claim, grant, sent, terms))?;
-                // An answer that took longer than the lease lives is no lease.
-                Ok(if lease.is_trusted() { Turn::Done(lease) } else { Turn::Held { free_in: None } })
-            }
-            Ok(Some(Acquired::Held { free_in })) => Ok(Turn::Held { free_in }),
-            Ok(None) => Ok(Turn::Silent),
-            Err(err) => Err(err),
-        }
-    });
-    finished("acquiring lease", asking).await
 }

@@ -85,15 +85,10 @@ impl<S: LeaseStore> ReadWrite<S> {
     }
 }
 
-impl<S: LeaseStore> LeaseRequest<S> {
-    /// One of the permits.
-    pub(super) async fn ask_for_permit(&self, permits: u32, likely_free: bool) -> Result<Turn<Lease<S>>> {
-        self.ask_for_slot("permit", permits, likely_free).await
-    }
-
+impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// A reader first says that it reads and then looks for a writer; a writer first says that it writes and then looks
     /// for readers. Whoever comes second sees the other.
-    pub(super) async fn ask_to_read(&self, likely_free: bool) -> Result<Turn<Lease<S>>> {
+    pub(super) async fn try_read(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         let writer = self.writer();
         // The lease that the task reads with already keeps writers out. The one that waits now waits for this one, too.
         let passes_writer = self.reads_already();
@@ -103,32 +98,34 @@ impl<S: LeaseStore> LeaseRequest<S> {
         {
             return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
         }
-        let lease = match self.ask_for_slot("reader", READERS, true).await? {
-            Turn::Done(lease) => lease,
+        let leases = match self.try_slot(place, "reader", READERS, true).await? {
+            Turn::Done(leases) => leases,
             held => return Ok(held),
         };
         match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
-            None => Ok(Turn::Done(lease)),
+            None => Ok(Turn::Done(leases)),
             // Seen after this lease was granted: so the writer that is there waits for one of the two.
-            Some(_) if passes_writer && self.still_reads().await? => Ok(Turn::Done(lease)),
+            Some(_) if passes_writer && self.still_reads().await? => Ok(Turn::Done(leases)),
             Some(held) => {
-                lease.back_out().await?;
+                for lease in leases {
+                    lease.back_out().await?;
+                }
                 Ok(Turn::Held { free_in: Some(held.info.expires_in) })
             }
         }
     }
 
-    /// See [`ask_to_read`](Self::ask_to_read). The writer keeps its lease while it waits for the readers before it.
-    pub(super) async fn ask_to_write(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Lease<S>>> {
+    /// See [`try_read`](Self::try_read). The writer keeps its lease while it waits for the readers before it.
+    pub(super) async fn try_write(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         if !place.has_gate() {
-            match self.ask_for(&self.writer(), likely_free).await? {
-                Turn::Done(writer) => place.set_gate(writer),
+            match self.try_keys(place, &[self.writer()], likely_free).await? {
+                Turn::Done(writer) => writer.into_iter().for_each(|it| place.set_gate(it)),
                 held => return Ok(held),
             }
         }
         let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
         match (readers.iter().map(|it| it.info.expires_in).max(), place.take_gate()) {
-            (None, Some(writer)) => Ok(Turn::Done(writer)),
+            (None, Some(writer)) => Ok(Turn::Done(vec![writer])),
             (last, Some(writer)) => {
                 place.set_gate(writer);
                 Ok(Turn::Held { free_in: last })
@@ -140,12 +137,18 @@ impl<S: LeaseStore> LeaseRequest<S> {
 
     /// A lease named `<key>/<role>/<number>` with a number below `slots`: a random one at first if it is likely to be
     /// free, then one that the store says is free. Refused only if none is.
-    pub(super) async fn ask_for_slot(&self, role: &str, slots: u32, likely_free: bool) -> Result<Turn<Lease<S>>> {
+    pub(super) async fn try_slot(
+        &self,
+        place: &Place<S>,
+        role: &str,
+        slots: u32,
+        likely_free: bool,
+    ) -> Result<Turn<Vec<Lease<S>>>> {
         let prefix = format!("{}/{role}/", self.key);
         let mut number = likely_free.then(|| fastrand::u32(..slots));
         for _ in 0..TRIES {
             if let Some(number) = number {
-                match self.ask_for(&Key::from(format!("{prefix}{number}")), true).await? {
+                match self.try_keys(place, &[Key::from(format!("{prefix}{number}"))], true).await? {
                     Turn::Held { .. } => {}
                     turn => return Ok(turn),
                 }

@@ -72,10 +72,43 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         std::future::ready(None)
     }
 
-    /// Whether every call ends by itself, because nothing stands between this process and the store that could fall silent.
-    /// Such calls are never dropped.
-    fn always_answers(&self) -> bool {
-        false
+    /// Ends when the lease may have been given back since this was first polled. It ends a pause between two questions, so it may
+    /// end too often or too late; by default it never ends, and waiting requests only ask again.
+    fn lease_freed(&self, key: &Key) -> impl Future<Output = ()> + Send {
+        let _ = key;
+        std::future::pending()
+    }
+
+    /// What the store can do beyond its promises, and what it needs.
+    fn profile(&self) -> Profile {
+        Profile::default()
+    }
+}
+
+/// What a [`LeaseStore`] can do beyond its promises, and what it needs. Start from the default and set what differs:
+///
+/// ```
+/// let mut profile = lockkit::store::Profile::default();
+/// profile.sweeps = false;
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Profile {
+    /// The shortest ttl that the store can keep. Defaults to 50 ms; requests for less are refused.
+    pub least_ttl: Duration,
+    /// Whether [`lease_sweep`](LeaseStore::lease_sweep) deletes what nobody holds. Defaults to `true`; a store whose keys
+    /// go by themselves has nothing to sweep.
+    pub sweeps: bool,
+    /// Whether the store keeps the order of waiting claims ([`Claim::queue`]). Defaults to `false`: lockkit keeps it by tickets.
+    pub queues: bool,
+    /// Whether every call ends by itself, because nothing stands between this process and the store that could fall silent. Such
+    /// calls are never dropped. Defaults to `false`.
+    pub always_answers: bool,
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self { least_ttl: Duration::from_millis(50), sweeps: true, queues: false, always_answers: false }
     }
 }
 
@@ -91,7 +124,7 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
             Acquired::Granted(grant) => grants.push(grant),
             Acquired::Held { free_in } => {
                 for taken in &claims[..grants.len()] {
-                    // Others who ask for it may have it locked for the moment.
+                    // Another claim may have it locked for the moment.
                     while store.lease_release(&taken.key, taken.token, Duration::ZERO).await? == Scoped::Busy {
                         sleep(BUSY_PAUSE).await;
                     }
@@ -113,6 +146,7 @@ async fn release_in_order<S: LeaseStore>(store: &S, releases: &[Release]) -> Res
 
 /// A wish to hold a lease: what one acquisition sends to the store.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Claim {
     /// The lease.
     pub key: Key,
@@ -122,6 +156,16 @@ pub struct Claim {
     pub holder: Arc<str>,
     /// How long to hold it without a renewal.
     pub ttl: Duration,
+    /// Whether the same claim, with the same token, is sent again until it is granted. A store with a queue of its own
+    /// ([`Profile::queues`]) keeps its place then, until [`lease_release`](LeaseStore::lease_release) gives it up.
+    pub queue: bool,
+}
+
+impl Claim {
+    /// A claim that does not queue.
+    pub fn new(key: impl Into<Key>, token: Token, holder: impl Into<Arc<str>>, ttl: Duration) -> Self {
+        Self { key: key.into(), token, holder: holder.into(), ttl, queue: false }
+    }
 }
 
 /// 128 random bits, drawn anew for every acquisition: the proof of ownership in every statement.
@@ -170,6 +214,7 @@ impl fmt::Debug for Token {
 
 /// A wish to hold a lease for longer.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Renewal {
     /// The lease.
     pub key: Key,
@@ -179,8 +224,16 @@ pub struct Renewal {
     pub ttl: Duration,
 }
 
+impl Renewal {
+    /// A wish to hold the lease of this acquisition for `ttl` from now.
+    pub fn new(key: impl Into<Key>, token: Token, ttl: Duration) -> Self {
+        Self { key: key.into(), token, ttl }
+    }
+}
+
 /// A wish to give a lease back.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Release {
     /// The lease.
     pub key: Key,
@@ -188,6 +241,13 @@ pub struct Release {
     pub token: Token,
     /// How long the key stays taken at least, counted from when it was acquired.
     pub min_hold: Duration,
+}
+
+impl Release {
+    /// A wish to give back the lease of this acquisition.
+    pub fn new(key: impl Into<Key>, token: Token, min_hold: Duration) -> Self {
+        Self { key: key.into(), token, min_hold }
+    }
 }
 
 /// The answer to a claim.
@@ -218,22 +278,37 @@ pub enum AcquiredAll {
 
 /// A lease that was granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Grant {
     /// Its fencing token.
     pub fence: Fence,
+    /// How many fences above [`fence`](Self::fence) belong to this grant too: no other grant of the key gets them or lower ones.
+    /// Defaults to 0.
+    pub spare_fences: u64,
     /// The holder before, if it let the lease expire instead of giving it back.
     pub previous: Option<Previous>,
+    /// How long the lease lives without a renewal, where that is less than the claim asked for. `None` for what it asked for.
+    pub ttl: Option<Duration>,
+}
+
+impl Grant {
+    /// The same lease, taken over from a holder that let it expire.
+    pub fn after(mut self, previous: impl Into<Option<Previous>>) -> Self {
+        self.previous = previous.into();
+        self
+    }
 }
 
 impl From<Fence> for Grant {
     /// A lease that was free.
     fn from(fence: Fence) -> Self {
-        Self { fence, previous: None }
+        Self { fence, spare_fences: 0, previous: None, ttl: None }
     }
 }
 
 /// Whom a lease was taken over from: a holder that died, hung or was cut off, and may have left work half done.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Previous {
     /// Who held it: host, process id and a random part, unless the service named itself.
     pub holder: String,
@@ -241,6 +316,13 @@ pub struct Previous {
     pub fence: Fence,
     /// How long the lease had been expired.
     pub expired_for: Duration,
+}
+
+impl Previous {
+    /// The holder before.
+    pub fn new(holder: impl Into<String>, fence: Fence, expired_for: Duration) -> Self {
+        Self { holder: holder.into(), fence, expired_for }
+    }
 }
 
 /// The answer to an operation that is scoped to one token.
@@ -256,9 +338,17 @@ pub enum Scoped {
 
 /// One held lease, as read from the store.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Held {
     /// The token that holds it.
     pub token: Token,
     /// What people see of it.
     pub info: LeaseInfo,
+}
+
+impl Held {
+    /// A held lease.
+    pub fn new(token: Token, info: LeaseInfo) -> Self {
+        Self { token, info }
+    }
 }

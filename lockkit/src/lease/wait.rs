@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     future::{Future, poll_fn},
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::Poll,
     time::Duration,
@@ -12,12 +13,10 @@ use tokio::{
     sync::{Mutex as FairMutex, Notify},
     time::{Instant, sleep, timeout_at},
 };
-use tracing::Instrument;
 
 use crate::{
     error::Result,
     key::Key,
-    observe::{self, Strategy},
     policy::{Backoff, half_jitter},
 };
 
@@ -60,6 +59,9 @@ pub(crate) enum Waited<T> {
     NoTurn,
 }
 
+/// Ends when a store tells that a lease was given back.
+pub(crate) type Freed<'k> = Pin<Box<dyn Future<Output = ()> + Send + 'k>>;
+
 /// The waiting lines of one process, one for each key that somebody waits for.
 ///
 /// Only the first in a line asks the store; the others wait here, in order, without a connection. A release in the
@@ -91,32 +93,23 @@ impl Lines {
     /// Asks until the lease is taken or `deadline` has passed. The first question may take [`FIRST_ANSWER`] longer, so
     /// that a short wait still gets an answer.
     ///
-    /// `ask(true)` takes the lease if it can; `ask(false)` may look first, since the lease was held a moment ago.
-    pub(crate) async fn wait<T, Fut>(
+    /// `ask(true)` takes the lease if it can; `ask(false)` may look first, since the lease was held a moment ago. A release of one
+    /// of the `keys` in this process ends a pause; so does the store, which `freed` waits for, once a first answer was that the
+    /// lease is held.
+    pub(crate) async fn wait<'k, T, Fut>(
         &self,
         key: &Key,
+        keys: &'k [Key],
         deadline: Instant,
-        ask: impl FnMut(bool) -> Fut,
-    ) -> Result<Waited<T>>
-    where
-        Fut: Future<Output = Result<Turn<T>>>,
-    {
-        self.wait_for_any(key, &[], deadline, ask).await
-    }
-
-    /// As [`wait`](Self::wait), woken too when one of the other keys is given back.
-    pub(crate) async fn wait_for_any<T, Fut>(
-        &self,
-        key: &Key,
-        others: &[Key],
-        deadline: Instant,
+        freed_in_store: impl Fn(&'k Key) -> Freed<'k>,
         mut ask: impl FnMut(bool) -> Fut,
     ) -> Result<Waited<T>>
     where
         Fut: Future<Output = Result<Turn<T>>>,
     {
         let line = self.line(key);
-        let others: Vec<_> = others.iter().map(|it| self.line(it)).collect();
+        let others: Vec<_> = keys.iter().filter(|it| *it != key).map(|it| self.line(it)).collect();
+        let mut told: Vec<Freed<'k>> = Vec::new();
         let Ok(_first) = timeout_at(deadline, line.first.lock()).await else {
             return Ok(Waited::NoTurn);
         };
@@ -156,10 +149,19 @@ impl Lines {
             if Instant::now() >= deadline {
                 return Ok(without);
             }
+            if told.is_empty() {
+                told = keys.iter().map(&freed_in_store).collect();
+            }
             let freed = async {
-                freed.await;
+                tokio::select! {
+                    () = freed => {}
+                    () = first_of(keys, &mut told, &freed_in_store) => {}
+                }
                 for _ in 1..ahead {
-                    line.freed.notified().await;
+                    tokio::select! {
+                        () = line.freed.notified() => {}
+                        () = first_of(keys, &mut told, &freed_in_store) => {}
+                    }
                 }
             };
             likely_free = tokio::select! {
@@ -233,27 +235,33 @@ impl Lines {
     }
 }
 
+/// Ends when the store tells that the lease of one of the keys was given back; never without keys.
+async fn first_of<'k>(keys: &'k [Key], told: &mut [Freed<'k>], freed_in_store: impl Fn(&'k Key) -> Freed<'k>) {
+    let (at, key) = poll_fn(|context| {
+        let ready = told.iter_mut().zip(keys).enumerate();
+        let ready =
+            ready.filter_map(|(at, (it, key))| it.as_mut().poll(context).is_ready().then_some((at, key))).next();
+        ready.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await;
+    // Made before the old one is dropped, so that the store goes on telling.
+    told[at] = freed_in_store(key);
+}
+
 /// No code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Takes a lock, and tells of it and of the wait for it.
-pub(crate) async fn observed<T>(strategy: Strategy, key: &Key, taking: impl Future<Output = Result<T>>) -> Result<T> {
-    let started = Instant::now();
-    let taken = taking.instrument(observe::acquiring(strategy, key)).await;
-    match &taken {
-        Ok(_) => observe::acquired(strategy, key, started.elapsed()),
-        Err(err) if err.is_contended() => observe::contended(strategy, key, started.elapsed()),
-        Err(_) => {}
-    }
-    taken
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A store that does not tell.
+    fn never(_key: &Key) -> Freed<'_> {
+        Box::pin(std::future::pending())
+    }
 
     #[tokio::test(start_paused = true)]
     async fn one_process_asks_with_one_voice_and_serves_in_order() {
@@ -271,7 +279,7 @@ mod tests {
                     }
                     Ok(Turn::Done(()))
                 };
-                assert_eq!(lines.wait(&Key::from("k"), deadline, ask).await.unwrap(), Waited::Done(()));
+                assert_eq!(lines.wait(&Key::from("k"), &[], deadline, never, ask).await.unwrap(), Waited::Done(()));
                 served.lock().unwrap().push(number);
             }));
             tokio::task::yield_now().await;
@@ -292,7 +300,7 @@ mod tests {
             Ok(if left.is_zero() { Turn::Done(()) } else { Turn::Held { free_in: Some(left) } })
         };
         assert_eq!(
-            lines.wait(&Key::from("k"), started + Duration::from_secs(60), ask).await.unwrap(),
+            lines.wait(&Key::from("k"), &[], started + Duration::from_secs(60), never, ask).await.unwrap(),
             Waited::Done(())
         );
         assert!(started.elapsed() <= Duration::from_millis(702), "{:?}", started.elapsed());
@@ -315,7 +323,7 @@ mod tests {
             free.store(1, Ordering::Relaxed);
             lines.freed(&key);
         };
-        let (taken, ()) = tokio::join!(lines.wait(&key, started + Duration::from_secs(60), ask), release);
+        let (taken, ()) = tokio::join!(lines.wait(&key, &[], started + Duration::from_secs(60), never, ask), release);
         assert_eq!(taken.unwrap(), Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_secs(5));
     }
@@ -338,7 +346,7 @@ mod tests {
                 lines.freed(&key);
             }
         };
-        let (taken, ()) = tokio::join!(lines.wait(&key, started + Duration::from_secs(60), ask), releases);
+        let (taken, ()) = tokio::join!(lines.wait(&key, &[], started + Duration::from_secs(60), never, ask), releases);
         assert_eq!(taken.unwrap(), Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_millis(50), "asked after the third release, and after the pause");
     }
@@ -348,11 +356,11 @@ mod tests {
         let (lines, started) = (Lines::default(), Instant::now());
         let held = |_| async { Ok(Turn::<()>::Held { free_in: None }) };
         let key = Key::from("k");
-        assert_eq!(lines.wait(&key, started + Duration::from_secs(2), held).await.unwrap(), Waited::Held);
+        assert_eq!(lines.wait(&key, &[], started + Duration::from_secs(2), never, held).await.unwrap(), Waited::Held);
         assert_eq!(started.elapsed(), Duration::from_secs(2));
         let free = |_| async { Ok(Turn::Done(1)) };
-        assert_eq!(lines.wait(&key, Instant::now(), free).await.unwrap(), Waited::Done(1));
+        assert_eq!(lines.wait(&key, &[], Instant::now(), never, free).await.unwrap(), Waited::Done(1));
         let silent = |_| std::future::pending::<Result<Turn<()>>>();
-        assert_eq!(lines.wait(&key, Instant::now(), silent).await.unwrap(), Waited::NoAnswer);
+        assert_eq!(lines.wait(&key, &[], Instant::now(), never, silent).await.unwrap(), Waited::NoAnswer);
     }
 }

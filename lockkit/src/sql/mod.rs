@@ -5,12 +5,7 @@
 //! sqlx's marker types ([`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`]) behind the feature of the same name,
 //! and are sealed: users name them in bounds, and implement [`LeaseStore`](crate::LeaseStore) for other stores.
 
-use std::future::Future;
-
-use sqlx::Pool;
-
-use crate::key::Key;
-
+mod commit;
 pub(crate) mod conn;
 mod dialect;
 mod fault;
@@ -18,6 +13,7 @@ mod history;
 pub(crate) mod holder;
 pub(crate) mod ident;
 mod lease;
+mod listen;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub(crate) mod named;
@@ -40,9 +36,10 @@ pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{Known, Sessions, counted_depth, depth, sealed};
 pub(crate) use fault::{failed, failed_on_own_table, fault_in_chain};
 pub use lease::LeaseOps;
+pub use listen::ListenOps;
 pub use named::NamedOps;
 pub(crate) use named::Sharing;
-pub(crate) use pool::{address, check_in, checkout, connection, starved};
+pub(crate) use pool::{check_in, checkout, connection, starved};
 #[cfg(feature = "postgres")]
 pub use postgres::behind_pooler;
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
@@ -52,25 +49,3 @@ pub use session::{ServerSession, SessionAnswer, SessionOps};
 pub use stock::ops::StockOps;
 pub(crate) use stock::ops::{Look, Segment};
 pub use version::ops::{RowsAffected, VersionOps};
-
-/// Hearing that a lease was given back, instead of asking again and again.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot tell those who wait that a lease was given back",
-    note = "only PostgreSQL can (LISTEN and NOTIFY); elsewhere waiters ask again and again, which needs no setting"
-)]
-pub trait ListenOps: LeaseOps {
-    /// A connection that hears.
-    type Listener: Send;
-
-    /// Opens one.
-    fn listen(pool: &Pool<Self>) -> impl Future<Output = sqlx::Result<Self::Listener>> + Send;
-
-    /// Lets those who free the lease know that somebody waits for it.
-    fn listen_for(listener: &mut Self::Listener, key: &Key) -> impl Future<Output = sqlx::Result<()>> + Send;
-
-    /// Nobody waits for it here any more.
-    fn listen_no_more(listener: &mut Self::Listener, key: &Key) -> impl Future<Output = sqlx::Result<()>> + Send;
-
-    /// Waits until a lease was given back; `None` when the connection broke, and something may not have been heard.
-    fn heard(listener: &mut Self::Listener) -> impl Future<Output = sqlx::Result<Option<Key>>> + Send;
-}

@@ -7,8 +7,7 @@ use tokio::time::Instant;
 use crate::{
     error::{Error, Fault, LockHolder, Result},
     key::Key,
-    lease::wait::observed,
-    observe::Strategy,
+    observe::{Strategy, observed},
     policy::Wait,
     sql::{
         AsConnection, Dialect,

@@ -17,7 +17,9 @@ use crate::{
     error::{Error, Fault, Result},
     guard::{Guard, Hold},
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Release, Renewal, Scoped, Token},
+    lease::builder::LeasesBuilder,
+    lease::store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Profile, Release, Renewal, Scoped, Token},
+    scope::Realm,
 };
 
 /// How many callers wait for a connection, by pool: for [`Error::PoolStarved`] to tell. A pool that nobody waits at is
@@ -318,7 +320,45 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         starved(self).await
     }
 
-    fn always_answers(&self) -> bool {
-        !DB::IS_REMOTE
+    fn profile(&self) -> Profile {
+        Profile { always_answers: !DB::IS_REMOTE, ..Profile::default() }
+    }
+}
+
+impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
+    /// Gives the leases this many connections of their own, opened when needed, with the options of the pool.
+    ///
+    /// Without it they share the pool with the service, and renewals wait when all of its connections are in use. A
+    /// service whose transactions acquire leases needs it, or a pool that is larger than the number of such transactions:
+    /// see [`Error::PoolStarved`]. Two are enough for most. Transactions still begin in the pool that was given.
+    ///
+    /// # Panics
+    /// Outside a Tokio runtime.
+    pub fn own_connections(mut self, connections: u32) -> Self {
+        let options = self.store.options().clone().min_connections(0).max_connections(connections.max(1));
+        self.own = Some(options.connect_lazy_with((*self.store.connect_options()).clone()));
+        self
+    }
+}
+
+impl Realm {
+    /// The named locks of this pool.
+    pub(crate) fn named<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        Self::Named(address(pool))
+    }
+
+    /// The row locks of this pool.
+    pub(crate) fn rows<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        Self::Rows(address(pool))
+    }
+
+    /// The session locks of this pool.
+    pub(crate) fn sessions<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        Self::Sessions(address(pool))
+    }
+
+    /// Whether the lock belongs to a transaction that began in this pool and is open while the body runs.
+    pub(crate) fn has_transaction_of<DB: Dialect>(self, pool: &Pool<DB>) -> bool {
+        matches!(self, Self::Named(it) | Self::Rows(it) if it == address(pool))
     }
 }

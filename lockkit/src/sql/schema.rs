@@ -6,6 +6,7 @@ use sqlx::{Pool, migrate::MigrateError};
 
 use crate::{
     error::{Error, Fault, Result},
+    lease::{Leases, store::LeaseStore},
     policy::{Backoff, Policy},
     sql::{Dialect, fault_in_chain},
     task::finished,
@@ -60,4 +61,17 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
     // In a task of its own: a run that is dropped half-way keeps the lock by which migrations wait for each other.
     let running = tokio::spawn(async move { policy.retry_if(collided, |_| async { DB::migrate(&pool).await }).await });
     finished("migrating", running).await
+}
+
+impl<DB: Dialect> Leases<Pool<DB>>
+where
+    Pool<DB>: LeaseStore,
+{
+    /// Creates lockkit's tables, or brings them up to date. See [`migrate`](crate::sql::schema()).
+    ///
+    /// # Errors
+    /// [`Error::Migration`].
+    pub async fn migrate(&self) -> Result<()> {
+        migrate(self.store()).await
+    }
 }

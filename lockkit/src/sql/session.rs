@@ -13,8 +13,7 @@ use crate::{
     error::{Error, Fault, LockHolder, LossReason, Result},
     guard::{Guard, Hold, Watch},
     key::Key,
-    lease::wait::observed,
-    observe::{self, Strategy, holding},
+    observe::{self, Strategy, holding, observed},
     policy::{OnLost, Wait, check_duration},
     scope::{Lock, Realm, is_under},
     sql::{

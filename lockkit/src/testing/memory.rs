@@ -222,7 +222,7 @@ impl LeaseStore for MemoryStore {
         let act = || {
             self.act(|rows, now| {
                 let row = row(rows, key, now).filter(|it| it.is_held(now))?;
-                Some(Held { token: row.token?, info: row.info(key, now) })
+                Some(Held::new(row.token?, row.info(key, now)))
             })
         };
         self.faults.call(Operation::Look, Some(key), act).await
@@ -268,7 +268,7 @@ impl LeaseStore for MemoryStore {
             self.act(|rows, now| {
                 rows.iter_mut().filter(|(key, _)| key.starts_with(prefix)).for_each(|(_, row)| row.cut(now));
                 let held = rows.iter().filter(|(key, row)| key.starts_with(prefix) && row.is_held(now));
-                let held = held.filter_map(|(key, row)| Some(Held { token: row.token?, info: row.info(key, now) }));
+                let held = held.filter_map(|(key, row)| Some(Held::new(row.token?, row.info(key, now))));
                 held.take(limit as usize).collect()
             })
         };
@@ -304,7 +304,7 @@ fn in_the_way(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Option<
 
 /// Grants what nobody else holds.
 fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
-    let Claim { key, token, holder, ttl } = claim;
+    let Claim { key, token, holder, ttl, queue: _ } = claim;
     let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));
     if let Some(row) = rows.get_mut(key).filter(|it| it.token == Some(*token)) {
         (row.expires, row.ttl) = (expires, ttl);
@@ -316,12 +316,10 @@ fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
     let (token, holder) = (Some(*token), holder.clone());
     let row = Row { token, holder, fence: number, acquired: now, expires, ttl, renewals: 0 };
     rows.insert(key.clone(), row);
-    let previous = before.filter(|it| it.token.is_some_and(|it| !it.is_nobody())).map(|it| Previous {
-        holder: it.holder.to_string(),
-        fence: fence(it.fence),
-        expired_for: duration(now - it.expires),
-    });
-    Grant { fence: fence(number), previous }
+    let previous = before
+        .filter(|it| it.token.is_some_and(|it| !it.is_nobody()))
+        .map(|it| Previous::new(it.holder.to_string(), fence(it.fence), duration(now - it.expires)));
+    Grant::from(fence(number)).after(previous)
 }
 
 fn micros(duration: Duration) -> i64 {
@@ -348,7 +346,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn when_the_clock_is_set_back_the_dead_are_replaced_and_the_living_keep_their_leases() {
         let store = MemoryStore::new();
-        let dead = Claim { key: "dead".into(), token: Token::random(), holder: "dead".into(), ttl: SECOND * 5 };
+        let dead = Claim::new("dead", Token::random(), "dead", SECOND * 5);
         store.lease_acquire(&dead).await.expect("no faults were scripted");
         let leases = Leases::builder(store.client()).ttl(SECOND * 5).build().expect("a ttl that can be");
         let lease = leases.lease("living").acquire().await.expect("it is free");

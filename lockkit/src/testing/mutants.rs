@@ -116,7 +116,7 @@ impl Mutant {
             Bug::PreviousIsNeverNamed => grant.previous = None,
             Bug::PreviousIsNamedAfterARelease => {
                 let expired_for = Duration::from_secs(1);
-                grant.previous = Some(Previous { holder: "x".to_owned(), fence: Fence::from(1), expired_for });
+                grant.previous = Some(Previous::new("x".to_owned(), Fence::from(1), expired_for));
             }
             _ => {}
         }
@@ -224,7 +224,7 @@ impl LeaseStore for Mutant {
             }
             Bug::RenewalBringsBack => {
                 for Renewal { key, token, ttl } in renewals {
-                    let claim = Claim { key: key.clone(), token: *token, holder: "x".into(), ttl: *ttl };
+                    let claim = Claim::new(key.clone(), *token, "x", *ttl);
                     self.store.lease_acquire(&claim).await?;
                 }
                 return Ok(vec![Scoped::Done; renewals.len()]);
@@ -261,7 +261,7 @@ impl LeaseStore for Mutant {
             Bug::FenceIsLostOnRelease => drop(self.memory().counters.remove(key)),
             Bug::LeastHoldingTimeIsIgnored => return self.store.lease_release(key, token, Duration::ZERO).await,
             Bug::LeastHoldingTimeKeepsTheToken if !min_hold.is_zero() => {
-                let renewal = Renewal { key: key.clone(), token, ttl: min_hold };
+                let renewal = Renewal::new(key.clone(), token, min_hold);
                 return Ok(self.store.lease_renew(&[renewal]).await?[0]);
             }
             Bug::LeastHoldingTimeIsCountedFromTheRelease if !min_hold.is_zero() => {

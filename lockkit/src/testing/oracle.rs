@@ -14,8 +14,8 @@ use crate::{
     fence::Fence,
     key::Key,
     lease::{
-        Lease,
-        store::{Acquired, AcquiredAll, Claim, Grant, LeaseStore, Renewal, Scoped, Token},
+        Lease, Yields,
+        store::{Acquired, AcquiredAll, Claim, Grant, LeaseStore, Profile, Renewal, Scoped, Token},
         trust::Trust,
     },
 };
@@ -278,8 +278,12 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         self.store.unanswered().await
     }
 
-    fn always_answers(&self) -> bool {
-        self.store.always_answers()
+    fn lease_freed(&self, key: &Key) -> impl Future<Output = ()> + Send {
+        self.store.lease_freed(key)
+    }
+
+    fn profile(&self) -> Profile {
+        self.store.profile()
     }
 }
 

@@ -10,6 +10,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 use super::NOW;
 use crate::{
     error::Fault,
+    fence::Fence,
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
     sql::{
@@ -177,7 +178,7 @@ impl LeaseOps for MySql {
             return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
         }
         let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
-        Ok(Acquired::Granted(Grant { fence: (answer & !TAKEN_OVER).into(), previous }))
+        Ok(Acquired::Granted(Grant::from(Fence::from(answer & !TAKEN_OVER)).after(previous)))
     }
 
     async fn lease_acquire_all(conn: &mut MySqlConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {

@@ -457,7 +457,7 @@ fn grant(row: &PgRow) -> sqlx::Result<Grant> {
         row.try_get::<Option<Vec<u8>>, _>("old_token")?.as_deref(),
         row.try_get("expired_us")?,
     );
-    Ok(Grant { fence: fence(row.try_get("fence")?), previous })
+    Ok(Grant::from(fence(row.try_get("fence")?)).after(previous))
 }
 
 fn scoped(row: &PgRow) -> sqlx::Result<Scoped> {

@@ -13,8 +13,7 @@ use tokio::time::Instant;
 use crate::{
     error::{Error, Fault, Result},
     key::Key,
-    lease::wait::observed,
-    observe::Strategy,
+    observe::{Strategy, observed},
     policy::Wait,
     sql::{
         AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, depth, failed, holder,

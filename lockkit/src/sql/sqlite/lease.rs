@@ -78,7 +78,7 @@ impl LeaseOps for Sqlite {
                 }
                 None => None,
             };
-            return Ok(Acquired::Granted(Grant { fence, previous }));
+            return Ok(Acquired::Granted(Grant::from(fence).after(previous)));
         }
         let held = Self::lease_look(conn, &claim.key).await?;
         Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) })

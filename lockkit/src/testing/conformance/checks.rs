@@ -87,7 +87,7 @@ impl<S: LeaseStore> Subject<S> {
 
     fn claim(&self, name: &str, ttl: Duration) -> Claim {
         let key = Key::from(format!("{}{name}", self.prefix));
-        Claim { key, token: Token::random(), holder: "conformance".into(), ttl }
+        Claim::new(key, Token::random(), "conformance", ttl)
     }
 
     /// Acquires what is free.
@@ -151,7 +151,7 @@ impl<S: LeaseStore> Subject<S> {
 async fn a_free_lease_is_granted_and_shown<S: LeaseStore>(store: Subject<S>) -> Check {
     let claim = store.claim("k", LONG);
     ensure!(store.look(&claim).await?.is_none(), "a lease that nobody ever had is held");
-    let Grant { fence, previous } = store.take(&claim).await?;
+    let Grant { fence, previous, .. } = store.take(&claim).await?;
     ensure!(previous.is_none(), "a lease that nobody ever had was taken over from {previous:?}");
     let info = store.held(&claim).await?.info;
     ensure!(info.key == claim.key && info.holder == *claim.holder, "it shows {info:?}");
@@ -259,7 +259,7 @@ async fn fences_rise_across_release<S: LeaseStore>(store: Subject<S>) -> Check {
     let mut last = Fence::from(0);
     for _ in 0..5 {
         let claim = store.claim("k", LONG);
-        let Grant { fence, previous } = store.take(&claim).await?;
+        let Grant { fence, previous, .. } = store.take(&claim).await?;
         ensure!(fence > last, "fence {fence} was granted after fence {last}");
         ensure!(previous.is_none(), "it had been given back and was taken over from {previous:?}");
         last = fence;
@@ -272,7 +272,7 @@ async fn fences_rise_across_expiry_and_the_new_holder_hears_of_the_old<S: LeaseS
     let mut last: Option<Fence> = None;
     for _ in 0..3 {
         let claim = store.claim("k", SHORT);
-        let Grant { fence, previous } = store.take(&claim).await?;
+        let Grant { fence, previous, .. } = store.take(&claim).await?;
         if let Some(last) = last {
             ensure!(fence > last, "fence {fence} was granted after fence {last}");
             ensure!(

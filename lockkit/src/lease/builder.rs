@@ -1,0 +1,157 @@
+//! The settings of [`Leases`].
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{Inner, Leases};
+use crate::{
+    error::{Error, Result},
+    key::Key,
+    lease::{
+        bounded::Bounded,
+        keeper::{Keeper, Sweep},
+        store::LeaseStore,
+        wait::{Freed, Lines},
+    },
+    policy::{Wait, check_duration},
+};
+
+/// How long the store remembers a key without a holder. A clock that steps back by less cannot lower a fence.
+const RETENTION: Duration = Duration::from_hours(7 * 24);
+
+/// Settings of [`Leases`].
+#[derive(Debug, Clone)]
+#[must_use = "settings do nothing until `build` is called"]
+pub struct LeasesBuilder<S: LeaseStore> {
+    pub(crate) store: S,
+    /// The store that the leases are kept through, where it is not the one that was given.
+    pub(crate) own: Option<S>,
+    /// Makes what tells of releases, where it is not the store itself.
+    pub(crate) tell: Option<Tell<S>>,
+    ttl: Duration,
+    wait: Wait,
+    renew_every: Option<Duration>,
+    sweep: Option<Sweep>,
+    holder: Option<String>,
+}
+
+/// Makes what tells of releases.
+pub(crate) type Tell<S> = fn(S) -> Arc<dyn TellsReleases>;
+
+/// Tells waiting requests that leases were given back. Telling late, or not at all, costs a pause.
+pub(crate) trait TellsReleases: fmt::Debug + Send + Sync {
+    /// Ends when the lease may have been given back since this was first polled.
+    fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k>;
+}
+
+impl<S: LeaseStore> LeasesBuilder<S> {
+    pub(super) fn new(store: S) -> Self {
+        Self {
+            store,
+            own: None,
+            tell: None,
+            ttl: Duration::from_secs(30),
+            wait: Wait::DEFAULT,
+            renew_every: None,
+            sweep: Some(Sweep { every: Duration::from_mins(10), retention: RETENTION }),
+            holder: None,
+        }
+    }
+
+    /// How long a lease lives without a renewal. Defaults to 30 s; at least 50 ms.
+    ///
+    /// It bounds how long a lease stays taken after its process dies. Short ones survive fewer hiccups.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long requests for leases try before they give up, unless they are told otherwise. Defaults to [`Wait::DEFAULT`],
+    /// 10 s; zero tries once.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = wait.into();
+        self
+    }
+
+    /// How often to renew a lease. Defaults to a third of its ttl, which leaves time for two more tries.
+    pub fn renew_every(mut self, every: Duration) -> Self {
+        self.renew_every = Some(every);
+        self
+    }
+
+    /// How often to delete keys that nobody has held for a week. Defaults to 10 minutes.
+    pub fn sweep_every(mut self, every: Duration) -> Self {
+        self.sweep = Some(Sweep { every, retention: RETENTION });
+        self
+    }
+
+    /// Never delete old keys. Nothing depends on it but the size of the table.
+    pub fn never_sweep(mut self) -> Self {
+        self.sweep = None;
+        self
+    }
+
+    /// What operators see as the holder. Defaults to host, process id and a random part; 255 bytes at most.
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] names the setting that cannot work.
+    pub fn build(self) -> Result<Leases<S>> {
+        check_ttl(&Bounded::new(self.store.clone()), self.ttl)?;
+        self.wait.check()?;
+        if let Some(every) = self.renew_every {
+            check_duration("renew_every", every)?;
+            if every >= self.ttl {
+                let reason = format!("is {every:?}, not shorter than the ttl of {:?}; use a third of it", self.ttl);
+                return Err(Error::InvalidOption { option: "renew_every", reason });
+            }
+        }
+        if let Some(sweep) = self.sweep {
+            check_duration("sweep_every", sweep.every)?;
+        }
+        if let Some(holder) = &self.holder {
+            Key::new(holder).map_err(|_| Error::InvalidOption {
+                option: "holder",
+                reason: "must be 1 to 255 bytes of printable text".to_owned(),
+            })?;
+        }
+        Ok(self.assemble())
+    }
+
+    pub(super) fn assemble(self) -> Leases<S> {
+        let Self { store, own, tell, ttl, wait, renew_every, sweep, holder } = self;
+        let holder = holder.unwrap_or_else(this_process).into();
+        let kept_in = own.unwrap_or_else(|| store.clone());
+        Leases(Arc::new(Inner {
+            tell: tell.map(|it| it(kept_in.clone())),
+            keeper: Keeper::new(kept_in, holder, sweep),
+            given: store,
+            lines: Lines::default(),
+            ttl,
+            wait: wait.limit(),
+            renew_every,
+        }))
+    }
+}
+
+/// A ttl must leave room for its margin and a few renewals.
+pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Result<()> {
+    check_duration("ttl", ttl)?;
+    let least = store.profile().least_ttl;
+    if ttl < least {
+        let reason = format!("is {ttl:?}, too short to be renewed in time; use {least:?} or more");
+        return Err(Error::InvalidOption { option: "ttl", reason });
+    }
+    Ok(())
+}
+
+/// Host, process id and a random part: enough for people to find the process.
+fn this_process() -> String {
+    let host =
+        gethostname::gethostname().to_string_lossy().chars().filter(|it| !it.is_control()).take(50).collect::<String>();
+    format!("{host}/{}/{:06x}", std::process::id(), fastrand::u32(..1 << 24))
+}
