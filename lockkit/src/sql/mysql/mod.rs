@@ -33,6 +33,7 @@ const MIGRATIONS: [(i64, &str, &str); 4] = [
 
 mod lease;
 mod migrate;
+mod named;
 mod row;
 mod session;
 mod stock;
@@ -215,3 +216,21 @@ fn holder(row: &MySqlRow) -> sqlx::Result<LockHolder> {
 fn placeholder(_number: usize) -> String {
     "?".to_owned()
 }
+
+/// How each server is told to give up waiting: MariaDB before the statement, MySQL by a hint inside it.
+/// Neither takes a bound value, so the text is rounded up to two digits to keep the number of statements small.
+fn bounded(wait: Wait) -> (String, String) {
+    let Wait::AtMost(_) = wait else {
+        return (String::new(), String::new());
+    };
+    let exact = wait.millis().unwrap_or(1);
+    let step = 10_u64.pow(exact.ilog10().saturating_sub(1));
+    let millis = exact.div_ceil(step) * step;
+    (
+        format!("/*M! SET STATEMENT max_statement_time = {}.{:03} FOR */ ", millis / 1000, millis % 1000),
+        format!("/*+ MAX_EXECUTION_TIME({}) */ ", millis.min(u64::from(u32::MAX))),
+    )
+}
+
+/// The same, in the words of each server.
+const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";

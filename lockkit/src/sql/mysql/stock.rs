@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlQueryResult};
 
-use super::row::bounded;
+use super::bounded;
 use crate::{
     key::Key,
     policy::Wait,

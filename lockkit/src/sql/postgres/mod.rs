@@ -59,6 +59,7 @@ fn holder_since(start: &str) -> String {
 mod lease;
 mod listen;
 mod migrate;
+mod named;
 mod pooler;
 mod row;
 mod session;
@@ -227,6 +228,11 @@ fn advisory_number(namespace: &str, key: &Key) -> i64 {
     let digest = Sha256::new().chain_update(format!("lockkit:{namespace}:")).chain_update(key.as_bytes()).finalize();
     let (first, _) = digest.as_slice().split_at(8);
     first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
+}
+
+/// A bound for `lock_timeout`.
+fn lock_timeout(wait: Wait) -> String {
+    format!("{}ms", wait.millis().unwrap_or(0).min(i32::MAX as u64))
 }
 
 fn holder(row: &PgRow) -> sqlx::Result<LockHolder> {

@@ -29,6 +29,7 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
 
 mod lease;
 mod migrate;
+mod named;
 mod row;
 mod stock;
 mod version;

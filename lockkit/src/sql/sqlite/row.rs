@@ -1,4 +1,4 @@
-//! Row locks and named locks on SQLite.
+//! Row locks on SQLite.
 
 use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
@@ -6,9 +6,8 @@ use super::{placeholder, take_write_lock};
 use crate::{
     error::LockHolder,
     key::Key,
-    policy::Wait,
     sql::{
-        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Values,
+        Access, Columns, Plan, RowOps, RowQuery, Values,
         query::{filter, order_and_limit},
     },
 };
@@ -104,15 +103,4 @@ fn selection(query: &RowQuery) -> String {
         filter(query, '`', placeholder),
         order_and_limit(query, '`'),
     )
-}
-
-impl NamedOps for Sqlite {
-    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, _sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
-        take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
-        Ok(true)
-    }
-
-    async fn named_holder(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        Ok(None)
-    }
 }

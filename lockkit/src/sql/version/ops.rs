@@ -2,6 +2,8 @@
 
 use std::future::Future;
 
+use sqlx::{Arguments, Database, Encode, Type};
+
 use crate::{
     sql::{Dialect, SaveQuery, Values, VersionQuery, dialect::sealed},
     version::Version,
@@ -78,4 +80,17 @@ pub(crate) fn parse_version(kind: VersionKind, text: Option<String>) -> sqlx::Re
             Err(sqlx::Error::Decode("the version of the row is neither an integer nor a timestamp".into()))
         }
     }
+}
+
+/// Binds the expected version, as the last value of a statement.
+pub(crate) fn bind_expected<DB: Database>(arguments: &mut DB::Arguments, expected: &Version) -> sqlx::Result<()>
+where
+    for<'v> i64: Encode<'v, DB> + Type<DB>,
+    for<'v> String: Encode<'v, DB> + Type<DB>,
+{
+    match expected {
+        Version::Number(number) => arguments.add(*number),
+        Version::Timestamp(text) => arguments.add(text.clone()),
+    }
+    .map_err(sqlx::Error::Encode)
 }
