@@ -37,8 +37,13 @@ pub enum Sessions {}
 pub trait Dialect:
     Database<Arguments: Clone + Debug + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>
     + Known<Itself = Self>
+    + Driver
     + sealed::Sealed
 {
+}
+
+/// What lockkit asks of every database. Hidden from users.
+pub trait Driver: Database {
     /// Whether a network stands between this process and the database, so that an answer may never come.
     const IS_REMOTE: bool = true;
 

@@ -4,12 +4,6 @@ use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
-#[cfg(feature = "mysql")]
-use super::mysql;
-#[cfg(feature = "postgres")]
-use super::postgres;
-#[cfg(feature = "sqlite")]
-use super::sqlite;
 use crate::{
     error::{Error, Fault, chain},
     key::Key,
@@ -58,15 +52,15 @@ fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
     };
     #[cfg(feature = "postgres")]
     if let Some(err) = err.downcast_ref() {
-        return Some(postgres::fault_of(err));
+        return Some(super::postgres::fault_of(err));
     }
     #[cfg(feature = "mysql")]
     if let Some(err) = err.downcast_ref() {
-        return Some(mysql::fault_of(err));
+        return Some(super::mysql::fault_of(err));
     }
     #[cfg(feature = "sqlite")]
     if let Some(err) = err.downcast_ref() {
-        return Some(sqlite::fault_of(err));
+        return Some(super::sqlite::fault_of(err));
     }
     None
 }

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use sqlx::Database;
 use tokio::time::sleep;
 
 use crate::{
@@ -26,7 +27,10 @@ use crate::{
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::LeaseOps`"
 )]
-pub trait LeaseOps: Dialect {
+pub trait LeaseOps: Dialect + LeaseStatements {}
+
+/// The statements of leases. Hidden from users, who call the strategy.
+pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
     -> impl Future<Output = sqlx::Result<Acquired>> + Send;

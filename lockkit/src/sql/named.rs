@@ -2,6 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
+use sqlx::Database;
 use tokio::time::Instant;
 
 use crate::{
@@ -199,7 +200,10 @@ impl NamedLock {
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::NamedOps`"
 )]
-pub trait NamedOps: Dialect {
+pub trait NamedOps: Dialect + NamedStatements {}
+
+/// The statements of named locks. Hidden from users, who call the strategy.
+pub trait NamedStatements: Database {
     /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
     fn named_lock(
         conn: &mut Self::Connection,

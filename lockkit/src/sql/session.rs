@@ -441,7 +441,10 @@ async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Resul
     note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::SessionOps`",
     note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
 )]
-pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> {
+pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> + SessionStatements {}
+
+/// The statements of session locks. Hidden from users, who call the strategy.
+pub trait SessionStatements: Database {
     /// Whether poolers for this database lend a session to other connections between two transactions, even while it
     /// holds a lock.
     const POOLERS_SHARE_SESSIONS: bool;

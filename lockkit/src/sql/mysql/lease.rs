@@ -13,7 +13,7 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
     sql::{
-        Dialect, LeaseOps,
+        Driver, LeaseStatements,
         lease::{
             Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, leases_found, prefix_end,
         },
@@ -162,7 +162,7 @@ fn left(min_hold: &str, acquired_us: &str) -> String {
     format!("({min_hold} - GREATEST(0, {NOW} - {acquired_us}))")
 }
 
-impl LeaseOps for MySql {
+impl LeaseStatements for MySql {
     async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         let answer = match run_claim(conn, acquire(), claim).await {
             Err(err) if Self::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new(), claim).await?,

@@ -6,7 +6,7 @@ use super::MIGRATIONS;
 use crate::{
     error::Error,
     sql::{
-        Dialect,
+        Driver,
         history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
     },
 };

@@ -18,7 +18,10 @@ use sqlx_core::transaction::TransactionManager;
 use crate::{
     error::{Error, Fault, LockHolder},
     policy::Wait,
-    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault},
+    sql::{
+        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps, Sessions, StockOps,
+        VersionOps, fault::connection_fault,
+    },
 };
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
@@ -81,7 +84,15 @@ impl Known<Sessions> for MySql {
     type Itself = Self;
 }
 
-impl Dialect for MySql {
+impl Dialect for MySql {}
+impl LeaseOps for MySql {}
+impl RowOps for MySql {}
+impl NamedOps for MySql {}
+impl SessionOps for MySql {}
+impl VersionOps for MySql {}
+impl StockOps for MySql {}
+
+impl Driver for MySql {
     const CHANGES_SESSION: bool = true;
 
     fn fault(err: &sqlx::Error) -> Fault {

@@ -7,7 +7,7 @@ use crate::{
     error::{Fault, LockHolder},
     key::Key,
     policy::Wait,
-    sql::{Dialect, NamedOps, Sharing, history::hex},
+    sql::{Driver, NamedStatements, Sharing, history::hex},
 };
 
 /// Locks the row whether or not it is there, and never waits where another session has it.
@@ -42,7 +42,7 @@ async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) 
     locked.map(drop)
 }
 
-impl NamedOps for MySql {
+impl NamedStatements for MySql {
     async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         if (wait, sharing) == (Wait::Forever, Sharing::Alone) {
             let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";

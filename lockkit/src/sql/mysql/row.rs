@@ -11,13 +11,13 @@ use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Access, By, Columns, Plan, RowOps, RowQuery, Strength, Values,
+        Access, By, Columns, Plan, RowQuery, RowStatements, Strength, Values,
         ident::Ident,
         query::{filter, order_and_limit},
     },
 };
 
-impl RowOps for MySql {
+impl RowStatements for MySql {
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
         // A number is not looked up in an index of text.
         let mut types: Vec<_> = values.types.iter().map(TypeInfo::name).collect();

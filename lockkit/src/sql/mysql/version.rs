@@ -5,7 +5,7 @@ use sqlx::{Arguments, AssertSqlSafe, Column, MySql, MySqlConnection, Row, TypeIn
 use super::placeholder;
 use crate::{
     sql::{
-        SaveQuery, Values, VersionOps, VersionQuery,
+        SaveQuery, Values, VersionQuery, VersionStatements,
         ident::Ident,
         query::{matching, save, timestamp_step},
         version::ops::{VersionKind, bind_expected, parse_version},
@@ -13,7 +13,7 @@ use crate::{
     version::Version,
 };
 
-impl VersionOps for MySql {
+impl VersionStatements for MySql {
     async fn version_read(
         conn: &mut MySqlConnection,
         query: &VersionQuery,

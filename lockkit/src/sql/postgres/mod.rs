@@ -14,7 +14,10 @@ use crate::{
     error::{Error, Fault, LockHolder},
     key::Key,
     policy::Wait,
-    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault, units::duration},
+    sql::{
+        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps, Sessions, StockOps,
+        VersionOps, fault::connection_fault, units::duration,
+    },
 };
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
@@ -105,7 +108,15 @@ impl Known<Sessions> for Postgres {
     type Itself = Self;
 }
 
-impl Dialect for Postgres {
+impl Dialect for Postgres {}
+impl LeaseOps for Postgres {}
+impl RowOps for Postgres {}
+impl NamedOps for Postgres {}
+impl SessionOps for Postgres {}
+impl VersionOps for Postgres {}
+impl StockOps for Postgres {}
+
+impl Driver for Postgres {
     const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {

@@ -7,7 +7,7 @@ use crate::{
     error::LockHolder,
     key::Key,
     policy::Wait,
-    sql::{NamedOps, Sharing, statement::statement},
+    sql::{NamedStatements, Sharing, statement::statement},
 };
 
 /// The functions that lock an advisory lock until the end of the transaction: by waiting, or only if it is free.
@@ -30,7 +30,7 @@ fn bounded(function: &str) -> String {
     )
 }
 
-impl NamedOps for Postgres {
+impl NamedStatements for Postgres {
     async fn named_lock(conn: &mut PgConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         let number = advisory_number("named", key);
         let (lock, lock_if_free) = lock_functions(sharing);

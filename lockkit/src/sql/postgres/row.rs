@@ -11,12 +11,12 @@ use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Access, By, Columns, Plan, RowOps, RowQuery, Strength, Values,
+        Access, By, Columns, Plan, RowQuery, RowStatements, Strength, Values,
         query::{filter, order_and_limit},
     },
 };
 
-impl RowOps for Postgres {
+impl RowStatements for Postgres {
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
         selection(query, &values.types, "")
     }

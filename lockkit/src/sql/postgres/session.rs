@@ -8,7 +8,7 @@ use super::{advisory_number, holder, holder_since};
 use crate::{
     error::{Fault, LockHolder},
     key::Key,
-    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing, statement::statement},
+    sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
 };
 
 /// Whether this session holds the lock with the number `$2`, whose halves are two columns of the view:
@@ -37,7 +37,7 @@ fn lock_by(wait: &str, at_once: &str) -> String {
     )
 }
 
-impl SessionOps for Postgres {
+impl SessionStatements for Postgres {
     const POOLERS_SHARE_SESSIONS: bool = true;
     const HAS_SHARED_LOCKS: bool = true;
 

@@ -5,7 +5,7 @@ use sqlx::{Arguments, Column, PgConnection, Postgres, Row, TypeInfo, postgres::P
 use super::{placeholder, pooler, typed};
 use crate::{
     sql::{
-        SaveQuery, Values, VersionOps, VersionQuery,
+        SaveQuery, Values, VersionQuery, VersionStatements,
         ident::Ident,
         query::{matching, save, timestamp_step},
         version::ops::{VersionKind, bind_expected, parse_version},
@@ -13,7 +13,7 @@ use crate::{
     version::Version,
 };
 
-impl VersionOps for Postgres {
+impl VersionStatements for Postgres {
     async fn version_read(
         conn: &mut PgConnection,
         query: &VersionQuery,

@@ -2,6 +2,8 @@
 
 use std::future::Future;
 
+use sqlx::Database;
+
 use crate::{
     error::LockHolder,
     key::Key,
@@ -15,7 +17,10 @@ use crate::{
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::RowOps`"
 )]
-pub trait RowOps: Dialect {
+pub trait RowOps: Dialect + RowStatements {}
+
+/// The statements of row locks. Hidden from users, who call the strategy.
+pub trait RowStatements: Database {
     /// The text of the selection, without its lock and without the way to read it. What is known about the plan of one
     /// text is not believed of another one.
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String;

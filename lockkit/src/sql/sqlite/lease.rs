@@ -9,7 +9,7 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
     sql::{
-        LeaseOps,
+        LeaseStatements,
         lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
         statement::statement,
         units::{fence, micros},
@@ -39,7 +39,7 @@ struct Before {
     expires_us: i64,
 }
 
-impl LeaseOps for Sqlite {
+impl LeaseStatements for Sqlite {
     async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         // Whom the lease would be taken over from, if nobody else takes it first: its fence tells.
         let before: Option<Before> =

@@ -7,10 +7,10 @@ use crate::{
     error::LockHolder,
     key::Key,
     policy::Wait,
-    sql::{NamedOps, Sharing},
+    sql::{NamedStatements, Sharing},
 };
 
-impl NamedOps for Sqlite {
+impl NamedStatements for Sqlite {
     async fn named_lock(conn: &mut SqliteConnection, _key: &Key, _sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
         Ok(true)

@@ -7,12 +7,12 @@ use crate::{
     error::LockHolder,
     key::Key,
     sql::{
-        Access, Columns, Plan, RowOps, RowQuery, Values,
+        Access, Columns, Plan, RowQuery, RowStatements, Values,
         query::{filter, order_and_limit},
     },
 };
 
-impl RowOps for Sqlite {
+impl RowStatements for Sqlite {
     fn row_text(query: &RowQuery, _values: &Values<Self>) -> String {
         selection(query)
     }

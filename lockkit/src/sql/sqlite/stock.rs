@@ -9,12 +9,12 @@ use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Look, Segment, StockOps, counted_depth,
+        Look, Segment, StockStatements, counted_depth,
         stock::ops::{quantity, segment},
     },
 };
 
-impl StockOps for Sqlite {
+impl StockStatements for Sqlite {
     async fn stock_take_any(
         conn: &mut SqliteConnection,
         key: &Key,

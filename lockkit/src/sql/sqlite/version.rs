@@ -5,7 +5,7 @@ use sqlx::{Arguments, AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::Sqli
 use super::placeholder;
 use crate::{
     sql::{
-        SaveQuery, Values, VersionOps, VersionQuery,
+        SaveQuery, Values, VersionQuery, VersionStatements,
         ident::Ident,
         query::{matching, save},
         version::ops::{VersionKind, bind_expected, parse_version},
@@ -13,7 +13,7 @@ use crate::{
     version::Version,
 };
 
-impl VersionOps for Sqlite {
+impl VersionStatements for Sqlite {
     async fn version_read(
         conn: &mut SqliteConnection,
         query: &VersionQuery,

@@ -2,13 +2,18 @@
 
 use std::{future::Future, ops::RangeInclusive};
 
+use sqlx::Database;
+
 use crate::{key::Key, policy::Wait, sql::Dialect};
 
 /// Stocks in the table `lockkit_stock`.
 ///
 /// Whoever waits for segments locks them in their order, so that nobody deadlocks. Segments are made, removed and filled
 /// by whoever has all of them locked, segment 0 first; it is never removed.
-pub trait StockOps: Dialect {
+pub trait StockOps: Dialect + StockStatements {}
+
+/// The statements of stocks. Hidden from users, who call the strategy.
+pub trait StockStatements: Database {
     /// Takes the amount from one segment that has as much and that nobody has locked, looking at `first` before the others.
     /// Never waits, and keeps no lock of what it passed over. `None` when there is no such segment.
     fn stock_take_any(

@@ -10,7 +10,10 @@ use crate::{
 };
 
 /// Versions of rows.
-pub trait VersionOps: Dialect {
+pub trait VersionOps: Dialect + VersionStatements {}
+
+/// The statements of versions. Hidden from users, who call the strategy.
+pub trait VersionStatements: Database {
     /// Reads the row and its version.
     fn version_read(
         conn: &mut Self::Connection,
