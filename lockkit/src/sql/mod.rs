@@ -52,7 +52,10 @@ pub(crate) use row::ops::{Access, Plan, RowStatements};
 pub use session::SessionOps;
 pub(crate) use session::{ServerSession, SessionAnswer, SessionStatements};
 pub use stock::ops::StockOps;
-pub(crate) use stock::ops::{Look, Segment, StockStatements};
+pub(crate) use stock::{
+    ops::{Look, StockStatements},
+    segment::Segment,
+};
 pub(crate) use version::ops::VersionStatements;
 pub use version::ops::{RowsAffected, VersionOps};
 

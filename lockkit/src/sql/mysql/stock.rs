@@ -11,7 +11,7 @@ use crate::{
     sql::{
         Look, Segment, StockStatements, counted_depth,
         statement::statement,
-        stock::ops::{quantity, segment},
+        stock::segment::{quantity, segment},
     },
 };
 

@@ -10,7 +10,7 @@ use crate::{
     policy::Wait,
     sql::{
         Look, Segment, StockStatements, counted_depth,
-        stock::ops::{quantity, segment},
+        stock::segment::{quantity, segment},
     },
 };
 

@@ -4,7 +4,11 @@ use std::{future::Future, ops::RangeInclusive};
 
 use sqlx::Database;
 
-use crate::{key::Key, policy::Wait, sql::Dialect};
+use crate::{
+    key::Key,
+    policy::Wait,
+    sql::{Dialect, stock::segment::Segment},
+};
 
 /// Stocks in the table `lockkit_stock`.
 ///
@@ -53,27 +57,10 @@ pub trait StockStatements: Database {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-/// One of the rows that a stock is spread over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    pub(crate) number: u32,
-    pub(crate) quantity: u64,
-}
-
 /// The segments of a stock, as a read without locks found them.
 #[derive(Debug, Clone)]
 pub struct Look {
     pub(crate) segments: Vec<Segment>,
     /// Whether they were read as of now, even inside a transaction that has read before.
     pub(crate) is_current: bool,
-}
-
-/// A segment as read from its row.
-pub(crate) fn segment(number: i64, quantity: i64) -> Segment {
-    Segment { number: u32::try_from(number).unwrap_or(0), quantity: u64::try_from(quantity).unwrap_or(0) }
-}
-
-/// What a segment holds, as its column has it: nobody puts more into a stock than that can be.
-pub(crate) fn quantity(segment: &Segment) -> i64 {
-    i64::try_from(segment.quantity).unwrap_or(i64::MAX)
 }

@@ -19,9 +19,9 @@ use crate::{
         ident::{Ident, TableName},
         tx::AnyTx,
         version::{
-            bumped::{self, Made},
+            bump::{self, Made},
+            record::{Columns, VersionField, VersionedStruct},
             row::delete_row,
-            stored::{Columns, VersionField, VersionedStruct},
         },
     },
     version::Version,
@@ -152,7 +152,7 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
         let saves: Box<dyn Settle + 'a> = Box::new(self);
         let mut made = Vec::new();
         saves.made(&mut made);
-        bumped::commit(&made, tx).await?;
+        bump::commit(&made, tx).await?;
         saves.settle();
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::{
         Values, VersionOps,
         conn::On,
         ident::Ident,
-        version::saved::{self, Saved},
+        version::save::{self, Saved},
     },
 };
 
@@ -109,7 +109,7 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     where
         Self: Send,
     {
-        saved::save(self, on)
+        save::save(self, on)
     }
 
     /// Deletes the row if its version is still that of the struct, in one statement.
@@ -125,7 +125,7 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// # Cancel safety
     /// Outside a transaction the row may or may not have been deleted.
     fn delete(&self, on: impl On<DB>) -> impl Future<Output = Result<()>> + Send {
-        saved::delete(self, on)
+        save::delete(self, on)
     }
 }
 
