@@ -50,6 +50,7 @@ pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, Versi
 pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};
 pub use session::SessionOps;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use session::{ServerSession, SessionAnswer, SessionStatements};
 pub use stock::ops::StockOps;
 pub(crate) use stock::{
