@@ -10,7 +10,7 @@ use crate::{
     sql::Dialect,
 };
 
-/// An error of the database, in lockkit's words.
+/// Converts an error of the driver.
 pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::StatementLog => Error::StatementLog { doing, key: key.cloned(), source },
@@ -18,7 +18,8 @@ pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source
     }
 }
 
-/// As [`failed`], where a missing table or column can only be lockkit's own, and what the encoding lacks is in the key.
+/// As [`failed`], for statements on lockkit's own tables: a missing table means that the migrations did not run, and
+/// an encoding error is caused by the key.
 pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
     let fault = DB::fault(&source);
     if let Some(key) = key

@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// How much longer than the bound a server may take. MySQL ends waits once a second.
+/// Time beyond the bound before the connection counts as broken. MySQL checks bounds once a second.
 const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// Locks a name for the rest of a transaction.
@@ -74,8 +74,7 @@ impl NamedLock {
         Self { key: key.into(), sharing: Sharing::Alone, wait: None }
     }
 
-    /// Lets others share the lock, too: those who share it keep out only those who do not. As readers do, who must not see
-    /// a writer half-way.
+    /// Takes the lock shared, as readers do: it excludes exclusive holders only, so no reader sees a writer half-way.
     ///
     /// | database | several at a time |
     /// |---|---|
@@ -120,7 +119,7 @@ impl NamedLock {
         self.wait
     }
 
-    /// Takes the lock; it is given back when the transaction ends. Taking it again in the same transaction is free.
+    /// Takes the lock until the transaction ends. Taking it again in the same transaction succeeds at once.
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait, with the holder where it is known: on PostgreSQL for [`Wait::Never`] and under
@@ -152,7 +151,7 @@ impl NamedLock {
                     return Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err));
                 }
                 Some(_) => (waited(), holder::seen(DB::named_holder(conn, &self.key)).await),
-                // The statement is still on its way.
+                // The statement has not been answered.
                 None => (waited(), None),
             };
             Err(Error::Contended { key: self.key.clone(), waited, holder })
@@ -160,8 +159,8 @@ impl NamedLock {
         observed(Strategy::Named, &self.key, taking).await
     }
 
-    /// The session that holds the lock now, or one of those that share it; `None` when nobody holds it, as far as the
-    /// server says. For operators: it may be given back by the time this is answered.
+    /// The session that holds the lock now, or one of those that share it; `None` when the server reports no holder.
+    /// For operators: the lock may be released before the answer arrives.
     ///
     /// | database | who can be seen |
     /// |---|---|
@@ -204,7 +203,8 @@ pub trait NamedOps: Dialect + NamedStatements {}
 
 /// The statements of named locks. Hidden from users, who call the strategy.
 pub trait NamedStatements: Database {
-    /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
+    /// Takes the lock for the rest of the transaction. `false` when another session holds it and `wait` is
+    /// [`Wait::Never`].
     fn named_lock(
         conn: &mut Self::Connection,
         key: &Key,
@@ -212,7 +212,7 @@ pub trait NamedStatements: Database {
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// The session that holds the lock, another one than this if there is one. `None` too where the server does not say.
+    /// The session that holds the lock, preferably another one than this. `None` also where the server does not tell.
     fn named_holder(
         conn: &mut Self::Connection,
         key: &Key,

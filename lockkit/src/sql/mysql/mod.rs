@@ -62,8 +62,8 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
     }
 }
 
-/// Undoes the bound of a named lock, also of one that was dropped half-way. To MariaDB a variable that was never set is text,
-/// which it does not take for a number.
+/// Restores the lock wait timeout after a named lock, also after one that was cut short. MariaDB takes a variable
+/// that was never set for text, hence the CAST.
 const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
                             CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
@@ -223,13 +223,13 @@ fn holder(row: &MySqlRow) -> sqlx::Result<LockHolder> {
     Ok(LockHolder { id: row.try_get("id")?, user, host, application: None, held_at_most: None })
 }
 
-/// How the driver writes the bound value with this number, from 1.
+/// The placeholder of the bound value with this number, counted from 1.
 fn placeholder(_number: usize) -> String {
     "?".to_owned()
 }
 
-/// How each server is told to give up waiting: MariaDB before the statement, MySQL by a hint inside it.
-/// Neither takes a bound value, so the text is rounded up to two digits to keep the number of statements small.
+/// The bound of a wait: on MariaDB a prefix of the statement, on MySQL a hint inside it. Neither takes a bound value,
+/// so the time is rounded up to two digits, which keeps the number of prepared statements small.
 fn bounded(wait: Wait) -> (String, String) {
     let Wait::AtMost(_) = wait else {
         return (String::new(), String::new());

@@ -88,7 +88,7 @@ impl RowStatements for MySql {
     }
 
     async fn row_holder(conn: &mut MySqlConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // Who locks rows has the table locked in their intention. MariaDB does not list that.
+        // A session that locks rows also has an intention lock on the table. MariaDB does not list those.
         let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
         let rows = sqlx::query(
             "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host

@@ -17,9 +17,9 @@ use crate::{
 };
 
 // What holds a lease, in the row locks of PostgreSQL
-// (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR KEY
-// SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
-// free it or forget it.
+// (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR
+// KEY SHARE, which is compatible with the FOR NO KEY UPDATE of renewals, and conflicts with the FOR UPDATE of claims,
+// releases and sweeps.
 
 /// The leases held now, `$1` at most.
 fn list(condition: &str) -> String {

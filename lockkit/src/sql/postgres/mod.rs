@@ -30,17 +30,17 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
     (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
 ];
 
-/// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
-/// lock, which then cannot be had alone. NOTIFY takes a lock of the whole server at commit, so it is not for every
-/// release (<https://www.postgresql.org/docs/current/sql-notify.html>).
+/// Notifies the waiters of the lease that it was released, if there are any. Waiters share an advisory lock with the
+/// number `bell`; if it cannot be locked exclusively, somebody waits. NOTIFY takes a lock of the whole server at
+/// commit, so a release without waiters does not use it (<https://www.postgresql.org/docs/current/sql-notify.html>).
 fn ring(bell: &str) -> String {
     format!(
         "(SELECT count(pg_notify('lockkit_freed', $1)) FROM freed WHERE NOT pg_try_advisory_xact_lock({bell})) AS rung"
     )
 }
 
-/// A session that holds the advisory lock with the number `$1`, and for how long it has been what the argument says.
-/// Another session than this one comes first. The halves of the number are two columns of the view:
+/// A session that holds the advisory lock with the number `$1`, and the time since `start`, a column of
+/// `pg_stat_activity`. Prefers another session to this one. The view has the halves of the number in two columns:
 /// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
 fn holder_since(start: &str) -> String {
     format!(
@@ -197,7 +197,7 @@ impl RowsAffected for PgQueryResult {
     }
 }
 
-/// How the driver writes the bound value with this number, from 1.
+/// The placeholder of the bound value with this number, counted from 1.
 fn placeholder(number: usize) -> String {
     format!("${number}")
 }
@@ -226,7 +226,7 @@ fn type_name(type_info: &PgTypeInfo) -> String {
     }
 }
 
-/// What does not end a comment.
+/// Escapes characters that could end a comment.
 fn plain(char: char) -> String {
     if char.is_ascii_alphanumeric() || "_.[] \"".contains(char) {
         return char.to_string();
@@ -256,7 +256,7 @@ fn holder(row: &PgRow) -> sqlx::Result<LockHolder> {
     })
 }
 
-/// The advisory lock that those share who wait to hear that the lease is free.
+/// The number of the advisory lock that waiters share while they listen for the release of the lease.
 fn bell(key: &Key) -> i64 {
     advisory_number("bell", key)
 }

@@ -95,8 +95,8 @@ impl RowStatements for Postgres {
     }
 
     async fn row_holder(conn: &mut PgConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // A locked row has a mark of its own in the table. Who makes such marks, or writes rows, has the table locked like
-        // this. A prepared transaction has no session.
+        // PostgreSQL marks a locked row in the table itself. A session that marks or writes rows holds one of these
+        // table locks. A prepared transaction has no session.
         let name = table.split('.').map(|it| format!("\"{it}\"")).collect::<Vec<_>>().join(".");
         let rows = pooler::query(
             "SELECT

@@ -54,7 +54,7 @@ impl SessionStatements for Postgres {
         sharing: Sharing,
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
-        // A bound of zero would be none, but who tries does not wait.
+        // `lock_timeout = 0` means no bound; a slice of zero calls the function that does not wait.
         let sql = match sharing {
             Sharing::Alone => statement!("{lock}", lock = lock_by("pg_advisory_lock", "pg_try_advisory_lock")),
             Sharing::Shared => {

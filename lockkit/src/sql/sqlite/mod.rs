@@ -195,7 +195,7 @@ impl RowsAffected for SqliteQueryResult {
     }
 }
 
-/// How the driver writes the bound value with this number, from 1.
+/// The placeholder of the bound value with this number, counted from 1.
 fn placeholder(_number: usize) -> String {
     "?".to_owned()
 }

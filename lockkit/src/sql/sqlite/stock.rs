@@ -52,7 +52,7 @@ impl StockStatements for Sqlite {
                 .bind(key.as_str())
                 .fetch_all(conn)
                 .await?;
-        // Inside a transaction nobody else can have written since it tried to take.
+        // Inside a transaction no other connection can have written since this one tried to take.
         Ok(Look { segments: rows.into_iter().map(|(number, it)| segment(number, it)).collect(), is_current: true })
     }
 

@@ -61,7 +61,7 @@ impl VersionStatements for Sqlite {
             "UPDATE {table} SET `{version}` = {next} WHERE {filter} AND {current}
              RETURNING CAST(`{version}` AS TEXT)"
         );
-        // All of the rows, so that the driver hears of a commit that fails.
+        // Reads all rows, so that an error of the commit is returned.
         let texts: Vec<Option<String>> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?;
         texts.into_iter().next().map(|it| parse_version(VersionKind::of(expected), it)).transpose()
     }

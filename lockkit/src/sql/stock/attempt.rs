@@ -20,8 +20,8 @@ use crate::{
 /// For errors.
 pub(super) const DOING: &str = "using stock";
 
-/// How much longer than the bound a server may take: it may keep the bound for each row anew, and MySQL keeps none for
-/// the statement that makes a stock.
+/// Time beyond the bound before the connection counts as broken. A server may apply the bound to each row anew, and
+/// MySQL does not bound the statement that makes a stock.
 const BACKSTOP: Duration = Duration::from_secs(1);
 
 pub(super) const FIRST: RangeInclusive<u32> = 0..=0;
@@ -77,8 +77,8 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Waits for all segments, and takes from as few as have enough.
     pub(super) async fn gather(&self, conn: &mut DB::Connection, amount: u64, waiting: Waiting) -> Result<Taken> {
-        // Whoever moves pieces between segments locks the first one first, so after this nobody moves any: what the next
-        // statement finds is all that there is.
+        // Every operation that moves pieces between segments locks the first segment first. So after this no pieces
+        // move, and the next statement finds all that are left.
         if self.lock(conn, FIRST, waiting).await?.is_empty() {
             return Err(self.sold_out(amount, 0));
         }

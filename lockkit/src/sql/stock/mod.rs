@@ -19,7 +19,7 @@ mod attempt;
 pub(crate) mod ops;
 pub(crate) mod segment;
 
-/// How many rows a stock is spread over unless it is told.
+/// Default number of rows that a stock is spread over.
 const SEGMENTS: u32 = 32;
 
 /// The most rows that a stock can be spread over.
@@ -27,15 +27,15 @@ const MOST_SEGMENTS: u32 = 1024;
 
 /// A number of pieces that many callers take from at once, never more than there are.
 ///
-/// One row that everybody updates lets one transaction through per write to the disk. A stock is spread over several
-/// rows, its segments: a caller takes from one that nobody has locked, looking at some random ones first. Use it for one very
-/// hot counter that can be divided: pieces on sale, seats, quota. For an ordinary counter one guarded
-/// `UPDATE … SET n = n - 1 WHERE id = … AND n >= 1` is simpler; to read, check and write more than a number, lock the
-/// row with [`RowLock`](crate::RowLock).
+/// When all transactions update one row, one of them commits per write to the disk. A stock is spread over several
+/// rows, its segments: a caller takes from one that no other transaction has locked, trying some random ones first.
+/// Use it for one very hot counter that can be divided: pieces on sale, seats, quota. For an ordinary counter one
+/// guarded `UPDATE … SET n = n - 1 WHERE id = … AND n >= 1` is simpler; to read, check and write more than a number,
+/// lock the row with [`RowLock`](crate::RowLock).
 ///
-/// A segment that somebody has locked is passed over, but it is not empty. Where no single free segment has enough, the
-/// caller waits: for one that has, or for all of them in their order, to gather from several or to see under lock that
-/// too few are left. [`Error::SoldOut`] is therefore never said too early.
+/// A locked segment is skipped, but it is not empty. Where no single free segment has enough, the caller waits: for
+/// one that has, or for all of them in their order, to gather from several. [`Error::SoldOut`] is returned only after
+/// a check that counts the locked segments.
 ///
 /// | database | [`take`](Self::take) when a free segment has enough | when not |
 /// |---|---|---|
@@ -124,8 +124,8 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Adds pieces, and makes the stock if there is none.
     ///
-    /// The new sum is spread evenly over the segments, which are all locked for it: it waits for whoever is taking, and
-    /// is for filling a stock, not for being called as often as `take`.
+    /// It locks all segments and spreads the new sum evenly over them. It waits for transactions that are taking, so
+    /// use it to fill a stock, not as often as `take`.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] for zero, or when the stock would hold more than `i64::MAX`: nothing was added then.
@@ -242,9 +242,9 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Spreads what is left evenly over the segments, and removes those beyond their number.
     ///
-    /// Never needed for being right: callers find what is left wherever it is. Use it when the number of segments was
-    /// changed, or when large amounts are wanted from a stock that has become uneven. Like [`put`](Self::put) it locks all
-    /// of them for the moment.
+    /// Not needed for correctness: callers find the pieces in any segment. Use it when the number of segments was
+    /// changed, or when large amounts are wanted from a stock that has become uneven. Like [`put`](Self::put) it
+    /// locks all of them for the moment.
     ///
     /// # Errors
     /// As [`put`](Self::put).

@@ -12,14 +12,14 @@ use crate::{
 
 /// Stocks in the table `lockkit_stock`.
 ///
-/// Whoever waits for segments locks them in their order, so that nobody deadlocks. Segments are made, removed and filled
-/// by whoever has all of them locked, segment 0 first; it is never removed.
+/// An operation that waits for segments locks them in their order, so that no two deadlock. An operation that adds,
+/// removes or fills segments locks all of them, segment 0 first. Segment 0 is never removed.
 pub trait StockOps: Dialect + StockStatements {}
 
 /// The statements of stocks. Hidden from users, who call the strategy.
 pub trait StockStatements: Database {
-    /// Takes the amount from one segment that has as much and that nobody has locked, looking at `first` before the others.
-    /// Never waits, and keeps no lock of what it passed over. `None` when there is no such segment.
+    /// Takes the amount from one unlocked segment that has enough, trying `first` before the others. Does not wait,
+    /// and keeps no lock on segments that it skipped. `None` when there is no such segment.
     fn stock_take_any(
         conn: &mut Self::Connection,
         key: &Key,

@@ -17,17 +17,17 @@ pub(crate) fn segment(number: i64, quantity: i64) -> Segment {
     Segment { number: u32::try_from(number).unwrap_or(0), quantity: u64::try_from(quantity).unwrap_or(0) }
 }
 
-/// What a segment holds, as its column has it: nobody puts more into a stock than that can be.
+/// The quantity of a segment as its column has it. `put` refuses more than fits.
 pub(crate) fn quantity(segment: &Segment) -> i64 {
     i64::try_from(segment.quantity).unwrap_or(i64::MAX)
 }
 
-/// How many these are together; more than can be are as many as can be.
+/// The sum of the quantities, at most `u64::MAX`.
 pub(super) fn sum(segments: &[Segment]) -> u64 {
     segments.iter().fold(0, |sum, it| sum.saturating_add(it.quantity))
 }
 
-/// So many pieces in so many segments, none with more than one more than another.
+/// Spreads `total` pieces over `segments` segments. Two quantities differ by one at most.
 pub(super) fn even(total: u64, segments: u32) -> impl Iterator<Item = Segment> {
     let (each, rest) = (total / u64::from(segments), total % u64::from(segments));
     (0..segments).map(move |number| Segment { number, quantity: each + u64::from(u64::from(number) < rest) })

@@ -1,4 +1,4 @@
-//! Optimistic versions: writes that succeed only if nobody else wrote since the read.
+//! Optimistic versions: a write succeeds only if no other write happened since the read.
 
 mod bump;
 mod conflict;

@@ -53,12 +53,12 @@ pub trait RowsAffected: sealed::Sealed {
     fn affected(&self) -> u64;
 }
 
-/// What a version column holds.
+/// The type of a version column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VersionKind {
     Number,
     Timestamp,
-    /// Nothing that can be moved on.
+    /// A type that cannot be a version.
     Other,
 }
 

@@ -99,8 +99,8 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// the next save is a conflict.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
-    /// (`found` is `None`): load it again. [`Error::InvalidOption`] when the version cannot be any higher;
+    /// [`Error::Conflict`] when another writer changed the row since it was read (`found` is its version now), or
+    /// deleted it (`found` is `None`): load it again. [`Error::InvalidOption`] when the version cannot be any higher;
     /// [`Error::InvalidIdentifier`]; [`Error::Database`]. The struct keeps its version.
     ///
     /// # Cancel safety
@@ -118,8 +118,8 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// that the struct has; when it is committed, a later save or delete of the struct is a conflict.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
-    /// (`found` is `None`); [`Error::InvalidIdentifier`]; [`Error::InvalidOption`] for a key that is NULL;
+    /// [`Error::Conflict`] when another writer changed the row since it was read (`found` is its version now), or
+    /// deleted it (`found` is `None`); [`Error::InvalidIdentifier`]; [`Error::InvalidOption`] for a key that is NULL;
     /// [`Error::Database`].
     ///
     /// # Cancel safety
