@@ -13,8 +13,8 @@ use crate::{
 /// Converts an error of the driver.
 pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
-        Fault::StatementLog => Error::StatementLog { doing, key: key.cloned(), source },
-        fault => Error::Database { doing, key: key.cloned(), fault, source },
+        Fault::StatementLog => Error::StatementLog { doing, key: key.cloned(), source: source.into() },
+        fault => Error::database(doing, key, fault, source),
     }
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
                    `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \
                    where that command has nothing to do, the table was dropped and its history kept: delete the rows of \
                    `_lockkit_migrations` first (the migrations can be repeated)",
-            source,
+            source: source.into(),
         };
     }
     failed::<DB>(doing, key, source)

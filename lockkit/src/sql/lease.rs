@@ -182,6 +182,8 @@ impl HeldRow<'_> {
             held_for: duration(now_us - (acquired_us - cut_us)),
             expires_in: duration(expires_us - cut_us - now_us),
             renewals: u64::try_from(renewals).unwrap_or(0),
+            ttl: ttl_us.map(duration),
+            is_this_process: false,
         };
         Ok(Found { held: Held { token: Token::from_bytes(token), info }, ahead })
     }

@@ -15,8 +15,8 @@ use crate::{
         AsConnection, Dialect,
         conn::{Finish, On},
         depth, failed, failed_on_own_table, holder,
-        tx::until,
     },
+    task::until,
 };
 
 /// Time beyond the bound before the connection counts as broken. MySQL checks bounds once a second.

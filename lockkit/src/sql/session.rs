@@ -21,8 +21,9 @@ use crate::{
         Dialect, Known, Sessions, Sharing, checkout,
         conn::{Finish, On},
         failed, starved,
-        tx::{Unsettled, finished, no_answer, until},
+        tx::Unsettled,
     },
+    task::{finished, no_answer, until},
 };
 
 /// Longest wait per statement. If the caller disappears, the server keeps waiting at most this long.
@@ -251,7 +252,7 @@ impl SessionLock {
         if ours.is_replica {
             let reason = "the server is a read-only replica, whose locks are not those of its primary";
             let source = sqlx::Error::Configuration(reason.into());
-            return Err(Error::Database { doing, key: Some(self.key.clone()), fault: Fault::ReadOnly, source });
+            return Err(Error::database(doing, &self.key, Fault::ReadOnly, source));
         }
         if !DB::POOLERS_SHARE_SESSIONS {
             return Ok(ours.id);
@@ -422,7 +423,7 @@ async fn keep<DB: SessionOps>(
     drop(held);
     let reason = if lost.is_some() { LossReason::Unreachable } else { LossReason::Stolen };
     observe::lost(Strategy::Session, &key, None, granted.elapsed(), reason);
-    Err(Error::SessionLost { key, source: lost })
+    Err(Error::SessionLost { key, source: lost.map(Into::into) })
 }
 
 /// The server's answer to a statement that may wait for `slice`.

@@ -13,8 +13,9 @@ use crate::{
             Stock, Taken,
             segment::{Segment, TOO_MANY, even, sum},
         },
-        tx::{Tx, begin_within, until},
+        tx::{Tx, begin_within},
     },
+    task::until,
 };
 
 /// For errors.
