@@ -93,8 +93,7 @@ pub use retry::is_retryable;
 #[cfg(feature = "postgres")]
 pub use sql::behind_pooler;
 pub use sql::{
-    AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, ServerSession, SessionAnswer,
-    SessionOps, StockOps, VersionOps,
+    AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps, StockOps, VersionOps,
     conn::On,
     named::NamedLock,
     row::{PlanCheck, RowLock},

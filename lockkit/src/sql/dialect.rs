@@ -15,16 +15,16 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// A database that has what lockkit's locks need, or what those of `Ops` need besides.
+/// A database that supports lockkit's locks, or the locks of `Ops`.
 ///
-/// Only for error messages: what is computed from `Itself` has no type where the database lacks them, and rustc reports
-/// one mistake instead of one for each step.
+/// For error messages only. `Itself` has no type for an unsupported database, so rustc reports one error instead of
+/// one for each step.
 pub trait Known<Ops = ()>: Database {
     /// The same database.
     type Itself: Database;
 }
 
-/// What session locks need besides.
+/// Marker for the databases with session locks.
 #[derive(Debug)]
 pub enum Sessions {}
 
@@ -37,12 +37,17 @@ pub enum Sessions {}
 pub trait Dialect:
     Database<Arguments: Clone + Debug + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>
     + Known<Itself = Self>
+    + Driver
     + sealed::Sealed
 {
-    /// Whether a network stands between this process and the database, so that an answer may never come.
+}
+
+/// What lockkit asks of every database. Hidden from users.
+pub trait Driver: Database {
+    /// Whether the database is behind a network, so that an answer may never arrive.
     const IS_REMOTE: bool = true;
 
-    /// Whether an open transaction of `begin` keeps out all others, because one lock serves all writers.
+    /// Whether an open transaction of `begin` blocks all other writers, because the database has one write lock.
     const ONE_WRITER: bool = false;
 
     /// Whether `begin` changes settings of the session, so that `restore_session` must follow the end of the transaction.
@@ -57,14 +62,14 @@ pub trait Dialect:
     /// Makes the connection wait for the lock of the whole database for so long.
     fn wait_for(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Finds out what must be known of the database before the first statement on a connection of this pool. What goes
-    /// wrong here goes wrong again at that statement.
+    /// Probes the database before the first statement on a connection of this pool. An error is not reported here:
+    /// that first statement fails in the same way.
     fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 
-    /// What the server is not suited for, to be told once: asked at the first `begin` on each server, empty afterwards.
+    /// Warnings about the server. Asked at the first `begin` on each server; empty afterwards.
     fn caveats(pool: &Pool<Self>, conn: &mut Self::Connection) -> impl Future<Output = Vec<&'static str>> + Send;
 
-    /// Begins a READ COMMITTED transaction, or takes the write lock where that is the only lock there is.
+    /// Begins a READ COMMITTED transaction. On SQLite it takes the write lock.
     fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Fails when the database has already ended the transaction of `begin`, unless it refuses every further statement
@@ -77,26 +82,25 @@ pub trait Dialect:
     /// Restores the settings of the session that `begin` changed, and rolls back what ran after the transaction ended.
     fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Fails when the database has already ended a transaction of the application's that the connection is thought to
-    /// be in.
+    /// Fails when sqlx counts an open transaction of the application and the database has already ended it.
     fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// How deep the connection is in transactions that sqlx began: zero outside of any. Waits until the driver has done
     /// what a dropped transaction left to do, where its count is not right before.
     fn depth(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<usize>> + Send;
 
-    /// Whether no transaction is open on the connection, by the word of the database.
+    /// Asks the server whether no transaction is open; does not trust sqlx's count.
     fn is_idle(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
 
-    /// Whether the user lacks a right. Decided by code.
+    /// Whether the user lacks a privilege. Decided by code.
     fn is_denied(err: &sqlx::Error) -> bool;
 
     /// Applies lockkit's migrations.
     fn migrate(pool: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// A connection, or a transaction, whose type tells its database, so that `RowLock::table("t").by("id", 7).lock(&mut tx)`
-/// needs no type.
+/// A connection or transaction. Its type determines the database, so `RowLock::table("t").by("id", 7).lock(&mut tx)`
+/// needs no type annotation.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a connection to a database that lockkit knows",
     label = "pass the transaction, `&mut tx`, or the connection inside it, `&mut *tx`"

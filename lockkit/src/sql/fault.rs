@@ -4,19 +4,13 @@ use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
-#[cfg(feature = "mysql")]
-use super::mysql;
-#[cfg(feature = "postgres")]
-use super::postgres;
-#[cfg(feature = "sqlite")]
-use super::sqlite;
 use crate::{
     error::{Error, Fault, chain},
     key::Key,
     sql::Dialect,
 };
 
-/// An error of the database, in lockkit's words.
+/// Converts an error of the driver.
 pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::StatementLog => Error::StatementLog { doing, key: key.cloned(), source: source.into() },
@@ -24,7 +18,8 @@ pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source
     }
 }
 
-/// As [`failed`], where a missing table or column can only be lockkit's own, and what the encoding lacks is in the key.
+/// As [`failed`], for statements on lockkit's own tables: a missing table means that the migrations did not run, and
+/// an encoding error is caused by the key.
 pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
     let fault = DB::fault(&source);
     if let Some(key) = key
@@ -58,15 +53,15 @@ fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
     };
     #[cfg(feature = "postgres")]
     if let Some(err) = err.downcast_ref() {
-        return Some(postgres::fault_of(err));
+        return Some(super::postgres::fault_of(err));
     }
     #[cfg(feature = "mysql")]
     if let Some(err) = err.downcast_ref() {
-        return Some(mysql::fault_of(err));
+        return Some(super::mysql::fault_of(err));
     }
     #[cfg(feature = "sqlite")]
     if let Some(err) = err.downcast_ref() {
-        return Some(sqlite::fault_of(err));
+        return Some(super::sqlite::fault_of(err));
     }
     None
 }

@@ -1,7 +1,7 @@
 //! What is there of lockkit's tables, going by the history of the migrations and by the tables themselves.
 
 use sqlx::{
-    SqlStr,
+    SqlSafeStr,
     migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
@@ -12,8 +12,8 @@ pub(super) const HISTORY: &str = "_lockkit_migrations";
 
 /// lockkit's migrations (number, name, statements).
 pub(super) fn migrator<const N: usize>(migrations: [(i64, &'static str, &'static str); N]) -> Migrator {
-    let migration = |(number, name, sql): (i64, &'static str, _)| {
-        Migration::new(number, name.into(), MigrationType::Simple, SqlStr::from_static(sql), false)
+    let migration = |(number, name, sql): (i64, &'static str, &'static str)| {
+        Migration::new(number, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
     };
     let mut migrator = Migrator::with_migrations(migrations.map(migration).to_vec());
     migrator.dangerous_set_table_name(HISTORY);

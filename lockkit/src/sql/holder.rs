@@ -1,5 +1,5 @@
-//! Who holds a lock, asked of the server after a wait for it has failed. What goes wrong here is no error: the caller hears
-//! that the lock is held, without a name.
+//! The holder of a lock, read from the server after a wait for it has failed. What goes wrong here is no error: the
+//! caller hears that the lock is held, without a name.
 
 use std::time::Duration;
 

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use sqlx::Database;
 use tokio::time::sleep;
 
 use crate::{
@@ -26,7 +27,10 @@ use crate::{
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::LeaseOps`"
 )]
-pub trait LeaseOps: Dialect {
+pub trait LeaseOps: Dialect + LeaseStatements {}
+
+/// The statements of leases. Hidden from users, who call the strategy.
+pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
     -> impl Future<Output = sqlx::Result<Acquired>> + Send;
@@ -40,11 +44,11 @@ pub trait LeaseOps: Dialect {
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
     fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
 
-    /// Cuts the expiry of a lease, read by an earlier statement, to its ttl from now, if the row still has both and the
-    /// expiry is further away than that. Never waits for the row.
+    /// Cuts the expiry of a lease to its ttl from now, if the row still has this expiry and ttl and expires later
+    /// than that. Does not wait for the row.
     ///
-    /// Compared with the earlier read because a statement may be older than the row that it finds: what was there before
-    /// the statement began was not written later than now, unless the clock was set back.
+    /// The expiry and ttl come from an earlier read because a statement's clock may be older than the row that it
+    /// finds. A row that an earlier statement read cannot be written later than now, unless the clock was set back.
     fn lease_cut(
         conn: &mut Self::Connection,
         key: &Key,
@@ -72,8 +76,8 @@ pub trait LeaseOps: Dialect {
         releases: &[Release],
     ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
 
-    /// Inside a transaction: keeps everybody else from taking the lease until the transaction ends, while its holder may
-    /// go on renewing it where the database can tell the two apart. `false` when the token no longer holds it.
+    /// Inside a transaction: prevents others from taking the lease until the transaction ends. In READ COMMITTED on
+    /// PostgreSQL, MySQL and MariaDB its holder can still renew it. `false` when the token no longer holds it.
     fn lease_pin(
         conn: &mut Self::Connection,
         key: &Key,
@@ -81,8 +85,8 @@ pub trait LeaseOps: Dialect {
         ttl: Duration,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Inside a transaction: gives the lease back as part of it. `false` when the token no longer holds it. Where the lease
-    /// was pinned before, nobody can have taken it, even if its time is over by now.
+    /// Inside a transaction: releases the lease as part of it. `false` when the token no longer holds it. With
+    /// `pinned`, an expired lease is released too: the pin prevented others from taking it.
     fn lease_give_up(
         conn: &mut Self::Connection,
         key: &Key,
@@ -128,7 +132,7 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
     Ok(AcquiredAll::Granted(grants))
 }
 
-/// Gives back what was granted a moment ago. Others who ask for it may have its row locked for the moment.
+/// Releases leases that were granted a moment ago. Another claim may lock the row briefly, so this retries.
 pub(super) async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, claims: &[Claim]) -> sqlx::Result<()> {
     for Claim { key, token, .. } in claims {
         loop {
@@ -206,7 +210,7 @@ pub(super) async fn leases_found<DB: LeaseOps>(
     Ok(leases)
 }
 
-/// Cuts the expiry, unless that is not possible now: whoever looks next does it.
+/// Cuts the expiry. Ignores a fault that passes and a read-only server: the next look tries again.
 pub(super) async fn lease_cut<DB: LeaseOps>(
     conn: &mut DB::Connection,
     key: &Key,
@@ -219,7 +223,7 @@ pub(super) async fn lease_cut<DB: LeaseOps>(
     }
 }
 
-/// Whom a lease was taken over from, going by what stood in its row; `None` when it had been given back.
+/// The previous holder, from the row before the claim; `None` when the lease had been released.
 pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
     let token = Token::from_bytes(token?.try_into().ok()?);
     (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })

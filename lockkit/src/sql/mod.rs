@@ -32,20 +32,27 @@ pub(crate) mod tx;
 mod units;
 pub(crate) mod version;
 
+#[cfg(feature = "postgres")]
+pub use self::postgres::behind_pooler;
 pub use dialect::{AsConnection, Dialect};
-pub(crate) use dialect::{Known, Sessions, counted_depth, depth, sealed};
+pub(crate) use dialect::{Driver, Known, Sessions, counted_depth, depth, sealed};
 pub(crate) use fault::{failed, failed_on_own_table, fault_in_chain};
 pub use lease::LeaseOps;
+pub(crate) use lease::LeaseStatements;
 pub use listen::ListenOps;
 pub use named::NamedOps;
-pub(crate) use named::Sharing;
+pub(crate) use named::{NamedStatements, Sharing};
 pub(crate) use pool::{check_in, checkout, connection, starved};
-#[cfg(feature = "postgres")]
-pub use postgres::behind_pooler;
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;
-pub(crate) use row::ops::{Access, Plan};
-pub use session::{ServerSession, SessionAnswer, SessionOps};
+pub(crate) use row::ops::{Access, Plan, RowStatements};
+pub use session::SessionOps;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) use session::{ServerSession, SessionAnswer, SessionStatements};
 pub use stock::ops::StockOps;
-pub(crate) use stock::ops::{Look, Segment};
+pub(crate) use stock::{
+    ops::{Look, StockStatements},
+    segment::Segment,
+};
+pub(crate) use version::ops::VersionStatements;
 pub use version::ops::{RowsAffected, VersionOps};

@@ -2,6 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
+use sqlx::Database;
 use tokio::time::Instant;
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
     task::until,
 };
 
-/// How much longer than the bound a server may take. MySQL ends waits once a second.
+/// Time beyond the bound before the connection counts as broken. MySQL checks bounds once a second.
 const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// Locks a name for the rest of a transaction.
@@ -72,8 +73,7 @@ impl NamedLock {
         Self { key: key.into(), sharing: Sharing::Alone, wait: None }
     }
 
-    /// Lets others share the lock, too: those who share it keep out only those who do not. As readers do, who must not see
-    /// a writer half-way.
+    /// Takes the lock shared, as readers do: it excludes exclusive holders only, so no reader sees a writer half-way.
     ///
     /// | database | several at a time |
     /// |---|---|
@@ -118,7 +118,7 @@ impl NamedLock {
         self.wait
     }
 
-    /// Takes the lock; it is given back when the transaction ends. Taking it again in the same transaction is free.
+    /// Takes the lock until the transaction ends. Taking it again in the same transaction succeeds at once.
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait, with the holder where it is known: on PostgreSQL for [`Wait::Never`] and under
@@ -150,7 +150,7 @@ impl NamedLock {
                     return Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err));
                 }
                 Some(_) => (waited(), holder::seen(DB::named_holder(conn, &self.key)).await),
-                // The statement is still on its way.
+                // The statement has not been answered.
                 None => (waited(), None),
             };
             Err(Error::Contended { key: self.key.clone(), waited, holder })
@@ -158,8 +158,8 @@ impl NamedLock {
         observed(Strategy::Named, &self.key, taking).await
     }
 
-    /// The session that holds the lock now, or one of those that share it; `None` when nobody holds it, as far as the
-    /// server says. For operators: it may be given back by the time this is answered.
+    /// The session that holds the lock now, or one of those that share it; `None` when the server reports no holder.
+    /// For operators: the lock may be released before the answer arrives.
     ///
     /// | database | who can be seen |
     /// |---|---|
@@ -198,8 +198,12 @@ impl NamedLock {
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::NamedOps`"
 )]
-pub trait NamedOps: Dialect {
-    /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
+pub trait NamedOps: Dialect + NamedStatements {}
+
+/// The statements of named locks. Hidden from users, who call the strategy.
+pub trait NamedStatements: Database {
+    /// Takes the lock for the rest of the transaction. `false` when another session holds it and `wait` is
+    /// [`Wait::Never`].
     fn named_lock(
         conn: &mut Self::Connection,
         key: &Key,
@@ -207,7 +211,7 @@ pub trait NamedOps: Dialect {
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// The session that holds the lock, another one than this if there is one. `None` too where the server does not say.
+    /// The session that holds the lock, preferably another one than this. `None` also where the server does not tell.
     fn named_holder(
         conn: &mut Self::Connection,
         key: &Key,

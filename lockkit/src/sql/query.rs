@@ -73,8 +73,8 @@ impl<DB: Database> fmt::Debug for Values<DB> {
     }
 }
 
-/// What a row lock selects. The values are bound in the order of the columns. Without `by` it selects the first rows in an
-/// order, with a limit.
+/// The selection of a row lock. The values are bound in the order of the columns. Without `by` it selects the first
+/// rows in an order, with a limit.
 #[derive(Debug, Clone)]
 pub struct RowQuery {
     pub(crate) table: TableName,
@@ -110,11 +110,11 @@ pub(crate) enum Strength {
     Share,
     /// Stops writers and other locks of this kind.
     Update,
-    /// Stops also those who only refer to the row's key.
+    /// Blocks also transactions that only reference the row's key.
     KeyChange,
 }
 
-/// What a versioned read or write addresses. The values are bound in the order of the columns.
+/// The row of a versioned read or write. The values are bound in the order of the columns.
 #[derive(Debug, Clone)]
 pub struct VersionQuery {
     pub(crate) table: TableName,
@@ -122,7 +122,7 @@ pub struct VersionQuery {
     pub(crate) version: Ident,
 }
 
-/// What a versioned save writes, and to which row.
+/// The columns of a versioned save, and its row.
 #[derive(Debug, Clone)]
 pub struct SaveQuery {
     pub(crate) row: VersionQuery,

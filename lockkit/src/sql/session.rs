@@ -25,20 +25,19 @@ use crate::{
     task::{finished, no_answer, until},
 };
 
-/// How long the server is told to wait at once: what it waits longer than the caller is there.
+/// Longest wait per statement. If the caller disappears, the server keeps waiting at most this long.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// The least time between two questions, for waits that the server cannot count in.
+/// Minimum polling interval when less remains than the server's resolution.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a connection may take to come where the caller's own wait is shorter.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 
-/// How long the server may take to answer, beyond what it was told to wait. A connection that takes longer is dead.
+/// Longest time for an answer beyond the wait of the statement. A connection that takes longer counts as broken.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// How often to compete for the session with a pooler that may be there: while many others use it, too, a single time
-/// misses it in one of eight cases.
+/// Rounds of the pooler probe. One round misses a busy pooler about 1 time in 8.
 const POOLER_LOOKS: u32 = 5;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
@@ -97,8 +96,8 @@ impl SessionLock {
         Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::DEFAULT, heartbeat: DEFAULT_HEARTBEAT }
     }
 
-    /// Lets others share the lock, too: those who share it keep out only those who do not. PostgreSQL only; `GET_LOCK` of
-    /// MySQL and MariaDB knows no shared locks, so there [`acquire`](Self::acquire) refuses it with [`Error::InvalidOption`].
+    /// Takes the lock shared: it excludes exclusive holders only. PostgreSQL only; `GET_LOCK` of MySQL and MariaDB
+    /// knows no shared locks, so there [`acquire`](Self::acquire) refuses it with [`Error::InvalidOption`].
     ///
     /// A stream of sessions that share the lock does not keep out one that waits to have it alone: PostgreSQL grants in
     /// the order of the requests.
@@ -159,7 +158,7 @@ impl SessionLock {
         observed(Strategy::Session, &key, Box::pin(self.take(pool))).await
     }
 
-    /// As [`acquire`](Self::acquire) without waiting for a holder; `None` when somebody else holds the lock.
+    /// As [`acquire`](Self::acquire) without waiting for a holder; `None` when another session holds the lock.
     ///
     /// # Errors
     /// Those of [`acquire`](Self::acquire) but [`Error::Contended`].
@@ -174,9 +173,9 @@ impl SessionLock {
         }
     }
 
-    /// The server's session that holds the lock now, or one of those that share it; `None` when nobody holds it. For
-    /// operators: it may be given back by the time this is answered. It needs no right on PostgreSQL; on MySQL and MariaDB
-    /// the user and host of others need PROCESS.
+    /// The server's session that holds the lock now, or one of those that share it; `None` when no session holds it.
+    /// For operators: the lock may be released before the answer arrives. It needs no privilege on PostgreSQL; on
+    /// MySQL and MariaDB the user and host of others need PROCESS.
     ///
     /// # Errors
     /// [`Error::InvalidKey`]; [`Error::PoolStarved`]; [`Error::Database`].
@@ -257,10 +256,10 @@ impl SessionLock {
         if !DB::POOLERS_SHARE_SESSIONS {
             return Ok(ours.id);
         }
-        // A pooler lends the session of an idle connection to whoever comes next, and most often the one used last. So
-        // somebody comes, and is lent that very session; or others came before, and our next look is in another one.
-        // Our looks alone would see one session for as long as nobody else is there. They follow each other at uneven
-        // distances, for poolers that lend their sessions in turn.
+        // A pooler gives the session of an idle connection to the next client, most often the session used last. So a
+        // second connection looks too: either it gets this session, or other clients got it before and our next look
+        // runs in another one. Without a second connection, all looks would see one session while no other client is
+        // active. The looks alternate unevenly, for poolers that hand out sessions in turn.
         let competing = async {
             // Beside the pool, which may have no second connection.
             let mut other = DB::Connection::connect_with(&pool.connect_options()).await?;
@@ -292,13 +291,13 @@ impl SessionLock {
 pub struct Session<DB: Database> {
     key: Key,
     realm: Realm,
-    /// Where the task that owns the connection hears of questions; closed when the lock is lost.
+    /// Sends checks to the task that owns the connection. Closed when the lock is lost.
     questions: mpsc::Sender<Question>,
     kept: Guard<Keeping>,
     database: PhantomData<fn() -> DB>,
 }
 
-/// Where to say that the lock is held. Dropped unanswered where it is not.
+/// Answered when the lock is held; dropped without an answer when it is not.
 type Question = oneshot::Sender<()>;
 
 impl<DB: Database> Session<DB> {
@@ -390,7 +389,8 @@ impl Hold for Keeping {
     }
 }
 
-/// Asks at each heartbeat and each question whether the lock is held, and releases it when no question can come any more.
+/// Checks at each heartbeat and each question whether the lock is held. Releases it when all senders of questions are
+/// dropped.
 async fn keep<DB: SessionOps>(
     lock: SessionLock,
     id: i64,
@@ -413,19 +413,19 @@ async fn keep<DB: SessionOps>(
             },
         };
         match answered(Duration::ZERO, DB::session_holds(conn, id, &key)).await {
-            // Whoever asked may have gone.
+            // The caller may have been dropped.
             Ok(true) => question.map(|it| it.send(())),
             not_held => break (not_held.err(), question),
         };
     };
-    // Closed before anybody hears of the loss.
+    // Closed before the loss is reported.
     drop(held);
     let reason = if lost.is_some() { LossReason::Unreachable } else { LossReason::Stolen };
     observe::lost(Strategy::Session, &key, None, granted.elapsed(), reason);
     Err(Error::SessionLost { key, source: lost.map(Into::into) })
 }
 
-/// What the server answers to a question that it was told to wait `slice` for.
+/// The server's answer to a statement that may wait for `slice`.
 async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
     let silence = || Err(sqlx::Error::Io(ErrorKind::TimedOut.into()));
     timeout(slice + ANSWER_LIMIT, question).await.unwrap_or_else(|_| silence())
@@ -433,23 +433,26 @@ async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Resul
 
 /// Locks of a session of the server, which outlive its transactions and end with it.
 ///
-/// Every operation names the session it must run in, so that a pooler or proxy which moved the connection to another
-/// one is noticed, and nothing is locked there.
+/// Every operation names its session. If a pooler or proxy moved the connection to another session, the operation
+/// notices and locks nothing there.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no session locks",
     label = "this database has no session locks",
     note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::SessionOps`",
     note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
 )]
-pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> {
-    /// Whether poolers for this database lend a session to other connections between two transactions, even while it
+pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> + SessionStatements {}
+
+/// The statements of session locks. Hidden from users, who call the strategy.
+pub trait SessionStatements: Database {
+    /// Whether poolers for this database give a session to other clients between two transactions, even while it
     /// holds a lock.
     const POOLERS_SHARE_SESSIONS: bool;
 
     /// Whether several sessions can share a lock.
     const HAS_SHARED_LOCKS: bool;
 
-    /// The session that runs this statement. Never a prepared statement, which such a pooler may lose.
+    /// The session that runs this statement. Not a prepared statement, since such a pooler may lose it.
     fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
 
     /// Takes the lock, or waits for it up to `slice`, or less where the server counts in seconds.
@@ -468,7 +471,7 @@ pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> {
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Gives the lock back. `false` when the session did not hold it.
+    /// Releases the lock. `false` when the session did not hold it.
     fn session_unlock(
         conn: &mut Self::Connection,
         id: i64,
@@ -487,11 +490,11 @@ pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerSession {
     pub(crate) id: i64,
-    /// Others lock on another server than this one.
+    /// A read-only replica, whose locks are not those of its primary.
     pub(crate) is_replica: bool,
 }
 
-/// What became of one question for a session lock.
+/// The answer to one attempt to take a session lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionAnswer {
     /// The session holds it now, and did not before.

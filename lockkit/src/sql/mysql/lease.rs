@@ -14,7 +14,7 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
     sql::{
-        Dialect, LeaseOps,
+        Driver, LeaseStatements,
         lease::{
             Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, leases_found, prefix_end,
         },
@@ -23,22 +23,22 @@ use crate::{
     },
 };
 
-// What holds a lease, in the record locks of InnoDB
-// (https://dev.mysql.com/doc/refman/8.4/en/innodb-locks-set.html): a transaction that pins it has a shared lock on the
-// token's entry in its index, and on nothing else, because a shared lock that the index alone can answer does not touch
-// the row. Renewals write the row and not the index. Those who take the lease or free it write both.
+// What holds a lease, in the record locks of InnoDB (https://dev.mysql.com/doc/refman/8.4/en/innodb-locks-set.html):
+// a transaction that pins it has a shared lock on the token's entry in its index, and on nothing else, because a
+// shared lock that the index alone can answer does not touch the row. Renewals write the row and not the index.
+// Claims and releases write both.
 
 /// Bit 63 of the answer says that the lease is held; the rest is then the time left.
 const HELD: u64 = 1 << 63;
 
-/// Bit 62 of the answer says that the lease was taken over; whom from stands in the row.
+/// Bit 62 of the answer says that the lease was taken over. The row has the previous holder.
 const TAKEN_OVER: u64 = 1 << 62;
 
 /// Bit 62 of an answer that says that the lease is held, or that it was renewed: it was granted or renewed later than
 /// now, so the clock was set back since.
 const AHEAD: u64 = 1 << 62;
 
-/// Whether the row's lease was not given back by the one who held it last.
+/// Whether the last holder did not release the row's lease.
 const KEPT: &str = "(lockkit_lease.token IS NOT NULL AND LEFT(lockkit_lease.token, 8) <> REPEAT(CHAR(0), 8))";
 
 /// Takes the lease or says how long it is held, in the OK packet alone.
@@ -163,7 +163,7 @@ fn left(min_hold: &str, acquired_us: &str) -> String {
     format!("({min_hold} - GREATEST(0, {NOW} - {acquired_us}))")
 }
 
-impl LeaseOps for MySql {
+impl LeaseStatements for MySql {
     async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         let answer = match run_claim(conn, acquire(), claim).await {
             Err(err) if Self::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new(), claim).await?,
@@ -474,7 +474,7 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     Ok((answers, ahead))
 }
 
-/// Whom this claim took the lease over from.
+/// The previous holder that this claim replaced.
 async fn taken_over(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Option<Previous>> {
     let row = sqlx::query(
         "SELECT previous_holder, previous_fence, acquired_us - previous_expires_us AS expired_us

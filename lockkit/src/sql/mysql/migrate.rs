@@ -6,7 +6,7 @@ use super::MIGRATIONS;
 use crate::{
     error::Error,
     sql::{
-        Dialect,
+        Driver,
         history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
     },
 };
@@ -60,7 +60,7 @@ async fn history(conn: &mut MySqlConnection) -> sqlx::Result<Vec<Applied>> {
     applied.collect()
 }
 
-/// Whether the tables have what the migrations last added to each, as far as this user may see them.
+/// Whether each table has the column that the migrations added last, as far as this user can see.
 async fn are_tables_there(conn: &mut MySqlConnection) -> sqlx::Result<bool> {
     let there: i64 = sqlx::query_scalar(
         "SELECT COUNT(*) FROM information_schema.columns

@@ -18,7 +18,10 @@ use sqlx_core::transaction::TransactionManager;
 use crate::{
     error::{Error, Fault, LockHolder},
     policy::Wait,
-    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault},
+    sql::{
+        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps, Sessions, StockOps,
+        VersionOps, fault::connection_fault,
+    },
 };
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
@@ -33,6 +36,7 @@ const MIGRATIONS: [(i64, &str, &str); 4] = [
 
 mod lease;
 mod migrate;
+mod named;
 mod row;
 mod session;
 mod stock;
@@ -58,8 +62,8 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
     }
 }
 
-/// Undoes the bound of a named lock, also of one that was dropped half-way. To MariaDB a variable that was never set is text,
-/// which it does not take for a number.
+/// Restores the lock wait timeout after a named lock, also after one that was cut short. MariaDB takes a variable
+/// that was never set for text, hence the CAST.
 const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
                             CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
@@ -80,7 +84,15 @@ impl Known<Sessions> for MySql {
     type Itself = Self;
 }
 
-impl Dialect for MySql {
+impl Dialect for MySql {}
+impl LeaseOps for MySql {}
+impl RowOps for MySql {}
+impl NamedOps for MySql {}
+impl SessionOps for MySql {}
+impl VersionOps for MySql {}
+impl StockOps for MySql {}
+
+impl Driver for MySql {
     const CHANGES_SESSION: bool = true;
 
     fn fault(err: &sqlx::Error) -> Fault {
@@ -211,7 +223,25 @@ fn holder(row: &MySqlRow) -> sqlx::Result<LockHolder> {
     Ok(LockHolder { id: row.try_get("id")?, user, host, application: None, held_at_most: None })
 }
 
-/// How the driver writes the bound value with this number, from 1.
+/// The placeholder of the bound value with this number, counted from 1.
 fn placeholder(_number: usize) -> String {
     "?".to_owned()
 }
+
+/// The bound of a wait: on MariaDB a prefix of the statement, on MySQL a hint inside it. Neither takes a bound value,
+/// so the time is rounded up to two digits, which keeps the number of prepared statements small.
+fn bounded(wait: Wait) -> (String, String) {
+    let Wait::AtMost(_) = wait else {
+        return (String::new(), String::new());
+    };
+    let exact = wait.millis().unwrap_or(1);
+    let step = 10_u64.pow(exact.ilog10().saturating_sub(1));
+    let millis = exact.div_ceil(step) * step;
+    (
+        format!("/*M! SET STATEMENT max_statement_time = {}.{:03} FOR */ ", millis / 1000, millis % 1000),
+        format!("/*+ MAX_EXECUTION_TIME({}) */ ", millis.min(u64::from(u32::MAX))),
+    )
+}
+
+/// The same, in the words of each server.
+const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";

@@ -1,24 +1,23 @@
-//! Row locks and named locks on MySQL and MariaDB.
+//! Row locks on MySQL and MariaDB.
 
 use sqlx::{
-    AssertSqlSafe, Executor, MySql, MySqlConnection, Row, TypeInfo,
+    AssertSqlSafe, MySql, MySqlConnection, Row, TypeInfo,
     mysql::{MySqlDatabaseError, MySqlRow},
 };
 
-use super::{RESTORE_WAIT, holder, placeholder};
+use super::{SHARED, bounded, holder, placeholder};
 use crate::{
-    error::{Fault, LockHolder},
+    error::LockHolder,
     key::Key,
     policy::Wait,
     sql::{
-        Access, By, Columns, Dialect, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
-        history::hex,
+        Access, By, Columns, Plan, RowQuery, RowStatements, Strength, Values,
         ident::Ident,
         query::{filter, order_and_limit},
     },
 };
 
-impl RowOps for MySql {
+impl RowStatements for MySql {
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
         // A number is not looked up in an index of text.
         let mut types: Vec<_> = values.types.iter().map(TypeInfo::name).collect();
@@ -89,7 +88,7 @@ impl RowOps for MySql {
     }
 
     async fn row_holder(conn: &mut MySqlConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // Who locks rows has the table locked in their intention. MariaDB does not list that.
+        // A session that locks rows also has an intention lock on the table. MariaDB does not list those.
         let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
         let rows = sqlx::query(
             "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
@@ -264,117 +263,4 @@ fn selection(query: &RowQuery, access: &Access, hint: &str) -> String {
         matches.push(format!("r.`{column}` = lockkit_{number}.lockkit_value"));
     }
     format!("SELECT {hint}{columns} FROM {}{table} WHERE {} {order}", values.concat(), matches.join(" AND "))
-}
-
-/// How each server is told to give up waiting: MariaDB before the statement, MySQL by a hint inside it.
-/// Neither takes a bound value, so the text is rounded up to two digits to keep the number of statements small.
-pub(super) fn bounded(wait: Wait) -> (String, String) {
-    let Wait::AtMost(_) = wait else {
-        return (String::new(), String::new());
-    };
-    let exact = wait.millis().unwrap_or(1);
-    let step = 10_u64.pow(exact.ilog10().saturating_sub(1));
-    let millis = exact.div_ceil(step) * step;
-    (
-        format!("/*M! SET STATEMENT max_statement_time = {}.{:03} FOR */ ", millis / 1000, millis % 1000),
-        format!("/*+ MAX_EXECUTION_TIME({}) */ ", millis.min(u64::from(u32::MAX))),
-    )
-}
-
-/// The same, in the words of each server.
-const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";
-
-/// Locks the row whether or not it is there, and never waits where another session has it.
-///
-/// No look before it that would lock the gap, and an exclusive lock on the duplicate where a plain INSERT takes a shared
-/// one. Each server refuses to wait in its own way, as in the statement that acquires a lease.
-const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
-    INSERT INTO lockkit_named (name)
-    SELECT ? /*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_named AS l ON l.name = */ /*M! FROM DUAL WHERE */
-    ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */
-    ON DUPLICATE KEY UPDATE name = VALUES(name)";
-
-/// Locks the row whether or not it is there, as an insert without a bound does. The bound, which the servers count in seconds, is
-/// that of the statement on MariaDB, and on MySQL the session's for this one message. A message of several statements
-/// takes no bound values, so the name is in it as a literal. What a message that was cut short has left to restore is kept.
-async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
-    // The most that the servers take.
-    let seconds = seconds.min(1_073_741_824);
-    let name = hex(key.as_bytes());
-    let sql = format!(
-        "SET @lockkit_wait = /*M! NULL */
-             /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
-         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */
-             INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
-         {RESTORE_WAIT}"
-    );
-    let locked = conn.execute(AssertSqlSafe(sql)).await;
-    if locked.is_err() {
-        // What follows the statement that failed was not run. A connection that broke has no session any more.
-        drop(conn.execute(RESTORE_WAIT).await);
-    }
-    locked.map(drop)
-}
-
-impl NamedOps for MySql {
-    async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
-        if (wait, sharing) == (Wait::Forever, Sharing::Alone) {
-            let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
-            sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
-            return Ok(true);
-        }
-        if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
-            && bound.as_secs() > 0
-        {
-            return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
-        }
-        let (before, hint) = bounded(wait);
-        let strength = match sharing {
-            Sharing::Alone => "FOR UPDATE",
-            Sharing::Shared => SHARED,
-        };
-        let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
-        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? {strength} {waiting}");
-        loop {
-            let look = sqlx::query(AssertSqlSafe(look.clone())).bind(key.as_bytes());
-            if look.fetch_optional(&mut *conn).await?.is_some() {
-                return Ok(true);
-            }
-            let made = sqlx::query(NAMED_AT_ONCE).bind(key.as_bytes()).bind(key.as_bytes()).execute(&mut *conn).await;
-            match made {
-                // Somebody made the row meanwhile: there is one to wait for now.
-                Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
-                made => return made.map(|_| true),
-            }
-        }
-    }
-
-    async fn named_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // On MySQL the thread of a lock of the row may be that of a session which waits for it; that of the table is its
-        // holder's. MariaDB lists locks only while somebody waits for them, as they were up to 0.1 s before.
-        // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-data-locks-table.html,
-        // https://mariadb.com/kb/en/information-schema-innodb_locks-table/
-        let row = sqlx::query(
-            "SELECT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
-             FROM
-                 /*!80000 performance_schema.data_locks AS l
-                 JOIN performance_schema.data_locks AS o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID
-                     AND o.OBJECT_SCHEMA = l.OBJECT_SCHEMA AND o.OBJECT_NAME = l.OBJECT_NAME AND o.LOCK_TYPE = 'TABLE'
-                 JOIN performance_schema.threads AS t ON t.THREAD_ID = o.THREAD_ID
-                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.PROCESSLIST_ID */
-                 /*M! information_schema.INNODB_LOCKS AS l
-                 JOIN information_schema.INNODB_TRX AS t ON t.trx_id = l.lock_trx_id
-                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id */
-             WHERE l.LOCK_DATA = CONCAT('0x', HEX(?))
-                 /*!80000 AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = 'lockkit_named'
-                 AND l.LOCK_STATUS = 'GRANTED' */
-                 /*M! AND l.lock_table = CONCAT('`', DATABASE(), '`.`lockkit_named`') AND t.trx_state <> 'LOCK WAIT' */
-             ORDER BY p.ID = CONNECTION_ID()
-             LIMIT 1",
-        )
-        .bind(key.as_bytes())
-        .fetch_optional(conn)
-        .await?;
-        row.as_ref().map(holder).transpose()
-    }
 }

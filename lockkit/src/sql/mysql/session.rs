@@ -8,7 +8,7 @@ use super::holder;
 use crate::{
     error::{Fault, LockHolder},
     key::Key,
-    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing, statement::statement},
+    sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
 };
 
 /// The name of the lock with the bound key: 64 hexadecimal digits, which is all that MySQL allows, in a case that it
@@ -18,7 +18,7 @@ use crate::{
 const NAME: &str = "SHA2(CONCAT('lockkit:session:',
               COALESCE(IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), ''), CHAR(0), ?), 256)";
 
-impl SessionOps for MySql {
+impl SessionStatements for MySql {
     /// Proxies for MySQL keep a session that has called `GET_LOCK`.
     const POOLERS_SHARE_SESSIONS: bool = false;
     const HAS_SHARED_LOCKS: bool = false;

@@ -4,14 +4,14 @@ use std::ops::RangeInclusive;
 
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlQueryResult};
 
-use super::row::bounded;
+use super::bounded;
 use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Look, Segment, StockOps, counted_depth,
+        Look, Segment, StockStatements, counted_depth,
         statement::statement,
-        stock::ops::{quantity, segment},
+        stock::segment::{quantity, segment},
     },
 };
 
@@ -35,7 +35,7 @@ fn take_free(among: &str) -> String {
     )
 }
 
-impl StockOps for MySql {
+impl StockStatements for MySql {
     async fn stock_take_any(
         conn: &mut MySqlConnection,
         key: &Key,

@@ -5,14 +5,15 @@ use sqlx::{Arguments, AssertSqlSafe, Column, MySql, MySqlConnection, Row, TypeIn
 use super::placeholder;
 use crate::{
     sql::{
-        SaveQuery, Values, VersionOps, VersionQuery,
+        SaveQuery, Values, VersionQuery, VersionStatements,
+        ident::Ident,
         query::{matching, save, timestamp_step},
-        version::ops::{VersionKind, parse_version},
+        version::ops::{VersionKind, bind_expected, parse_version},
     },
     version::Version,
 };
 
-impl VersionOps for MySql {
+impl VersionStatements for MySql {
     async fn version_read(
         conn: &mut MySqlConnection,
         query: &VersionQuery,
@@ -49,20 +50,15 @@ impl VersionOps for MySql {
         let filter = matching(by, 1, '`', placeholder);
         let Values { mut arguments, .. } = values;
         let again = arguments.clone();
-        let (next, current) = match expected {
-            Version::Number(number) => {
-                arguments.add(*number).map_err(sqlx::Error::Encode)?;
-                (format!("`{version}` + 1"), format!("`{version}` = ?"))
-            }
-            Version::Timestamp(text) => {
-                arguments.add(text.as_str()).map_err(sqlx::Error::Encode)?;
+        let next = match expected {
+            Version::Number(_) => format!("`{version}` + 1"),
+            Version::Timestamp(_) => {
                 let step = timestamp_step(&format!("MICROSECOND(`{version}`)"));
-                (
-                    format!("GREATEST(UTC_TIMESTAMP(6), `{version}` + INTERVAL {step} MICROSECOND)"),
-                    format!("CAST(`{version}` AS CHAR) = ?"),
-                )
+                format!("GREATEST(UTC_TIMESTAMP(6), `{version}` + INTERVAL {step} MICROSECOND)")
             }
         };
+        let current = has_version(version, expected);
+        bind_expected::<Self>(&mut arguments, expected)?;
         let sql = format!("UPDATE {table} SET `{version}` = {next} WHERE {filter} AND {current}");
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(&mut *conn).await?;
         match expected {
@@ -98,17 +94,18 @@ impl VersionOps for MySql {
         let VersionQuery { table, by, version } = query;
         let table = table.quoted('`');
         let Values { mut arguments, .. } = values;
-        let current = match expected {
-            Version::Number(_) => format!("`{version}` = ?"),
-            Version::Timestamp(_) => format!("CAST(`{version}` AS CHAR) = ?"),
-        };
-        match expected {
-            Version::Number(number) => arguments.add(*number),
-            Version::Timestamp(text) => arguments.add(text.as_str()),
-        }
-        .map_err(sqlx::Error::Encode)?;
+        let current = has_version(version, expected);
+        bind_expected::<Self>(&mut arguments, expected)?;
         let sql = format!("DELETE FROM {table} WHERE {} AND {current}", matching(by, 1, '`', placeholder));
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)
+    }
+}
+
+/// Compares the column with the expected version, which is bound next. A timestamp is compared as text.
+fn has_version(column: &Ident, expected: &Version) -> String {
+    match expected {
+        Version::Number(_) => format!("`{column}` = ?"),
+        Version::Timestamp(_) => format!("CAST(`{column}` AS CHAR) = ?"),
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
     sql::{
-        LeaseOps,
+        LeaseStatements,
         lease::{Found, HeldRow, lease_give_back, leases_found, prefix_end, previous},
         statement::statement,
         units::{duration, fence, micros},
@@ -17,9 +17,9 @@ use crate::{
 };
 
 // What holds a lease, in the row locks of PostgreSQL
-// (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR KEY
-// SHARE, which goes together with the FOR NO KEY UPDATE of renewals but not with the FOR UPDATE of those who take it,
-// free it or forget it.
+// (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR
+// KEY SHARE, which is compatible with the FOR NO KEY UPDATE of renewals, and conflicts with the FOR UPDATE of claims,
+// releases and sweeps.
 
 /// The leases held now, `$1` at most.
 fn list(condition: &str) -> String {
@@ -53,7 +53,7 @@ fn stays_taken(min_hold: &str, nobody: &str) -> String {
     )
 }
 
-impl LeaseOps for Postgres {
+impl LeaseStatements for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         // A held lease is only read: an INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a
         // transaction id and wait for the disk each time it fails.

@@ -18,7 +18,7 @@ impl ListenOps for Postgres {
     }
 
     async fn listen_for(listener: &mut PgListener, key: &Key) -> sqlx::Result<()> {
-        // Somebody who rings at this moment may have it alone: then this wait is for the next question.
+        // If a notifier holds the lock now, this returns false; the waiter falls back to polling.
         sqlx::query("SELECT pg_try_advisory_lock_shared($1)").bind(bell(key)).execute(listener).await.map(drop)
     }
 

@@ -32,8 +32,9 @@ pub(super) async fn migrate(pool: &Pool<Postgres>) -> Result<(), Error> {
     migrated::<Postgres>(done, are_tables_there)
 }
 
-/// The schema that the tables and their history are in, quoted: the first of the search path, where a new table is made.
-/// Tables further down the search path are somebody else's; otherwise it would matter who starts first.
+/// The schema that the tables and their history are in, quoted: the first of the search path, where a new table is
+/// made. Tables further down the search path are not used; otherwise the result would depend on which service starts
+/// first.
 async fn home(conn: &mut PgConnection) -> sqlx::Result<String> {
     let row = raw_sql("SELECT quote_ident(current_schema()) AS home").fetch_one(conn).await?;
     // None: the first table that is made says so.
@@ -50,7 +51,7 @@ async fn history(conn: &mut PgConnection, home: &str) -> sqlx::Result<Vec<Applie
     applied.collect()
 }
 
-/// Whether the tables have what the migrations last added to each. The catalogue may be read by everybody.
+/// Whether each table has the column that the migrations added last. Every user can read the catalogue.
 async fn are_tables_there(conn: &mut PgConnection) -> sqlx::Result<bool> {
     let row = raw_sql(
         "SELECT count(*) = 2 AS there

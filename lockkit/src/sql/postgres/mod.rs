@@ -14,7 +14,10 @@ use crate::{
     error::{Error, Fault, LockHolder},
     key::Key,
     policy::Wait,
-    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault, units::duration},
+    sql::{
+        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps, Sessions, StockOps,
+        VersionOps, fault::connection_fault, units::duration,
+    },
 };
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
@@ -27,17 +30,17 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
     (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
 ];
 
-/// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
-/// lock, which then cannot be had alone. NOTIFY takes a lock of the whole server at commit, so it is not for every
-/// release (<https://www.postgresql.org/docs/current/sql-notify.html>).
+/// Notifies the waiters of the lease that it was released, if there are any. Waiters share an advisory lock with the
+/// number `bell`; if it cannot be locked exclusively, somebody waits. NOTIFY takes a lock of the whole server at
+/// commit, so a release without waiters does not use it (<https://www.postgresql.org/docs/current/sql-notify.html>).
 fn ring(bell: &str) -> String {
     format!(
         "(SELECT count(pg_notify('lockkit_freed', $1)) FROM freed WHERE NOT pg_try_advisory_xact_lock({bell})) AS rung"
     )
 }
 
-/// A session that holds the advisory lock with the number `$1`, and for how long it has been what the argument says.
-/// Another session than this one comes first. The halves of the number are two columns of the view:
+/// A session that holds the advisory lock with the number `$1`, and the time since `start`, a column of
+/// `pg_stat_activity`. Prefers another session to this one. The view has the halves of the number in two columns:
 /// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
 fn holder_since(start: &str) -> String {
     format!(
@@ -59,6 +62,7 @@ fn holder_since(start: &str) -> String {
 mod lease;
 mod listen;
 mod migrate;
+mod named;
 mod pooler;
 mod row;
 mod session;
@@ -104,7 +108,15 @@ impl Known<Sessions> for Postgres {
     type Itself = Self;
 }
 
-impl Dialect for Postgres {
+impl Dialect for Postgres {}
+impl LeaseOps for Postgres {}
+impl RowOps for Postgres {}
+impl NamedOps for Postgres {}
+impl SessionOps for Postgres {}
+impl VersionOps for Postgres {}
+impl StockOps for Postgres {}
+
+impl Driver for Postgres {
     const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {
@@ -185,7 +197,7 @@ impl RowsAffected for PgQueryResult {
     }
 }
 
-/// How the driver writes the bound value with this number, from 1.
+/// The placeholder of the bound value with this number, counted from 1.
 fn placeholder(number: usize) -> String {
     format!("${number}")
 }
@@ -214,7 +226,7 @@ fn type_name(type_info: &PgTypeInfo) -> String {
     }
 }
 
-/// What does not end a comment.
+/// Escapes characters that could end a comment.
 fn plain(char: char) -> String {
     if char.is_ascii_alphanumeric() || "_.[] \"".contains(char) {
         return char.to_string();
@@ -229,6 +241,11 @@ fn advisory_number(namespace: &str, key: &Key) -> i64 {
     first.iter().fold(0, |number, byte| number << 8 | i64::from(*byte))
 }
 
+/// A bound for `lock_timeout`.
+fn lock_timeout(wait: Wait) -> String {
+    format!("{}ms", wait.millis().unwrap_or(0).min(i32::MAX as u64))
+}
+
 fn holder(row: &PgRow) -> sqlx::Result<LockHolder> {
     Ok(LockHolder {
         id: row.try_get("id")?,
@@ -239,7 +256,7 @@ fn holder(row: &PgRow) -> sqlx::Result<LockHolder> {
     })
 }
 
-/// The advisory lock that those share who wait to hear that the lease is free.
+/// The number of the advisory lock that waiters share while they listen for the release of the lease.
 fn bell(key: &Key) -> i64 {
     advisory_number("bell", key)
 }

@@ -23,7 +23,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-/// What is known about poolers. One answer for the process: a connection does not say which pool it is from.
+/// Whether a pooler is in use. One answer for the process: a connection does not tell its pool.
 static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 const UNKNOWN: u8 = 0;

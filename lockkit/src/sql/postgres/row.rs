@@ -1,23 +1,22 @@
-//! Row locks and named locks on PostgreSQL.
+//! Row locks on PostgreSQL.
 
 use sqlx::{
     Arguments, PgConnection, Postgres, Row,
     postgres::{PgRow, PgTypeInfo},
 };
 
-use super::{FIRST_OF_USERS, advisory_number, holder, holder_since, placeholder, pooler, typed};
+use super::{FIRST_OF_USERS, holder, lock_timeout, placeholder, pooler, typed};
 use crate::{
     error::LockHolder,
     key::Key,
     policy::Wait,
     sql::{
-        Access, By, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
+        Access, By, Columns, Plan, RowQuery, RowStatements, Strength, Values,
         query::{filter, order_and_limit},
-        statement::statement,
     },
 };
 
-impl RowOps for Postgres {
+impl RowStatements for Postgres {
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
         selection(query, &values.types, "")
     }
@@ -96,8 +95,8 @@ impl RowOps for Postgres {
     }
 
     async fn row_holder(conn: &mut PgConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // A locked row has a mark of its own in the table. Who makes such marks, or writes rows, has the table locked like
-        // this. A prepared transaction has no session.
+        // PostgreSQL marks a locked row in the table itself. A session that marks or writes rows holds one of these
+        // table locks. A prepared transaction has no session.
         let name = table.split('.').map(|it| format!("\"{it}\"")).collect::<Vec<_>>().join(".");
         let rows = pooler::query(
             "SELECT
@@ -277,57 +276,4 @@ fn selection(query: &RowQuery, types: &[PgTypeInfo], before: &str) -> String {
         order_and_limit(query, '"'),
         typed(types),
     )
-}
-
-fn lock_timeout(wait: Wait) -> String {
-    format!("{}ms", wait.millis().unwrap_or(0).min(i32::MAX as u64))
-}
-
-/// The functions that lock an advisory lock until the end of the transaction: by waiting, or only if it is free.
-fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
-    match sharing {
-        Sharing::Alone => ("SELECT pg_advisory_xact_lock($1)", "SELECT pg_try_advisory_xact_lock($1)"),
-        Sharing::Shared => ("SELECT pg_advisory_xact_lock_shared($1)", "SELECT pg_try_advisory_xact_lock_shared($1)"),
-    }
-}
-
-/// The value that is put back depends on the lock, so it is put back after the wait.
-fn bounded(function: &str) -> String {
-    format!(
-        "WITH was AS MATERIALIZED (
-             SELECT current_setting('lock_timeout') AS v
-         ), bound AS MATERIALIZED (
-             SELECT was.v, set_config('lock_timeout', $2, true) FROM was
-         )
-         SELECT set_config('lock_timeout', CASE WHEN {function}($1) IS NULL THEN v ELSE v END, true) FROM bound"
-    )
-}
-
-impl NamedOps for Postgres {
-    async fn named_lock(conn: &mut PgConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
-        let number = advisory_number("named", key);
-        let (lock, lock_if_free) = lock_functions(sharing);
-        let granted = match wait {
-            Wait::Forever => {
-                pooler::query(lock).bind(number).execute(conn).await?;
-                true
-            }
-            Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
-            Wait::AtMost(_) => {
-                let sql = match sharing {
-                    Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
-                    Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),
-                };
-                pooler::query(sql).bind(number).bind(lock_timeout(wait)).execute(conn).await?;
-                true
-            }
-        };
-        Ok(granted)
-    }
-
-    async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        let sql = statement!("{holder}", holder = holder_since("xact_start"));
-        let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
-        row.as_ref().map(holder).transpose()
-    }
 }

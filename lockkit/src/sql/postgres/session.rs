@@ -8,7 +8,7 @@ use super::{advisory_number, holder, holder_since};
 use crate::{
     error::{Fault, LockHolder},
     key::Key,
-    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing, statement::statement},
+    sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
 };
 
 /// Whether this session holds the lock with the number `$2`, whose halves are two columns of the view:
@@ -37,7 +37,7 @@ fn lock_by(wait: &str, at_once: &str) -> String {
     )
 }
 
-impl SessionOps for Postgres {
+impl SessionStatements for Postgres {
     const POOLERS_SHARE_SESSIONS: bool = true;
     const HAS_SHARED_LOCKS: bool = true;
 
@@ -54,7 +54,7 @@ impl SessionOps for Postgres {
         sharing: Sharing,
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
-        // A bound of zero would be none, but who tries does not wait.
+        // `lock_timeout = 0` means no bound; a slice of zero calls the function that does not wait.
         let sql = match sharing {
             Sharing::Alone => statement!("{lock}", lock = lock_by("pg_advisory_lock", "pg_try_advisory_lock")),
             Sharing::Shared => {

@@ -9,12 +9,12 @@ use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Look, Segment, StockOps, counted_depth,
-        stock::ops::{quantity, segment},
+        Look, Segment, StockStatements, counted_depth,
+        stock::segment::{quantity, segment},
     },
 };
 
-impl StockOps for Postgres {
+impl StockStatements for Postgres {
     async fn stock_take_any(
         conn: &mut PgConnection,
         key: &Key,

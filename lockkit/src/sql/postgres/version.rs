@@ -5,14 +5,15 @@ use sqlx::{Arguments, Column, PgConnection, Postgres, Row, TypeInfo, postgres::P
 use super::{placeholder, pooler, typed};
 use crate::{
     sql::{
-        SaveQuery, Values, VersionOps, VersionQuery,
+        SaveQuery, Values, VersionQuery, VersionStatements,
+        ident::Ident,
         query::{matching, save, timestamp_step},
-        version::ops::{VersionKind, parse_version},
+        version::ops::{VersionKind, bind_expected, parse_version},
     },
     version::Version,
 };
 
-impl VersionOps for Postgres {
+impl VersionStatements for Postgres {
     async fn version_read(
         conn: &mut PgConnection,
         query: &VersionQuery,
@@ -47,22 +48,15 @@ impl VersionOps for Postgres {
         let table = table.quoted('"');
         let Values { mut arguments, types } = values;
         let (last, filter) = (types.len() + 1, matching(by, 1, '"', placeholder));
-        let (next, current) = match expected {
-            Version::Number(_) => (format!("\"{version}\" + 1"), format!("\"{version}\" = ${last}")),
-            // The text is exact where a float would not be.
-            Version::Timestamp(_) => (
-                format!(
-                    "greatest(clock_timestamp(), \"{version}\"::timestamptz + interval '1 microsecond' * {})",
-                    timestamp_step(&format!("(extract(microseconds FROM \"{version}\")::bigint)")),
-                ),
-                format!("\"{version}\"::text = ${last}"),
+        let next = match expected {
+            Version::Number(_) => format!("\"{version}\" + 1"),
+            Version::Timestamp(_) => format!(
+                "greatest(clock_timestamp(), \"{version}\"::timestamptz + interval '1 microsecond' * {})",
+                timestamp_step(&format!("(extract(microseconds FROM \"{version}\")::bigint)")),
             ),
         };
-        match expected {
-            Version::Number(number) => arguments.add(*number),
-            Version::Timestamp(text) => arguments.add(text.clone()),
-        }
-        .map_err(sqlx::Error::Encode)?;
+        let current = has_version(version, expected, last);
+        bind_expected::<Self>(&mut arguments, expected)?;
         let sql = format!(
             "UPDATE {table} SET \"{version}\" = {next} WHERE {filter} AND {current} RETURNING \"{version}\"::text {}",
             typed(&types),
@@ -95,18 +89,20 @@ impl VersionOps for Postgres {
         let table = table.quoted('"');
         let Values { mut arguments, types } = values;
         let last = types.len() + 1;
-        let current = match expected {
-            Version::Number(_) => format!("\"{version}\" = ${last}"),
-            Version::Timestamp(_) => format!("\"{version}\"::text = ${last}"),
-        };
-        match expected {
-            Version::Number(number) => arguments.add(*number),
-            Version::Timestamp(text) => arguments.add(text.clone()),
-        }
-        .map_err(sqlx::Error::Encode)?;
+        let current = has_version(version, expected, last);
+        bind_expected::<Self>(&mut arguments, expected)?;
         let filter = matching(by, 1, '"', placeholder);
         let sql = format!("DELETE FROM {table} WHERE {filter} AND {current} {}", typed(&types));
         let done = pooler::execute(conn, sql, arguments).await?;
         Ok(done.rows_affected() > 0)
+    }
+}
+
+/// Compares the column with the expected version, bound as value number `mark`. A timestamp is compared as text, which is exact
+/// where a float would not be.
+fn has_version(column: &Ident, expected: &Version, mark: usize) -> String {
+    match expected {
+        Version::Number(_) => format!("\"{column}\" = ${mark}"),
+        Version::Timestamp(_) => format!("\"{column}\"::text = ${mark}"),
     }
 }

@@ -183,7 +183,7 @@ impl<DB: RowOps> RowLock<DB> {
         self
     }
 
-    /// Passes over rows that are locked by somebody else, as a queue of jobs does. On SQLite nothing is ever passed over.
+    /// Skips rows that another transaction has locked, as a queue of jobs does. On SQLite no row is skipped.
     pub fn skip_locked(mut self) -> Self {
         self.skip_locked = true;
         self

@@ -2,6 +2,8 @@
 
 use std::future::Future;
 
+use sqlx::Database;
+
 use crate::{
     error::LockHolder,
     key::Key,
@@ -15,9 +17,11 @@ use crate::{
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::RowOps`"
 )]
-pub trait RowOps: Dialect {
-    /// The text of the selection, without its lock and without the way to read it. What is known about the plan of one
-    /// text is not believed of another one.
+pub trait RowOps: Dialect + RowStatements {}
+
+/// The statements of row locks. Hidden from users, who call the strategy.
+pub trait RowStatements: Database {
+    /// The text of the selection, without the locking clause and index hints. Plans are cached by this text.
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String;
 
     /// How the selection finds its rows.
@@ -35,14 +39,14 @@ pub trait RowOps: Dialect {
         access: &Access,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// The session that has rows of the table locked, if it is the only one beside this. `None` too where the server does not
-    /// say.
+    /// The session that has rows of the table locked, if there is exactly one other than this. `None` also where the
+    /// server does not tell.
     fn row_holder(
         conn: &mut Self::Connection,
         table: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 
-    /// Whether the statement failed because the table has changed so that it cannot be read in the way that was found.
+    /// Whether the statement failed because the table changed and the index or column of the plan no longer exists.
     fn row_plan_is_old(err: &sqlx::Error) -> bool;
 }
 
@@ -61,12 +65,12 @@ pub enum Plan {
     View,
 }
 
-/// How to read the table, where the optimizer would not choose an index by itself. By default the choice is its own.
+/// How to read the table where the optimizer would not choose an index. By default the optimizer chooses.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// The clause that names the indexes to use.
     pub(crate) force: String,
-    /// What to select of rows that are only counted, so that an index alone does not have it.
+    /// What to select of rows that are only counted: a column that no index covers.
     pub(crate) columns: Option<String>,
     /// Whether the values are joined to the table.
     pub(crate) joined: bool,

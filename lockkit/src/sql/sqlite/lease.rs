@@ -9,7 +9,7 @@ use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
     sql::{
-        LeaseOps,
+        LeaseStatements,
         lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
         statement::statement,
         units::{fence, micros},
@@ -39,9 +39,10 @@ struct Before {
     expires_us: i64,
 }
 
-impl LeaseOps for Sqlite {
+impl LeaseStatements for Sqlite {
     async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-        // Whom the lease would be taken over from, if nobody else takes it first: its fence tells.
+        // The previous holder. The claim compares its fence, so that a claim of another process in between is
+        // noticed.
         let before: Option<Before> =
             sqlx::query_as("SELECT holder, fence, token, expires_us FROM lockkit_lease WHERE name = ?1")
                 .bind(claim.key.as_str())
@@ -65,8 +66,8 @@ impl LeaseOps for Sqlite {
         .bind(micros(claim.ttl))
         .bind(before.as_ref().map(|it| it.fence))
         .bind(before.as_ref().map_or(0, |it| it.expires_us))
-        // All of the rows: the statement commits when it ends, and a driver that stops at the first row does not hear
-        // of a commit that fails.
+        // Reads all rows: the statement commits when it ends, and a driver that stops at the first row misses an
+        // error of the commit.
         .fetch_all(&mut *conn)
         .await?;
         if let Some(row) = rows.first() {

@@ -38,7 +38,7 @@ async fn history(conn: &mut SqliteConnection) -> sqlx::Result<Vec<Applied>> {
     applied.collect()
 }
 
-/// Whether the tables have what the migrations last added to each.
+/// Whether each table has the column that the migrations added last.
 async fn are_tables_there(conn: &mut SqliteConnection) -> sqlx::Result<bool> {
     let there: i64 = sqlx::query_scalar(
         "SELECT (SELECT COUNT(*) FROM pragma_table_info('lockkit_lease') WHERE name = 'ttl_us')

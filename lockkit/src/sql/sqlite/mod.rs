@@ -14,7 +14,10 @@ use sqlx_core::transaction::TransactionManager;
 use crate::{
     error::{Error, Fault},
     policy::Wait,
-    sql::{AsConnection, Dialect, Known, RowsAffected, fault::connection_fault},
+    sql::{
+        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps, VersionOps,
+        fault::connection_fault,
+    },
 };
 
 /// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
@@ -29,6 +32,7 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
 
 mod lease;
 mod migrate;
+mod named;
 mod row;
 mod stock;
 mod version;
@@ -60,7 +64,14 @@ impl Known for Sqlite {
     type Itself = Self;
 }
 
-impl Dialect for Sqlite {
+impl Dialect for Sqlite {}
+impl LeaseOps for Sqlite {}
+impl RowOps for Sqlite {}
+impl NamedOps for Sqlite {}
+impl VersionOps for Sqlite {}
+impl StockOps for Sqlite {}
+
+impl Driver for Sqlite {
     const IS_REMOTE: bool = false;
     const ONE_WRITER: bool = true;
     const CHANGES_SESSION: bool = false;
@@ -184,7 +195,7 @@ impl RowsAffected for SqliteQueryResult {
     }
 }
 
-/// How the driver writes the bound value with this number, from 1.
+/// The placeholder of the bound value with this number, counted from 1.
 fn placeholder(_number: usize) -> String {
     "?".to_owned()
 }

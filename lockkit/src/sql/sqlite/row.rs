@@ -1,4 +1,4 @@
-//! Row locks and named locks on SQLite.
+//! Row locks on SQLite.
 
 use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
@@ -6,14 +6,13 @@ use super::{placeholder, take_write_lock};
 use crate::{
     error::LockHolder,
     key::Key,
-    policy::Wait,
     sql::{
-        Access, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Values,
+        Access, Columns, Plan, RowQuery, RowStatements, Values,
         query::{filter, order_and_limit},
     },
 };
 
-impl RowOps for Sqlite {
+impl RowStatements for Sqlite {
     fn row_text(query: &RowQuery, _values: &Values<Self>) -> String {
         selection(query)
     }
@@ -104,15 +103,4 @@ fn selection(query: &RowQuery) -> String {
         filter(query, '`', placeholder),
         order_and_limit(query, '`'),
     )
-}
-
-impl NamedOps for Sqlite {
-    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, _sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
-        take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
-        Ok(true)
-    }
-
-    async fn named_holder(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        Ok(None)
-    }
 }

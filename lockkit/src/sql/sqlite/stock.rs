@@ -9,12 +9,12 @@ use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Look, Segment, StockOps, counted_depth,
-        stock::ops::{quantity, segment},
+        Look, Segment, StockStatements, counted_depth,
+        stock::segment::{quantity, segment},
     },
 };
 
-impl StockOps for Sqlite {
+impl StockStatements for Sqlite {
     async fn stock_take_any(
         conn: &mut SqliteConnection,
         key: &Key,
@@ -52,7 +52,7 @@ impl StockOps for Sqlite {
                 .bind(key.as_str())
                 .fetch_all(conn)
                 .await?;
-        // Inside a transaction nobody else can have written since it tried to take.
+        // Inside a transaction no other connection can have written since this one tried to take.
         Ok(Look { segments: rows.into_iter().map(|(number, it)| segment(number, it)).collect(), is_current: true })
     }
 

@@ -5,15 +5,15 @@ use sqlx::{Arguments, AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::Sqli
 use super::placeholder;
 use crate::{
     sql::{
-        SaveQuery, Values, VersionOps, VersionQuery,
+        SaveQuery, Values, VersionQuery, VersionStatements,
         ident::Ident,
         query::{matching, save},
-        version::ops::{VersionKind, parse_version},
+        version::ops::{VersionKind, bind_expected, parse_version},
     },
     version::Version,
 };
 
-impl VersionOps for Sqlite {
+impl VersionStatements for Sqlite {
     async fn version_read(
         conn: &mut SqliteConnection,
         query: &VersionQuery,
@@ -48,27 +48,20 @@ impl VersionOps for Sqlite {
         let table = table.quoted('`');
         let filter = matching(by, 1, '`', placeholder);
         let Values { mut arguments, .. } = values;
-        let (next, current) = match expected {
-            Version::Number(number) => {
-                arguments.add(*number).map_err(sqlx::Error::Encode)?;
-                (format!("`{version}` + 1"), format!("`{version}` = ?"))
-            }
-            Version::Timestamp(text) => {
-                arguments.add(text.clone()).map_err(sqlx::Error::Encode)?;
-                (
-                    format!(
-                        "max(strftime('%Y-%m-%d %H:%M:%f', 'now'),
-                             strftime('%Y-%m-%d %H:%M:%f', `{version}`, '+0.001 seconds'))"
-                    ),
-                    format!("CAST(`{version}` AS TEXT) = ?"),
-                )
-            }
+        let next = match expected {
+            Version::Number(_) => format!("`{version}` + 1"),
+            Version::Timestamp(_) => format!(
+                "max(strftime('%Y-%m-%d %H:%M:%f', 'now'),
+                     strftime('%Y-%m-%d %H:%M:%f', `{version}`, '+0.001 seconds'))"
+            ),
         };
+        let current = has_version(version, expected);
+        bind_expected::<Self>(&mut arguments, expected)?;
         let sql = format!(
             "UPDATE {table} SET `{version}` = {next} WHERE {filter} AND {current}
              RETURNING CAST(`{version}` AS TEXT)"
         );
-        // All of the rows, so that the driver hears of a commit that fails.
+        // Reads all rows, so that an error of the commit is returned.
         let texts: Vec<Option<String>> = sqlx::query_scalar_with(AssertSqlSafe(sql), arguments).fetch_all(conn).await?;
         texts.into_iter().next().map(|it| parse_version(VersionKind::of(expected), it)).transpose()
     }
@@ -95,18 +88,19 @@ impl VersionOps for Sqlite {
         let VersionQuery { table, by, version } = query;
         let table = table.quoted('`');
         let Values { mut arguments, .. } = values;
-        let current = match expected {
-            Version::Number(_) => format!("`{version}` = ?"),
-            Version::Timestamp(_) => format!("CAST(`{version}` AS TEXT) = ?"),
-        };
-        match expected {
-            Version::Number(number) => arguments.add(*number),
-            Version::Timestamp(text) => arguments.add(text.clone()),
-        }
-        .map_err(sqlx::Error::Encode)?;
+        let current = has_version(version, expected);
+        bind_expected::<Self>(&mut arguments, expected)?;
         let sql = format!("DELETE FROM {table} WHERE {} AND {current}", matching(by, 1, '`', placeholder));
         let done = sqlx::query_with(AssertSqlSafe(sql), arguments).execute(conn).await?;
         Ok(done.rows_affected() > 0)
+    }
+}
+
+/// Compares the column with the expected version, which is bound next. A timestamp is compared as text.
+fn has_version(column: &Ident, expected: &Version) -> String {
+    match expected {
+        Version::Number(_) => format!("`{column}` = ?"),
+        Version::Timestamp(_) => format!("CAST(`{column}` AS TEXT) = ?"),
     }
 }
 

@@ -1,53 +1,41 @@
 //! Segmented stock: a very hot counter, spread over several rows so that many can take from it at once.
 
-use std::{cmp::Reverse, fmt, ops::RangeInclusive, time::Duration};
+use std::fmt;
 
 use sqlx::Pool;
-use tokio::time::Instant;
 
+use self::{
+    attempt::{DOING, FIRST},
+    segment::{Segment, column, sum},
+};
 use crate::{
-    error::{Error, Fault, Result},
+    error::{Error, Result},
     key::Key,
     policy::{Policy, Wait},
-    sql::{
-        AsConnection, Segment, StockOps, connection, depth, failed_on_own_table,
-        tx::{Tx, begin_within},
-    },
-    task::until,
+    sql::{AsConnection, StockOps, connection, depth},
 };
 
+mod attempt;
 pub(crate) mod ops;
+pub(crate) mod segment;
 
-/// How many rows a stock is spread over unless it is told.
+/// Default number of rows that a stock is spread over.
 const SEGMENTS: u32 = 32;
 
 /// The most rows that a stock can be spread over.
 const MOST_SEGMENTS: u32 = 1024;
 
-/// How much longer than the bound a server may take: it may keep the bound for each row anew, and MySQL keeps none for
-/// the statement that makes a stock.
-const BACKSTOP: Duration = Duration::from_secs(1);
-
-/// For errors.
-const DOING: &str = "using stock";
-
-/// More than any stock can hold.
-const TOO_MANY: u64 = 1 << 63;
-
-const FIRST: RangeInclusive<u32> = 0..=0;
-const ALL: RangeInclusive<u32> = 0..=u32::MAX;
-
 /// A number of pieces that many callers take from at once, never more than there are.
 ///
-/// One row that everybody updates lets one transaction through per write to the disk. A stock is spread over several
-/// rows, its segments: a caller takes from one that nobody has locked, looking at some random ones first. Use it for one very
-/// hot counter that can be divided: pieces on sale, seats, quota. For an ordinary counter one guarded
-/// `UPDATE … SET n = n - 1 WHERE id = … AND n >= 1` is simpler; to read, check and write more than a number, lock the
-/// row with [`RowLock`](crate::RowLock).
+/// When all transactions update one row, one of them commits per write to the disk. A stock is spread over several
+/// rows, its segments: a caller takes from one that no other transaction has locked, trying some random ones first.
+/// Use it for one very hot counter that can be divided: pieces on sale, seats, quota. For an ordinary counter one
+/// guarded `UPDATE … SET n = n - 1 WHERE id = … AND n >= 1` is simpler; to read, check and write more than a number,
+/// lock the row with [`RowLock`](crate::RowLock).
 ///
-/// A segment that somebody has locked is passed over, but it is not empty. Where no single free segment has enough, the
-/// caller waits: for one that has, or for all of them in their order, to gather from several or to see under lock that
-/// too few are left. [`Error::SoldOut`] is therefore never said too early.
+/// A locked segment is skipped, but it is not empty. Where no single free segment has enough, the caller waits: for
+/// one that has, or for all of them in their order, to gather from several. [`Error::SoldOut`] is returned only after
+/// a check that counts the locked segments.
 ///
 /// | database | [`take`](Self::take) when a free segment has enough | when not |
 /// |---|---|---|
@@ -136,8 +124,8 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Adds pieces, and makes the stock if there is none.
     ///
-    /// The new sum is spread evenly over the segments, which are all locked for it: it waits for whoever is taking, and
-    /// is for filling a stock, not for being called as often as `take`.
+    /// It locks all segments and spreads the new sum evenly over them. It waits for transactions that are taking, so
+    /// use it to fill a stock, not as often as `take`.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] for zero, or when the stock would hold more than `i64::MAX`: nothing was added then.
@@ -254,9 +242,9 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Spreads what is left evenly over the segments, and removes those beyond their number.
     ///
-    /// Never needed for being right: callers find what is left wherever it is. Use it when the number of segments was
-    /// changed, or when large amounts are wanted from a stock that has become uneven. Like [`put`](Self::put) it locks all
-    /// of them for the moment.
+    /// Not needed for correctness: callers find the pieces in any segment. Use it when the number of segments was
+    /// changed, or when large amounts are wanted from a stock that has become uneven. Like [`put`](Self::put) it
+    /// locks all of them for the moment.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -277,186 +265,6 @@ impl<DB: StockOps> Stock<DB> {
         let reason = format!("is {}; give it a number from 1 to {MOST_SEGMENTS}", self.segments);
         Err(Error::InvalidOption { option: "segments", reason })
     }
-
-    fn waiting(&self) -> Waiting {
-        let started = Instant::now();
-        let bound = self.wait.millis().map(|it| started + Duration::from_millis(it));
-        Waiting { started, bound }
-    }
-
-    /// Takes in one statement, or else in a transaction of its own.
-    async fn take_alone(&self, amount: u64, wanted: i64) -> Result<Taken> {
-        let waiting = self.waiting();
-        let segments = {
-            let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
-            if let Some(number) = self.take_any(&mut conn, wanted, waiting).await? {
-                return Ok(Taken::from_one(number, amount));
-            }
-            DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
-        };
-        // What others are taking counts as left here, so this is not said too early.
-        let left = sum(&segments);
-        if left < amount {
-            return Err(self.sold_out(amount, left));
-        }
-        let enough: Vec<_> = segments.iter().filter(|it| it.quantity >= amount).collect();
-        if !enough.is_empty() {
-            let number = enough[fastrand::usize(..enough.len())].number;
-            let mut tx = self.begin(waiting).await?;
-            match self.take_locked(&mut tx, number..=number, amount, waiting).await {
-                // Its lock must not be kept while others are waited for: that would be in no order.
-                Err(Error::SoldOut { .. }) => tx.rollback().await?,
-                taken => return self.end(tx, taken).await,
-            }
-        }
-        let mut tx = self.begin(waiting).await?;
-        let taken = self.gather(&mut tx, amount, waiting).await;
-        self.end(tx, taken).await
-    }
-
-    /// Takes from one free segment, without waiting.
-    async fn take_any(&self, conn: &mut DB::Connection, wanted: i64, waiting: Waiting) -> Result<Option<u32>> {
-        let first = std::array::from_fn(|_| fastrand::u32(..self.segments));
-        DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(waiting, err))
-    }
-
-    /// Waits for all segments, and takes from as few as have enough.
-    async fn gather(&self, conn: &mut DB::Connection, amount: u64, waiting: Waiting) -> Result<Taken> {
-        // Whoever moves pieces between segments locks the first one first, so after this nobody moves any: what the next
-        // statement finds is all that there is.
-        if self.lock(conn, FIRST, waiting).await?.is_empty() {
-            return Err(self.sold_out(amount, 0));
-        }
-        self.take_locked(conn, ALL, amount, waiting).await
-    }
-
-    /// Waits for these segments, and takes from as few as have enough; sold out if they have less together.
-    async fn take_locked(
-        &self,
-        conn: &mut DB::Connection,
-        segments: RangeInclusive<u32>,
-        amount: u64,
-        waiting: Waiting,
-    ) -> Result<Taken> {
-        let mut segments = self.lock(conn, segments, waiting).await?;
-        let left = sum(&segments);
-        if left < amount {
-            return Err(self.sold_out(amount, left));
-        }
-        segments.sort_by_key(|it| Reverse(it.quantity));
-        let mut missing = amount;
-        let mut parts = Vec::new();
-        for Segment { number, quantity } in &mut segments {
-            if missing == 0 {
-                break;
-            }
-            let part = missing.min(*quantity);
-            missing -= part;
-            *quantity -= part;
-            parts.push(Segment { number: *number, quantity: part });
-        }
-        segments.truncate(parts.len());
-        DB::stock_write(conn, &self.key, &segments).await.map_err(|err| self.failed(waiting, err))?;
-        Ok(Taken { parts })
-    }
-
-    /// Spreads what is left and `more` evenly over the segments, in a transaction of its own.
-    async fn spread(&self, more: u64) -> Result<()> {
-        let waiting = self.waiting();
-        let mut tx = self.begin(waiting).await?;
-        let spread = self.spread_in(&mut tx, more, waiting).await;
-        self.end(tx, spread).await
-    }
-
-    async fn spread_in(&self, conn: &mut DB::Connection, more: u64, waiting: Waiting) -> Result<()> {
-        // Nothing below may run without this lock: a statement does not see the segments that another one makes meanwhile.
-        if self.lock(conn, FIRST, waiting).await?.is_empty() {
-            if more == 0 {
-                return Ok(());
-            }
-            self.bounded(waiting, DB::stock_make(conn, &self.key)).await?;
-            self.lock(conn, FIRST, waiting).await?;
-        }
-        let old = self.lock(conn, ALL, waiting).await?;
-        let Some(last) = old.last() else {
-            return Ok(());
-        };
-        let total = sum(&old).checked_add(more).filter(|it| *it < TOO_MANY).ok_or_else(|| {
-            let reason = format!("would leave more than {} in the stock; nothing was added", i64::MAX);
-            Error::InvalidOption { option: "put", reason }
-        })?;
-        let new: Vec<_> = even(total, self.segments).filter(|it| !old.contains(it)).collect();
-        if !new.is_empty() {
-            DB::stock_write(conn, &self.key, &new).await.map_err(|err| self.failed(waiting, err))?;
-        }
-        if last.number >= self.segments {
-            DB::stock_remove(conn, &self.key, self.segments..=last.number)
-                .await
-                .map_err(|err| self.failed(waiting, err))?;
-        }
-        Ok(())
-    }
-
-    async fn begin(&self, waiting: Waiting) -> Result<Tx<DB>> {
-        begin_within(&self.pool, Some(waiting.left(self.wait)), None).await
-    }
-
-    /// Commits what went well.
-    async fn end<T>(&self, tx: Tx<DB>, result: Result<T>) -> Result<T> {
-        match result {
-            Ok(done) => tx.commit().await.map(|()| done),
-            Err(err) => {
-                tx.undo().await;
-                Err(err)
-            }
-        }
-    }
-
-    async fn lock(
-        &self,
-        conn: &mut DB::Connection,
-        segments: RangeInclusive<u32>,
-        waiting: Waiting,
-    ) -> Result<Vec<Segment>> {
-        self.bounded(waiting, DB::stock_lock(conn, &self.key, segments, waiting.left(self.wait))).await
-    }
-
-    /// Runs what may wait on the server.
-    async fn bounded<T>(&self, waiting: Waiting, work: impl Future<Output = sqlx::Result<T>> + Send) -> Result<T> {
-        match until(waiting.bound.map(|it| it + BACKSTOP), work).await {
-            Some(result) => result.map_err(|err| self.failed(waiting, err)),
-            None => Err(self.contended(waiting)),
-        }
-    }
-
-    fn failed(&self, waiting: Waiting, err: sqlx::Error) -> Error {
-        if DB::fault(&err) == Fault::Contended {
-            return self.contended(waiting);
-        }
-        failed_on_own_table::<DB>(DOING, Some(&self.key), err)
-    }
-
-    fn contended(&self, waiting: Waiting) -> Error {
-        Error::Contended { key: self.key.clone(), waited: waiting.started.elapsed(), holder: None }
-    }
-
-    fn sold_out(&self, wanted: u64, left: u64) -> Error {
-        Error::SoldOut { key: self.key.clone(), wanted, left }
-    }
-}
-
-/// When an operation began, and until when it waits for others.
-#[derive(Debug, Clone, Copy)]
-struct Waiting {
-    started: Instant,
-    bound: Option<Instant>,
-}
-
-impl Waiting {
-    /// What is left of the wait.
-    fn left(self, wait: Wait) -> Wait {
-        wait.cut(self.bound.map(|it| it.saturating_duration_since(Instant::now())))
-    }
 }
 
 impl<DB: StockOps> Clone for Stock<DB> {
@@ -470,51 +278,5 @@ impl<DB: StockOps> fmt::Debug for Stock<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pool: _, key, segments, wait } = self;
         f.debug_struct("Stock").field("key", key).field("segments", segments).field("wait", wait).finish()
-    }
-}
-
-/// How many these are together; more than can be are as many as can be.
-fn sum(segments: &[Segment]) -> u64 {
-    segments.iter().fold(0, |sum, it| sum.saturating_add(it.quantity))
-}
-
-/// So many pieces in so many segments, none with more than one more than another.
-fn even(total: u64, segments: u32) -> impl Iterator<Item = Segment> {
-    let (each, rest) = (total / u64::from(segments), total % u64::from(segments));
-    (0..segments).map(move |number| Segment { number, quantity: each + u64::from(u64::from(number) < rest) })
-}
-
-/// An amount as the database has it.
-fn column(amount: u64) -> Result<i64> {
-    let reason = match i64::try_from(amount) {
-        Ok(0) => "is zero; at least one piece is needed to do anything".to_owned(),
-        Ok(wanted) => return Ok(wanted),
-        Err(_) => format!("is {amount}; a stock holds at most {}", i64::MAX),
-    };
-    Err(Error::InvalidOption { option: "amount", reason })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_are_spread_evenly_and_none_is_lost() {
-        for (total, segments) in [(0, 1), (3, 10), (200, 10), (203, 10), (u64::MAX >> 1, 7), (5, 1024)] {
-            let spread: Vec<_> = even(total, segments).collect();
-            let (least, most) = (spread.iter().map(|it| it.quantity).min(), spread.iter().map(|it| it.quantity).max());
-            assert_eq!(sum(&spread), total);
-            assert!(most.unwrap() - least.unwrap() <= 1, "{spread:?}");
-            assert_eq!(spread.len(), segments as usize);
-        }
-    }
-
-    #[test]
-    fn an_amount_is_one_to_the_most_that_a_column_holds() {
-        assert_eq!(column(1).unwrap(), 1);
-        assert_eq!(column(TOO_MANY - 1).unwrap(), i64::MAX);
-        for bad in [0, TOO_MANY, u64::MAX] {
-            assert!(matches!(column(bad), Err(Error::InvalidOption { .. })), "{bad}");
-        }
     }
 }

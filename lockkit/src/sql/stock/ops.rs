@@ -2,15 +2,24 @@
 
 use std::{future::Future, ops::RangeInclusive};
 
-use crate::{key::Key, policy::Wait, sql::Dialect};
+use sqlx::Database;
+
+use crate::{
+    key::Key,
+    policy::Wait,
+    sql::{Dialect, stock::segment::Segment},
+};
 
 /// Stocks in the table `lockkit_stock`.
 ///
-/// Whoever waits for segments locks them in their order, so that nobody deadlocks. Segments are made, removed and filled
-/// by whoever has all of them locked, segment 0 first; it is never removed.
-pub trait StockOps: Dialect {
-    /// Takes the amount from one segment that has as much and that nobody has locked, looking at `first` before the others.
-    /// Never waits, and keeps no lock of what it passed over. `None` when there is no such segment.
+/// An operation that waits for segments locks them in their order, so that no two deadlock. An operation that adds,
+/// removes or fills segments locks all of them, segment 0 first. Segment 0 is never removed.
+pub trait StockOps: Dialect + StockStatements {}
+
+/// The statements of stocks. Hidden from users, who call the strategy.
+pub trait StockStatements: Database {
+    /// Takes the amount from one unlocked segment that has enough, trying `first` before the others. Does not wait,
+    /// and keeps no lock on segments that it skipped. `None` when there is no such segment.
     fn stock_take_any(
         conn: &mut Self::Connection,
         key: &Key,
@@ -48,27 +57,10 @@ pub trait StockOps: Dialect {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-/// One of the rows that a stock is spread over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    pub(crate) number: u32,
-    pub(crate) quantity: u64,
-}
-
 /// The segments of a stock, as a read without locks found them.
 #[derive(Debug, Clone)]
 pub struct Look {
     pub(crate) segments: Vec<Segment>,
     /// Whether they were read as of now, even inside a transaction that has read before.
     pub(crate) is_current: bool,
-}
-
-/// A segment as read from its row.
-pub(crate) fn segment(number: i64, quantity: i64) -> Segment {
-    Segment { number: u32::try_from(number).unwrap_or(0), quantity: u64::try_from(quantity).unwrap_or(0) }
-}
-
-/// What a segment holds, as its column has it: nobody puts more into a stock than that can be.
-pub(crate) fn quantity(segment: &Segment) -> i64 {
-    i64::try_from(segment.quantity).unwrap_or(i64::MAX)
 }

@@ -1,14 +1,14 @@
-//! Optimistic versions: writes that succeed only if nobody else wrote since the read.
+//! Optimistic versions: a write succeeds only if no other write happened since the read.
 
-mod bumped;
+mod bump;
 mod conflict;
 pub(crate) mod ops;
+mod record;
 mod row;
-mod saved;
-mod stored;
+mod save;
 
-pub use bumped::{Bumped, Expected};
+pub use bump::{Bumped, Expected};
 pub use conflict::OrConflict;
+pub use record::{Columns, VersionField, VersionedStruct};
 pub use row::{Versioned, VersionedRow, load};
-pub use saved::Saved;
-pub use stored::{Columns, VersionField, VersionedStruct};
+pub use save::Saved;

@@ -2,13 +2,18 @@
 
 use std::future::Future;
 
+use sqlx::{Arguments, Database, Encode, Type};
+
 use crate::{
     sql::{Dialect, SaveQuery, Values, VersionQuery, dialect::sealed},
     version::Version,
 };
 
 /// Versions of rows.
-pub trait VersionOps: Dialect {
+pub trait VersionOps: Dialect + VersionStatements {}
+
+/// The statements of versions. Hidden from users, who call the strategy.
+pub trait VersionStatements: Database {
     /// Reads the row and its version.
     fn version_read(
         conn: &mut Self::Connection,
@@ -48,12 +53,12 @@ pub trait RowsAffected: sealed::Sealed {
     fn affected(&self) -> u64;
 }
 
-/// What a version column holds.
+/// The type of a version column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VersionKind {
     Number,
     Timestamp,
-    /// Nothing that can be moved on.
+    /// A type that cannot be a version.
     Other,
 }
 
@@ -78,4 +83,17 @@ pub(crate) fn parse_version(kind: VersionKind, text: Option<String>) -> sqlx::Re
             Err(sqlx::Error::Decode("the version of the row is neither an integer nor a timestamp".into()))
         }
     }
+}
+
+/// Binds the expected version, as the last value of a statement.
+pub(crate) fn bind_expected<DB: Database>(arguments: &mut DB::Arguments, expected: &Version) -> sqlx::Result<()>
+where
+    for<'v> i64: Encode<'v, DB> + Type<DB>,
+    for<'v> String: Encode<'v, DB> + Type<DB>,
+{
+    match expected {
+        Version::Number(number) => arguments.add(*number),
+        Version::Timestamp(text) => arguments.add(text.clone()),
+    }
+    .map_err(sqlx::Error::Encode)
 }

@@ -12,7 +12,7 @@ use crate::{
         conn::{Finish, On},
         depth, failed,
         ident::{Ident, TableName},
-        version::bumped::{Bumped, Expected},
+        version::bump::{Bumped, Expected},
     },
     version::Version,
 };

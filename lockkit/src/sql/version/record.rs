@@ -10,7 +10,7 @@ use crate::{
         Values, VersionOps,
         conn::On,
         ident::Ident,
-        version::saved::{self, Saved},
+        version::save::{self, Saved},
     },
 };
 
@@ -99,8 +99,8 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// the next save is a conflict.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
-    /// (`found` is `None`): load it again. [`Error::InvalidOption`] when the version cannot be any higher;
+    /// [`Error::Conflict`] when another writer changed the row since it was read (`found` is its version now), or
+    /// deleted it (`found` is `None`): load it again. [`Error::InvalidOption`] when the version cannot be any higher;
     /// [`Error::InvalidIdentifier`]; [`Error::Database`]. The struct keeps its version.
     ///
     /// # Cancel safety
@@ -109,7 +109,7 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     where
         Self: Send,
     {
-        saved::save(self, on)
+        save::save(self, on)
     }
 
     /// Deletes the row if its version is still that of the struct, in one statement.
@@ -118,14 +118,14 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// that the struct has; when it is committed, a later save or delete of the struct is a conflict.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when somebody else changed the row since it was read (`found` is its version now), or deleted it
-    /// (`found` is `None`); [`Error::InvalidIdentifier`]; [`Error::InvalidOption`] for a key that is NULL;
+    /// [`Error::Conflict`] when another writer changed the row since it was read (`found` is its version now), or
+    /// deleted it (`found` is `None`); [`Error::InvalidIdentifier`]; [`Error::InvalidOption`] for a key that is NULL;
     /// [`Error::Database`].
     ///
     /// # Cancel safety
     /// Outside a transaction the row may or may not have been deleted.
     fn delete(&self, on: impl On<DB>) -> impl Future<Output = Result<()>> + Send {
-        saved::delete(self, on)
+        save::delete(self, on)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A struct that was saved, and whose version moves on in memory when the database has committed it.
+//! Saves of structs. The version in memory moves on when the database has committed it.
 
 use std::{
     fmt,
@@ -19,9 +19,9 @@ use crate::{
         ident::{Ident, TableName},
         tx::AnyTx,
         version::{
-            bumped::{self, Made},
+            bump::{self, Made},
+            record::{Columns, VersionField, VersionedStruct},
             row::delete_row,
-            stored::{Columns, VersionField, VersionedStruct},
         },
     },
     version::Version,
@@ -29,14 +29,14 @@ use crate::{
 
 /// A struct that was saved.
 ///
-/// A save on `&pool` has none: it is committed, and the struct has its new version. The same holds for a save on a connection
-/// outside a transaction; drop this then. Inside a transaction the struct still has the version that is committed, and
-/// gets the new one from [`commit`](Self::commit). A transaction that ends in any other way leaves it there: after a
-/// rollback the struct can be saved again, and after a commit that this was not part of, the next save is a conflict, as
-/// if somebody else had been faster. Nothing is ever overwritten.
+/// A save on `&pool` has none: it is committed, and the struct has its new version. The same holds for a save on a
+/// connection outside a transaction; drop this then. Inside a transaction the struct still has the version that is
+/// committed, and gets the new one from [`commit`](Self::commit). If the transaction ends in any other way, the
+/// struct keeps its version: after a rollback it can be saved again, and after a commit without this the next save is
+/// a conflict. No write of another transaction is overwritten.
 ///
-/// Where the transaction is committed by somebody else, as under `#[with_lock(version, tx = tx)]`, and the struct is not
-/// used after that, write `let _ = item.save(&mut *tx).await?;`.
+/// Where other code commits the transaction, as under `#[with_lock(version, tx = tx)]`, and the struct is not used
+/// after that, write `let _ = item.save(&mut *tx).await?;`.
 ///
 /// The struct is borrowed until then, and can be changed and saved again through this.
 ///
@@ -152,7 +152,7 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
         let saves: Box<dyn Settle + 'a> = Box::new(self);
         let mut made = Vec::new();
         saves.made(&mut made);
-        bumped::commit(&made, tx).await?;
+        bump::commit(&made, tx).await?;
         saves.settle();
         Ok(())
     }

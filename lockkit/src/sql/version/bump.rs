@@ -1,4 +1,4 @@
-//! The version that a write made: not to be kept before it is committed.
+//! The version that a write made, which is tentative until its transaction commits.
 
 use std::fmt;
 
@@ -10,10 +10,11 @@ use crate::{
 
 /// The version that a [`bump`](crate::VersionedRow::bump) moved a row on to.
 ///
-/// Outside a transaction it is committed, and [`committed`](Self::committed) returns it. Inside one it is only tentative: if
-/// the transaction or a savepoint in it is rolled back, somebody else will commit *the same number* with other content,
-/// and a write that expects it would overwrite that. So this is no [`Version`]; it compares with one and prints as one, is
-/// the expected version of a further bump in the same transaction, and becomes one through [`commit`](Self::commit).
+/// Outside a transaction it is committed, and [`committed`](Self::committed) returns it. Inside one it is only
+/// tentative: if the transaction or a savepoint in it is rolled back, another writer can commit *the same number*
+/// with other content, and a write that expects it would overwrite that. So this is no [`Version`]; it compares with
+/// one and prints as one, is the expected version of a further bump in the same transaction, and becomes one through
+/// [`commit`](Self::commit).
 ///
 /// Without that, read the row again after the commit.
 ///
@@ -109,8 +110,8 @@ impl From<Bumped> for Expected {
     }
 }
 
-/// How deep in transactions a version was made. A transaction that sqlx was not told of (a BEGIN or SAVEPOINT of the
-/// user's own) is not counted.
+/// How deep in transactions a version was made. A transaction that sqlx does not know of (the user's own BEGIN or
+/// SAVEPOINT) is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) depth: usize,

@@ -1,0 +1,60 @@
+//! Named locks on PostgreSQL.
+
+use sqlx::{PgConnection, Postgres, Row};
+
+use super::{advisory_number, holder, holder_since, lock_timeout, pooler};
+use crate::{
+    error::LockHolder,
+    key::Key,
+    policy::Wait,
+    sql::{NamedStatements, Sharing, statement::statement},
+};
+
+/// The functions that lock an advisory lock until the end of the transaction: by waiting, or only if it is free.
+fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
+    match sharing {
+        Sharing::Alone => ("SELECT pg_advisory_xact_lock($1)", "SELECT pg_try_advisory_xact_lock($1)"),
+        Sharing::Shared => ("SELECT pg_advisory_xact_lock_shared($1)", "SELECT pg_try_advisory_xact_lock_shared($1)"),
+    }
+}
+
+/// The value that is put back depends on the lock, so it is put back after the wait.
+fn bounded(function: &str) -> String {
+    format!(
+        "WITH was AS MATERIALIZED (
+             SELECT current_setting('lock_timeout') AS v
+         ), bound AS MATERIALIZED (
+             SELECT was.v, set_config('lock_timeout', $2, true) FROM was
+         )
+         SELECT set_config('lock_timeout', CASE WHEN {function}($1) IS NULL THEN v ELSE v END, true) FROM bound"
+    )
+}
+
+impl NamedStatements for Postgres {
+    async fn named_lock(conn: &mut PgConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
+        let number = advisory_number("named", key);
+        let (lock, lock_if_free) = lock_functions(sharing);
+        let granted = match wait {
+            Wait::Forever => {
+                pooler::query(lock).bind(number).execute(conn).await?;
+                true
+            }
+            Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
+            Wait::AtMost(_) => {
+                let sql = match sharing {
+                    Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
+                    Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),
+                };
+                pooler::query(sql).bind(number).bind(lock_timeout(wait)).execute(conn).await?;
+                true
+            }
+        };
+        Ok(granted)
+    }
+
+    async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+        let sql = statement!("{holder}", holder = holder_since("xact_start"));
+        let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
+        row.as_ref().map(holder).transpose()
+    }
+}

@@ -1,0 +1,216 @@
+//! One attempt to take from a stock or to spread it: its statements, its locks, and until when it waits for others.
+
+use std::{cmp::Reverse, future::Future, ops::RangeInclusive, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    error::{Error, Fault, Result},
+    policy::Wait,
+    sql::{
+        StockOps, connection, failed_on_own_table,
+        stock::{
+            Stock, Taken,
+            segment::{Segment, TOO_MANY, even, sum},
+        },
+        tx::{Tx, begin_within},
+    },
+    task::until,
+};
+
+/// For errors.
+pub(super) const DOING: &str = "using stock";
+
+/// Time beyond the bound before the connection counts as broken. A server may apply the bound to each row anew, and
+/// MySQL does not bound the statement that makes a stock.
+const BACKSTOP: Duration = Duration::from_secs(1);
+
+pub(super) const FIRST: RangeInclusive<u32> = 0..=0;
+pub(super) const ALL: RangeInclusive<u32> = 0..=u32::MAX;
+
+impl<DB: StockOps> Stock<DB> {
+    pub(super) fn waiting(&self) -> Waiting {
+        let started = Instant::now();
+        let bound = self.wait.millis().map(|it| started + Duration::from_millis(it));
+        Waiting { started, bound }
+    }
+
+    /// Takes in one statement, or else in a transaction of its own.
+    pub(super) async fn take_alone(&self, amount: u64, wanted: i64) -> Result<Taken> {
+        let waiting = self.waiting();
+        let segments = {
+            let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
+            if let Some(number) = self.take_any(&mut conn, wanted, waiting).await? {
+                return Ok(Taken::from_one(number, amount));
+            }
+            DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
+        };
+        // What others are taking counts as left here, so this is not said too early.
+        let left = sum(&segments);
+        if left < amount {
+            return Err(self.sold_out(amount, left));
+        }
+        let enough: Vec<_> = segments.iter().filter(|it| it.quantity >= amount).collect();
+        if !enough.is_empty() {
+            let number = enough[fastrand::usize(..enough.len())].number;
+            let mut tx = self.begin(waiting).await?;
+            match self.take_locked(&mut tx, number..=number, amount, waiting).await {
+                // Its lock must not be kept while others are waited for: that would be in no order.
+                Err(Error::SoldOut { .. }) => tx.rollback().await?,
+                taken => return self.end(tx, taken).await,
+            }
+        }
+        let mut tx = self.begin(waiting).await?;
+        let taken = self.gather(&mut tx, amount, waiting).await;
+        self.end(tx, taken).await
+    }
+
+    /// Takes from one free segment, without waiting.
+    pub(super) async fn take_any(
+        &self,
+        conn: &mut DB::Connection,
+        wanted: i64,
+        waiting: Waiting,
+    ) -> Result<Option<u32>> {
+        let first = std::array::from_fn(|_| fastrand::u32(..self.segments));
+        DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(waiting, err))
+    }
+
+    /// Waits for all segments, and takes from as few as have enough.
+    pub(super) async fn gather(&self, conn: &mut DB::Connection, amount: u64, waiting: Waiting) -> Result<Taken> {
+        // Every operation that moves pieces between segments locks the first segment first. So after this no pieces
+        // move, and the next statement finds all that are left.
+        if self.lock(conn, FIRST, waiting).await?.is_empty() {
+            return Err(self.sold_out(amount, 0));
+        }
+        self.take_locked(conn, ALL, amount, waiting).await
+    }
+
+    /// Waits for these segments, and takes from as few as have enough; sold out if they have less together.
+    pub(super) async fn take_locked(
+        &self,
+        conn: &mut DB::Connection,
+        segments: RangeInclusive<u32>,
+        amount: u64,
+        waiting: Waiting,
+    ) -> Result<Taken> {
+        let mut segments = self.lock(conn, segments, waiting).await?;
+        let left = sum(&segments);
+        if left < amount {
+            return Err(self.sold_out(amount, left));
+        }
+        segments.sort_by_key(|it| Reverse(it.quantity));
+        let mut missing = amount;
+        let mut parts = Vec::new();
+        for Segment { number, quantity } in &mut segments {
+            if missing == 0 {
+                break;
+            }
+            let part = missing.min(*quantity);
+            missing -= part;
+            *quantity -= part;
+            parts.push(Segment { number: *number, quantity: part });
+        }
+        segments.truncate(parts.len());
+        DB::stock_write(conn, &self.key, &segments).await.map_err(|err| self.failed(waiting, err))?;
+        Ok(Taken { parts })
+    }
+
+    /// Spreads what is left and `more` evenly over the segments, in a transaction of its own.
+    pub(super) async fn spread(&self, more: u64) -> Result<()> {
+        let waiting = self.waiting();
+        let mut tx = self.begin(waiting).await?;
+        let spread = self.spread_in(&mut tx, more, waiting).await;
+        self.end(tx, spread).await
+    }
+
+    async fn spread_in(&self, conn: &mut DB::Connection, more: u64, waiting: Waiting) -> Result<()> {
+        // Nothing below may run without this lock: a statement does not see the segments that another one makes meanwhile.
+        if self.lock(conn, FIRST, waiting).await?.is_empty() {
+            if more == 0 {
+                return Ok(());
+            }
+            self.bounded(waiting, DB::stock_make(conn, &self.key)).await?;
+            self.lock(conn, FIRST, waiting).await?;
+        }
+        let old = self.lock(conn, ALL, waiting).await?;
+        let Some(last) = old.last() else {
+            return Ok(());
+        };
+        let total = sum(&old).checked_add(more).filter(|it| *it < TOO_MANY).ok_or_else(|| {
+            let reason = format!("would leave more than {} in the stock; nothing was added", i64::MAX);
+            Error::InvalidOption { option: "put", reason }
+        })?;
+        let new: Vec<_> = even(total, self.segments).filter(|it| !old.contains(it)).collect();
+        if !new.is_empty() {
+            DB::stock_write(conn, &self.key, &new).await.map_err(|err| self.failed(waiting, err))?;
+        }
+        if last.number >= self.segments {
+            DB::stock_remove(conn, &self.key, self.segments..=last.number)
+                .await
+                .map_err(|err| self.failed(waiting, err))?;
+        }
+        Ok(())
+    }
+
+    async fn begin(&self, waiting: Waiting) -> Result<Tx<DB>> {
+        begin_within(&self.pool, Some(waiting.left(self.wait)), None).await
+    }
+
+    /// Commits what went well.
+    async fn end<T>(&self, tx: Tx<DB>, result: Result<T>) -> Result<T> {
+        match result {
+            Ok(done) => tx.commit().await.map(|()| done),
+            Err(err) => {
+                tx.undo().await;
+                Err(err)
+            }
+        }
+    }
+
+    pub(super) async fn lock(
+        &self,
+        conn: &mut DB::Connection,
+        segments: RangeInclusive<u32>,
+        waiting: Waiting,
+    ) -> Result<Vec<Segment>> {
+        self.bounded(waiting, DB::stock_lock(conn, &self.key, segments, waiting.left(self.wait))).await
+    }
+
+    /// Runs what may wait on the server.
+    async fn bounded<T>(&self, waiting: Waiting, work: impl Future<Output = sqlx::Result<T>> + Send) -> Result<T> {
+        match until(waiting.bound.map(|it| it + BACKSTOP), work).await {
+            Some(result) => result.map_err(|err| self.failed(waiting, err)),
+            None => Err(self.contended(waiting)),
+        }
+    }
+
+    pub(super) fn failed(&self, waiting: Waiting, err: sqlx::Error) -> Error {
+        if DB::fault(&err) == Fault::Contended {
+            return self.contended(waiting);
+        }
+        failed_on_own_table::<DB>(DOING, Some(&self.key), err)
+    }
+
+    fn contended(&self, waiting: Waiting) -> Error {
+        Error::Contended { key: self.key.clone(), waited: waiting.started.elapsed(), holder: None }
+    }
+
+    pub(super) fn sold_out(&self, wanted: u64, left: u64) -> Error {
+        Error::SoldOut { key: self.key.clone(), wanted, left }
+    }
+}
+
+/// When an operation began, and until when it waits for others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    started: Instant,
+    bound: Option<Instant>,
+}
+
+impl Waiting {
+    /// What is left of the wait.
+    fn left(self, wait: Wait) -> Wait {
+        wait.cut(self.bound.map(|it| it.saturating_duration_since(Instant::now())))
+    }
+}

@@ -1,0 +1,14 @@
+// A lease is given back by its holder. The statement behind it cannot be called past the task that renews the lease.
+
+use std::time::Duration;
+
+use lockkit::{Key, LeaseOps, Token};
+use sqlx::{Sqlite, SqliteConnection};
+
+async fn release(conn: &mut SqliteConnection, key: &Key, token: Token) {
+    let _ = Sqlite::lease_give_up(conn, key, token, Duration::ZERO, false).await;
+    let _ = <Sqlite as LeaseOps>::lease_give_up(conn, key, token, Duration::ZERO, false).await;
+    let _ = <Sqlite as lockkit::sql::LeaseStatements>::lease_give_up(conn, key, token, Duration::ZERO, false).await;
+}
+
+fn main() {}
