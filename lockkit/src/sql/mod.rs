@@ -33,7 +33,7 @@ mod query;
 pub(crate) mod row;
 pub(crate) mod schema;
 pub(crate) mod session;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 mod sqlite;
 pub(crate) mod stock;
 pub(crate) mod tx;
@@ -81,7 +81,7 @@ impl Known<Sessions> for sqlx::MySql {
     type Itself = Self;
 }
 
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 impl Known for sqlx::Sqlite {
     type Itself = Self;
 }
@@ -614,7 +614,7 @@ fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
     if let Some(err) = err.downcast_ref() {
         return Some(mysql::fault_of(err));
     }
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
     if let Some(err) = err.downcast_ref() {
         return Some(sqlite::fault_of(err));
     }
