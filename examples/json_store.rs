@@ -59,15 +59,11 @@ impl Row {
 
     fn held(&self, key: &str, now: u64) -> Option<Held> {
         let token = Token::from_bytes(self.token.filter(|_| self.is_held(now))?);
-        let info = LeaseInfo {
-            key: key.into(),
-            holder: self.holder.clone(),
-            fence: Fence::from(self.fence),
-            acquired_at: UNIX_EPOCH + Duration::from_micros(self.acquired),
-            held_for: Duration::from_micros(now - self.acquired.min(now)),
-            expires_in: Duration::from_micros(self.expires - now),
-            renewals: self.renewals,
-        };
+        let acquired_at = UNIX_EPOCH + Duration::from_micros(self.acquired);
+        let mut info = LeaseInfo::new(key.into(), &self.holder, Fence::from(self.fence), acquired_at);
+        info.held_for = Duration::from_micros(now - self.acquired.min(now));
+        info.expires_in = Duration::from_micros(self.expires - now);
+        info.renewals = self.renewals;
         Some(Held { token, info })
     }
 
@@ -102,12 +98,7 @@ impl JsonStore {
             Ok(answer)
         });
         let done = done.await.unwrap_or_else(|err| Err(io::Error::other(err)));
-        done.map_err(|err| Error::Database {
-            doing,
-            key: None,
-            fault: Fault::Unavailable,
-            source: sqlx::Error::Io(err),
-        })
+        done.map_err(|err| Error::database(doing, None, Fault::Unavailable, err))
     }
 }
 

@@ -2,7 +2,13 @@
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-use crate::{fence::Fence, key::Key, version::Version};
+pub(crate) use crate::holder::LockHolder;
+use crate::{
+    fence::Fence,
+    holder::{self, Holder},
+    key::Key,
+    version::Version,
+};
 
 /// What lockkit's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -20,7 +26,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else holds the lock, and the wait is over. Nothing was taken.
-    #[error("lock `{key}` is held by {} (waited {}){}", whom(holder.as_deref()), rounded(*waited), by(holder.as_deref()))]
+    #[error("lock `{key}` is held by {} (waited {}){}", holder::whom(holder.as_deref()), rounded(*waited), holder::details(holder.as_deref()))]
+    #[non_exhaustive]
     Contended {
         /// The lock, or the table whose row is locked.
         key: Key,
@@ -28,7 +35,7 @@ pub enum Error {
         waited: Duration,
         /// Who holds it, where that is known: for leases and session locks, unless the last look was not answered in time;
         /// for named and row locks on some databases, as their `lock` says.
-        holder: Option<Box<HolderInfo>>,
+        holder: Option<Box<Holder>>,
     },
 
     /// This task holds the lock already and asks for it again: it would wait for itself. Nothing was taken, and no time was
@@ -39,6 +46,7 @@ pub enum Error {
     /// [`MultiRequest::run`](crate::MultiRequest::run). It is a mistake in the program, so it is neither contended nor
     /// transient.
     #[error("{lock} `{key}` is held by this task already, which would wait for itself: {hint}")]
+    #[non_exhaustive]
     Reentrant {
         /// What kind of lock it is, as in "lease".
         lock: &'static str,
@@ -50,6 +58,7 @@ pub enum Error {
 
     /// The lease is no longer held: stop, and do not write what it protected.
     #[error("lease `{key}` with fence {fence} was lost: {reason}")]
+    #[non_exhaustive]
     Lost {
         /// The lease.
         key: Key,
@@ -61,6 +70,7 @@ pub enum Error {
 
     /// An optimistic write matched no row: somebody else moved its version, or the row is gone.
     #[error("the row{} changed since it was read (expected version {}, found {})", of(table.as_ref()), text(expected.as_ref()), text(found.as_ref()))]
+    #[non_exhaustive]
     Conflict {
         /// The table, where lockkit wrote the statement.
         table: Option<Key>,
@@ -75,6 +85,7 @@ pub enum Error {
 
     /// Every attempt failed for a passing reason, and the attempts or the time ran out.
     #[error("gave up after {attempts} {} in {}", plural(*attempts, "attempt", "attempts"), rounded(*elapsed))]
+    #[non_exhaustive]
     RetriesExhausted {
         /// How many attempts were started.
         attempts: u32,
@@ -86,6 +97,7 @@ pub enum Error {
 
     /// [`Leases::close`](crate::Leases::close) was called: this process takes no more leases.
     #[error("lease `{key}` was not taken: these `Leases` are closed")]
+    #[non_exhaustive]
     Closed {
         /// The lease.
         key: Key,
@@ -93,6 +105,7 @@ pub enum Error {
 
     /// No row matches, so no row was locked.
     #[error("no row of `{table}` matches, so nothing was locked")]
+    #[non_exhaustive]
     NoSuchRow {
         /// The table.
         table: Key,
@@ -103,6 +116,7 @@ pub enum Error {
         "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by (ordered by, \
          if it has no `by`), or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
     )]
+    #[non_exhaustive]
     FullScan {
         /// The table.
         table: Key,
@@ -112,6 +126,7 @@ pub enum Error {
 
     /// The text cannot name a lock, or not in this database: see [`Key`].
     #[error("`{key}` cannot be a key: {reason}")]
+    #[non_exhaustive]
     InvalidKey {
         /// The text, escaped and shortened.
         key: String,
@@ -121,6 +136,7 @@ pub enum Error {
 
     /// The text cannot name a table or column.
     #[error("`{name}` cannot be the name of a table or column: {reason}")]
+    #[non_exhaustive]
     InvalidIdentifier {
         /// The text, escaped and shortened.
         name: String,
@@ -130,6 +146,7 @@ pub enum Error {
 
     /// An option has a value that cannot work.
     #[error("`{option}` {reason}")]
+    #[non_exhaustive]
     InvalidOption {
         /// The option.
         option: &'static str,
@@ -139,18 +156,20 @@ pub enum Error {
 
     /// lockkit's tables are missing or too old in this database.
     #[error("lockkit's tables are missing or out of date: {hint}")]
+    #[non_exhaustive]
     NotMigrated {
         /// What to run.
         hint: &'static str,
         /// What the database said.
-        source: sqlx::Error,
+        source: BoxError,
     },
 
     /// lockkit's migrations could not be applied. Never an application's own: there is no `From<MigrateError>`.
     #[error("lockkit's migrations could not be applied")]
+    #[non_exhaustive]
     Migration {
         /// What went wrong.
-        source: sqlx::migrate::MigrateError,
+        source: BoxError,
     },
 
     /// The history of lockkit's migrations may not be read, and the tables are not as this version needs them.
@@ -158,9 +177,10 @@ pub enum Error {
         "lockkit's tables are not up to date, and their history may not be read: run the migrations as a user who may \
          create tables, and grant this one SELECT on `_lockkit_migrations`"
     )]
+    #[non_exhaustive]
     HistoryDenied {
         /// What the database said.
-        source: sqlx::Error,
+        source: BoxError,
     },
 
     /// A migration was cut short, and its mark in the history could not be removed.
@@ -168,6 +188,7 @@ pub enum Error {
         "lockkit's migration {number} was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, \
          and run the migrations again (they can be repeated)"
     )]
+    #[non_exhaustive]
     MigrationCutShort {
         /// The number of the migration.
         number: i64,
@@ -182,9 +203,10 @@ pub enum Error {
     #[error(
         "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
     )]
+    #[non_exhaustive]
     TransactionEnded {
         /// What the database said to the commit.
-        source: sqlx::Error,
+        source: BoxError,
     },
 
     /// A caller inside a section (an open transaction, a session lock) needed another connection, and none came free:
@@ -196,6 +218,7 @@ pub enum Error {
         plural(*held, "is", "are"),
         plural(*waiting, "caller waits", "callers wait")
     )]
+    #[non_exhaustive]
     PoolStarved {
         /// How many connections are in use.
         held: u32,
@@ -207,6 +230,7 @@ pub enum Error {
 
     /// Too few are left in a stock. Nothing was taken.
     #[error("stock `{key}` is sold out: {wanted} wanted, {left} left")]
+    #[non_exhaustive]
     SoldOut {
         /// The stock.
         key: Key,
@@ -219,11 +243,12 @@ pub enum Error {
     /// The connection that a session lock lives on is gone, and the lock with it: stop, and do not write what it
     /// protected.
     #[error("session lock `{key}` was lost: its connection is gone")]
+    #[non_exhaustive]
     SessionLost {
         /// The lock.
         key: Key,
         /// How the connection was lost, where the database or the driver said so.
-        source: Option<sqlx::Error>,
+        source: Option<BoxError>,
     },
 
     /// A pooler in transaction mode stands between this process and the database, where a session lock would belong to
@@ -233,6 +258,7 @@ pub enum Error {
          pooler in transaction mode stands in between; connect to the database itself or to a port of the pooler in \
          session mode, or use a lease or a named lock instead"
     )]
+    #[non_exhaustive]
     TransactionPooler {
         /// The lock.
         key: Key,
@@ -242,9 +268,10 @@ pub enum Error {
     ///
     /// Never repeat the work blindly; look at the data first.
     #[error("the connection broke during the commit, which may or may not have happened")]
+    #[non_exhaustive]
     OutcomeUnknown {
         /// How the connection broke.
-        source: sqlx::Error,
+        source: BoxError,
     },
 
     /// MySQL or MariaDB writes its binary log as statements, and so refuses every write in a READ COMMITTED transaction,
@@ -254,17 +281,19 @@ pub enum Error {
          READ COMMITTED: set `binlog_format` to ROW or MIXED on the server",
         of(key.as_ref())
     )]
+    #[non_exhaustive]
     StatementLog {
         /// What lockkit was doing.
         doing: &'static str,
         /// For which lock or table.
         key: Option<Key>,
         /// What the server said.
-        source: sqlx::Error,
+        source: BoxError,
     },
 
     /// The database failed.
     #[error("database error while {doing}{}", of(key.as_ref()))]
+    #[non_exhaustive]
     Database {
         /// What lockkit was doing.
         doing: &'static str,
@@ -273,12 +302,98 @@ pub enum Error {
         /// What kind of failure it is.
         fault: Fault,
         /// What the driver said.
-        source: sqlx::Error,
+        source: BoxError,
     },
 }
 
 impl Error {
+    /// For stores of your own: the failure of a store while it was `doing` something, such as "renewing leases", to the lease of
+    /// this key, if it was one.
+    ///
+    /// ```
+    /// use lockkit::{Error, Fault};
+    /// use std::io;
+    ///
+    /// let err = Error::database("renewing leases", None, Fault::Unavailable, io::Error::from(io::ErrorKind::BrokenPipe));
+    /// assert_eq!(err.to_string(), "database error while renewing leases");
+    /// ```
+    pub fn database<'k>(
+        doing: &'static str,
+        key: impl Into<Option<&'k Key>>,
+        fault: Fault,
+        source: impl Into<BoxError>,
+    ) -> Self {
+        Self::Database { doing, key: key.into().cloned(), fault, source: source.into() }
+    }
+
+    /// For tests of code that handles it: somebody else holds the lock, after a wait of `waited`.
+    pub fn contended(key: impl Into<Key>, waited: Duration, holder: impl Into<Option<Holder>>) -> Self {
+        Self::Contended { key: key.into(), waited, holder: holder.into().map(Box::new) }
+    }
+
+    /// For tests of code that handles it: the lease with this fence was lost.
+    pub fn lost(key: impl Into<Key>, fence: Fence, reason: LossReason) -> Self {
+        Self::Lost { key: key.into(), fence, reason }
+    }
+
+    /// An optimistic write that matched no row. For statements of your own whose result is not
+    /// [`or_conflict`](crate::OrConflict)'s, and for tests.
+    pub fn conflict() -> Self {
+        Self::Conflict { table: None, expected: None, found: None, source: Raced }
+    }
+
+    /// The lock, the lease, the stock or the table that the error is about, where it is about one.
+    ///
+    /// ```
+    /// use lockkit::{Error, Fence, LossReason};
+    ///
+    /// let err = Error::lost("nightly", Fence::from(7), LossReason::Expired);
+    /// assert_eq!(err.key().unwrap(), "nightly");
+    /// ```
+    pub fn key(&self) -> Option<&Key> {
+        match self {
+            Self::Contended { key, .. }
+            | Self::Reentrant { key, .. }
+            | Self::Lost { key, .. }
+            | Self::Closed { key }
+            | Self::NoSuchRow { table: key }
+            | Self::FullScan { table: key, .. }
+            | Self::SoldOut { key, .. }
+            | Self::SessionLost { key, .. }
+            | Self::TransactionPooler { key } => Some(key),
+            Self::Conflict { table: key, .. } | Self::StatementLog { key, .. } | Self::Database { key, .. } => {
+                key.as_ref()
+            }
+            Self::RetriesExhausted { .. } => self.last().and_then(Self::key),
+            Self::InvalidKey { .. }
+            | Self::InvalidIdentifier { .. }
+            | Self::InvalidOption { .. }
+            | Self::NotMigrated { .. }
+            | Self::Migration { .. }
+            | Self::HistoryDenied { .. }
+            | Self::MigrationCutShort { .. }
+            | Self::TransactionEnded { .. }
+            | Self::PoolStarved { .. }
+            | Self::OutcomeUnknown { .. } => None,
+        }
+    }
+
+    /// The error of lockkit that retries ended with, where this is [`RetriesExhausted`](Self::RetriesExhausted).
+    fn last(&self) -> Option<&Self> {
+        match self {
+            Self::RetriesExhausted { source, .. } => chain(&**source).find_map(<dyn StdError>::downcast_ref),
+            _ => None,
+        }
+    }
+
+    /// Whether this, or the error that retries ended with, is such an error.
+    fn any(&self, is: impl Fn(&Self) -> bool) -> bool {
+        std::iter::successors(Some(self), |it| it.last()).any(is)
+    }
+
     /// Somebody else holds the lock.
+    ///
+    /// As all of these tests, it looks through [`RetriesExhausted`](Self::RetriesExhausted) at the error of the last attempt.
     ///
     /// ```
     /// # async fn f(leases: &lockkit::Leases<impl lockkit::LeaseStore>) -> lockkit::Result<()> {
@@ -290,23 +405,23 @@ impl Error {
     /// # Ok(()) }
     /// ```
     pub fn is_contended(&self) -> bool {
-        matches!(self, Self::Contended { .. })
+        self.any(|it| matches!(it, Self::Contended { .. }))
     }
 
     /// The lease or session lock is gone, or may no longer be trusted.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::SessionLost { .. })
+        self.any(|it| matches!(it, Self::Lost { .. } | Self::SessionLost { .. }))
     }
 
     /// An optimistic write lost its race. A fresh attempt that reads again may succeed.
     pub fn is_conflict(&self) -> bool {
-        matches!(self, Self::Conflict { .. })
+        self.any(|it| matches!(it, Self::Conflict { .. }))
     }
 
     /// The database undid the work for a passing reason (deadlock victim, serialization failure, stale snapshot);
     /// the same work, run again from its beginning, may succeed.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Database { fault, .. } if fault.is_transient())
+        self.any(|it| matches!(it, Self::Database { fault, .. } if fault.is_transient()))
     }
 }
 
@@ -379,78 +494,6 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// Who holds a lock, as shown to people. Never compared to decide who owns what.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HolderInfo {
-    /// Of a lease the process: host, process id and a random part, unless the service named itself. Of a row, named or session
-    /// lock the server's session, as [`LockHolder`] displays it.
-    pub holder: String,
-    /// Its fencing token; 0 where there is none, because the lock is no lease.
-    pub fence: Fence,
-    /// How long it has held the lease. Of another lock [`LockHolder::held_at_most`], or zero.
-    pub held_for: Duration,
-    /// How often it has renewed the lease. None after a third of its ttl means that it hangs, or is dead. Zero where the lock
-    /// is no lease.
-    pub renewals: u64,
-    /// How long the lease lives without a renewal. [`Duration::MAX`] where the lock is no lease: it does not expire.
-    pub expires_in: Duration,
-    /// Whether another caller of the same [`Leases`](crate::Leases), and so of this process, holds it.
-    pub is_this_process: bool,
-}
-
-/// The server's session that holds a row, named or session lock, as the server describes it.
-///
-/// Displayed as "session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0 s at most".
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockHolder {
-    /// What ends it: `pg_terminate_backend(id)` on PostgreSQL, `KILL id` on MySQL and MariaDB.
-    pub id: i64,
-    /// The user that it logged in as.
-    pub user: Option<String>,
-    /// Where it comes from. `None` for a local connection, and on PostgreSQL for a user who may not see it (who is neither the
-    /// same user nor in `pg_read_all_stats`).
-    pub host: Option<String>,
-    /// `application_name` of its connection: PostgreSQL only.
-    pub application: Option<String>,
-    /// The age of its transaction (row or named lock) or connection (session lock): no server says when a lock was taken.
-    /// PostgreSQL only, and for those who may see it.
-    pub held_at_most: Option<Duration>,
-}
-
-impl fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, user, host, application, held_at_most } = self;
-        write!(f, "session {id}")?;
-        if let Some(user) = user {
-            write!(f, " of `{user}`")?;
-        }
-        if let Some(host) = host {
-            write!(f, " from {host}")?;
-        }
-        if let Some(application) = application {
-            write!(f, " (`{application}`)")?;
-        }
-        if let Some(time) = held_at_most {
-            write!(f, ", for {} at most", rounded(*time))?;
-        }
-        Ok(())
-    }
-}
-
-impl From<LockHolder> for HolderInfo {
-    fn from(session: LockHolder) -> Self {
-        Self {
-            holder: session.to_string(),
-            fence: Fence::from(0),
-            held_for: session.held_at_most.unwrap_or_default(),
-            renewals: 0,
-            expires_in: Duration::MAX,
-            is_this_process: false,
-        }
-    }
-}
-
 /// The innermost source of every [`Error::Conflict`], so that a conflict is recognised however it is wrapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("somebody else changed the row first")]
@@ -464,28 +507,6 @@ pub(crate) fn chain<'a>(err: &'a (dyn StdError + 'static)) -> impl Iterator<Item
         let err = next?;
         next = err.source();
         Some(err)
-    })
-}
-
-fn whom(holder: Option<&HolderInfo>) -> &'static str {
-    if holder.is_some_and(|it| it.is_this_process) { "this process" } else { "somebody else" }
-}
-
-fn by(holder: Option<&HolderInfo>) -> String {
-    holder.map_or_else(String::new, |it| {
-        let HolderInfo { holder, fence, held_for, renewals, expires_in, is_this_process } = it;
-        // No lease, whose text says it all.
-        if fence.get() == 0 {
-            return format!(": {holder}");
-        }
-        let name = if *is_this_process { String::new() } else { format!("{holder}, ") };
-        let renewed = match renewals {
-            0 => "not renewed so far".to_owned(),
-            1 => "renewed once".to_owned(),
-            times => format!("renewed {times} times"),
-        };
-        let (held_for, expires_in) = (rounded(*held_for), rounded(*expires_in));
-        format!(": {name}held for {held_for}, expires in {expires_in} unless renewed ({renewed})")
     })
 }
 
@@ -532,6 +553,24 @@ mod tests {
         let text = |seconds| rounded(Duration::from_secs(seconds));
         assert_eq!([text(119), text(120), text(7_199), text(7_200)], ["119 s", "2 min", "120 min", "2 h"]);
         assert_eq!([text(172_800), rounded(Duration::MAX)], ["2 days", "213503982334601 days"]);
+    }
+
+    #[test]
+    fn a_result_stays_small() {
+        // An error as large as several cache lines would be moved through every call that cannot fail, too.
+        assert!(size_of::<Error>() <= 120, "{} bytes", size_of::<Error>());
+    }
+
+    #[test]
+    fn what_retries_ended_with_is_seen_through_them() {
+        let exhausted = |source: BoxError| Error::RetriesExhausted { attempts: 2, elapsed: Duration::ZERO, source };
+        let lost = exhausted(Box::new(exhausted(Box::new(Error::lost("k", Fence::from(1), LossReason::Stolen)))));
+        assert!(lost.is_lost() && !lost.is_contended() && !lost.is_conflict() && !lost.is_transient());
+        assert_eq!(lost.key().map(Key::as_str), Some("k"));
+        assert!(exhausted(Box::new(Error::contended("k", Duration::ZERO, None))).is_contended());
+        assert!(exhausted(Box::new(Error::conflict())).is_conflict());
+        assert!(exhausted(Box::new(Error::database("x", None, Fault::Deadlock, "y"))).is_transient());
+        assert!(!exhausted("not of lockkit".into()).is_contended());
     }
 
     #[test]

@@ -60,6 +60,7 @@ mod body;
 mod error;
 mod fence;
 mod guard;
+mod holder;
 mod key;
 mod lease;
 mod observe;
@@ -67,6 +68,7 @@ mod policy;
 mod retry;
 mod scope;
 mod sql;
+mod task;
 mod version;
 
 #[cfg(feature = "testing")]
@@ -76,14 +78,13 @@ pub mod testing;
 #[path = "macro_support.rs"]
 pub mod __private;
 
-pub use error::{BoxError, Error, Fault, HolderInfo, LockHolder, LossReason, Raced, Result};
+pub use error::{BoxError, Error, Fault, LossReason, Raced, Result};
 pub use fence::Fence;
+pub use holder::{Holder, LeaseInfo, LockHolder};
 pub use key::{Key, MAX_KEY_BYTES};
 pub use lease::{
     Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, MultiRequest, PermitsRequest, ReadWrite, Released,
-    store::{
-        Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Release, Renewal, Scoped, Token,
-    },
+    store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Previous, Release, Renewal, Scoped, Token},
 };
 pub use policy::{Backoff, MAX_DURATION, OnLost, Policy, Wait};
 pub use retry::is_retryable;

@@ -8,7 +8,8 @@ use crate::{
     error::{BoxError, Error, Fault, Raced, Result, chain},
     observe,
     policy::{Backoff, Policy, full_jitter},
-    sql::{fault_in_chain, tx::until},
+    sql::fault_in_chain,
+    task::until,
 };
 
 /// Whether a fresh attempt may succeed where this error came up: somewhere down its chain of sources is a conflict of

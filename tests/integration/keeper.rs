@@ -170,7 +170,7 @@ on_every_database! {
         let tx = lockkit::begin(&pool).await.unwrap();
 
         let refused = lockkit::begin(&pool).await.unwrap_err();
-        assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1 }), "{refused:?}");
+        assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1, .. }), "{refused:?}");
         println!("{refused}");
         let refused = leases.lease("k").wait(MILLIS(100)).acquire().await.unwrap_err();
         assert!(matches!(refused, Error::PoolStarved { held: 1, size: 1, .. }), "{refused:?}");

@@ -27,6 +27,7 @@ on_every_database! {
         let Error::Contended { key, waited, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
         assert_eq!(key, "order:42");
         assert!(waited >= MILLIS(100));
+        let holder = holder.as_lease().expect("a lease");
         assert_eq!((holder.holder.as_str(), holder.fence), ("api-1", lease.fence()));
 
         assert_eq!(lease.release().await.unwrap(), Released::Held);
@@ -232,7 +233,7 @@ on_every_database! {
         let leases = Leases::new(pool.clone());
         let only = pool.acquire().await.unwrap();
         let refused = leases.lease("k").wait(MILLIS(100)).acquire().await.unwrap_err();
-        assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1 }), "{refused:?}");
+        assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1, .. }), "{refused:?}");
         drop(only);
         leases.lease("k").acquire().await.unwrap().release().await.unwrap();
     }

@@ -22,7 +22,7 @@ on_every_database! {
         assert_eq!(leases.show("c").await.unwrap(), None, "none is kept");
         let refused = leases.all(["c", "b"]).wait(MILLIS(50)).acquire().await.unwrap_err();
         let Error::Contended { key, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
-        assert_eq!((key.as_str(), holder.fence), ("b", both.get("b").unwrap().fence()));
+        assert_eq!((key.as_str(), holder.as_lease().unwrap().fence), ("b", both.get("b").unwrap().fence()));
 
         assert_eq!(both.release().await.unwrap(), Released::Held);
         let both = leases.all(["c", "b"]).acquire().await.unwrap();
@@ -110,7 +110,7 @@ on_every_database! {
         let all = [leases.semaphore("report", 1).acquire().await.unwrap()];
         let refused = leases.semaphore("report", 1).wait(MILLIS(20)).acquire().await.unwrap_err();
         let Error::Contended { key, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
-        assert_eq!((key.as_str(), holder.fence), ("report", all[0].fence()));
+        assert_eq!((key.as_str(), holder.as_lease().unwrap().fence), ("report", all[0].fence()));
         assert!(matches!(
             leases.semaphore("report", 0).acquire().await,
             Err(Error::InvalidOption { option: "semaphore", .. })

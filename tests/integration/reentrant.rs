@@ -103,7 +103,7 @@ on_every_database! {
         };
         let refused = leases.lease("k").run(body).await.unwrap();
         let Error::Contended { holder: Some(holder), .. } = &refused else { panic!("{refused}") };
-        assert!(holder.is_this_process && holder.holder == "me");
+        assert!(holder.is_this_process() && holder.as_lease().unwrap().holder == "me");
         let told = refused.to_string();
         assert!(told.starts_with("lock `k` is held by this process (waited "), "{told}");
         assert!(told.contains("): held for ") && told.contains(", expires in ") && told.contains(" unless renewed ("), "{told}");

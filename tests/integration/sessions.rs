@@ -217,7 +217,7 @@ on_every_server! {
         timeout(PATIENCE, leader.lost()).await.expect("and says so again");
         let next = acquire(&db.pool, "leader").await;
         let lost = leader.release().await.unwrap_err();
-        assert!(matches!(&lost, Error::SessionLost { key, source: Some(_) } if *key == "leader"), "{lost:?}");
+        assert!(matches!(&lost, Error::SessionLost { key, source: Some(_), .. } if *key == "leader"), "{lost:?}");
         assert!(lost.is_lost());
         assert!(next.is_alive().await, "the release of the lost one changed nothing");
         next.release().await.unwrap();
@@ -404,7 +404,7 @@ on_databases! {
             drop(conn);
 
             let refused = SessionLock::new("leader").wait(PATIENCE).acquire(&pool).await.unwrap_err();
-            assert!(matches!(&refused, Error::TransactionPooler { key } if *key == "leader"), "{refused:?}");
+            assert!(matches!(&refused, Error::TransactionPooler { key, .. } if *key == "leader"), "{refused:?}");
             let refused = SessionLock::new("leader").try_acquire(&pool).await.unwrap_err();
             assert!(matches!(refused, Error::TransactionPooler { .. }), "{refused:?}");
             println!("{refused}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Fence, HolderInfo, NamedLock, Result, RowLock, SessionLock, Wait, with_lock};
+use lockkit::{Error, Holder, NamedLock, Result, RowLock, SessionLock, Wait, with_lock};
 use sqlx::Pool;
 use support::{Backend, Server, TestDb, on_databases, on_every_server};
 
@@ -15,7 +15,7 @@ async fn id<S: Server>(conn: &mut <S::DB as sqlx::Database>::Connection) -> i64 
     S::fetch_i64(conn, sql).await.expect("an answer").expect("a number")
 }
 
-fn holder_in<T>(result: Result<T>) -> Option<HolderInfo> {
+fn holder_in<T>(result: Result<T>) -> Option<Holder> {
     match result {
         Err(Error::Contended { holder, .. }) => holder.map(|it| *it),
         Err(err) => panic!("{err:?}"),
@@ -27,10 +27,12 @@ fn holder_in<T>(result: Result<T>) -> Option<HolderInfo> {
 fn named_in<T>(result: Result<T>) -> Option<i64> {
     let err = result.err().expect("it is held by somebody else");
     let text = err.to_string();
-    let HolderInfo { holder, fence, held_for: _, renewals, expires_in, is_this_process } = holder_in::<T>(Err(err))?;
-    assert_eq!((fence, renewals, expires_in, is_this_process), (Fence::from(0), 0, Duration::MAX, false));
+    let holder = holder_in::<T>(Err(err))?;
     assert!(text.ends_with(&format!("): {holder}")), "{text}");
-    holder.strip_prefix("session ")?.split(' ').next()?.parse().ok()
+    assert!(!holder.is_this_process());
+    let session = holder.as_session().expect("a session of the server");
+    assert!(holder.to_string().starts_with(&format!("session {}", session.id)), "{holder}");
+    Some(session.id)
 }
 
 #[with_lock(named, on = pool, key = "order:42", wait = "100ms", tx = tx)]

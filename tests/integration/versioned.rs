@@ -80,7 +80,7 @@ on_every_database! {
         db.execute("DELETE FROM t_items WHERE item_id = 7").await;
         assert_eq!(conflict_of(item.save(&db.pool).await.unwrap_err()), (number(2), None));
         let missing = Article::load(&db.pool, 7).await.unwrap_err();
-        assert!(matches!(&missing, Error::NoSuchRow { table } if *table == "t_items"), "{missing:?}");
+        assert!(matches!(&missing, Error::NoSuchRow { table, .. } if *table == "t_items"), "{missing:?}");
         db.assert_nothing_left().await;
     }
 

@@ -27,5 +27,5 @@ async fn a_table_with_its_schema_is_locked_and_saved() {
     let before = shop.stock().await;
     assert_eq!(sell(&shop.db, 7).await.unwrap(), before - 1);
     assert_eq!(shop.stock().await, before - 1);
-    assert!(matches!(sell(&shop.db, 99).await, Err(Error::NoSuchRow { table }) if table == "main.t_items"));
+    assert!(matches!(sell(&shop.db, 99).await, Err(Error::NoSuchRow { table, .. }) if table == "main.t_items"));
 }

@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -10,10 +10,10 @@ use std::{
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    error::{Error, Fault, Result},
+    error::{Error, Fault, Result, chain},
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Release, Renewal, Scoped},
-    sql::tx::no_answer,
+    task::no_answer,
 };
 
 /// The most time that any answer may take.
@@ -38,8 +38,9 @@ pub(crate) fn limit_for(ttl: Duration) -> Duration {
 pub(crate) fn is_silence(err: &Error) -> bool {
     match err {
         Error::PoolStarved { .. } => true,
-        Error::Database { fault: Fault::Unavailable, source: sqlx::Error::Io(err), .. } => {
-            err.kind() == ErrorKind::TimedOut
+        Error::Database { fault: Fault::Unavailable, source, .. } => {
+            let mut causes = chain(&**source).filter_map(|it| it.downcast_ref::<io::Error>());
+            causes.any(|it| it.kind() == ErrorKind::TimedOut)
         }
         _ => false,
     }

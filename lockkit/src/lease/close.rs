@@ -11,7 +11,7 @@ use crate::{
         keeper::BATCH,
         store::{BUSY_PAUSE, LeaseStore, Scoped},
     },
-    sql::tx::finished,
+    task::finished,
 };
 
 /// How long [`Leases::close`] takes at most.

@@ -24,8 +24,9 @@ use crate::{
     scope::{Lock, under},
     sql::{
         LeaseOps, depth, failed_on_own_table,
-        tx::{AnyTx, ROLLBACK_LIMIT, no_answer, timed_out},
+        tx::{AnyTx, ROLLBACK_LIMIT},
     },
+    task::{no_answer, timed_out},
 };
 
 /// What became of a lease that was given back.
@@ -351,7 +352,7 @@ pub(super) async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>
         Ok(None) => {
             // From here on only the answer tells whether the work was done.
             let committed = timeout(limit, tx.commit_open()).await;
-            match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out() })) {
+            match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() })) {
                 Ok(()) => {
                     committing.into_iter().map(Guard::defuse).for_each(|it| it.inner.committed(&it.kept));
                     return Ok(());
@@ -413,7 +414,7 @@ impl<S: LeaseStore> Hold for Committing<S> {
 /// The error of a transaction that refused to give the lease up: nothing was committed.
 fn give_up_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
-        Fault::NoTransaction => Error::TransactionEnded { source },
+        Fault::NoTransaction => Error::TransactionEnded { source: source.into() },
         _ => failed_on_own_table::<DB>("committing with lease", Some(key), source),
     }
 }

@@ -19,7 +19,8 @@ use crate::{
     key::Key,
     lease::{bounded::LIMIT, store::LeaseStore},
     observe::tolerated,
-    sql::{ListenOps, tx::timed_out},
+    sql::ListenOps,
+    task::timed_out,
 };
 
 /// The pause before a listener that lost its connection opens another.
@@ -158,5 +159,5 @@ async fn hear_until_broken<DB: ListenOps>(
 
 /// What the server answers, in the time that it is given.
 async fn answered<T>(question: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    timeout(LIMIT, question).await.unwrap_or_else(|_| Err(timed_out()))
+    timeout(LIMIT, question).await.unwrap_or_else(|_| Err(timed_out().into()))
 }

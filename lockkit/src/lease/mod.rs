@@ -144,7 +144,7 @@ impl<S: LeaseStore> Leases<S> {
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::NotMigrated`], [`Error::Database`].
     pub async fn show(&self, key: impl Into<Key>) -> Result<Option<LeaseInfo>> {
-        Ok(self.look(&key.into()).await?.map(|it| it.info))
+        Ok(self.look(&key.into()).await?.map(|it| self.0.shown(it)))
     }
 
     async fn look(&self, key: &Key) -> Result<Option<Held>> {
@@ -158,7 +158,7 @@ impl<S: LeaseStore> Leases<S> {
     /// [`Error::NotMigrated`], [`Error::Database`].
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
         let held = self.0.store().list(prefix, LIST_LIMIT).await?;
-        Ok(held.into_iter().map(|it| it.info).collect())
+        Ok(held.into_iter().map(|it| self.0.shown(it)).collect())
     }
 
     /// Takes the lease from its holder and leaves it free, for operators. Returns what was taken; `None` when there was nothing
@@ -223,13 +223,13 @@ impl<S: LeaseStore> Leases<S> {
             match self.0.store().release(&release, LIMIT).await? {
                 Scoped::Done => {
                     self.0.lines.freed(&key);
-                    return Ok(Some(held.info));
+                    return Ok(Some(self.0.shown(held)));
                 }
                 Scoped::Gone => return Ok(None),
                 Scoped::Busy => sleep(BUSY_PAUSE).await,
             }
         }
-        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(self.0.holder_of(held).into()) })
+        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(Box::new(self.0.shown(held).into())) })
     }
 }
 

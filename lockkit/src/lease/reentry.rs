@@ -8,7 +8,7 @@ use super::{
     set::MultiRequest,
 };
 use crate::{
-    error::{Error, HolderInfo, Result},
+    error::{Error, Result},
     key::Key,
     lease::{
         bounded::limit_for,
@@ -105,12 +105,11 @@ impl<S: LeaseStore> Inner<S> {
         Ok(())
     }
 
-    /// Who holds a lease, as shown to people.
-    pub(super) fn holder_of(&self, held: Held) -> HolderInfo {
-        let Held { token, info } = held;
-        let LeaseInfo { key: _, holder, fence, acquired_at: _, held_for, expires_in, renewals } = info;
-        let is_this_process = self.keeper.keeps(token);
-        HolderInfo { holder, fence, held_for, renewals, expires_in, is_this_process }
+    /// A held lease, as shown to people.
+    pub(super) fn shown(&self, held: Held) -> LeaseInfo {
+        let Held { token, mut info } = held;
+        info.is_this_process = self.keeper.keeps(token);
+        info
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
     },
     observe::Strategy,
     policy::{OnLost, Wait, check_wait},
-    sql::tx::finished,
+    task::finished,
 };
 
 /// A request for one lease, made by [`Leases::lease`](crate::Leases::lease), [`Leases::semaphore`](crate::Leases::semaphore) or
@@ -297,7 +297,7 @@ impl<S: LeaseStore> LeaseRequest<S> {
         // Who holds it is worth one more question, if the answer is quick.
         let waited = started.elapsed();
         let holder = match timeout(limit, self.in_the_way()).await {
-            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it).into()),
+            Ok(Ok(held)) => held.map(|it| Box::new(self.inner.shown(it).into())),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,

@@ -28,10 +28,8 @@ use crate::{
     observe::Strategy,
     policy::{OnLost, Wait, check_wait},
     scope::under,
-    sql::{
-        LeaseOps,
-        tx::{AnyTx, finished},
-    },
+    sql::{LeaseOps, tx::AnyTx},
+    task::finished,
 };
 
 impl<S: LeaseStore> Leases<S> {
@@ -198,7 +196,7 @@ impl<S: LeaseStore> MultiRequest<S> {
         let waited = started.elapsed();
         // Who holds it is worth one more question, if the answer is quick.
         let holder = match timeout(limit, self.inner.store().look(&key, limit_for(self.ttl))).await {
-            Ok(Ok(held)) => held.map(|it| self.inner.holder_of(it).into()),
+            Ok(Ok(held)) => held.map(|it| Box::new(self.inner.shown(it).into())),
             Ok(Err(err)) if !answered => return Err(err),
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,

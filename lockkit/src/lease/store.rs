@@ -1,14 +1,10 @@
 //! What a lease needs of any store, and the words in which they talk. Knows no SQL.
 
-use std::{
-    fmt,
-    future::Future,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
+pub(crate) use crate::holder::LeaseInfo;
 use crate::{
     error::{Error, Result},
     fence::Fence,
@@ -265,23 +261,4 @@ pub struct Held {
     pub token: Token,
     /// What people see of it.
     pub info: LeaseInfo,
-}
-
-/// One held lease, as shown to people.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeaseInfo {
-    /// The lease.
-    pub key: Key,
-    /// Who holds it: host, process id and a random part, unless the service named itself.
-    pub holder: String,
-    /// Its fencing token.
-    pub fence: Fence,
-    /// When it was acquired, by the store's clock.
-    pub acquired_at: SystemTime,
-    /// How long it has been held.
-    pub held_for: Duration,
-    /// How long it lives without a renewal.
-    pub expires_in: Duration,
-    /// How often it was renewed.
-    pub renewals: u64,
 }

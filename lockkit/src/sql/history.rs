@@ -5,8 +5,7 @@ use sqlx::{
     migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
-use super::Dialect;
-use crate::error::Error;
+use crate::{error::Error, sql::Dialect};
 
 /// The table of the history. Beside the application's own, so that both can be mixed.
 pub(super) const HISTORY: &str = "_lockkit_migrations";
@@ -56,7 +55,7 @@ pub(super) fn schema<DB: Dialect>(
         Ok(_) if are_tables_there => Ok(Schema::UpToDate),
         Ok(_) => Ok(Schema::Dropped),
         Err(err) if DB::is_denied(&err) && are_tables_there => Ok(Schema::UpToDate),
-        Err(source) if DB::is_denied(&source) => Err(Error::HistoryDenied { source }),
+        Err(source) if DB::is_denied(&source) => Err(Error::HistoryDenied { source: source.into() }),
         // The history is missing, or whatever is wrong shows again when it is written.
         Err(_) => Ok(Schema::Behind),
     }
@@ -72,7 +71,7 @@ pub(super) fn migrated<DB: Dialect>(done: Result<(), MigrateError>, are_tables_t
 
 /// The error of a migration of lockkit's. Not a `From`: an application's own migrations would become it by a `?`.
 pub(super) fn failed(source: impl Into<MigrateError>) -> Error {
-    Error::Migration { source: source.into() }
+    Error::Migration { source: Box::new(source.into()) }
 }
 
 /// Bytes as hexadecimal digits.

@@ -7,7 +7,8 @@ use sqlx::Pool;
 use tokio::time::timeout;
 
 use crate::{
-    error::{Error, HolderInfo, LockHolder},
+    error::Error,
+    holder::{Holder, LockHolder},
     key::Key,
     sql::{Dialect, connection},
 };
@@ -16,7 +17,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The holder, asked on the connection that has waited.
-pub(crate) async fn seen(look: impl Future<Output = sqlx::Result<Option<LockHolder>>>) -> Option<Box<HolderInfo>> {
+pub(crate) async fn seen(look: impl Future<Output = sqlx::Result<Option<LockHolder>>>) -> Option<Box<Holder>> {
     timeout(LIMIT, look).await.ok()?.ok()?.map(|it| Box::new(it.into()))
 }
 

@@ -1,17 +1,110 @@
 //! What leases are on every database: how rows are read, renewals sent, and several taken one after the other.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    future::Future,
+    time::{Duration, SystemTime},
+};
 
 use tokio::time::sleep;
 
-use super::{LeaseOps, duration, fence, micros};
 use crate::{
     error::Fault,
     key::Key,
     lease::store::{
         Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Release, Renewal, Scoped, Token,
     },
+    sql::{
+        Dialect,
+        units::{duration, fence, micros},
+    },
 };
+
+/// Leases in the table `lockkit_lease`.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no leases in the database `{Self}`",
+    label = "leases need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::LeaseOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::LeaseOps`"
+)]
+pub trait LeaseOps: Dialect {
+    /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
+    fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
+    -> impl Future<Output = sqlx::Result<Acquired>> + Send;
+
+    /// See [`LeaseStore::lease_acquire_all`](crate::LeaseStore::lease_acquire_all).
+    fn lease_acquire_all(
+        conn: &mut Self::Connection,
+        claims: &[Claim],
+    ) -> impl Future<Output = sqlx::Result<AcquiredAll>> + Send;
+
+    /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
+    fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
+
+    /// Cuts the expiry of a lease, read by an earlier statement, to its ttl from now, if the row still has both and the
+    /// expiry is further away than that. Never waits for the row.
+    ///
+    /// Compared with the earlier read because a statement may be older than the row that it finds: what was there before
+    /// the statement began was not written later than now, unless the clock was set back.
+    fn lease_cut(
+        conn: &mut Self::Connection,
+        key: &Key,
+        expires_us: i64,
+        ttl_us: i64,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// See [`LeaseStore::lease_renew`](crate::LeaseStore::lease_renew).
+    fn lease_renew(
+        conn: &mut Self::Connection,
+        renewals: &[Renewal],
+    ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
+
+    /// See [`LeaseStore::lease_release`](crate::LeaseStore::lease_release).
+    fn lease_release(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
+
+    /// See [`LeaseStore::lease_release_all`](crate::LeaseStore::lease_release_all).
+    fn lease_release_all(
+        conn: &mut Self::Connection,
+        releases: &[Release],
+    ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
+
+    /// Inside a transaction: keeps everybody else from taking the lease until the transaction ends, while its holder may
+    /// go on renewing it where the database can tell the two apart. `false` when the token no longer holds it.
+    fn lease_pin(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
+        ttl: Duration,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Inside a transaction: gives the lease back as part of it. `false` when the token no longer holds it. Where the lease
+    /// was pinned before, nobody can have taken it, even if its time is over by now.
+    fn lease_give_up(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
+        min_hold: Duration,
+        pinned: bool,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// See [`LeaseStore::lease_list`](crate::LeaseStore::lease_list).
+    fn lease_list(
+        conn: &mut Self::Connection,
+        prefix: &str,
+        limit: u32,
+    ) -> impl Future<Output = sqlx::Result<Vec<Held>>> + Send;
+
+    /// See [`LeaseStore::lease_sweep`](crate::LeaseStore::lease_sweep).
+    fn lease_sweep(
+        conn: &mut Self::Connection,
+        retention: Duration,
+        limit: u32,
+    ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+}
 
 /// Takes leases one after the other, where the database has no statement for all of them.
 pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
@@ -85,6 +178,8 @@ impl HeldRow<'_> {
             held_for: duration(now_us - (acquired_us - cut_us)),
             expires_in: duration(expires_us - cut_us - now_us),
             renewals: u64::try_from(renewals).unwrap_or(0),
+            ttl: ttl_us.map(duration),
+            is_this_process: false,
         };
         Ok(Found { held: Held { token: Token::from_bytes(token), info }, ahead })
     }

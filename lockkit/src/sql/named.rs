@@ -1,6 +1,6 @@
 //! Named locks for a transaction: for what has no row to lock yet.
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use tokio::time::Instant;
 
@@ -11,11 +11,11 @@ use crate::{
     observe::Strategy,
     policy::Wait,
     sql::{
-        AsConnection, NamedOps, Sharing,
+        AsConnection, Dialect,
         conn::{Finish, On},
         depth, failed, failed_on_own_table, holder,
-        tx::until,
     },
+    task::until,
 };
 
 /// How much longer than the bound a server may take. MySQL ends waits once a second.
@@ -190,4 +190,36 @@ impl NamedLock {
         conn.finish();
         holder.map_err(|err| failed::<DB>(doing, Some(&self.key), err))
     }
+}
+
+/// Named locks for a transaction.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no named locks in the database `{Self}`",
+    label = "named locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::NamedOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::NamedOps`"
+)]
+pub trait NamedOps: Dialect {
+    /// Takes the lock for the rest of the transaction. `false` when somebody else holds it and there is no waiting.
+    fn named_lock(
+        conn: &mut Self::Connection,
+        key: &Key,
+        sharing: Sharing,
+        wait: Wait,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock, another one than this if there is one. `None` too where the server does not say.
+    fn named_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+}
+
+/// With whom a named or session lock is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// With nobody.
+    Alone,
+    /// With all who share it, too.
+    Shared,
 }

@@ -7,7 +7,8 @@ use sqlx::{Pool, migrate::MigrateError};
 use crate::{
     error::{Error, Fault, Result},
     policy::{Backoff, Policy},
-    sql::{Dialect, fault_in_chain, tx::finished},
+    sql::{Dialect, fault_in_chain},
+    task::finished,
 };
 
 /// Creates lockkit's tables, or brings them up to date.
@@ -47,7 +48,9 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
         .attempts(50)
         .backoff(Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(200) });
     let collided = |err: &Error| {
-        if matches!(err, Error::Migration { source: MigrateError::Dirty(_) }) {
+        if let Error::Migration { source } = err
+            && let Some(MigrateError::Dirty(_)) = source.downcast_ref()
+        {
             return true;
         }
         let fault = fault_in_chain(err);

@@ -18,11 +18,12 @@ use crate::{
     policy::{OnLost, Wait, check_duration},
     scope::{Lock, Realm, is_under},
     sql::{
-        SessionAnswer, SessionOps, Sharing, checkout,
+        Dialect, Known, Sessions, Sharing, checkout,
         conn::{Finish, On},
         failed, starved,
-        tx::{Unsettled, finished, no_answer, until},
+        tx::Unsettled,
     },
+    task::{finished, no_answer, until},
 };
 
 /// How long the server is told to wait at once: what it waits longer than the caller is there.
@@ -252,7 +253,7 @@ impl SessionLock {
         if ours.is_replica {
             let reason = "the server is a read-only replica, whose locks are not those of its primary";
             let source = sqlx::Error::Configuration(reason.into());
-            return Err(Error::Database { doing, key: Some(self.key.clone()), fault: Fault::ReadOnly, source });
+            return Err(Error::database(doing, &self.key, Fault::ReadOnly, source));
         }
         if !DB::POOLERS_SHARE_SESSIONS {
             return Ok(ours.id);
@@ -422,11 +423,82 @@ async fn keep<DB: SessionOps>(
     drop(held);
     let reason = if lost.is_some() { LossReason::Unreachable } else { LossReason::Stolen };
     observe::lost(Strategy::Session, &key, None, granted.elapsed(), reason);
-    Err(Error::SessionLost { key, source: lost })
+    Err(Error::SessionLost { key, source: lost.map(Into::into) })
 }
 
 /// What the server answers to a question that it was told to wait `slice` for.
 async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
     let silence = || Err(sqlx::Error::Io(ErrorKind::TimedOut.into()));
     timeout(slice + ANSWER_LIMIT, question).await.unwrap_or_else(|_| silence())
+}
+
+/// Locks of a session of the server, which outlive its transactions and end with it.
+///
+/// Every operation names the session it must run in, so that a pooler or proxy which moved the connection to another
+/// one is noticed, and nothing is locked there.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no session locks",
+    label = "this database has no session locks",
+    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::SessionOps`",
+    note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
+)]
+pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> {
+    /// Whether poolers for this database lend a session to other connections between two transactions, even while it
+    /// holds a lock.
+    const POOLERS_SHARE_SESSIONS: bool;
+
+    /// Whether several sessions can share a lock.
+    const HAS_SHARED_LOCKS: bool;
+
+    /// The session that runs this statement. Never a prepared statement, which such a pooler may lose.
+    fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
+
+    /// Takes the lock, or waits for it up to `slice`, or less where the server counts in seconds.
+    fn session_lock(
+        conn: &mut Self::Connection,
+        id: i64,
+        key: &Key,
+        sharing: Sharing,
+        slice: Duration,
+    ) -> impl Future<Output = sqlx::Result<SessionAnswer>> + Send;
+
+    /// Whether the session holds the lock.
+    fn session_holds(
+        conn: &mut Self::Connection,
+        id: i64,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Gives the lock back. `false` when the session did not hold it.
+    fn session_unlock(
+        conn: &mut Self::Connection,
+        id: i64,
+        key: &Key,
+        sharing: Sharing,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// The session that holds the lock.
+    fn session_holder(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+}
+
+/// A session of the server, as it describes itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerSession {
+    pub(crate) id: i64,
+    /// Others lock on another server than this one.
+    pub(crate) is_replica: bool,
+}
+
+/// What became of one question for a session lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionAnswer {
+    /// The session holds it now, and did not before.
+    Granted,
+    /// It was held, by another session or by this one already.
+    Held,
+    /// The statement ran in another session than it named, and locked nothing.
+    Elsewhere,
 }

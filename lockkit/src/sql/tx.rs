@@ -3,7 +3,6 @@
 use std::{
     fmt,
     future::Future,
-    io,
     ops::{Deref, DerefMut},
     time::Duration,
 };
@@ -12,14 +11,12 @@ use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 use tokio::{
     runtime::Handle,
-    task::JoinHandle,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout},
 };
 
 use crate::{
     error::{Error, Fault, Result},
     guard::{CommitSent, Guard, Hold},
-    key::Key,
     observe,
     policy::Wait,
     scope::is_under,
@@ -186,7 +183,7 @@ async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
 
 fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
-        Fault::Unavailable => Error::OutcomeUnknown { source },
+        Fault::Unavailable => Error::OutcomeUnknown { source: source.into() },
         // Some engines find a conflict only here. Nothing was committed.
         _ => check_failed::<DB>(source),
     }
@@ -196,7 +193,7 @@ fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
 fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         // SQLite has no code of its own for a statement that needs a transaction.
-        Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source },
+        Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source: source.into() },
         _ => failed::<DB>("committing", None, source),
     }
 }
@@ -359,36 +356,4 @@ impl<DB: Dialect> Hold for Open<DB> {
 /// Closes a connection now, without waiting for what it is doing and without a runtime.
 fn close<DB: Database>(conn: PoolConnection<DB>) {
     drop(conn.detach());
-}
-
-/// The result of a task that goes on even if the caller is dropped.
-pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>) -> Result<T> {
-    match task.await {
-        Ok(result) => result,
-        Err(failed) => {
-            if let Ok(panic) = failed.try_into_panic() {
-                std::panic::resume_unwind(panic);
-            }
-            let source = sqlx::Error::Io(io::Error::other("the runtime has shut down"));
-            Err(Error::Database { doing, key: None, fault: Fault::Unavailable, source })
-        }
-    }
-}
-
-/// No answer came in time.
-pub(crate) fn no_answer(doing: &'static str, key: Option<&Key>) -> Error {
-    Error::Database { doing, key: key.cloned(), fault: Fault::Unavailable, source: timed_out() }
-}
-
-/// What the driver would say of a server that does not answer, if it noticed.
-pub(crate) fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time"))
-}
-
-/// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.
-pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
-    match deadline {
-        Some(deadline) => timeout_at(deadline, work).await.ok(),
-        None => Some(work.await),
-    }
 }

@@ -186,6 +186,6 @@ async fn travel(latency: Duration) {
 }
 
 fn unavailable(key: Option<&Key>, what: &'static str) -> Error {
-    let source = sqlx::Error::Io(io::Error::new(io::ErrorKind::ConnectionReset, what));
-    Error::Database { doing: "talking to a store in memory", key: key.cloned(), fault: Fault::Unavailable, source }
+    let source = io::Error::new(io::ErrorKind::ConnectionReset, what);
+    Error::database("talking to a store in memory", key, Fault::Unavailable, source)
 }

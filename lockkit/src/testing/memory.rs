@@ -104,6 +104,8 @@ impl Row {
             held_for: duration(now - self.acquired),
             expires_in: duration(self.expires - now),
             renewals: self.renewals,
+            ttl: Some(duration(self.ttl)),
+            is_this_process: false,
         }
     }
 }

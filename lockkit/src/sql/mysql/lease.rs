@@ -7,16 +7,18 @@ use std::{
 
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 
+use super::NOW;
 use crate::{
     error::Fault,
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
     sql::{
-        Dialect, LeaseOps, duration, fence,
+        Dialect, LeaseOps,
         lease::{
             Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, leases_found, prefix_end,
         },
-        micros,
+        statement::statement,
+        units::{duration, fence, micros},
     },
 };
 
@@ -36,83 +38,86 @@ const TAKEN_OVER: u64 = 1 << 62;
 const AHEAD: u64 = 1 << 62;
 
 /// Whether the row's lease was not given back by the one who held it last.
-macro_rules! kept {
-    () => {
-        "(lockkit_lease.token IS NOT NULL AND LEFT(lockkit_lease.token, 8) <> REPEAT(CHAR(0), 8))"
-    };
-}
+const KEPT: &str = "(lockkit_lease.token IS NOT NULL AND LEFT(lockkit_lease.token, 8) <> REPEAT(CHAR(0), 8))";
 
 /// Takes the lease or says how long it is held, in the OK packet alone.
 ///
 /// Assignments run from left to right and see the values already assigned, so their order matters. Should the
 /// statement wait for the row after all, its clock is older than the grant, which only makes the lease shorter.
-macro_rules! acquire {
-    ($source:literal) => {
-        concat!(
-            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
-             INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
-             SELECT ?, ?, ?, LAST_INSERT_ID(", now!(), "), ", now!(), ", ", now!(), " + ?, ? ", $source, "
-             ON DUPLICATE KEY UPDATE
-                 previous_holder = CASE
-                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
-                         THEN lockkit_lease.previous_holder
-                     WHEN ", kept!(), " THEN lockkit_lease.holder
-                 END,
-                 previous_fence = CASE
-                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
-                         THEN lockkit_lease.previous_fence
-                     WHEN ", kept!(), " THEN lockkit_lease.fence
-                 END,
-                 previous_expires_us = CASE
-                     WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > ", now!(), "
-                         THEN lockkit_lease.previous_expires_us
-                     WHEN ", kept!(), " THEN lockkit_lease.expires_us
-                 END,
-                 fence = CASE
-                     WHEN lockkit_lease.token <=> VALUES(token) THEN LAST_INSERT_ID(lockkit_lease.fence)
-                     WHEN lockkit_lease.expires_us <= ", now!(), " AND ", kept!(), "
-                         THEN GREATEST(lockkit_lease.fence + 1, ", now!(), ")
-                             + 0 * LAST_INSERT_ID((1 << 62) | GREATEST(lockkit_lease.fence + 1, ", now!(), "))
-                     WHEN lockkit_lease.expires_us <= ", now!(), "
-                         THEN LAST_INSERT_ID(GREATEST(lockkit_lease.fence + 1, ", now!(), "))
-                     ELSE lockkit_lease.fence
-                         + 0 * LAST_INSERT_ID(
-                             (1 << 63) | IF(lockkit_lease.expires_us - lockkit_lease.ttl_us > ", now!(), ", 1 << 62, 0)
-                             | (lockkit_lease.expires_us - ", now!(), "))
-                 END,
-                 acquired_us = CASE
-                     WHEN lockkit_lease.token <=> VALUES(token) THEN lockkit_lease.acquired_us
-                     WHEN lockkit_lease.expires_us <= ", now!(), " THEN ", now!(), "
-                     ELSE lockkit_lease.acquired_us
-                 END,
-                 renewals = CASE
-                     WHEN lockkit_lease.token <=> VALUES(token) THEN lockkit_lease.renewals + 1
-                     WHEN lockkit_lease.expires_us <= ", now!(), " THEN 0
-                     ELSE lockkit_lease.renewals
-                 END,
-                 holder = IF(lockkit_lease.expires_us <= ", now!(), ", VALUES(holder), lockkit_lease.holder),
-                 token = IF(lockkit_lease.expires_us <= ", now!(), ", VALUES(token), lockkit_lease.token),
-                 expires_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(expires_us), lockkit_lease.expires_us),
-                 ttl_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(ttl_us), lockkit_lease.ttl_us)"
-        )
-    };
+fn claim(source: &str) -> String {
+    format!(
+        "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+         INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+         SELECT ?, ?, ?, LAST_INSERT_ID({NOW}), {NOW}, {NOW} + ?, ? {source}
+         ON DUPLICATE KEY UPDATE
+             previous_holder = CASE
+                 WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > {NOW}
+                     THEN lockkit_lease.previous_holder
+                 WHEN {KEPT} THEN lockkit_lease.holder
+             END,
+             previous_fence = CASE
+                 WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > {NOW}
+                     THEN lockkit_lease.previous_fence
+                 WHEN {KEPT} THEN lockkit_lease.fence
+             END,
+             previous_expires_us = CASE
+                 WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > {NOW}
+                     THEN lockkit_lease.previous_expires_us
+                 WHEN {KEPT} THEN lockkit_lease.expires_us
+             END,
+             fence = CASE
+                 WHEN lockkit_lease.token <=> VALUES(token) THEN LAST_INSERT_ID(lockkit_lease.fence)
+                 WHEN lockkit_lease.expires_us <= {NOW} AND {KEPT}
+                     THEN GREATEST(lockkit_lease.fence + 1, {NOW})
+                         + 0 * LAST_INSERT_ID((1 << 62) | GREATEST(lockkit_lease.fence + 1, {NOW}))
+                 WHEN lockkit_lease.expires_us <= {NOW}
+                     THEN LAST_INSERT_ID(GREATEST(lockkit_lease.fence + 1, {NOW}))
+                 ELSE lockkit_lease.fence
+                     + 0 * LAST_INSERT_ID(
+                         (1 << 63) | IF(lockkit_lease.expires_us - lockkit_lease.ttl_us > {NOW}, 1 << 62, 0)
+                         | (lockkit_lease.expires_us - {NOW}))
+             END,
+             acquired_us = CASE
+                 WHEN lockkit_lease.token <=> VALUES(token) THEN lockkit_lease.acquired_us
+                 WHEN lockkit_lease.expires_us <= {NOW} THEN {NOW}
+                 ELSE lockkit_lease.acquired_us
+             END,
+             renewals = CASE
+                 WHEN lockkit_lease.token <=> VALUES(token) THEN lockkit_lease.renewals + 1
+                 WHEN lockkit_lease.expires_us <= {NOW} THEN 0
+                 ELSE lockkit_lease.renewals
+             END,
+             holder = IF(lockkit_lease.expires_us <= {NOW}, VALUES(holder), lockkit_lease.holder),
+             token = IF(lockkit_lease.expires_us <= {NOW}, VALUES(token), lockkit_lease.token),
+             expires_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(expires_us), lockkit_lease.expires_us),
+             ttl_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(ttl_us), lockkit_lease.ttl_us)"
+    )
 }
 
-/// MariaDB refuses to wait by the setting at the front; MySQL, where INSERT has no such setting, by first locking the
-/// row, and the token's entry if it is to be taken over, with NOWAIT in the same statement. The name is bound twice on both.
-const ACQUIRE: &str = acquire!(
-    "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
-     ? /*M! IS NOT NULL */
-     /*!80000 LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token)
-         ON t.token = l.token AND l.expires_us <= TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
-     FOR UPDATE OF l, t NOWAIT */"
-);
+/// What a claim reads so that it never waits for the row. MariaDB refuses to wait by the setting at the front. On MySQL, where
+/// INSERT has no such setting, the claim first locks the row, and the token's entry if it is to be taken over, with NOWAIT in
+/// the same statement. The name is bound twice on both.
+fn locked_at_once() -> String {
+    format!(
+        "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
+         ? /*M! IS NOT NULL */
+         /*!80000 LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token)
+             ON t.token = l.token AND l.expires_us <= {NOW}
+         FOR UPDATE OF l, t NOWAIT */"
+    )
+}
+
+fn acquire() -> &'static str {
+    statement!("{claim}", claim = claim(&locked_at_once()))
+}
 
 /// Without that lock. Looking for a row that is not there yet locks the gap around it, so two first grants of
 /// neighbouring names can deadlock; the insert alone cannot.
-const ACQUIRE_NEW: &str = acquire!("FROM DUAL WHERE ? IS NOT NULL");
+fn acquire_new() -> &'static str {
+    statement!("{claim}", claim = claim("FROM DUAL WHERE ? IS NOT NULL"))
+}
 
-async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> sqlx::Result<u64> {
+async fn run_claim(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> sqlx::Result<u64> {
     let done = sqlx::query(sql)
         .bind(claim.key.as_bytes())
         .bind(claim.token.as_bytes().as_slice())
@@ -127,50 +132,40 @@ async fn acquire(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -
 
 /// The leases that a statement is about, as rows: one parameter, whatever their number. The index is named because a
 /// table of few rows would be scanned, and rows that others have locked waited for.
-macro_rules! asked {
-    () => {
+fn renewed() -> String {
+    format!(
         "JSON_TABLE(?, '$[*]' COLUMNS (
              name  VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
              token CHAR(32) CHARACTER SET ascii PATH '$[1]',
              ttl   BIGINT PATH '$[2]'
          )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)
-         WHERE l.token = UNHEX(asked.token) AND l.expires_us > "
-    };
+         WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}"
+    )
 }
 
-/// As [`asked`], for leases that are given back.
-macro_rules! returned {
-    () => {
-        "JSON_TABLE(?, '$[*]' COLUMNS (
-             name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
-             token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
-             min_hold BIGINT PATH '$[2]',
-             nobody   CHAR(32) CHARACTER SET ascii PATH '$[3]'
-         )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)"
-    };
-}
+/// As [`renewed`], for leases that are given back.
+const RETURNED: &str = "JSON_TABLE(?, '$[*]' COLUMNS (
+         name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
+         token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
+         min_hold BIGINT PATH '$[2]',
+         nobody   CHAR(32) CHARACTER SET ascii PATH '$[3]'
+     )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)";
 
 /// The tokens among those asked for that hold their lease.
 async fn held_of(conn: &mut MySqlConnection, asked: &str) -> sqlx::Result<HashSet<Vec<u8>>> {
-    let sql =
-        concat!("SELECT l.token FROM ", returned!(), " WHERE l.token = UNHEX(asked.token) AND l.expires_us > ", now!());
+    let sql = statement!("SELECT l.token FROM {RETURNED} WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}");
     Ok(sqlx::query_scalar(sql).bind(asked).fetch_all(conn).await?.into_iter().collect())
 }
 
 /// What is left of the least holding time, a bound value unless it is named.
-macro_rules! left {
-    ($acquired_us:literal) => {
-        left!("?", $acquired_us)
-    };
-    ($min_hold:literal, $acquired_us:literal) => {
-        concat!("(", $min_hold, " - GREATEST(0, ", now!(), " - ", $acquired_us, "))")
-    };
+fn left(min_hold: &str, acquired_us: &str) -> String {
+    format!("({min_hold} - GREATEST(0, {NOW} - {acquired_us}))")
 }
 
 impl LeaseOps for MySql {
     async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-        let answer = match acquire(conn, ACQUIRE, claim).await {
-            Err(err) if Self::fault(&err) == Fault::Deadlock => acquire(conn, ACQUIRE_NEW, claim).await?,
+        let answer = match run_claim(conn, acquire(), claim).await {
+            Err(err) if Self::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new(), claim).await?,
             answer => answer?,
         };
         if answer & HELD != 0 && answer & AHEAD != 0 {
@@ -190,13 +185,11 @@ impl LeaseOps for MySql {
     }
 
     async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        let row = sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, ttl_us, renewals
+        let row = sqlx::query(statement!(
+            "SELECT {columns}
              FROM lockkit_lease
-             WHERE name = ? AND token IS NOT NULL AND expires_us > ",
-            now!()
+             WHERE name = ? AND token IS NOT NULL AND expires_us > {NOW}",
+            columns = columns()
         ))
         .bind(key.as_bytes())
         .fetch_optional(&mut *conn)
@@ -205,16 +198,12 @@ impl LeaseOps for MySql {
     }
 
     async fn lease_cut(conn: &mut MySqlConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
-        sqlx::query(concat!(
+        sqlx::query(statement!(
             "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
              UPDATE (
-                 SELECT l.name, l.expires_us - l.ttl_us - ",
-            now!(),
-            " AS ahead_us
+                 SELECT l.name, l.expires_us - l.ttl_us - {NOW} AS ahead_us
                  FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
-                 WHERE l.name = ? AND l.expires_us = ? AND l.ttl_us = ? AND l.expires_us - l.ttl_us > ",
-            now!(),
-            "
+                 WHERE l.name = ? AND l.expires_us = ? AND l.ttl_us = ? AND l.expires_us - l.ttl_us > {NOW}
                  LIMIT 1
                  FOR UPDATE SKIP LOCKED
              ) AS mine
@@ -246,34 +235,21 @@ impl LeaseOps for MySql {
     ) -> sqlx::Result<Scoped> {
         // Looking for the token's entry locks the gaps beside it in REPEATABLE READ, which MariaDB need not do to refuse
         // to wait for it.
-        let done = sqlx::query(concat!(
+        let done = sqlx::query(statement!(
             "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
              UPDATE (
                  SELECT l.name
                  FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
                  /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
-                 WHERE l.name = ? AND l.token = ? AND l.expires_us > ",
-            now!(),
-            "
+                 WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW}
                  LIMIT 1
                  FOR UPDATE SKIP LOCKED
              ) AS mine
              STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
-             SET l.token = IF(",
-            left!("l.acquired_us"),
-            " > 0, ?, NULL),
-                 l.expires_us = IF(",
-            left!("l.acquired_us"),
-            " > 0, ",
-            now!(),
-            " + ",
-            left!("l.acquired_us"),
-            ", 0),
-                 l.ttl_us = IF(",
-            left!("l.acquired_us"),
-            " > 0, ",
-            left!("l.acquired_us"),
-            ", l.ttl_us)"
+             SET l.token = IF({left} > 0, ?, NULL),
+                 l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
+                 l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
+            left = left("?", "l.acquired_us")
         ))
         .bind(key.as_bytes())
         .bind(token.as_bytes().as_slice())
@@ -297,35 +273,20 @@ impl LeaseOps for MySql {
         // The UPDATE cannot say which rows it changed, so those that are there are read before it.
         let asked = given_back(releases);
         let held = held_of(conn, &asked).await?;
-        let done = sqlx::query(concat!(
+        let done = sqlx::query(statement!(
             "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
              UPDATE (
-                 SELECT l.name, asked.min_hold, asked.nobody FROM ",
-            returned!(),
-            "
+                 SELECT l.name, asked.min_hold, asked.nobody FROM {RETURNED}
                  /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
-                 WHERE l.token = UNHEX(asked.token) AND l.expires_us > ",
-            now!(),
-            "
+                 WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}
                  LIMIT 18446744073709551615
                  FOR UPDATE /*!80000 OF l, t */ SKIP LOCKED
              ) AS mine
              STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
-             SET l.token = IF(",
-            left!("mine.min_hold", "l.acquired_us"),
-            " > 0, UNHEX(mine.nobody), NULL),
-                 l.expires_us = IF(",
-            left!("mine.min_hold", "l.acquired_us"),
-            " > 0, ",
-            now!(),
-            " + ",
-            left!("mine.min_hold", "l.acquired_us"),
-            ", 0),
-                 l.ttl_us = IF(",
-            left!("mine.min_hold", "l.acquired_us"),
-            " > 0, ",
-            left!("mine.min_hold", "l.acquired_us"),
-            ", l.ttl_us)"
+             SET l.token = IF({left} > 0, UNHEX(mine.nobody), NULL),
+                 l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
+                 l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
+            left = left("mine.min_hold", "l.acquired_us")
         ))
         .bind(&asked)
         .execute(&mut *conn)
@@ -346,10 +307,8 @@ impl LeaseOps for MySql {
         // Only where `begin` made the transaction READ COMMITTED: in REPEATABLE READ the lock would be on the gaps beside
         // the entry, too, and keep others from taking other leases. A token that is NULL is looked for nowhere.
         // The expiry is read beside it, without a lock: reading it from the locked entry would lock the row.
-        let current: Option<bool> = sqlx::query_scalar(concat!(
-            "SELECT (SELECT l.expires_us > ",
-            now!(),
-            " FROM lockkit_lease AS l WHERE l.name = ?)
+        let current: Option<bool> = sqlx::query_scalar(statement!(
+            "SELECT (SELECT l.expires_us > {NOW} FROM lockkit_lease AS l WHERE l.name = ?)
              FROM lockkit_lease AS t FORCE INDEX (lockkit_token)
              WHERE t.token = IF(@lockkit_read_committed, ?, NULL) AND t.name = ?
              LOCK IN SHARE MODE"
@@ -362,16 +321,11 @@ impl LeaseOps for MySql {
         if let Some(current) = current {
             return Ok(current);
         }
-        let done = sqlx::query(concat!(
+        let done = sqlx::query(statement!(
             "UPDATE lockkit_lease
-             SET ttl_us = IF(expires_us > ",
-            now!(),
-            " + ?, ttl_us, ?),
-                 expires_us = GREATEST(expires_us, ",
-            now!(),
-            " + ?), renewals = renewals + 1
-             WHERE name = ? AND token = ? AND expires_us > ",
-            now!()
+             SET ttl_us = IF(expires_us > {NOW} + ?, ttl_us, ?),
+                 expires_us = GREATEST(expires_us, {NOW} + ?), renewals = renewals + 1
+             WHERE name = ? AND token = ? AND expires_us > {NOW}"
         ))
         .bind(micros(ttl))
         .bind(micros(ttl))
@@ -390,26 +344,13 @@ impl LeaseOps for MySql {
         min_hold: Duration,
         pinned: bool,
     ) -> sqlx::Result<bool> {
-        let done = sqlx::query(concat!(
+        let done = sqlx::query(statement!(
             "UPDATE lockkit_lease
-             SET token = IF(",
-            left!("acquired_us"),
-            " > 0, ?, NULL),
-                 expires_us = IF(",
-            left!("acquired_us"),
-            " > 0, ",
-            now!(),
-            " + ",
-            left!("acquired_us"),
-            ", 0),
-                 ttl_us = IF(",
-            left!("acquired_us"),
-            " > 0, ",
-            left!("acquired_us"),
-            ", ttl_us)
-             WHERE name = ? AND token = ? AND (? OR expires_us > ",
-            now!(),
-            ")"
+             SET token = IF({left} > 0, ?, NULL),
+                 expires_us = IF({left} > 0, {NOW} + {left}, 0),
+                 ttl_us = IF({left} > 0, {left}, ttl_us)
+             WHERE name = ? AND token = ? AND (? OR expires_us > {NOW})",
+            left = left("?", "acquired_us")
         ))
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
@@ -426,16 +367,13 @@ impl LeaseOps for MySql {
     }
 
     async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        let rows = sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, ttl_us, renewals
+        let rows = sqlx::query(statement!(
+            "SELECT {columns}
              FROM lockkit_lease
-             WHERE name >= ? AND name < ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > ",
-            now!(),
-            "
+             WHERE name >= ? AND name < ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > {NOW}
              ORDER BY name
-             LIMIT ?"
+             LIMIT ?",
+            columns = columns()
         ))
         .bind(prefix.as_bytes())
         .bind(prefix_end(prefix).into_bytes())
@@ -449,13 +387,9 @@ impl LeaseOps for MySql {
 
     async fn lease_sweep(conn: &mut MySqlConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
         // A DELETE by expiry alone would lock every row that it reads, so the names are read first, without locks.
-        let names: Vec<Vec<u8>> = sqlx::query_scalar(concat!(
+        let names: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
             "SELECT name FROM lockkit_lease
-             WHERE expires_us < ",
-            now!(),
-            " - ? AND fence < ",
-            now!(),
-            " - ?
+             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ?
              ORDER BY name
              LIMIT ?"
         ))
@@ -469,14 +403,8 @@ impl LeaseOps for MySql {
         }
         // A fence above the clock must not be forgotten: the next one is made from the clock.
         let sql = format!(
-            concat!(
-                "DELETE FROM lockkit_lease
-                 WHERE expires_us < ",
-                now!(),
-                " - ? AND fence < ",
-                now!(),
-                " - ? AND name IN ({})"
-            ),
+            "DELETE FROM lockkit_lease
+             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? AND name IN ({})",
             vec!["?"; names.len()].join(", "),
         );
         let mut delete = sqlx::query(AssertSqlSafe(sql)).bind(micros(retention)).bind(micros(retention));
@@ -492,14 +420,9 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     // The OK packet has the clock that this statement renewed by. It may be older than a row that another renewal wrote
     // while this one waited, so no expiry is cut here.
     let asked = asked(renewals);
-    let done = sqlx::query(concat!(
+    let done = sqlx::query(statement!(
         "UPDATE (
-             SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID(",
-        now!(),
-        ") AS now_us FROM ",
-        asked!(),
-        now!(),
-        "
+             SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID({NOW}) AS now_us FROM {renewed}
              LIMIT 18446744073709551615
              FOR UPDATE /*!80000 OF l */ SKIP LOCKED
          ) AS mine
@@ -507,7 +430,8 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
          SET l.expires_us = GREATEST(mine.expires_us, mine.now_us + mine.ttl)
                  + IF(mine.expires_us - mine.ttl_us > mine.now_us, 0 * LAST_INSERT_ID((1 << 62) | mine.now_us), 0),
              l.ttl_us = IF(mine.expires_us > mine.now_us + mine.ttl, mine.ttl_us, mine.ttl),
-             l.renewals = l.renewals + 1"
+             l.renewals = l.renewals + 1",
+        renewed = renewed()
     ))
     .bind(&asked)
     .execute(&mut *conn)
@@ -518,11 +442,13 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     }
     let clock = i64::try_from(done.last_insert_id() & !AHEAD).unwrap_or(i64::MAX);
     let renewed_us = (done.rows_affected() > 0).then_some(clock);
-    let rows =
-        sqlx::query(concat!("SELECT l.token, l.expires_us, l.ttl_us, ", now!(), " AS now_us FROM ", asked!(), now!()))
-            .bind(&asked)
-            .fetch_all(&mut *conn)
-            .await?;
+    let rows = sqlx::query(statement!(
+        "SELECT l.token, l.expires_us, l.ttl_us, {NOW} AS now_us FROM {renewed}",
+        renewed = renewed()
+    ))
+    .bind(&asked)
+    .fetch_all(&mut *conn)
+    .await?;
     let mut held = HashMap::new();
     for row in &rows {
         let expiry: (i64, Option<i64>, i64) =
@@ -564,6 +490,11 @@ async fn taken_over(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<O
         fence: fence(row.try_get("previous_fence")?),
         expired_for: duration(row.try_get("expired_us")?),
     }))
+}
+
+/// The columns of a held lease, as [`found`] reads them.
+fn columns() -> String {
+    format!("name, token, holder, fence, acquired_us, {NOW} AS now_us, expires_us, ttl_us, renewals")
 }
 
 fn found(row: &MySqlRow) -> sqlx::Result<Found> {

@@ -15,18 +15,14 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::{AsConnection, Dialect, RowsAffected, connection_fault};
 use crate::{
     error::{Error, Fault, LockHolder},
     policy::Wait,
+    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault},
 };
 
 /// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
-macro_rules! now {
-    () => {
-        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    };
-}
+const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 const MIGRATIONS: [(i64, &str, &str); 4] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
@@ -74,6 +70,14 @@ impl AsConnection<MySql> for MySqlConnection {
     fn as_connection(&mut self) -> &mut Self {
         self
     }
+}
+
+impl Known for MySql {
+    type Itself = Self;
+}
+
+impl Known<Sessions> for MySql {
+    type Itself = Self;
 }
 
 impl Dialect for MySql {

@@ -304,7 +304,8 @@ async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) 
     let sql = format!(
         "SET @lockkit_wait = /*M! NULL */
              /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
-         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */ INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
+         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */
+             INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
          {RESTORE_WAIT}"
     );
     let locked = conn.execute(AssertSqlSafe(sql)).await;

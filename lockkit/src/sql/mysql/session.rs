@@ -8,19 +8,15 @@ use super::holder;
 use crate::{
     error::{Fault, LockHolder},
     key::Key,
-    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing},
+    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing, statement::statement},
 };
 
 /// The name of the lock with the bound key: 64 hexadecimal digits, which is all that MySQL allows, in a case that it
 /// ignores (<https://dev.mysql.com/doc/refman/8.4/en/locking-functions.html>).
 ///
 /// These names belong to the whole server, so the database is part of them. No key and no database has a NUL in it.
-macro_rules! name {
-    () => {
-        "SHA2(CONCAT('lockkit:session:',
-              COALESCE(IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), ''), CHAR(0), ?), 256)"
-    };
-}
+const NAME: &str = "SHA2(CONCAT('lockkit:session:',
+              COALESCE(IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), ''), CHAR(0), ?), 256)";
 
 impl SessionOps for MySql {
     /// Proxies for MySQL keep a session that has called `GET_LOCK`.
@@ -43,15 +39,11 @@ impl SessionOps for MySql {
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
         // MySQL waits for whole seconds and would round half a second; MariaDB keeps the fraction.
-        let answer: sqlx::Result<Option<i64>> = sqlx::query_scalar(concat!(
+        let answer: sqlx::Result<Option<i64>> = sqlx::query_scalar(statement!(
             "SELECT CAST(CASE
                  WHEN CONNECTION_ID() <> ? THEN -1
-                 WHEN IS_USED_LOCK(",
-            name!(),
-            ") <=> CONNECTION_ID() THEN 0
-                 ELSE GET_LOCK(",
-            name!(),
-            ", /*!80000 FLOOR( */ ? /*!80000 ) */)
+                 WHEN IS_USED_LOCK({NAME}) <=> CONNECTION_ID() THEN 0
+                 ELSE GET_LOCK({NAME}, /*!80000 FLOOR( */ ? /*!80000 ) */)
              END AS SIGNED)"
         ))
         .bind(id)
@@ -75,7 +67,7 @@ impl SessionOps for MySql {
     }
 
     async fn session_holds(conn: &mut MySqlConnection, id: i64, key: &Key) -> sqlx::Result<bool> {
-        sqlx::query_scalar(concat!("SELECT CONNECTION_ID() = ? AND IS_USED_LOCK(", name!(), ") <=> CONNECTION_ID()"))
+        sqlx::query_scalar(statement!("SELECT CONNECTION_ID() = ? AND IS_USED_LOCK({NAME}) <=> CONNECTION_ID()"))
             .bind(id)
             .bind(key.as_bytes())
             .fetch_one(conn)
@@ -83,10 +75,8 @@ impl SessionOps for MySql {
     }
 
     async fn session_unlock(conn: &mut MySqlConnection, id: i64, key: &Key, _sharing: Sharing) -> sqlx::Result<bool> {
-        let released: Option<i64> = sqlx::query_scalar(concat!(
-            "SELECT CAST(CASE WHEN CONNECTION_ID() = ? THEN RELEASE_LOCK(",
-            name!(),
-            ") ELSE 0 END AS SIGNED)"
+        let released: Option<i64> = sqlx::query_scalar(statement!(
+            "SELECT CAST(CASE WHEN CONNECTION_ID() = ? THEN RELEASE_LOCK({NAME}) ELSE 0 END AS SIGNED)"
         ))
         .bind(id)
         .bind(key.as_bytes())
@@ -96,11 +86,9 @@ impl SessionOps for MySql {
     }
 
     async fn session_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        let row = sqlx::query(concat!(
+        let row = sqlx::query(statement!(
             "SELECT CAST(used.id AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
-             FROM (SELECT IS_USED_LOCK(",
-            name!(),
-            ") AS id) AS used
+             FROM (SELECT IS_USED_LOCK({NAME}) AS id) AS used
              LEFT JOIN information_schema.PROCESSLIST AS p ON p.ID = used.id
              WHERE used.id IS NOT NULL"
         ))

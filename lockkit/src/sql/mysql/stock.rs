@@ -8,7 +8,11 @@ use super::row::bounded;
 use crate::{
     key::Key,
     policy::Wait,
-    sql::{Look, Segment, StockOps, counted_depth, quantity, segment},
+    sql::{
+        Look, Segment, StockOps, counted_depth,
+        statement::statement,
+        stock::ops::{quantity, segment},
+    },
 };
 
 /// Takes from the first of these segments that is free. No random order: the servers would lock all of them to sort.
@@ -16,23 +20,19 @@ use crate::{
 /// No range of segments either: the servers also lock the row after it, which may be another stock's. Told which index to
 /// use, since on a small table the optimizer prefers a scan, which waits for segments that are locked. The number of the
 /// segment comes back in the OK packet.
-macro_rules! take_free {
-    ($among:literal) => {
-        concat!(
-            "UPDATE (
-                 SELECT name, segment FROM lockkit_stock FORCE INDEX (PRIMARY)
-                 WHERE name = ? ",
-            $among,
-            " AND quantity >= ?
-                 ORDER BY name, segment
-                 LIMIT 1
-                 FOR UPDATE SKIP LOCKED
-             ) AS free
-             STRAIGHT_JOIN lockkit_stock AS s FORCE INDEX (PRIMARY)
-                 ON s.name = free.name AND s.segment = free.segment
-             SET s.quantity = s.quantity - ? + 0 * LAST_INSERT_ID(s.segment)"
-        )
-    };
+fn take_free(among: &str) -> String {
+    format!(
+        "UPDATE (
+             SELECT name, segment FROM lockkit_stock FORCE INDEX (PRIMARY)
+             WHERE name = ? {among} AND quantity >= ?
+             ORDER BY name, segment
+             LIMIT 1
+             FOR UPDATE SKIP LOCKED
+         ) AS free
+         STRAIGHT_JOIN lockkit_stock AS s FORCE INDEX (PRIMARY)
+             ON s.name = free.name AND s.segment = free.segment
+         SET s.quantity = s.quantity - ? + 0 * LAST_INSERT_ID(s.segment)"
+    )
 }
 
 impl StockOps for MySql {
@@ -42,7 +42,8 @@ impl StockOps for MySql {
         amount: i64,
         first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
-        let mut among_first = sqlx::query(take_free!("AND segment IN (?, ?, ?, ?)")).bind(key.as_bytes());
+        let mut among_first =
+            sqlx::query(statement!("{take}", take = take_free("AND segment IN (?, ?, ?, ?)"))).bind(key.as_bytes());
         for number in first {
             among_first = among_first.bind(number);
         }
@@ -50,7 +51,8 @@ impl StockOps for MySql {
         if let Some(number) = taken_from(&done) {
             return Ok(Some(number));
         }
-        let among_all = sqlx::query(take_free!("")).bind(key.as_bytes()).bind(amount).bind(amount);
+        let among_all =
+            sqlx::query(statement!("{take}", take = take_free(""))).bind(key.as_bytes()).bind(amount).bind(amount);
         Ok(taken_from(&among_all.execute(conn).await?))
     }
 

@@ -5,8 +5,9 @@ use sqlx::{Arguments, AssertSqlSafe, Column, MySql, MySqlConnection, Row, TypeIn
 use super::placeholder;
 use crate::{
     sql::{
-        SaveQuery, Values, VersionKind, VersionOps, VersionQuery, parse_version,
+        SaveQuery, Values, VersionOps, VersionQuery,
         query::{matching, save, timestamp_step},
+        version::ops::{VersionKind, parse_version},
     },
     version::Version,
 };

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
-use super::{bell, pooler::query};
+use super::{NOW, bell, pooler::query, ring};
 use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
     sql::{
-        LeaseOps, duration, fence,
+        LeaseOps,
         lease::{Found, HeldRow, lease_give_back, leases_found, prefix_end, previous},
-        micros,
+        statement::statement,
+        units::{duration, fence, micros},
     },
 };
 
@@ -21,119 +22,70 @@ use crate::{
 // free it or forget it.
 
 /// The leases held now, `$1` at most.
-macro_rules! list {
-    ($condition:literal) => {
-        concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, ttl_us, renewals
-             FROM lockkit_lease
-             WHERE ",
-            $condition,
-            "token IS NOT NULL AND expires_us > ",
-            now!(),
-            "
-             ORDER BY name
-             LIMIT $1"
-        )
-    };
+fn list(condition: &str) -> String {
+    format!(
+        "SELECT {columns}
+         FROM lockkit_lease
+         WHERE {condition} token IS NOT NULL AND expires_us > {NOW}
+         ORDER BY name
+         LIMIT $1",
+        columns = columns(),
+    )
 }
 
 /// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
 /// `greatest` and `least` pass over NULL.
-macro_rules! lives {
-    ($ttl:literal) => {
-        concat!(
-            "expires_us = greatest(least(l.expires_us, ",
-            now!(),
-            " + l.ttl_us), ",
-            now!(),
-            " + ",
-            $ttl,
-            "),
-             ttl_us = CASE WHEN least(l.expires_us, ",
-            now!(),
-            " + l.ttl_us) > ",
-            now!(),
-            " + ",
-            $ttl,
-            "
-                 THEN l.ttl_us ELSE ",
-            $ttl,
-            " END,
-             acquired_us = l.acquired_us - greatest(0, l.expires_us - l.ttl_us - ",
-            now!(),
-            ")"
-        )
-    };
+fn lives(ttl: &str) -> String {
+    format!(
+        "expires_us = greatest(least(l.expires_us, {NOW} + l.ttl_us), {NOW} + {ttl}),
+         ttl_us = CASE WHEN least(l.expires_us, {NOW} + l.ttl_us) > {NOW} + {ttl} THEN l.ttl_us ELSE {ttl} END,
+         acquired_us = l.acquired_us - greatest(0, l.expires_us - l.ttl_us - {NOW})"
+    )
 }
 
-/// A lease that is given back stays taken by `$nobody` for what is left of `$min_hold`.
-macro_rules! stays_taken {
-    ($min_hold:literal, $nobody:literal) => {
-        stays_taken!(@ concat!("(", $min_hold, " - greatest(0, ", now!(), " - l.acquired_us))"), $nobody)
-    };
-    (@ $left:expr, $nobody:literal) => {
-        concat!(
-            "token = CASE WHEN ", $left, " > 0 THEN ", $nobody, " END,
-             expires_us = CASE WHEN ", $left, " > 0 THEN ", now!(), " + ", $left, " ELSE 0 END,
-             ttl_us = CASE WHEN ", $left, " > 0 THEN ", $left, " ELSE l.ttl_us END"
-        )
-    };
+/// A lease that is given back stays taken by `nobody` for what is left of `min_hold`.
+fn stays_taken(min_hold: &str, nobody: &str) -> String {
+    let left = format!("({min_hold} - greatest(0, {NOW} - l.acquired_us))");
+    format!(
+        "token = CASE WHEN {left} > 0 THEN {nobody} END,
+         expires_us = CASE WHEN {left} > 0 THEN {NOW} + {left} ELSE 0 END,
+         ttl_us = CASE WHEN {left} > 0 THEN {left} ELSE l.ttl_us END"
+    )
 }
 
 impl LeaseOps for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         // A held lease is only read: an INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a
         // transaction id and wait for the disk each time it fails.
-        let row = query(concat!(
+        let row = query(statement!(
             "WITH free AS MATERIALIZED (
                  SELECT name, holder, fence, token, expires_us FROM lockkit_lease
-                 WHERE name = $1 AND (expires_us <= ",
-            now!(),
-            " OR token = $2)
+                 WHERE name = $1 AND (expires_us <= {NOW} OR token = $2)
                  FOR UPDATE SKIP LOCKED
              ), taken AS (
                  UPDATE lockkit_lease AS l
-                 SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE greatest(l.fence + 1, ",
-            now!(),
-            ") END,
-                     acquired_us = CASE WHEN l.token = $2 THEN l.acquired_us ELSE ",
-            now!(),
-            " END,
+                 SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE greatest(l.fence + 1, {NOW}) END,
+                     acquired_us = CASE WHEN l.token = $2 THEN l.acquired_us ELSE {NOW} END,
                      renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
-                     token = $2, holder = $3, ttl_us = $4, expires_us = ",
-            now!(),
-            " + $4
+                     token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
                  FROM free
                  WHERE l.name = free.name
                  RETURNING l.fence, free.holder, free.fence AS old_fence, nullif(free.token, $2) AS old_token,
-                     ",
-            now!(),
-            " - free.expires_us AS expired_us
+                     {NOW} - free.expires_us AS expired_us
              ), made AS (
                  INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
-                 SELECT $1, $2, $3, ",
-            now!(),
-            ", ",
-            now!(),
-            ", ",
-            now!(),
-            " + $4, $4
+                 SELECT $1, $2, $3, {NOW}, {NOW}, {NOW} + $4, $4
                  WHERE NOT EXISTS (SELECT FROM lockkit_lease WHERE name = $1)
                  ON CONFLICT DO NOTHING
                  RETURNING fence
              )
-             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us, false AS ahead
+             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us,
+                 false AS ahead
              FROM taken
              UNION ALL
              SELECT true, fence, '', 0, NULL, 0, 0, false FROM made
              UNION ALL
-             SELECT false, fence, '', 0, NULL, 0, expires_us - ",
-            now!(),
-            ", coalesce(expires_us - ttl_us > ",
-            now!(),
-            ", false)
+             SELECT false, fence, '', 0, NULL, 0, expires_us - {NOW}, coalesce(expires_us - ttl_us > {NOW}, false)
              FROM lockkit_lease
              WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)"
         ))
@@ -166,15 +118,13 @@ impl LeaseOps for Postgres {
         };
         let names: Vec<_> = claims.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = claims.iter().map(|it| it.token.as_bytes().as_slice()).collect();
-        let rows = query(concat!(
+        let rows = query(statement!(
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS a (name, token, number)
              ), free AS MATERIALIZED (
                  SELECT l.name, a.token AS new_token, l.holder, l.fence, l.token, l.expires_us
                  FROM lockkit_lease AS l JOIN asked AS a USING (name)
-                 WHERE l.expires_us <= ",
-            now!(),
-            " OR l.token = a.token
+                 WHERE l.expires_us <= {NOW} OR l.token = a.token
                  ORDER BY l.name
                  FOR UPDATE OF l SKIP LOCKED
              ), missing AS MATERIALIZED (
@@ -184,31 +134,17 @@ impl LeaseOps for Postgres {
                  SELECT (SELECT count(*) FROM free) + (SELECT count(*) FROM missing) = cardinality($1) AS one
              ), taken AS (
                  UPDATE lockkit_lease AS l
-                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE greatest(l.fence + 1, ",
-            now!(),
-            ") END,
-                     acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE ",
-            now!(),
-            " END,
+                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE greatest(l.fence + 1, {NOW}) END,
+                     acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE {NOW} END,
                      renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
-                     token = free.new_token, holder = $3, ttl_us = $4, expires_us = ",
-            now!(),
-            " + $4
+                     token = free.new_token, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
                  FROM free, every
                  WHERE l.name = free.name AND every.one
                  RETURNING l.name, l.fence, free.holder, free.fence AS old_fence,
-                     nullif(free.token, free.new_token) AS old_token, ",
-            now!(),
-            " - free.expires_us AS expired_us
+                     nullif(free.token, free.new_token) AS old_token, {NOW} - free.expires_us AS expired_us
              ), made AS (
                  INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
-                 SELECT missing.name, missing.token, $3, ",
-            now!(),
-            ", ",
-            now!(),
-            ", ",
-            now!(),
-            " + $4, $4
+                 SELECT missing.name, missing.token, $3, {NOW}, {NOW}, {NOW} + $4, $4
                  FROM missing, every
                  WHERE every.one
                  ON CONFLICT DO NOTHING
@@ -219,11 +155,7 @@ impl LeaseOps for Postgres {
                  SELECT name, fence, '', 0, NULL, 0 FROM made
              )
              SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
-                 greatest(0, l.expires_us - ",
-            now!(),
-            ") AS left_us, coalesce(l.expires_us - l.ttl_us > ",
-            now!(),
-            ", false) AS ahead
+                 greatest(0, l.expires_us - {NOW}) AS left_us, coalesce(l.expires_us - l.ttl_us > {NOW}, false) AS ahead
              FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
              ORDER BY a.number"
         ))
@@ -262,13 +194,11 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        let row = query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, ttl_us, renewals
+        let row = query(statement!(
+            "SELECT {columns}
              FROM lockkit_lease
-             WHERE name = $1 AND token IS NOT NULL AND expires_us > ",
-            now!()
+             WHERE name = $1 AND token IS NOT NULL AND expires_us > {NOW}",
+            columns = columns()
         ))
         .bind(key.as_str())
         .fetch_optional(&mut *conn)
@@ -277,14 +207,10 @@ impl LeaseOps for Postgres {
     }
 
     async fn lease_cut(conn: &mut PgConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
-        query(concat!(
+        query(statement!(
             "WITH ahead AS MATERIALIZED (
-                 SELECT name, expires_us - ttl_us - ",
-            now!(),
-            " AS by FROM lockkit_lease
-                 WHERE name = $1 AND expires_us = $2 AND ttl_us = $3 AND expires_us - ttl_us > ",
-            now!(),
-            "
+                 SELECT name, expires_us - ttl_us - {NOW} AS by FROM lockkit_lease
+                 WHERE name = $1 AND expires_us = $2 AND ttl_us = $3 AND expires_us - ttl_us > {NOW}
                  FOR NO KEY UPDATE SKIP LOCKED
              )
              UPDATE lockkit_lease AS l
@@ -303,31 +229,27 @@ impl LeaseOps for Postgres {
         let names: Vec<_> = renewals.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
-        let rows = query(concat!(
+        let rows = query(statement!(
             "WITH asked AS MATERIALIZED (
-                 SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) WITH ORDINALITY AS a (name, token, ttl, number)
+                 SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[])
+                     WITH ORDINALITY AS a (name, token, ttl, number)
              ), mine AS MATERIALIZED (
                  SELECT l.name, a.ttl FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
-                 WHERE l.expires_us > ",
-            now!(),
-            "
+                 WHERE l.expires_us > {NOW}
                  ORDER BY l.name
                  FOR NO KEY UPDATE OF l SKIP LOCKED
              ), renewed AS (
                  UPDATE lockkit_lease AS l
-                 SET ",
-            lives!("mine.ttl"),
-            ", renewals = l.renewals + 1
+                 SET {lives}, renewals = l.renewals + 1
                  FROM mine WHERE l.name = mine.name
                  RETURNING l.name, l.token
              )
              SELECT r.name IS NOT NULL AS done, l.name IS NOT NULL AS held
              FROM asked AS a
              LEFT JOIN renewed AS r USING (name, token)
-             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
-            now!(),
-            "
-             ORDER BY a.number"
+             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > {NOW}
+             ORDER BY a.number",
+            lives = lives("mine.ttl")
         ))
         .bind(names)
         .bind(tokens)
@@ -344,28 +266,23 @@ impl LeaseOps for Postgres {
         min_hold: Duration,
     ) -> sqlx::Result<Scoped> {
         // Not waiting for the disk is safe here: a release that a crash undoes is one that waits out its ttl.
-        let row = query(concat!(
+        let row = query(statement!(
             "WITH mine AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
-                 WHERE name = $1 AND token = $2 AND expires_us > ",
-            now!(),
-            "
+                 WHERE name = $1 AND token = $2 AND expires_us > {NOW}
                    AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
                  FOR UPDATE SKIP LOCKED
              ), freed AS (
                  UPDATE lockkit_lease AS l
-                 SET ",
-            stays_taken!("$3", "$4"),
-            "
+                 SET {stays_taken}
                  FROM mine WHERE l.name = mine.name
                  RETURNING 1
              )
              SELECT EXISTS (SELECT FROM freed) AS done,
-                 EXISTS (SELECT FROM lockkit_lease WHERE name = $1 AND token = $2 AND expires_us > ",
-            now!(),
-            ") AS held,
-                 ",
-            ring!("$5")
+                 EXISTS (SELECT FROM lockkit_lease WHERE name = $1 AND token = $2 AND expires_us > {NOW}) AS held,
+                 {ring}",
+            stays_taken = stays_taken("$3", "$4"),
+            ring = ring("$5")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
@@ -384,23 +301,20 @@ impl LeaseOps for Postgres {
         let nobodies: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
         let nobodies: Vec<_> = nobodies.iter().map(|it| it.as_bytes().as_slice()).collect();
         let bells: Vec<_> = releases.iter().map(|it| bell(&it.key)).collect();
-        let rows = query(concat!(
+        let rows = query(statement!(
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[])
                      WITH ORDINALITY AS a (name, token, min_hold, nobody, bell, number)
              ), mine AS MATERIALIZED (
-                 SELECT l.name, l.token, a.min_hold, a.nobody FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
-                 WHERE l.expires_us > ",
-            now!(),
-            "
+                 SELECT l.name, l.token, a.min_hold, a.nobody
+                 FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
+                 WHERE l.expires_us > {NOW}
                    AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
                  ORDER BY l.name
                  FOR UPDATE OF l SKIP LOCKED
              ), freed AS (
                  UPDATE lockkit_lease AS l
-                 SET ",
-            stays_taken!("mine.min_hold", "mine.nobody"),
-            "
+                 SET {stays_taken}
                  FROM mine WHERE l.name = mine.name
                  RETURNING mine.name, mine.token
              )
@@ -410,10 +324,9 @@ impl LeaseOps for Postgres {
                  END AS rung
              FROM asked AS a
              LEFT JOIN freed AS f USING (name, token)
-             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > ",
-            now!(),
-            "
-             ORDER BY a.number"
+             LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > {NOW}
+             ORDER BY a.number",
+            stays_taken = stays_taken("mine.min_hold", "mine.nobody")
         ))
         .bind(names)
         .bind(tokens)
@@ -428,26 +341,21 @@ impl LeaseOps for Postgres {
     async fn lease_pin(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
         // Where the transaction's snapshot is fixed, a renewal beside it would make its own writes to the row fail, so
         // there the row is written now and renewals wait.
-        let row = query(concat!(
+        let row = query(statement!(
             "WITH pinned AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
-                 WHERE name = $1 AND token = $2 AND expires_us > ",
-            now!(),
-            "
+                 WHERE name = $1 AND token = $2 AND expires_us > {NOW}
                    AND current_setting('transaction_isolation') LIKE 'read%'
                  FOR KEY SHARE
              ), written AS (
                  UPDATE lockkit_lease AS l
-                 SET ",
-            lives!("$3"),
-            ", renewals = l.renewals + 1
-                 WHERE name = $1 AND token = $2 AND expires_us > ",
-            now!(),
-            "
+                 SET {lives}, renewals = l.renewals + 1
+                 WHERE name = $1 AND token = $2 AND expires_us > {NOW}
                    AND current_setting('transaction_isolation') NOT LIKE 'read%'
                  RETURNING 1
              )
-             SELECT EXISTS (SELECT FROM pinned) OR EXISTS (SELECT FROM written) AS done"
+             SELECT EXISTS (SELECT FROM pinned) OR EXISTS (SELECT FROM written) AS done",
+            lives = lives("$3")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
@@ -464,19 +372,16 @@ impl LeaseOps for Postgres {
         min_hold: Duration,
         pinned: bool,
     ) -> sqlx::Result<bool> {
-        let row = query(concat!(
+        let row = query(statement!(
             "WITH freed AS (
                  UPDATE lockkit_lease AS l
-                 SET ",
-            stays_taken!("$3", "$4"),
-            "
-                 WHERE name = $1 AND token = $2 AND ($6 OR expires_us > ",
-            now!(),
-            ")
+                 SET {stays_taken}
+                 WHERE name = $1 AND token = $2 AND ($6 OR expires_us > {NOW})
                  RETURNING 1
              )
-             SELECT EXISTS (SELECT FROM freed) AS done, ",
-            ring!("$5")
+             SELECT EXISTS (SELECT FROM freed) AS done, {ring}",
+            stays_taken = stays_taken("$3", "$4"),
+            ring = ring("$5")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
@@ -492,9 +397,9 @@ impl LeaseOps for Postgres {
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
         let rows = if prefix.is_empty() {
             // No text is greater than every other one in every encoding.
-            query(list!("")).bind(i64::from(limit)).fetch_all(&mut *conn).await?
+            query(statement!("{list}", list = list(""))).bind(i64::from(limit)).fetch_all(&mut *conn).await?
         } else {
-            query(list!("starts_with(name, $2) AND name >= $2 AND name < $3 AND "))
+            query(statement!("{list}", list = list("starts_with(name, $2) AND name >= $2 AND name < $3 AND")))
                 .bind(i64::from(limit))
                 .bind(prefix)
                 .bind(prefix_end(prefix))
@@ -506,15 +411,11 @@ impl LeaseOps for Postgres {
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
         // A fence above the clock must not be forgotten: the next one is made from the clock.
-        let done = query(concat!(
+        let done = query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
                  SELECT name FROM lockkit_lease
-                 WHERE expires_us < ",
-            now!(),
-            " - $1 AND fence < ",
-            now!(),
-            " - $1
+                 WHERE expires_us < {NOW} - $1 AND fence < {NOW} - $1
                  ORDER BY name
                  LIMIT $2
                  FOR UPDATE SKIP LOCKED
@@ -526,6 +427,11 @@ impl LeaseOps for Postgres {
         .await?;
         Ok(done.rows_affected())
     }
+}
+
+/// The columns of a held lease, as [`found`] reads them.
+fn columns() -> String {
+    format!("name, token, holder, fence, acquired_us, {NOW} AS now_us, expires_us, ttl_us, renewals")
 }
 
 fn found(row: &PgRow) -> sqlx::Result<Found> {

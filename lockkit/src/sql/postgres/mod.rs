@@ -10,20 +10,16 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::{AsConnection, Dialect, RowsAffected, connection_fault, duration};
 use crate::{
     error::{Error, Fault, LockHolder},
     key::Key,
     policy::Wait,
+    sql::{AsConnection, Dialect, Known, RowsAffected, Sessions, fault::connection_fault, units::duration},
 };
 
 /// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
 /// long past in a statement that waited.
-macro_rules! now {
-    () => {
-        "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-    };
-}
+const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
@@ -34,38 +30,30 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
 /// Tells those who wait for the lease that it was given back, if there are any: they share the lease's bell, an advisory
 /// lock, which then cannot be had alone. NOTIFY takes a lock of the whole server at commit, so it is not for every
 /// release (<https://www.postgresql.org/docs/current/sql-notify.html>).
-macro_rules! ring {
-    ($bell:literal) => {
-        concat!(
-            "(SELECT count(pg_notify('lockkit_freed', $1)) FROM freed WHERE NOT pg_try_advisory_xact_lock(",
-            $bell,
-            ")) AS rung"
-        )
-    };
+fn ring(bell: &str) -> String {
+    format!(
+        "(SELECT count(pg_notify('lockkit_freed', $1)) FROM freed WHERE NOT pg_try_advisory_xact_lock({bell})) AS rung"
+    )
 }
 
 /// A session that holds the advisory lock with the number `$1`, and for how long it has been what the argument says.
 /// Another session than this one comes first. The halves of the number are two columns of the view:
 /// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
-macro_rules! holder_since {
-    ($since:literal) => {
-        concat!(
-            "SELECT
-                 l.pid::bigint AS id,
-                 a.usename::text AS user_name,
-                 host(a.client_addr) AS host,
-                 nullif(a.application_name, '') AS application,
-                 (extract(epoch FROM clock_timestamp() - a.",
-            $since,
-            ") * 1000000)::bigint AS age_us
-             FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
-             WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
-               AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-               AND (l.classid::bigint << 32 | l.objid::bigint) = $1
-             ORDER BY l.pid = pg_backend_pid(), age_us DESC NULLS LAST
-             LIMIT 1"
-        )
-    };
+fn holder_since(start: &str) -> String {
+    format!(
+        "SELECT
+             l.pid::bigint AS id,
+             a.usename::text AS user_name,
+             host(a.client_addr) AS host,
+             nullif(a.application_name, '') AS application,
+             (extract(epoch FROM clock_timestamp() - a.{start}) * 1000000)::bigint AS age_us
+         FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+         WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+           AND (l.classid::bigint << 32 | l.objid::bigint) = $1
+         ORDER BY l.pid = pg_backend_pid(), age_us DESC NULLS LAST
+         LIMIT 1"
+    )
 }
 
 mod lease;
@@ -106,6 +94,14 @@ impl AsConnection<Postgres> for PgConnection {
     fn as_connection(&mut self) -> &mut Self {
         self
     }
+}
+
+impl Known for Postgres {
+    type Itself = Self;
+}
+
+impl Known<Sessions> for Postgres {
+    type Itself = Self;
 }
 
 impl Dialect for Postgres {

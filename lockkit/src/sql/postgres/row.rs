@@ -5,7 +5,7 @@ use sqlx::{
     postgres::{PgRow, PgTypeInfo},
 };
 
-use super::{FIRST_OF_USERS, advisory_number, holder, placeholder, pooler, typed};
+use super::{FIRST_OF_USERS, advisory_number, holder, holder_since, placeholder, pooler, typed};
 use crate::{
     error::LockHolder,
     key::Key,
@@ -13,6 +13,7 @@ use crate::{
     sql::{
         Access, By, Columns, NamedOps, Plan, RowOps, RowQuery, Sharing, Strength, Values,
         query::{filter, order_and_limit},
+        statement::statement,
     },
 };
 
@@ -291,19 +292,15 @@ fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
 }
 
 /// The value that is put back depends on the lock, so it is put back after the wait.
-macro_rules! bounded {
-    ($function:literal) => {
-        concat!(
-            "WITH was AS MATERIALIZED (
-                 SELECT current_setting('lock_timeout') AS v
-             ), bound AS MATERIALIZED (
-                 SELECT was.v, set_config('lock_timeout', $2, true) FROM was
-             )
-             SELECT set_config('lock_timeout', CASE WHEN ",
-            $function,
-            "($1) IS NULL THEN v ELSE v END, true) FROM bound"
-        )
-    };
+fn bounded(function: &str) -> String {
+    format!(
+        "WITH was AS MATERIALIZED (
+             SELECT current_setting('lock_timeout') AS v
+         ), bound AS MATERIALIZED (
+             SELECT was.v, set_config('lock_timeout', $2, true) FROM was
+         )
+         SELECT set_config('lock_timeout', CASE WHEN {function}($1) IS NULL THEN v ELSE v END, true) FROM bound"
+    )
 }
 
 impl NamedOps for Postgres {
@@ -318,8 +315,8 @@ impl NamedOps for Postgres {
             Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
             Wait::AtMost(_) => {
                 let sql = match sharing {
-                    Sharing::Alone => bounded!("pg_advisory_xact_lock"),
-                    Sharing::Shared => bounded!("pg_advisory_xact_lock_shared"),
+                    Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
+                    Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),
                 };
                 pooler::query(sql).bind(number).bind(lock_timeout(wait)).execute(conn).await?;
                 true
@@ -329,7 +326,7 @@ impl NamedOps for Postgres {
     }
 
     async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        let sql = holder_since!("xact_start");
+        let sql = statement!("{holder}", holder = holder_since("xact_start"));
         let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
         row.as_ref().map(holder).transpose()
     }

@@ -4,49 +4,37 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, Postgres, Row};
 
-use super::{advisory_number, holder};
+use super::{advisory_number, holder, holder_since};
 use crate::{
     error::{Fault, LockHolder},
     key::Key,
-    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing},
+    sql::{Dialect, ServerSession, SessionAnswer, SessionOps, Sharing, statement::statement},
 };
 
 /// Whether this session holds the lock with the number `$2`, whose halves are two columns of the view:
 /// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
-macro_rules! holds {
-    () => {
-        "EXISTS (
-             SELECT FROM pg_locks
-             WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = pg_backend_pid()
-               AND (classid::bigint << 32 | objid::bigint) = $2
-         )"
-    };
-}
+const HOLDS: &str = "EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = pg_backend_pid()
+      AND (classid::bigint << 32 | objid::bigint) = $2
+)";
 
 /// Locks in the session `$1`, with a bound of `$3` ms. A setting that is local to the transaction ends with this statement,
 /// which is one; the lock does not.
-macro_rules! lock_by {
-    ($wait:literal, $at_once:literal) => {
-        concat!(
-            "WITH session AS MATERIALIZED (
-                 SELECT pg_backend_pid() = $1 AS is_same, ",
-            holds!(),
-            " AS holds
-             ), bound AS MATERIALIZED (
-                 SELECT is_same, holds, set_config('lock_timeout', $3 || 'ms', true) FROM session
-             )
-             SELECT CASE
-                 WHEN NOT is_same THEN NULL
-                 WHEN holds THEN false
-                 WHEN $3 = '0' THEN ",
-            $at_once,
-            "($2)
-                 ELSE ",
-            $wait,
-            "($2) IS NOT NULL
-             END FROM bound"
-        )
-    };
+fn lock_by(wait: &str, at_once: &str) -> String {
+    format!(
+        "WITH session AS MATERIALIZED (
+             SELECT pg_backend_pid() = $1 AS is_same, {HOLDS} AS holds
+         ), bound AS MATERIALIZED (
+             SELECT is_same, holds, set_config('lock_timeout', $3 || 'ms', true) FROM session
+         )
+         SELECT CASE
+             WHEN NOT is_same THEN NULL
+             WHEN holds THEN false
+             WHEN $3 = '0' THEN {at_once}($2)
+             ELSE {wait}($2) IS NOT NULL
+         END FROM bound"
+    )
 }
 
 impl SessionOps for Postgres {
@@ -68,8 +56,10 @@ impl SessionOps for Postgres {
     ) -> sqlx::Result<SessionAnswer> {
         // A bound of zero would be none, but who tries does not wait.
         let sql = match sharing {
-            Sharing::Alone => lock_by!("pg_advisory_lock", "pg_try_advisory_lock"),
-            Sharing::Shared => lock_by!("pg_advisory_lock_shared", "pg_try_advisory_lock_shared"),
+            Sharing::Alone => statement!("{lock}", lock = lock_by("pg_advisory_lock", "pg_try_advisory_lock")),
+            Sharing::Shared => {
+                statement!("{lock}", lock = lock_by("pg_advisory_lock_shared", "pg_try_advisory_lock_shared"))
+            }
         };
         let answer: sqlx::Result<Option<bool>> = sqlx::query_scalar(sql)
             .bind(id)
@@ -91,7 +81,7 @@ impl SessionOps for Postgres {
     }
 
     async fn session_holds(conn: &mut PgConnection, id: i64, key: &Key) -> sqlx::Result<bool> {
-        sqlx::query_scalar(concat!("SELECT pg_backend_pid() = $1 AND ", holds!()))
+        sqlx::query_scalar(statement!("SELECT pg_backend_pid() = $1 AND {HOLDS}"))
             .bind(id)
             .bind(advisory_number("session", key))
             .fetch_one(conn)
@@ -109,7 +99,9 @@ impl SessionOps for Postgres {
     }
 
     async fn session_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        let look = sqlx::query(holder_since!("backend_start")).bind(advisory_number("session", key)).persistent(false);
+        let look = sqlx::query(statement!("{holder}", holder = holder_since("backend_start")))
+            .bind(advisory_number("session", key))
+            .persistent(false);
         look.fetch_optional(conn).await?.as_ref().map(holder).transpose()
     }
 }

@@ -5,8 +5,9 @@ use sqlx::{Arguments, Column, PgConnection, Postgres, Row, TypeInfo, postgres::P
 use super::{placeholder, pooler, typed};
 use crate::{
     sql::{
-        SaveQuery, Values, VersionKind, VersionOps, VersionQuery, parse_version,
+        SaveQuery, Values, VersionOps, VersionQuery,
         query::{matching, save, timestamp_step},
+        version::ops::{VersionKind, parse_version},
     },
     version::Version,
 };

@@ -1,5 +1,6 @@
 //! Row locks: `SELECT … FOR UPDATE` on the caller's own rows, bounded by the server, refused when it would scan.
 
+pub(crate) mod ops;
 pub(crate) mod plan;
 
 pub use self::plan::PlanCheck;

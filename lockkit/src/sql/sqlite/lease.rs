@@ -4,55 +4,31 @@ use std::{collections::HashSet, time::Duration};
 
 use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
+use super::NOW;
 use crate::{
     key::Key,
     lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
     sql::{
-        LeaseOps, fence,
+        LeaseOps,
         lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
-        micros,
+        statement::statement,
+        units::{fence, micros},
     },
 };
 
 /// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
-macro_rules! lives {
-    ($ttl:literal) => {
-        concat!(
-            "expires_us = max(min(expires_us, coalesce(",
-            now!(),
-            " + ttl_us, expires_us)), ",
-            now!(),
-            " + ",
-            $ttl,
-            "),
-             ttl_us = CASE
-                 WHEN min(expires_us, coalesce(",
-            now!(),
-            " + ttl_us, expires_us)) > ",
-            now!(),
-            " + ",
-            $ttl,
-            "
-                     THEN ttl_us
-                 ELSE ",
-            $ttl,
-            "
-             END,
-             acquired_us = acquired_us - max(0, coalesce(expires_us - ttl_us - ",
-            now!(),
-            ", 0))"
-        )
-    };
+fn lives(ttl: &str) -> String {
+    let until = format!("min(expires_us, coalesce({NOW} + ttl_us, expires_us))");
+    format!(
+        "expires_us = max({until}, {NOW} + {ttl}),
+         ttl_us = CASE WHEN {until} > {NOW} + {ttl} THEN ttl_us ELSE {ttl} END,
+         acquired_us = acquired_us - max(0, coalesce(expires_us - ttl_us - {NOW}, 0))"
+    )
 }
 
-/// What is left of the least holding time, the third bound value unless it is named.
-macro_rules! left {
-    () => {
-        left!("?3")
-    };
-    ($min_hold:literal) => {
-        concat!("(", $min_hold, " - max(0, ", now!(), " - acquired_us))")
-    };
+/// What is left of the least holding time.
+fn left(min_hold: &str) -> String {
+    format!("({min_hold} - max(0, {NOW} - acquired_us))")
 }
 
 /// A lease before it is acquired.
@@ -72,32 +48,16 @@ impl LeaseOps for Sqlite {
                 .fetch_optional(&mut *conn)
                 .await?
                 .map(|(holder, fence, token, expires_us)| Before { holder, fence, token, expires_us });
-        let rows = sqlx::query(concat!(
+        let rows = sqlx::query(statement!(
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
-             VALUES (?1, ?2, ?3, ",
-            now!(),
-            ", ",
-            now!(),
-            ", ",
-            now!(),
-            " + ?4, ?4)
+             VALUES (?1, ?2, ?3, {NOW}, {NOW}, {NOW} + ?4, ?4)
              ON CONFLICT (name) DO UPDATE SET
-                 fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + 1, ",
-            now!(),
-            ") END,
-                 acquired_us = CASE WHEN token IS ?2 THEN acquired_us ELSE ",
-            now!(),
-            " END,
+                 fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + 1, {NOW}) END,
+                 acquired_us = CASE WHEN token IS ?2 THEN acquired_us ELSE {NOW} END,
                  renewals = CASE WHEN token IS ?2 THEN renewals + 1 ELSE 0 END,
-                 token = ?2, holder = ?3, ttl_us = ?4, expires_us = ",
-            now!(),
-            " + ?4
-             WHERE (expires_us <= ",
-            now!(),
-            " AND fence = ?5) OR token IS ?2
-             RETURNING fence, ",
-            now!(),
-            " - ?6 AS expired_us"
+                 token = ?2, holder = ?3, ttl_us = ?4, expires_us = {NOW} + ?4
+             WHERE (expires_us <= {NOW} AND fence = ?5) OR token IS ?2
+             RETURNING fence, {NOW} - ?6 AS expired_us"
         ))
         .bind(claim.key.as_str())
         .bind(claim.token.as_bytes().as_slice())
@@ -129,13 +89,11 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<Held>> {
-        let row = sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, ttl_us, renewals
+        let row = sqlx::query(statement!(
+            "SELECT {columns}
              FROM lockkit_lease
-             WHERE name = ?1 AND token IS NOT NULL AND expires_us > ",
-            now!()
+             WHERE name = ?1 AND token IS NOT NULL AND expires_us > {NOW}",
+            columns = columns()
         ))
         .bind(key.as_str())
         .fetch_optional(&mut *conn)
@@ -144,15 +102,10 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_cut(conn: &mut SqliteConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
-        sqlx::query(concat!(
+        sqlx::query(statement!(
             "UPDATE lockkit_lease
-             SET expires_us = ",
-            now!(),
-            " + ttl_us, acquired_us = acquired_us - (expires_us - ttl_us - ",
-            now!(),
-            ")
-             WHERE name = ?1 AND expires_us = ?2 AND ttl_us = ?3 AND expires_us - ttl_us > ",
-            now!()
+             SET expires_us = {NOW} + ttl_us, acquired_us = acquired_us - (expires_us - ttl_us - {NOW})
+             WHERE name = ?1 AND expires_us = ?2 AND ttl_us = ?3 AND expires_us - ttl_us > {NOW}"
         ))
         .bind(key.as_str())
         .bind(expires_us)
@@ -163,19 +116,16 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_renew(conn: &mut SqliteConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
-        let done: Vec<Vec<u8>> = sqlx::query_scalar(concat!(
+        let done: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
             "UPDATE lockkit_lease
-             SET ",
-            lives!("asked.ttl"),
-            ", renewals = renewals + 1
+             SET {lives}, renewals = renewals + 1
              FROM (
                  SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS ttl FROM json_each(?1)
              ) AS asked
              WHERE lockkit_lease.name = CAST(unhex(asked.name) AS TEXT) AND lockkit_lease.token = unhex(asked.token)
-               AND expires_us > ",
-            now!(),
-            "
-             RETURNING token"
+               AND expires_us > {NOW}
+             RETURNING token",
+            lives = lives("asked.ttl")
         ))
         .bind(asked(renewals))
         .fetch_all(conn)
@@ -209,32 +159,19 @@ impl LeaseOps for Sqlite {
         .fetch_all(&mut *conn)
         .await?;
         let held: HashSet<_> = held.iter().map(Vec::as_slice).collect();
-        let done: Vec<String> = sqlx::query_scalar(concat!(
+        let done: Vec<String> = sqlx::query_scalar(statement!(
             "UPDATE lockkit_lease
-             SET token = CASE WHEN ",
-            left!("asked.min_hold"),
-            " > 0 THEN unhex(asked.nobody) END,
-                 expires_us = CASE WHEN ",
-            left!("asked.min_hold"),
-            " > 0 THEN ",
-            now!(),
-            " + ",
-            left!("asked.min_hold"),
-            " ELSE 0 END,
-                 ttl_us = CASE WHEN ",
-            left!("asked.min_hold"),
-            " > 0 THEN ",
-            left!("asked.min_hold"),
-            " ELSE ttl_us END
+             SET token = CASE WHEN {left} > 0 THEN unhex(asked.nobody) END,
+                 expires_us = CASE WHEN {left} > 0 THEN {NOW} + {left} ELSE 0 END,
+                 ttl_us = CASE WHEN {left} > 0 THEN {left} ELSE ttl_us END
              FROM (
                  SELECT value ->> 0 AS name, value ->> 1 AS token, value ->> 2 AS min_hold, value ->> 3 AS nobody
                  FROM json_each(?1)
              ) AS asked
              WHERE lockkit_lease.name = CAST(unhex(asked.name) AS TEXT) AND lockkit_lease.token = unhex(asked.token)
-               AND expires_us > ",
-            now!(),
-            "
-             RETURNING lockkit_lease.name"
+               AND expires_us > {NOW}
+             RETURNING lockkit_lease.name",
+            left = left("asked.min_hold")
         ))
         .bind(asked)
         .fetch_all(conn)
@@ -246,13 +183,11 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_pin(conn: &mut SqliteConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
-        let done = sqlx::query(concat!(
+        let done = sqlx::query(statement!(
             "UPDATE lockkit_lease
-             SET ",
-            lives!("?3"),
-            ", renewals = renewals + 1
-             WHERE name = ?1 AND token = ?2 AND expires_us > ",
-            now!()
+             SET {lives}, renewals = renewals + 1
+             WHERE name = ?1 AND token = ?2 AND expires_us > {NOW}",
+            lives = lives("?3")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
@@ -273,16 +208,14 @@ impl LeaseOps for Sqlite {
     }
 
     async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
-        let rows = sqlx::query(concat!(
-            "SELECT name, token, holder, fence, acquired_us, ",
-            now!(),
-            " AS now_us, expires_us, ttl_us, renewals
+        let rows = sqlx::query(statement!(
+            "SELECT {columns}
              FROM lockkit_lease
-             WHERE name >= ?1 AND name < ?3 AND substr(name, 1, length(?1)) = ?1 AND token IS NOT NULL AND expires_us > ",
-            now!(),
-            "
+             WHERE name >= ?1 AND name < ?3 AND substr(name, 1, length(?1)) = ?1
+               AND token IS NOT NULL AND expires_us > {NOW}
              ORDER BY name
-             LIMIT ?2"
+             LIMIT ?2",
+            columns = columns()
         ))
         .bind(prefix)
         .bind(limit)
@@ -294,15 +227,11 @@ impl LeaseOps for Sqlite {
 
     async fn lease_sweep(conn: &mut SqliteConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
         // A fence above the clock must not be forgotten: the next one is made from the clock.
-        let done = sqlx::query(concat!(
+        let done = sqlx::query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
                  SELECT name FROM lockkit_lease
-                 WHERE expires_us < ",
-            now!(),
-            " - ?1 AND fence < ",
-            now!(),
-            " - ?1
+                 WHERE expires_us < {NOW} - ?1 AND fence < {NOW} - ?1
                  ORDER BY name
                  LIMIT ?2
              )"
@@ -322,26 +251,13 @@ async fn give_up(
     min_hold: Duration,
     pinned: bool,
 ) -> sqlx::Result<bool> {
-    let done = sqlx::query(concat!(
+    let done = sqlx::query(statement!(
         "UPDATE lockkit_lease
-         SET token = CASE WHEN ",
-        left!(),
-        " > 0 THEN ?4 END,
-             expires_us = CASE WHEN ",
-        left!(),
-        " > 0 THEN ",
-        now!(),
-        " + ",
-        left!(),
-        " ELSE 0 END,
-             ttl_us = CASE WHEN ",
-        left!(),
-        " > 0 THEN ",
-        left!(),
-        " ELSE ttl_us END
-         WHERE name = ?1 AND token = ?2 AND (?5 OR expires_us > ",
-        now!(),
-        ")"
+         SET token = CASE WHEN {left} > 0 THEN ?4 END,
+             expires_us = CASE WHEN {left} > 0 THEN {NOW} + {left} ELSE 0 END,
+             ttl_us = CASE WHEN {left} > 0 THEN {left} ELSE ttl_us END
+         WHERE name = ?1 AND token = ?2 AND (?5 OR expires_us > {NOW})",
+        left = left("?3")
     ))
     .bind(key.as_str())
     .bind(token.as_bytes().as_slice())
@@ -351,6 +267,11 @@ async fn give_up(
     .execute(conn)
     .await?;
     Ok(done.rows_affected() == 1)
+}
+
+/// The columns of a held lease, as [`found`] reads them.
+fn columns() -> String {
+    format!("name, token, holder, fence, acquired_us, {NOW} AS now_us, expires_us, ttl_us, renewals")
 }
 
 fn found(row: &SqliteRow) -> sqlx::Result<Found> {

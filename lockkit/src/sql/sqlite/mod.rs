@@ -11,19 +11,15 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-use super::{AsConnection, Dialect, RowsAffected, connection_fault};
 use crate::{
     error::{Error, Fault},
     policy::Wait,
+    sql::{AsConnection, Dialect, Known, RowsAffected, fault::connection_fault},
 };
 
 /// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
 /// the write lock.
-macro_rules! now {
-    () => {
-        "CAST(unixepoch('subsec') * 1000000 AS INTEGER)"
-    };
-}
+const NOW: &str = "CAST(unixepoch('subsec') * 1000000 AS INTEGER)";
 
 const MIGRATIONS: [(i64, &str, &str); 3] = [
     (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
@@ -58,6 +54,10 @@ impl AsConnection<Sqlite> for SqliteConnection {
     fn as_connection(&mut self) -> &mut Self {
         self
     }
+}
+
+impl Known for Sqlite {
+    type Itself = Self;
 }
 
 impl Dialect for Sqlite {

@@ -8,7 +8,10 @@ use super::take_write_lock;
 use crate::{
     key::Key,
     policy::Wait,
-    sql::{Look, Segment, StockOps, counted_depth, quantity, segment},
+    sql::{
+        Look, Segment, StockOps, counted_depth,
+        stock::ops::{quantity, segment},
+    },
 };
 
 impl StockOps for Sqlite {

@@ -5,10 +5,10 @@ use sqlx::{Arguments, AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::Sqli
 use super::placeholder;
 use crate::{
     sql::{
-        SaveQuery, Values, VersionKind, VersionOps, VersionQuery,
+        SaveQuery, Values, VersionOps, VersionQuery,
         ident::Ident,
-        parse_version,
         query::{matching, save},
+        version::ops::{VersionKind, parse_version},
     },
     version::Version,
 };

@@ -2,6 +2,7 @@
 
 mod bumped;
 mod conflict;
+pub(crate) mod ops;
 mod row;
 mod saved;
 mod stored;

@@ -11,9 +11,12 @@ use crate::{
     policy::{Policy, Wait},
     sql::{
         AsConnection, Segment, StockOps, connection, depth, failed_on_own_table,
-        tx::{Tx, begin_within, until},
+        tx::{Tx, begin_within},
     },
+    task::until,
 };
+
+pub(crate) mod ops;
 
 /// How many rows a stock is spread over unless it is told.
 const SEGMENTS: u32 = 32;

@@ -1,0 +1,85 @@
+//! Errors of drivers in lockkit's words.
+
+use std::error::Error as StdError;
+
+use sqlx::error::DatabaseError;
+
+#[cfg(feature = "mysql")]
+use super::mysql;
+#[cfg(feature = "postgres")]
+use super::postgres;
+#[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
+use super::sqlite;
+use crate::{
+    error::{Error, Fault, chain},
+    key::Key,
+    sql::Dialect,
+};
+
+/// An error of the database, in lockkit's words.
+pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
+    match DB::fault(&source) {
+        Fault::StatementLog => Error::StatementLog { doing, key: key.cloned(), source: source.into() },
+        fault => Error::database(doing, key, fault, source),
+    }
+}
+
+/// As [`failed`], where a missing table or column can only be lockkit's own, and what the encoding lacks is in the key.
+pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
+    let fault = DB::fault(&source);
+    if let Some(key) = key
+        && fault == Fault::Encoding
+        && !key.is_ascii()
+    {
+        let reason = "the database's encoding does not have all of its characters; use others, or a database in UTF8";
+        return Error::InvalidKey { key: key.to_string(), reason };
+    }
+    if fault == Fault::NoTable {
+        return Error::NotMigrated {
+            hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
+                   `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \
+                   where that command has nothing to do, the table was dropped and its history kept: delete the rows of \
+                   `_lockkit_migrations` first (the migrations can be repeated)",
+            source: source.into(),
+        };
+    }
+    failed::<DB>(doing, key, source)
+}
+
+/// The fault of an error of any kind: the first that a driver reported, down its chain of sources.
+pub(crate) fn fault_in_chain(err: &(dyn StdError + 'static)) -> Option<Fault> {
+    chain(err).find_map(driver_fault)
+}
+
+fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
+    let err = match err.downcast_ref::<Box<dyn DatabaseError>>() {
+        Some(boxed) => boxed.as_error(),
+        None => err,
+    };
+    #[cfg(feature = "postgres")]
+    if let Some(err) = err.downcast_ref() {
+        return Some(postgres::fault_of(err));
+    }
+    #[cfg(feature = "mysql")]
+    if let Some(err) = err.downcast_ref() {
+        return Some(mysql::fault_of(err));
+    }
+    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
+    if let Some(err) = err.downcast_ref() {
+        return Some(sqlite::fault_of(err));
+    }
+    None
+}
+
+/// The faults that every driver reports alike.
+pub(super) fn connection_fault(err: &sqlx::Error) -> Fault {
+    match err {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => Fault::Unavailable,
+        _ => Fault::Other,
+    }
+}

@@ -1,0 +1,81 @@
+//! What versions ask of a database.
+
+use std::future::Future;
+
+use crate::{
+    sql::{Dialect, SaveQuery, Values, VersionQuery, dialect::sealed},
+    version::Version,
+};
+
+/// Versions of rows.
+pub trait VersionOps: Dialect {
+    /// Reads the row and its version.
+    fn version_read(
+        conn: &mut Self::Connection,
+        query: &VersionQuery,
+        values: Values<Self>,
+    ) -> impl Future<Output = sqlx::Result<Option<(Self::Row, Version)>>> + Send;
+
+    /// Moves the version from `expected` to its successor and returns that; `None` when the row has another version.
+    fn version_bump(
+        conn: &mut Self::Connection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
+    ) -> impl Future<Output = sqlx::Result<Option<Version>>> + Send;
+
+    /// Writes the columns and adds one to the version. `false` when the row has another version than `expected`, and
+    /// nothing was written. The values of the columns come before those of the key.
+    fn version_save(
+        conn: &mut Self::Connection,
+        query: &SaveQuery,
+        values: Values<Self>,
+        expected: i64,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// Deletes the row. `false` when it has another version than `expected`, or is gone.
+    fn version_delete(
+        conn: &mut Self::Connection,
+        query: &VersionQuery,
+        values: Values<Self>,
+        expected: &Version,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+}
+
+/// How many rows a statement changed, on each database's query result.
+pub trait RowsAffected: sealed::Sealed {
+    /// The number of rows.
+    fn affected(&self) -> u64;
+}
+
+/// What a version column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VersionKind {
+    Number,
+    Timestamp,
+    /// Nothing that can be moved on.
+    Other,
+}
+
+impl VersionKind {
+    pub(crate) fn of(version: &Version) -> Self {
+        match version {
+            Version::Number(_) => Self::Number,
+            Version::Timestamp(_) => Self::Timestamp,
+        }
+    }
+}
+
+/// The version that the database printed as `text`, which is `None` for NULL.
+pub(crate) fn parse_version(kind: VersionKind, text: Option<String>) -> sqlx::Result<Version> {
+    let Some(text) = text else {
+        return Err(sqlx::Error::Decode("the version of the row is NULL".into()));
+    };
+    match kind {
+        VersionKind::Number => text.parse().map(Version::Number).map_err(|err| sqlx::Error::Decode(Box::new(err))),
+        VersionKind::Timestamp => Ok(Version::Timestamp(text)),
+        VersionKind::Other => {
+            Err(sqlx::Error::Decode("the version of the row is neither an integer nor a timestamp".into()))
+        }
+    }
+}
