@@ -4,17 +4,21 @@
 //! out more than it has; under each kind of lock of lockkit it gives out exactly its stock, and nobody wins twice.
 //!
 //! ```text
-//! cargo run --release --example flash_sale                       # on a temporary SQLite file
-//! cargo run --release --example flash_sale -- --processes 8 --strategy naive --strategy row --plot sale.svg
-//! cargo run --release --example flash_sale -- --database postgres://user:password@localhost/shop
-//! cargo run --release --example flash_sale -- --csv examples/items.csv
+//! cargo run --release -p flash_sale                              # on a temporary SQLite file
+//! cargo run --release -p flash_sale -- --processes 8 --strategy naive --strategy row
+//! cargo run --release -p flash_sale -- --csv examples/flash_sale/items.csv
+//! cargo run --release -p flash_sale --features plot -- --plot sale.svg
+//! cargo run --release -p flash_sale --features postgres -- --database postgres://user:password@localhost/shop
+//! cargo run --release -p flash_sale --features mysql -- --database mysql://user:password@localhost/shop
 //! ```
 //!
-//! The database gets the tables `t_items` and `t_wins`, made anew for every run, and lockkit's own. The exit code is 1
-//! when a lock did not do its duty.
+//! Each run recreates the tables `t_items` and `t_wins` in the database, and creates lockkit's own if they are missing.
+//! The exit code is 1 if a lock failed.
 
 mod draws;
+#[cfg(feature = "plot")]
 mod plot;
+mod progress;
 mod sale;
 mod shop;
 mod verdict;
@@ -24,11 +28,11 @@ use std::{io::Write, io::stdout, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
-use sqlx::{Encode, MySql, Pool, Postgres, Sqlite, Type};
+use sqlx::{Encode, Pool, Sqlite, Type};
 
 use crate::{
     draws::Plan,
+    progress::Progress,
     sale::{Strategy, stock_of},
     shop::{Offer, Shop},
     verdict::{HEADER, verdict},
@@ -67,7 +71,7 @@ struct Args {
     #[arg(long, value_enum)]
     strategy: Vec<Choice>,
 
-    /// postgres://, mysql:// or sqlite:// [default: a temporary SQLite file]
+    /// sqlite://, or postgres:// or mysql:// if built with that feature [default: a temporary SQLite file]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
@@ -80,6 +84,7 @@ struct Args {
     csv: Option<PathBuf>,
 
     /// Draw the results as a chart
+    #[cfg(feature = "plot")]
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 
@@ -119,8 +124,18 @@ macro_rules! on_database_of {
     ($url:expr, $function:ident($($argument:expr),*)) => {
         match $url.split(':').next() {
             Some("sqlite") => $function::<Sqlite>($($argument),*).await,
-            Some("mysql" | "mariadb") => $function::<MySql>($($argument),*).await,
-            Some("postgres" | "postgresql") => $function::<Postgres>($($argument),*).await,
+            #[cfg(feature = "mysql")]
+            Some("mysql" | "mariadb") => $function::<sqlx::MySql>($($argument),*).await,
+            #[cfg(feature = "postgres")]
+            Some("postgres" | "postgresql") => $function::<sqlx::Postgres>($($argument),*).await,
+            #[cfg(not(feature = "mysql"))]
+            Some("mysql" | "mariadb") => {
+                bail!("built without MySQL and MariaDB; add `--features mysql` after `-p flash_sale`")
+            }
+            #[cfg(not(feature = "postgres"))]
+            Some("postgres" | "postgresql") => {
+                bail!("built without PostgreSQL; add `--features postgres` after `-p flash_sale`")
+            }
             _ => bail!("the database must be a URL with postgres://, mysql:// or sqlite://"),
         }
     };
@@ -166,18 +181,14 @@ where
     for strategy in strategies(&args.strategy) {
         DB::fill(&pool, &plan.items).await?;
         fill_stocks(&pool, &plan.items).await?;
-        let bar = progress_bar(strategy, plan.draws);
-        let report = run_processes(url, strategy, &plan, {
-            let bar = bar.clone();
-            move |draws| bar.set_position(draws)
-        })
-        .await?;
-        bar.finish_and_clear();
+        let progress = Progress::new(strategy.name(), plan.draws);
+        let report = run_processes(url, strategy, &plan, move |draws| progress.show(draws)).await?;
         let verdict = verdict(&pool, strategy, &plan, &report).await?;
         println!("{}", verdict.line());
         stdout().flush()?;
         verdicts.push(verdict);
     }
+    #[cfg(feature = "plot")]
     if let Some(path) = &args.plot {
         plot::plot(path, &server, &verdicts)?;
     }
@@ -250,12 +261,4 @@ fn plan(args: &Args) -> Result<Plan> {
     ensure!(items.iter().any(|it| it.weight > 0), "there is nothing to draw: no item has a weight");
     let Args { buyers, draws, tasks, processes, seed, .. } = *args;
     Ok(Plan { items, buyers, draws, processes, tasks, seed })
-}
-
-/// On the standard error, and only if that is a terminal.
-fn progress_bar(strategy: Strategy, draws: u32) -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg:8} [{bar:40}] {pos}/{len} draws {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("=> ");
-    ProgressBar::new(draws.into()).with_style(style).with_message(strategy.name())
 }

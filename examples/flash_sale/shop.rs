@@ -3,11 +3,13 @@
 use lockkit::{LeaseOps, NamedOps, RowOps, RowsAffected, StockOps};
 use serde::{Deserialize, Serialize};
 use sqlx::{
-    Database, MySql, MySqlPool, PgPool, Pool, Postgres, Sqlite, SqlitePool,
-    mysql::MySqlPoolOptions,
-    postgres::PgPoolOptions,
+    Database, Pool, Sqlite, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
+#[cfg(feature = "mysql")]
+use sqlx::{MySql, MySqlPool, mysql::MySqlPoolOptions};
+#[cfg(feature = "postgres")]
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use std::{future::Future, time::Duration};
 
 /// What is on sale. A greater weight is drawn more often.
@@ -20,14 +22,14 @@ pub(crate) struct Offer {
 }
 
 /// An item as a draw finds it.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) stock: i64,
     pub(crate) version: i64,
 }
 
 /// How often a buyer holds an item.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Win {
     pub(crate) item_id: i64,
     pub(crate) times: i64,
@@ -132,10 +134,9 @@ macro_rules! shop {
             }
 
             async fn item(conn: &mut Self::Connection, item_id: i64) -> sqlx::Result<Found> {
-                sqlx::query_as(concat!("SELECT stock, version FROM t_items WHERE item_id = ", $a))
-                    .bind(item_id)
-                    .fetch_one(conn)
-                    .await
+                let sql = concat!("SELECT stock, version FROM t_items WHERE item_id = ", $a);
+                let (stock, version) = sqlx::query_as(sql).bind(item_id).fetch_one(conn).await?;
+                Ok(Found { stock, version })
             }
 
             async fn has_won(conn: &mut Self::Connection, item_id: i64, buyer_id: i64) -> sqlx::Result<bool> {
@@ -189,16 +190,18 @@ macro_rules! shop {
             }
 
             async fn wins(pool: &Pool<Self>) -> sqlx::Result<Vec<Win>> {
-                sqlx::query_as("SELECT item_id, COUNT(*) AS times FROM t_wins GROUP BY item_id, buyer_id")
-                    .fetch_all(pool)
-                    .await
+                let sql = "SELECT item_id, COUNT(*) FROM t_wins GROUP BY item_id, buyer_id";
+                let rows: Vec<(i64, i64)> = sqlx::query_as(sql).fetch_all(pool).await?;
+                Ok(rows.into_iter().map(|(item_id, times)| Win { item_id, times }).collect())
             }
         }
     };
 }
 
 shop!(Sqlite, open: open_sqlite, version: "SELECT sqlite_version()", marks: "?" "?" "?");
+#[cfg(feature = "mysql")]
 shop!(MySql, open: open_mysql, version: "SELECT VERSION()", marks: "?" "?" "?");
+#[cfg(feature = "postgres")]
 shop!(Postgres, open: open_postgres, version: "SHOW server_version", marks: "$1" "$2" "$3");
 
 /// SQLite has one writer at a time: more connections than a few only wait for each other.
@@ -214,10 +217,12 @@ async fn open_sqlite(url: &str, connections: u32) -> sqlx::Result<SqlitePool> {
     SqlitePoolOptions::new().max_connections(connections.min(SQLITE_CONNECTIONS)).connect_with(options).await
 }
 
+#[cfg(feature = "mysql")]
 async fn open_mysql(url: &str, connections: u32) -> sqlx::Result<MySqlPool> {
     MySqlPoolOptions::new().max_connections(connections).connect(url).await
 }
 
+#[cfg(feature = "postgres")]
 async fn open_postgres(url: &str, connections: u32) -> sqlx::Result<PgPool> {
     PgPoolOptions::new().max_connections(connections).connect(url).await
 }

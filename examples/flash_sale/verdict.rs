@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use hdrhistogram::Histogram;
 use sqlx::Pool;
 
 use crate::{
@@ -77,11 +76,9 @@ pub(crate) async fn verdict<DB: Shop>(
         faults.push(format!("{double_wins} times a buyer won an item that he held already"));
     }
 
-    let mut latencies = Histogram::<u64>::new(3)?;
-    for latency in &report.latencies {
-        latencies.record(*latency)?;
-    }
-    let draws = u32::try_from(report.latencies.len())?;
+    let mut latencies = report.latencies.clone();
+    latencies.sort_unstable();
+    let draws = u32::try_from(latencies.len())?;
     Ok(Verdict {
         strategy,
         given_out: given.values().sum(),
@@ -91,10 +88,16 @@ pub(crate) async fn verdict<DB: Shop>(
         retries: report.retries,
         gave_up: report.gave_up.values().sum(),
         per_second: f64::from(draws) / report.elapsed.as_secs_f64(),
-        p50_ms: millis(latencies.value_at_quantile(0.5)),
-        p99_ms: millis(latencies.value_at_quantile(0.99)),
+        p50_ms: millis(percentile(&latencies, 50)),
+        p99_ms: millis(percentile(&latencies, 99)),
         faults,
     })
+}
+
+/// The least value that so many percent of the values do not exceed; 0 if there are none.
+fn percentile(sorted: &[u64], percent: usize) -> u64 {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a latency has far fewer than 53 bits")]

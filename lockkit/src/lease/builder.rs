@@ -151,7 +151,14 @@ pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Res
 
 /// Host, process id and a random part: enough for people to find the process.
 fn this_process() -> String {
-    let host =
-        gethostname::gethostname().to_string_lossy().chars().filter(|it| !it.is_control()).take(50).collect::<String>();
+    let host: String = host_name().chars().filter(|it| !it.is_control()).take(50).collect();
     format!("{host}/{}/{:06x}", std::process::id(), fastrand::u32(..1 << 24))
+}
+
+/// The name from the kernel on Linux, elsewhere from the environment; `host` if neither has one.
+fn host_name() -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let variables = ["HOSTNAME", "COMPUTERNAME"].into_iter().filter_map(|name| std::env::var(name).ok());
+    let name = kernel.into_iter().chain(variables).map(|it| it.trim().to_owned()).find(|it| !it.is_empty());
+    name.unwrap_or_else(|| "host".to_owned())
 }

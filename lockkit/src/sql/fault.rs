@@ -59,7 +59,7 @@ fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
     if let Some(err) = err.downcast_ref() {
         return Some(super::mysql::fault_of(err));
     }
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
     if let Some(err) = err.downcast_ref() {
         return Some(super::sqlite::fault_of(err));
     }

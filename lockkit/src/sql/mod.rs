@@ -24,7 +24,7 @@ mod query;
 pub(crate) mod row;
 pub(crate) mod schema;
 pub(crate) mod session;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 mod sqlite;
 mod statement;
 pub(crate) mod stock;

@@ -381,7 +381,7 @@ mod tests {
         drop_at_every_await(work).then(async |_| assert!(!half_done.get(), "dropped in the middle")).await;
     }
 
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
     #[tokio::test]
     #[should_panic(expected = "inside a transaction")]
     async fn a_connection_that_is_left_in_a_transaction_is_found() {
@@ -398,7 +398,7 @@ mod tests {
         drop_at_every_await(work).checking(&pool).await;
     }
 
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
     #[tokio::test]
     #[should_panic(expected = "leases are held")]
     async fn a_lease_that_is_left_is_found() {
