@@ -1,20 +1,8 @@
 //! The `#[with_lock]` attribute and the `Versioned` derive of lockkit. Use them through `lockkit`.
 #![deny(missing_docs)]
 
-mod args;
-mod body;
-mod columns;
-mod duration;
-mod expand;
-mod function;
-mod plan;
-mod rewritten;
-mod stack;
-mod template;
-mod uses;
-mod validate;
 mod versioned;
-mod words;
+mod with_lock;
 
 use proc_macro::TokenStream;
 
@@ -331,7 +319,7 @@ use proc_macro::TokenStream;
 /// during the commit, it is unknown whether the commit happened.
 #[proc_macro_attribute]
 pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::with_lock(args.into(), &item.into()).into()
+    with_lock::with_lock(args.into(), &item.into()).into()
 }
 
 /// Gives a struct `load`, `save` and `delete`, guarded by a version: a save or delete after somebody else's save is refused.

@@ -6,7 +6,7 @@ use syn::{
     punctuated::Punctuated, token,
 };
 
-use crate::args::{Errors, Given, error, list, nearest};
+use crate::with_lock::args::{Errors, Given, error, list, nearest};
 
 /// The options of the struct, and an example of each.
 const OF_STRUCT: [(&str, &str); 4] = [

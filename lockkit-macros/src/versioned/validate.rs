@@ -11,7 +11,7 @@ use super::{
     args::{FieldArgs, Json, StructArgs},
     case::Case,
 };
-use crate::{
+use crate::with_lock::{
     args::{Errors, list, nearest},
     validate::{fault_of_name, fault_of_table},
 };

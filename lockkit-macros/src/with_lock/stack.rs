@@ -2,7 +2,7 @@
 
 use proc_macro2::{Ident, TokenStream};
 
-use crate::{
+use crate::with_lock::{
     args::{Errors, error},
     plan::{Lock, Role},
     uses::{Misuse, misuses},

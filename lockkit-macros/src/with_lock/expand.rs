@@ -7,7 +7,7 @@ use syn::{
     spanned::Spanned,
 };
 
-use crate::{
+use crate::with_lock::{
     args::{Args, Errors, Typed},
     body::{Body, Mode},
     columns::By,

@@ -6,7 +6,7 @@ use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::{Expr, ExprArray, ExprLit, ExprUnary, Ident, Lit, LitStr, UnOp, spanned::Spanned};
 
-use crate::{
+use crate::with_lock::{
     args::{Args, Errors, Given, error},
     columns::By,
     duration,

@@ -8,8 +8,8 @@ use syn::{
     token,
 };
 
-pub(crate) use crate::words::{list, nearest};
-use crate::{
+pub(crate) use crate::with_lock::words::{list, nearest};
+use crate::with_lock::{
     columns::{By, parse_by, parse_order},
     words::{STRATEGIES, arguments_of, example, meant_argument, meant_strategy},
 };

@@ -9,7 +9,7 @@ use syn::{
     visit_mut::{VisitMut, visit_pat_ident_mut, visit_type_mut},
 };
 
-use crate::{plan::Lock, uses::mentions};
+use crate::with_lock::{plan::Lock, uses::mentions};
 
 /// How a body has the arguments of its function, and the transactions around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
