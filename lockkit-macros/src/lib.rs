@@ -1,6 +1,8 @@
 //! The `#[with_lock]` attribute and the `Versioned` derive of lockkit. Use them through `lockkit`.
 #![deny(missing_docs)]
 
+mod diagnostics;
+mod names;
 mod versioned;
 mod with_lock;
 
@@ -107,30 +109,7 @@ use proc_macro::TokenStream;
 ///
 /// # Arguments
 ///
-/// | argument | `lease` | `row` | `named` | `session` | `version` | what it is |
-/// |---|---|---|---|---|---|---|
-/// | `on = expr` | required | required | required | required | with `tx` | where the lock lives: `&Leases<_>` for `lease`, otherwise the `&Pool<_>` to begin the transaction on, or whose connection is to hold the session lock |
-/// | `key = …` | this or `keys` | – | required | required | – | the lock's name, see below |
-/// | `keys = …` | this or `key` | – | – | – | – | the names of several leases, all of which are taken or none, see below |
-/// | `table = "…"` | – | required | – | – | – | the table whose rows are locked: letters, digits and `_` |
-/// | `by(column = expr, …)` | – | this or `by_any` | – | – | – | which rows: those whose columns have these values. They are cloned, so the body may still move them |
-/// | `by_any(column = expr, …)` | – | this or `by` | – | – | – | the same with several values for each column, an `IntoIterator` of them: `RowLock::by_any` |
-/// | `order_by(column, …)` | – | optional | – | – | – | the order in which the rows are locked, ascending. Defaults to the order of the columns of `by` and `by_any` |
-/// | `limit = n` | – | with `rows` | – | – | – | locks this many rows at most (`u32`). Defaults to all that match |
-/// | `skip_locked` | – | with `rows` | – | – | – | passes over rows that others have locked, see below. A word without a value |
-/// | `rows = name: Vec<T>` | – | optional | – | – | – | the locked rows in the body, all columns of each, where `T` is `sqlx::FromRow` |
-/// | `tx = name` | optional | required | required | – | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`, see below. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` and `MultiLease::commit` do |
-/// | `wait = duration` | optional | optional | optional | optional | – | how long to wait for another holder. A duration or a `Wait`. Defaults to `Wait::DEFAULT`, 10 s, for a lease to that of the `Leases`, and to what is left where there is a `deadline` |
-/// | `ttl = duration` | optional | – | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
-/// | `min_hold = duration` | optional | – | – | – | – | how long the key stays taken at least, even if the body is over earlier: `LeaseRequest::min_hold`. Defaults to zero |
-/// | `on_lost = stop` | optional | – | – | – | – | what becomes of the body when its lease is lost: `stop` drops it at its next await point, which is the default; `continue` lets it run to its end. The function returns `Err(Error::Lost)` in both cases |
-/// | `fair` | with `key` | – | – | – | – | serves processes in the order in which they came: `LeaseRequest::fair`. A word without a value |
-/// | `as = name` | the lease | the attempt | the attempt | the session | the attempt | a name for the body: of the `Lease` (with `keys` the `MultiLease`), of the `&Session`, or of the number of the attempt (`u32`, from 1) |
-/// | `attempts = n` | – | optional | optional | – | optional | how often to run the body at most (`u32`). Defaults to once for `row` and `named`; for `version` to 5, or as often as the deadline allows |
-/// | `deadline = duration` | – | optional | optional | – | optional | how long everything but the commit may take: waiting, all attempts and the pauses between them. Defaults to no bound |
-/// | `retry_if = path` | – | optional | optional | – | optional | a `fn(&E) -> bool` that says which errors are worth another attempt. Defaults to `lockkit::is_retryable` |
-/// | `on_busy = expr` | optional | optional | optional | optional | – | what to return when somebody else holds the lock and the wait is over. Defaults to `Err(Error::Contended)` |
-/// | `crate = path` | optional | optional | optional | optional | optional | where lockkit is, if not at `::lockkit` |
+#[doc = include_str!("with_lock/arguments/table.md")]
 ///
 /// **Durations** are text (`"30s"`, `"1.5s"`, `"500ms"`, `"100us"`, `"2m"`, `"1h"`), checked by the compiler, or an
 /// expression of type `Duration`.

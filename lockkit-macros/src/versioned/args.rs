@@ -6,18 +6,30 @@ use syn::{
     punctuated::Punctuated, token,
 };
 
-use crate::with_lock::args::{Errors, Given, error, list, nearest};
+use crate::diagnostics::{Errors, Given, Known, error, list, meant, set};
 
-/// The options of the struct, and an example of each.
-const OF_STRUCT: [(&str, &str); 4] = [
-    ("table", r#"table = "t_items""#),
-    ("key", r#"key = "item_id""#),
-    ("version", r#"version = "version""#),
-    ("crate", "crate = path::to::lockkit"),
+/// One option.
+struct Choice {
+    name: &'static str,
+    /// How to write it, for errors that say so.
+    example: &'static str,
+    /// What other libraries call it.
+    other_names: &'static [&'static str],
+}
+
+/// The options of the struct.
+static OF_STRUCT: [Choice; 4] = [
+    Choice { name: "table", example: r#"table = "t_items""#, other_names: &["name"] },
+    Choice { name: "key", example: r#"key = "item_id""#, other_names: &["id", "pk", "primary_key"] },
+    Choice { name: "version", example: r#"version = "version""#, other_names: &["lock"] },
+    Choice { name: "crate", example: "crate = path::to::lockkit", other_names: &[] },
 ];
 
-/// The options of a field, and an example of each.
-const OF_FIELD: [(&str, &str); 2] = [("skip", "skip"), ("rename", r#"rename = "column""#)];
+/// The options of a field.
+static OF_FIELD: [Choice; 2] = [
+    Choice { name: "skip", example: "skip", other_names: &[] },
+    Choice { name: "rename", example: r#"rename = "column""#, other_names: &["column"] },
+];
 
 /// The options of the struct.
 #[derive(Default)]
@@ -31,7 +43,7 @@ pub(crate) struct StructArgs {
     /// How sqlx renames all columns.
     pub(crate) rename_all: Option<LitStr>,
     /// The options that were meant, but could not be understood: they are not missing as well.
-    pub(crate) broken: Vec<String>,
+    pub(crate) broken: Vec<&'static str>,
 }
 
 /// The options of a field.
@@ -64,7 +76,8 @@ impl StructArgs {
             args.at.get_or_insert(attr.path().segments[0].ident.span());
             each_option(attr, errors, |input| {
                 let name = input.fork().call(Ident::parse_any).ok();
-                args.parse_one(input).inspect_err(|_| args.broken.extend(name.and_then(|it| meant(&it, &OF_STRUCT))))
+                args.parse_one(input)
+                    .inspect_err(|_| args.broken.extend(name.and_then(|it| meant_option(&it, &OF_STRUCT))))
             });
         }
         each_of_sqlx(attrs, |meta| {
@@ -79,7 +92,7 @@ impl StructArgs {
 
     fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
         if input.peek(LitStr) {
-            self.broken.push("table".to_owned());
+            self.broken.push("table");
             let table: LitStr = input.parse()?;
             let message = format!("an option has a name: write `table = {:?}`", table.value());
             return Err(syn::Error::new(table.span(), message));
@@ -142,7 +155,7 @@ impl FieldArgs {
 
     fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
         let name = Ident::parse_any(input)?;
-        if let Some((_, example)) = OF_STRUCT.iter().find(|(known, _)| name == known) {
+        if let Some(Choice { example, .. }) = OF_STRUCT.iter().find(|it| name == it.name) {
             return Err(error(&name, format!("`{name}` goes on the struct: `#[versioned({example}, …)]`")));
         }
         let example = example(&name, &OF_FIELD)?;
@@ -205,35 +218,18 @@ fn parse_text(input: ParseStream<'_>, example: &str) -> syn::Result<LitStr> {
     input.parse().map_err(|err| syn::Error::new(err.span(), format!("this is a string literal: `{example}`")))
 }
 
-fn set<T>(slot: &mut Option<Given<T>>, name: Ident, value: T) -> syn::Result<()> {
-    if slot.is_some() {
-        return Err(error(&name, format!("`{name}` is given twice")));
+/// The example of the option, or the error that there is none of that name.
+fn example(name: &Ident, options: &'static [Choice]) -> syn::Result<&'static str> {
+    if let Some(option) = options.iter().find(|it| name == it.name) {
+        return Ok(option.example);
     }
-    *slot = Some(Given { name, value });
-    Ok(())
-}
-
-fn example<'a>(name: &Ident, known: &[(&'a str, &'a str)]) -> syn::Result<&'a str> {
-    if let Some((_, example)) = known.iter().find(|(known, _)| name == known) {
-        return Ok(example);
-    }
-    let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
+    let names: Vec<_> = options.iter().map(|it| it.name).collect();
     let there_are = || format!("there are {}", list(&names, "and"));
-    let hint = meant(name, known).map_or_else(there_are, |meant| format!("did you mean `{meant}`?"));
+    let hint = meant_option(name, options).map_or_else(there_are, |meant| format!("did you mean `{meant}`?"));
     Err(error(name, format!("there is no option `{name}` here; {hint}")))
 }
 
-/// The option of that name, or nearly that name, or that another library calls so.
-fn meant(name: &Ident, known: &[(&str, &str)]) -> Option<String> {
-    let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
-    let others = [
-        ("id", "key"),
-        ("pk", "key"),
-        ("primary_key", "key"),
-        ("lock", "version"),
-        ("name", "table"),
-        ("column", "rename"),
-    ];
-    let other = others.iter().find(|(other, known)| name == other && names.contains(known)).map(|(_, known)| *known);
-    other.or_else(|| nearest(&name.to_string(), &names)).map(str::to_owned)
+fn meant_option(name: &Ident, options: &'static [Choice]) -> Option<&'static str> {
+    let known: Vec<Known> = options.iter().map(|it| (it.name, it.other_names)).collect();
+    meant(&name.to_string(), &known)
 }

@@ -8,7 +8,7 @@ mod validate;
 use proc_macro2::TokenStream;
 use syn::DeriveInput;
 
-use crate::with_lock::args::Errors;
+use crate::diagnostics::Errors;
 use validate::Plan;
 
 /// The whole derive.

@@ -11,9 +11,9 @@ use super::{
     args::{FieldArgs, Json, StructArgs},
     case::Case,
 };
-use crate::with_lock::{
-    args::{Errors, list, nearest},
-    validate::{fault_of_name, fault_of_table},
+use crate::{
+    diagnostics::{Errors, list, nearest},
+    names::{fault_of_column, fault_of_table},
 };
 
 /// What to expand.
@@ -68,7 +68,7 @@ impl Plan {
                 let name = ident.unraw().to_string();
                 LitStr::new(&case.map_or_else(|| name.clone(), |it| it.column(&name)), ident.span())
             });
-            check_name(&name, "a column", fault_of_name, errors);
+            check_name(&name, "a column", fault_of_column, errors);
             if let Some(other) = columns.iter().find(|it| !is_skipped && it.name.value() == name.value()) {
                 let message = format!(
                     "the field `{}` has the column `{}` already; name another one, or add `#[versioned(skip)]`",
@@ -110,7 +110,7 @@ impl Plan {
 struct Finder<'a> {
     /// The attribute.
     at: Option<Span>,
-    broken: Vec<String>,
+    broken: Vec<&'static str>,
     columns: Vec<Column>,
     taken: Vec<String>,
     skipped: Vec<Column>,
@@ -119,7 +119,7 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     fn required<T>(&mut self, given: Option<T>, example: &str, what: &str) -> Option<T> {
-        if given.is_none() && !self.broken.iter().any(|it| example.starts_with(it.as_str())) {
+        if given.is_none() && !self.broken.iter().any(|it| example.starts_with(it)) {
             let at = self.at.unwrap_or_else(Span::call_site);
             self.errors.push(syn::Error::new(at, format!("`Versioned` needs `{example}`: {what}")));
         }
@@ -137,7 +137,7 @@ impl Finder<'_> {
     fn version(&mut self, given: Option<LitStr>) -> Option<Column> {
         match given {
             Some(name) => self.take(&name),
-            None if self.broken.iter().any(|it| it == "version") => None,
+            None if self.broken.contains(&"version") => None,
             None if self.columns.iter().any(|it| it.name.value() == "version") => {
                 self.take(&LitStr::new("version", Span::call_site()))
             }

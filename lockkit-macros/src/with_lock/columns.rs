@@ -3,7 +3,7 @@
 use proc_macro2::TokenTree;
 use syn::{BinOp, Expr, ExprAssign, Ident, Lit, LitStr, Token, ext::IdentExt, parse::ParseStream, spanned::Spanned};
 
-use crate::with_lock::args::error;
+use crate::diagnostics::error;
 
 /// One `column = value` of `by(…)`, or `column = values` of `by_any(…)`.
 pub(crate) struct By {

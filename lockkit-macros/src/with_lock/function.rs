@@ -8,7 +8,7 @@ use syn::{
     token,
 };
 
-use crate::with_lock::args::{Errors, error};
+use crate::diagnostics::{Errors, error};
 
 /// A function with its body.
 pub(crate) struct Function {

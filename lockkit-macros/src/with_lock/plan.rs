@@ -3,7 +3,7 @@
 use proc_macro2::{Span, TokenStream};
 use syn::{Expr, Ident, LitStr};
 
-use crate::with_lock::{args::Typed, columns::By, template::Template};
+use crate::with_lock::{columns::By, forms::Typed, template::Template};
 
 /// What to expand.
 pub(crate) struct Plan {

@@ -2,10 +2,12 @@
 
 use proc_macro2::{Ident, TokenStream};
 
-use crate::with_lock::{
-    args::{Errors, error},
-    plan::{Lock, Role},
-    uses::{Misuse, misuses},
+use crate::{
+    diagnostics::{Errors, error},
+    with_lock::{
+        plan::{Lock, Role},
+        uses::{Misuse, misuses},
+    },
 };
 
 /// Refuses what would not do what it says. The locks are those of one function from the upper to the lower, each with the word
