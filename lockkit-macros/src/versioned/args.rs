@@ -1,4 +1,4 @@
-//! What is written in `#[versioned(…)]`, and what `#[sqlx(…)]` says about the same fields.
+//! Parses `#[versioned(…)]`, and the options of `#[sqlx(…)]` that concern the same fields.
 
 use proc_macro2::Span;
 use syn::{
@@ -40,9 +40,9 @@ pub(crate) struct StructArgs {
     pub(crate) key: Option<Given<Vec<LitStr>>>,
     pub(crate) version: Option<Given<LitStr>>,
     pub(crate) krate: Option<Given<Path>>,
-    /// How sqlx renames all columns.
+    /// The case that sqlx gives to all columns.
     pub(crate) rename_all: Option<LitStr>,
-    /// The options that were meant, but could not be understood: they are not missing as well.
+    /// The options whose value is an error already: they do not count as missing.
     pub(crate) broken: Vec<&'static str>,
 }
 
@@ -51,20 +51,20 @@ pub(crate) struct StructArgs {
 pub(crate) struct FieldArgs {
     pub(crate) skip: Option<Span>,
     pub(crate) rename: Option<Given<LitStr>>,
-    /// What sqlx calls the column.
+    /// The column's name in sqlx.
     pub(crate) sqlx_rename: Option<LitStr>,
-    /// Whether the field is no column to sqlx.
+    /// Whether sqlx skips the field.
     pub(crate) sqlx_skip: bool,
-    /// What sqlx does to the value on its way here, and nobody would undo on its way back.
+    /// The option that converts the value on reading, which a save could not undo.
     pub(crate) sqlx_converts: Option<Ident>,
-    /// Where sqlx reads the value as JSON.
+    /// Set if sqlx reads the value as JSON.
     pub(crate) sqlx_json: Option<Json>,
 }
 
 /// A column of JSON.
 pub(crate) struct Json {
     pub(crate) at: Ident,
-    /// Whether `None` is NULL, not the JSON `null`.
+    /// Whether `None` is NULL instead of the JSON `null`.
     pub(crate) is_nullable: bool,
 }
 
@@ -175,7 +175,7 @@ impl FieldArgs {
     }
 }
 
-/// Calls `parse_one` for each option of the attribute, and goes on after one that makes no sense.
+/// Calls `parse_one` for each option of the attribute, and goes on after an error.
 fn each_option(attr: &Attribute, errors: &mut Errors, mut parse_one: impl FnMut(ParseStream<'_>) -> syn::Result<()>) {
     let mut found = Vec::new();
     let parsed = attr.parse_args_with(|input: ParseStream<'_>| {
@@ -200,7 +200,7 @@ fn each_option(attr: &Attribute, errors: &mut Errors, mut parse_one: impl FnMut(
     errors.note(parsed);
 }
 
-/// Calls `look` for each option of `#[sqlx(…)]`. What makes no sense there, sqlx says itself.
+/// Calls `look` for each option of `#[sqlx(…)]`. sqlx itself reports errors there.
 fn each_of_sqlx(attrs: &[Attribute], mut look: impl FnMut(&ParseNestedMeta<'_>) -> syn::Result<()>) {
     for attr in attrs.iter().filter(|it| it.path().is_ident("sqlx")) {
         let _ = attr.parse_nested_meta(|meta| look(&meta));

@@ -1,4 +1,4 @@
-//! Which field is which column. Turns the struct as written into what will be expanded.
+//! Maps fields to columns, and checks the struct.
 
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -16,16 +16,16 @@ use crate::{
     names::{fault_of_column, fault_of_table},
 };
 
-/// What to expand.
+/// The checked struct.
 pub(crate) struct Plan {
     /// The path of lockkit.
     pub(crate) krate: TokenStream,
     pub(crate) vis: Visibility,
     pub(crate) ident: Ident,
     pub(crate) generics: Generics,
-    /// The name of the database's type parameter: one that the struct does not use.
+    /// The type parameter of the database: a name that the struct does not use.
     pub(crate) database: Ident,
-    /// The name of the type parameter of where a save runs, likewise.
+    /// The type parameter of the place where a save runs, likewise.
     pub(crate) place: Ident,
     pub(crate) table: LitStr,
     pub(crate) key: Vec<Column>,
@@ -42,7 +42,7 @@ pub(crate) struct Column {
 }
 
 impl Plan {
-    /// `None` when something is wrong; what, is in `errors`.
+    /// `None` after an error, which is in `errors`.
     pub(crate) fn new(input: DeriveInput, errors: &mut Errors) -> Option<Self> {
         let unused = |name: &str| {
             let is_used = contains(input.to_token_stream(), name);
@@ -150,7 +150,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of that name, which no later option can name again.
+    /// Takes the column of that name, so that no later option can name it again.
     fn take(&mut self, name: &LitStr) -> Option<Column> {
         let text = name.value();
         if let Some(at) = self.columns.iter().position(|it| it.name.value() == text) {
@@ -198,7 +198,7 @@ fn check_name(name: &LitStr, of: &str, fault_of: fn(&str) -> Option<&'static str
     }
 }
 
-/// How `#[sqlx(rename_all = "…")]` renames.
+/// The case that `#[sqlx(rename_all = "…")]` names.
 fn case(name: &LitStr, errors: &mut Errors) -> Option<Case> {
     let text = name.value();
     if text == "kebab-case" {
@@ -206,7 +206,7 @@ fn case(name: &LitStr, errors: &mut Errors) -> Option<Case> {
             "`kebab-case` makes names with `-`, which `Versioned` does not put into SQL; name the columns with `_`";
         errors.push(syn::Error::new(name.span(), message));
     }
-    // sqlx itself says of any other that there is none.
+    // sqlx itself reports an unknown case.
     Case::ALL.iter().find(|(known, _)| text == *known).map(|(_, case)| *case)
 }
 

@@ -1,4 +1,4 @@
-//! What is written between the parentheses of `#[with_lock(…)]`. Knows how arguments are separated, not which go together.
+//! Parses the arguments of `#[with_lock(…)]`. Does not know which of them go together.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{
@@ -44,14 +44,14 @@ pub(crate) struct Args {
     pub(crate) bind: Option<Given<Ident>>,
     pub(crate) tx: Option<Given<Ident>>,
     pub(crate) krate: Option<Given<Path>>,
-    /// The arguments that were meant, but could not be understood: they are not missing as well.
+    /// The arguments whose value is an error already: they do not count as missing.
     pub(crate) broken: Vec<&'static str>,
-    /// Whether an argument could not be understood at all: any that is missing may be meant by it.
+    /// Whether some argument could not be recognized: it may be any of those that are missing.
     pub(crate) is_unclear: bool,
 }
 
 impl Args {
-    /// Parses as much as can be understood; everything else is an error in `errors`.
+    /// Parses all arguments; reports those it cannot parse and goes on behind them.
     pub(crate) fn parse(tokens: TokenStream, errors: &mut Errors) -> Self {
         let mut args = Self::default();
         let parsed = (|input: ParseStream<'_>| {
@@ -68,7 +68,7 @@ impl Args {
                 }
                 first = false;
                 if input.peek(Token![;]) {
-                    // One error: a user of semicolons separates all arguments so.
+                    // One error for all semicolons.
                     if !std::mem::replace(&mut has_semicolon, true) {
                         errors.push(input.error("arguments are separated by commas: write `,` instead of `;`"));
                     }
@@ -104,7 +104,7 @@ impl Args {
         }
     }
 
-    /// The first argument, if it says which kind of lock, in whatever form.
+    /// Parses the first argument, if it is the strategy in any form: a word, a path, a string, or `name = word`.
     fn parse_strategy(&mut self, input: ParseStream<'_>) -> Option<syn::Result<()>> {
         if input.peek(LitStr) {
             return Some(self.quoted_strategy(input));
@@ -134,7 +134,7 @@ impl Args {
         if !ends(&ahead) && !is_strategy {
             return None;
         }
-        // `fair` goes first by mistake.
+        // An argument without a value, such as `fair`, stands first by mistake.
         if !is_strategy && Argument::named(&word.to_string()).is_some() {
             return None;
         }
@@ -195,7 +195,7 @@ impl Args {
     }
 }
 
-/// Goes to the start of the next argument.
+/// Skips to the start of the next argument.
 fn next_argument(input: ParseStream<'_>, errors: &mut Errors) -> syn::Result<()> {
     if input.is_empty() {
         return Ok(());
@@ -223,7 +223,7 @@ fn next_argument(input: ParseStream<'_>, errors: &mut Errors) -> syn::Result<()>
     Ok(())
 }
 
-/// Goes to the end of an argument that makes no sense.
+/// Skips the rest of an argument after an error.
 fn skip_argument(input: ParseStream<'_>) -> syn::Result<()> {
     while !ends(input) {
         input.parse::<TokenTree>()?;

@@ -1,4 +1,4 @@
-//! `#[with_lock(…)]`: from the arguments as written, over what was checked, to the calls around the body.
+//! `#[with_lock(…)]`: parses the arguments, checks them, and writes the calls around the body.
 
 mod args;
 mod arguments;
@@ -30,11 +30,11 @@ use crate::{
     },
 };
 
-/// The argument of an attribute that goes on nothing.
+/// The argument of an attribute that expands to nothing: it only uses an import.
 const IN_USE: &str = "__in_use";
 
-/// The whole attribute. After an error of its own the function is still there, without it. The error stands beside it: rustc
-/// then does not report the names that the body would have had from the attribute.
+/// Expands the attribute. After an error, the function stays as it is, with the error beside it: rustc then does not report the
+/// names that the attribute would have given to the body.
 pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     if matches!(&*args.clone().into_iter().collect::<Vec<_>>(), [TokenTree::Ident(only)] if only == IN_USE) {
         return TokenStream::new();
@@ -48,7 +48,7 @@ pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     let mut attributes = vec![args];
     let stacked = function.take_stacked();
     let in_use = Ident::new(IN_USE, Span::call_site());
-    // So that the imports of those attributes are used, and editors know what they are.
+    // Uses the imports of the lower attributes, and shows them to editors.
     let used: TokenStream = stacked.iter().map(|(path, _)| quote!(#[#path(#in_use)] const _: () = ();)).collect();
     attributes.extend(stacked.into_iter().map(|(_, args)| args));
     let expanded = checked(attributes, &function, &mut errors);
@@ -62,7 +62,7 @@ pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     tokens
 }
 
-/// The body under the locks of all these attributes, the first of which is outermost.
+/// The body under the locks of these attributes; the first is the outermost. `None` after an error.
 fn checked(attributes: Vec<TokenStream>, function: &Function, errors: &mut Errors) -> Option<TokenStream> {
     let Function { sig, brace, body, .. } = function;
     function.check(errors);

@@ -1,4 +1,4 @@
-//! Bodies that run again: the loop around the attempts of `row`, `named` and `version`.
+//! The retry loop of `row`, `named` and `version`.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
@@ -14,13 +14,13 @@ use crate::with_lock::{
     plan::{Retry, Version},
 };
 
-/// One transaction of several, one after the other.
+/// The transaction of one attempt.
 pub(super) struct Attempt<'a> {
     pub(super) tx: &'a Ident,
     pub(super) rows: Option<&'a Typed>,
-    /// What begins it, a future.
+    /// The future that begins it.
     pub(super) begin: TokenStream,
-    /// What runs the body in it, a future.
+    /// The future that runs the body in it.
     pub(super) under: TokenStream,
 }
 
@@ -42,7 +42,7 @@ impl Expander<'_> {
         }
     }
 
-    /// The loop. The commit is outside of the deadline: a deadline that cut it off would leave its outcome unknown.
+    /// The loop. The deadline does not bound the commit: a commit that it cut off would have an unknown outcome.
     pub(super) fn retried(
         &self,
         terms: &Retry,

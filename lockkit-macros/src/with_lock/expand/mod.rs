@@ -1,4 +1,4 @@
-//! What the function becomes: calls to `lockkit::__private`, around the user's body.
+//! The code around the user's body: calls to `lockkit::__private`.
 
 mod attempts;
 mod held;
@@ -16,15 +16,14 @@ use crate::with_lock::{
 };
 use spans::{at, own, own_at, span_of_error};
 
-/// Expands one lock of a function. Names of its own are at `mixed_site`: the body does not see them, nor they the body's.
+/// Expands one lock of a function. Its own names are at `mixed_site`: they do not clash with names in the body.
 ///
-/// Bodies are pinned where they are and lent to lockkit: every function that took one by value would double the size of
-/// the future, and be compiled once more for each body. They are pinned in a block of their own, so that they end before the lock
-/// does.
+/// A body is pinned in place and lent to lockkit. A function that took it by value would double the size of the future, and
+/// would be compiled again for every body. The pinned body has its own block, so it is dropped before the lock is given back.
 pub(crate) struct Expander<'a> {
     /// `::lockkit::__private`
     private: TokenStream,
-    /// The same, at the return type: for what fails to compile when that cannot carry an error of lockkit.
+    /// The same at the return type: for calls that do not compile if the return type cannot carry an error of lockkit.
     blamed: TokenStream,
     blame: Span,
     body: Body,
@@ -61,12 +60,12 @@ impl<'a> Expander<'a> {
         }
     }
 
-    /// The body; `first` runs before it.
+    /// The body as a future; `first` runs before it.
     fn future(&self, first: &TokenStream) -> TokenStream {
         self.body.future(self.mode, &self.bound, first)
     }
 
-    /// What fails to compile when the return type cannot carry an error of lockkit.
+    /// Moves a call to the return type, where rustc reports that the type cannot carry an error of lockkit.
     fn blame(&self, call: TokenStream) -> TokenStream {
         own_at(call, self.blame)
     }

@@ -52,7 +52,7 @@ impl Expander<'_> {
             let Some(Typed { ty, .. }) = &section.rows else {
                 return quote_spanned!(mixed=> #private::row_tx(&#pool, #deadline, #lock));
             };
-            // At the type: what is wrong with it, rustc reports there.
+            // At the type: rustc reports there what is wrong with it.
             let span = span_of_rows(section.rows.as_ref());
             let private = at(private, span);
             let ty = quote_spanned!(span=> ::core::marker::PhantomData::<#ty>);
@@ -74,7 +74,7 @@ impl Expander<'_> {
         self.section(section, &before, "named_pool", &begin, "under_name")
     }
 
-    /// One transaction under a lock: once, or as often as the retry says. `begin` begins it before the deadline.
+    /// One transaction under a lock, once or in a retry loop. `begin` makes the call that begins it, given the deadline.
     fn section(
         &self,
         section: &Section,
@@ -102,7 +102,7 @@ impl Expander<'_> {
             let retry_name = own("retry");
             let begin = begin(quote_spanned!(mixed=> #private::Retry::deadline(&#retry_name)));
             let begin = if rows.is_some() {
-                // Or what is wrong with their type would be wrong with all that polls this.
+                // Without the block, rustc reports an error in their type at every function that polls this.
                 quote_spanned!(span_of_rows(rows.as_ref())=> async { #begin.await })
             } else {
                 begin
@@ -140,12 +140,12 @@ impl Expander<'_> {
         at_on.call(check, at_on.call("pool", on.to_token_stream()))
     }
 
-    /// How a transaction is bound. The expansion uses its variable too, which would keep rustc from warning where the body does
-    /// not; so there the body gets another variable of that name.
+    /// The variables of a transaction. The expansion uses its variable, so rustc would not warn of a body that does not; such a
+    /// body gets another, unused variable of that name.
     pub(super) fn transaction(&self, name: &Ident) -> Transaction {
         let mixed = Span::mixed_site();
         if uses::is_used(&self.body.tokens, name) {
-            // Or the `mut` would be unused where the body only reads it.
+            // Without it the `mut` would be unused in a body that only reads.
             return Transaction {
                 name: name.clone(),
                 touched: quote_spanned!(mixed=> let _ = &mut #name;),
@@ -159,7 +159,7 @@ impl Expander<'_> {
     }
 }
 
-/// The pattern of a transaction, with the rows where the body is to have them.
+/// The pattern of a transaction, with the rows if the body gets them.
 pub(super) fn with_rows(tx: &Ident, rows: Option<&Typed>) -> TokenStream {
     let mixed = Span::mixed_site();
     match rows {

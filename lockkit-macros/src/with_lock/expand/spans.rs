@@ -1,4 +1,4 @@
-//! Where the tokens of the expansion are: rustc reports an error at them, and their names do not clash with the user's.
+//! The spans of the expanded tokens: where rustc reports an error, and which names the body can see.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -6,15 +6,15 @@ use syn::{Expr, GenericArgument, PathArguments, PathSegment, Type, TypePath, spa
 
 use crate::with_lock::{forms::Typed, rewritten::map};
 
-/// A name of the expansion. `mixed_site` keeps variables apart from those of the user, but not from statics, constants and
-/// unit structs, which a pattern of the same name would mean.
+/// A variable of the expansion. Its prefix keeps it apart from the user's statics, constants and unit structs, which
+/// `mixed_site` does not hide from patterns.
 pub(crate) fn own(name: &str) -> Ident {
     Ident::new(&format!("{OWN}{name}"), Span::mixed_site())
 }
 
 const OWN: &str = "__lockkit_";
 
-/// Where the error's type is written; the whole type, where it is not to be seen.
+/// The span of the error type in a return type; of the whole type if it does not show its error type.
 pub(crate) fn span_of_error(returns: &Type) -> Span {
     if let Type::Path(TypePath { path, .. }) = returns
         && let Some(PathSegment { arguments: PathArguments::AngleBracketed(arguments), .. }) = path.segments.last()
@@ -25,7 +25,7 @@ pub(crate) fn span_of_error(returns: &Type) -> Span {
     returns.span()
 }
 
-/// The path, every token of it at the span, or rustc blames the whole attribute.
+/// Moves every token of the path to the span; otherwise rustc blames the whole attribute.
 pub(crate) fn at(path: &TokenStream, span: Span) -> TokenStream {
     let is_dollar_crate = |it: TokenTree| matches!(it, TokenTree::Ident(it) if it == "$crate");
     if path.clone().into_iter().any(is_dollar_crate) {
@@ -37,7 +37,7 @@ pub(crate) fn at(path: &TokenStream, span: Span) -> TokenStream {
     })
 }
 
-/// A call with its own names where the rest of it is. Of errors that come up in one place rustc tells one.
+/// Moves the variables of the expansion in a call to the span. rustc reports only one of several errors at the same span.
 pub(crate) fn own_at(call: TokenStream, span: Span) -> TokenStream {
     map(call, &|mut token| {
         if matches!(&token, TokenTree::Ident(ident) if ident.to_string().starts_with(OWN)) {
@@ -47,13 +47,13 @@ pub(crate) fn own_at(call: TokenStream, span: Span) -> TokenStream {
     })
 }
 
-/// Where the type of the rows is written.
+/// The span of the type of the rows.
 pub(crate) fn span_of_rows(rows: Option<&Typed>) -> Span {
     let mixed = Span::mixed_site();
     rows.map_or(mixed, |it| it.ty.span().resolved_at(mixed))
 }
 
-/// Calls whose tokens and expressions are all at `on`: what rustc finds missing in one place, it reports once.
+/// Calls whose tokens are all at the value of `on`, so that rustc reports a missing trait once.
 pub(super) struct Reached {
     pub(super) first: Span,
     last: Span,

@@ -2,7 +2,7 @@
 
 use syn::{Expr, ExprLit, ExprUnary, Lit, UnOp};
 
-/// The expression itself, when a `macro_rules!` macro passed it on.
+/// The expression without the invisible group that a `macro_rules!` macro puts around it.
 pub(crate) fn ungrouped(mut expr: &Expr) -> &Expr {
     while let Expr::Group(group) = expr {
         expr = &group.expr;

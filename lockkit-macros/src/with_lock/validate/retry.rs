@@ -13,12 +13,12 @@ use crate::{
     },
 };
 
-/// The arguments that say it, as written.
+/// The arguments of a retry, as written.
 pub(super) struct Retries {
     pub(super) attempts: Option<Given<Expr>>,
     pub(super) deadline: Option<Given<Expr>>,
     pub(super) retry_if: Option<Given<Expr>>,
-    /// The name of the attempt's number; with `lease` and `session`, which run once, the name of what is held.
+    /// `as`: the name of the attempt's number. With `lease` and `session`, which run once, the name of the lock.
     pub(super) bind: Option<Given<Ident>>,
 }
 

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// What says which rows.
+/// The arguments that pick the rows, as written.
 pub(super) struct Picked {
     pub(super) by: Option<Given<Vec<By>>>,
     pub(super) by_any: Option<Given<Vec<By>>>,
@@ -53,7 +53,7 @@ impl Checker<'_> {
         Some(literal.clone())
     }
 
-    /// Checks what says which rows, and that the body knows which of them it got.
+    /// Checks the arguments that pick rows, and that the body knows which rows it got.
     pub(super) fn picked(&mut self, picked: &Picked, has_rows: bool) {
         let Picked { by, by_any, order_by, limit, skip_locked } = picked;
         let is_queue = order_by.is_some() && limit.is_some() && skip_locked.is_some();
