@@ -1,33 +1,22 @@
 //! The `#[with_lock]` attribute and the `Versioned` derive of lockkit. Use them through `lockkit`.
 #![deny(missing_docs)]
 
-mod args;
-mod body;
-mod columns;
-mod duration;
-mod expand;
-mod function;
-mod plan;
-mod rewritten;
-mod stack;
-mod template;
-mod uses;
-mod validate;
+mod diagnostics;
+mod names;
 mod versioned;
-mod words;
+mod with_lock;
 
 use proc_macro::TokenStream;
 
-/// Runs an `async fn` under a lock: takes it, runs the body, commits and gives it back, in this order.
+/// Runs an `async fn` under a lock: takes the lock, runs the body, commits, and gives the lock back.
 ///
-/// The function returns `Result<_, E>` where `E: From<lockkit::Error>`; its signature stays as it is. The body never runs
-/// without the lock. Whatever ends the function (an error, a panic, a dropped future) rolls its transaction back and
-/// frees the lock.
+/// The function returns `Result<_, E>` where `E: From<lockkit::Error>`. The attribute does not change its signature.
+/// The body never runs without the lock. An error, a panic and a dropped future all roll the transaction back and free
+/// the lock.
 ///
-/// The first argument says which kind of lock, the others follow in any order:
+/// The first argument is the kind of lock. The others follow in any order:
 ///
 /// ```
-/// use std::sync::Arc;
 /// use lockkit::{Leases, with_lock};
 /// use sqlx::SqlitePool;
 ///
@@ -119,42 +108,21 @@ use proc_macro::TokenStream;
 ///
 /// # Arguments
 ///
-/// | argument | `lease` | `row` | `named` | `session` | `version` | what it is |
-/// |---|---|---|---|---|---|---|
-/// | `on = expr` | required | required | required | required | with `tx` | where the lock lives: `&Leases<_>` for `lease`, otherwise the `&Pool<_>` to begin the transaction on, or whose connection is to hold the session lock |
-/// | `key = …` | this or `keys` | – | required | required | – | the lock's name, see below |
-/// | `keys = …` | this or `key` | – | – | – | – | the names of several leases, all of which are taken or none, see below |
-/// | `table = "…"` | – | required | – | – | – | the table whose rows are locked: letters, digits and `_` |
-/// | `by(column = expr, …)` | – | this or `by_any` | – | – | – | which rows: those whose columns have these values. They are cloned, so the body may still move them |
-/// | `by_any(column = expr, …)` | – | this or `by` | – | – | – | the same with several values for each column, an `IntoIterator` of them: `RowLock::by_any` |
-/// | `order_by(column, …)` | – | optional | – | – | – | the order in which the rows are locked, ascending. Defaults to the order of the columns of `by` and `by_any` |
-/// | `limit = n` | – | with `rows` | – | – | – | locks this many rows at most (`u32`). Defaults to all that match |
-/// | `skip_locked` | – | with `rows` | – | – | – | passes over rows that others have locked, see below. A word without a value |
-/// | `rows = name: Vec<T>` | – | optional | – | – | – | the locked rows in the body, all columns of each, where `T` is `sqlx::FromRow` |
-/// | `tx = name` | optional | required | required | – | optional | the name of the transaction in the body, a `Tx` to be used as `&mut *name`, see below. Committed when the body returns `Ok`, otherwise rolled back; with `lease` it commits only if the lease is still held, as `Lease::commit` and `MultiLease::commit` do |
-/// | `wait = duration` | optional | optional | optional | optional | – | how long to wait for another holder. A duration or a `Wait`. Defaults to `Wait::DEFAULT`, 10 s, for a lease to that of the `Leases`, and to what is left where there is a `deadline` |
-/// | `ttl = duration` | optional | – | – | – | – | how long the lease lives without a renewal, 50 ms or more. Defaults to that of the `Leases` (30 s unless set there) |
-/// | `min_hold = duration` | optional | – | – | – | – | how long the key stays taken at least, even if the body is over earlier: `LeaseRequest::min_hold`. Defaults to zero |
-/// | `on_lost = stop` | optional | – | – | – | – | what becomes of the body when its lease is lost: `stop` drops it at its next await point, which is the default; `continue` lets it run to its end. The function returns `Err(Error::Lost)` in both cases |
-/// | `fair` | with `key` | – | – | – | – | serves processes in the order in which they came: `LeaseRequest::fair`. A word without a value |
-/// | `as = name` | the lease | the attempt | the attempt | the session | the attempt | a name for the body: of the `Lease` (with `keys` the `MultiLease`), of the `&Session`, or of the number of the attempt (`u32`, from 1) |
-/// | `attempts = n` | – | optional | optional | – | optional | how often to run the body at most (`u32`). Defaults to once for `row` and `named`; for `version` to 5, or as often as the deadline allows |
-/// | `deadline = duration` | – | optional | optional | – | optional | how long everything but the commit may take: waiting, all attempts and the pauses between them. Defaults to no bound |
-/// | `retry_if = path` | – | optional | optional | – | optional | a `fn(&E) -> bool` that says which errors are worth another attempt. Defaults to `lockkit::is_retryable` |
-/// | `on_busy = expr` | optional | optional | optional | optional | – | what to return when somebody else holds the lock and the wait is over. Defaults to `Err(Error::Contended)` |
-/// | `crate = path` | optional | optional | optional | optional | optional | where lockkit is, if not at `::lockkit` |
+#[doc = include_str!("with_lock/arguments/table.md")]
 ///
-/// **Durations** are text (`"30s"`, `"1.5s"`, `"500ms"`, `"100us"`, `"2m"`, `"1h"`), checked by the compiler, or an
+/// **Durations** are text (`"30s"`, `"1.5s"`, `"500ms"`, `"100us"`, `"2m"`, `"1h"`), checked at compile time, or an
 /// expression of type `Duration`.
 ///
-/// **Keys** are a template that captures variables as `format!` does, `"order:{user_id}:{kind:?}"`, or an expression that
-/// is `Into<Key>`. In a template, its punctuation, `%` and control characters are percent-encoded in what is captured, so
-/// that two different sets of values never make one key; that is why neighbouring captures need a character between them
-/// that is neither letter, digit nor `%`. The key is made once, before the body and before any second attempt.
+/// **Keys** are a template that captures variables as `format!` does, `"order:{user_id}:{kind:?}"`, or an expression
+/// that is `Into<Key>`. In the captured values, the template's own punctuation, `%` and control characters are
+/// percent-encoded, so two different sets of values never make the same key. For this, two neighbouring captures need a
+/// character between them that is not a letter, a digit or `%`. The key is made once, before the body and before any
+/// second attempt.
 ///
-/// **Several keys** are an array of the same, `keys = ["account:{from}", "account:{to}"]`, or any other expression that is
-/// an `IntoIterator` of `Into<Key>`. Only in an array written there are strings templates; those of a `vec![…]` are keys as
-/// they stand. The order does not matter and a key given twice is taken once, as with `Leases::all`:
+/// **Several keys** are an array of templates and expressions, `keys = ["account:{from}", "account:{to}"]`, or any
+/// other expression that is an `IntoIterator` of `Into<Key>`. Strings are templates only in an array that is written in
+/// the attribute; strings in a `vec![…]` are plain keys. The order of the keys does not matter, and a key that is given
+/// twice is taken once, as with `Leases::all`:
 ///
 /// ```
 /// # use lockkit::{Leases, with_lock};
@@ -173,10 +141,11 @@ use proc_macro::TokenStream;
 /// ```
 ///
 /// **Several rows.** `by_any(item_id = ids)` locks the rows of all these values, in their order, and fails with
-/// `Error::NoSuchRow` when one is missing. With `limit` or `skip_locked`, the attribute may lock fewer rows than match, so
-/// the body needs `rows` to know which ones it got. Under `skip_locked` no row at all, because others have locked those that
-/// match or because none matches, is the same as a lock that is held by others: `on_busy`, or `Err(Error::Contended)`. With
-/// `order_by`, `limit` and `skip_locked` no `by` is needed. A queue of jobs for several consumers:
+/// `Error::NoSuchRow` when one is missing. With `limit` or `skip_locked` the attribute may lock fewer rows than match,
+/// so the body needs `rows` to know which ones it got. When `skip_locked` gets no row, because others have locked all
+/// matching rows or because no row matches, the lock counts as held by others: the function returns `on_busy`, or
+/// `Err(Error::Contended)`. `order_by`, `limit` and `skip_locked` together need no `by`. A queue of jobs for several
+/// consumers:
 ///
 /// ```
 /// # use lockkit::with_lock;
@@ -206,15 +175,15 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// **A session lock** is for a role that one process of many has: `#[with_lock(session, on = &self.db, key = "leader",
-/// wait = "2s")]`. The body is dropped at its next await point when the lock is found to be lost. A body that returned `Ok`
-/// counts only if the lock was held to the end; otherwise the result is `Err(Error::SessionLost)`, although what it wrote
-/// is written. PostgreSQL, MySQL and MariaDB have session locks, SQLite has none.
+/// **A session lock** is for a role that only one of many processes has: `#[with_lock(session, on = &self.db, key =
+/// "leader", wait = "2s")]`. When lockkit finds the lock lost, it drops the body at its next await point. If the lock
+/// was lost before the body returned `Ok`, the function returns `Err(Error::SessionLost)`; what the body wrote stays
+/// written. PostgreSQL, MySQL and MariaDB have session locks, SQLite has none.
 ///
 /// **Attempts.** With `attempts` or `deadline`, `row` and `named` run the whole transaction again after a deadlock, a
-/// serialization failure or a conflict; `version` does so always. When they run out, the error is
-/// `Error::RetriesExhausted`. A body that may run again borrows its arguments; clone what it would move. Without
-/// `retry_if`, `E` must be a `std::error::Error`; `anyhow::Error` is none:
+/// serialization failure or a conflict. `version` always does. After the last attempt the function returns
+/// `Error::RetriesExhausted`. A body that may run again borrows its arguments; clone a value that it has to move.
+/// Without `retry_if`, `E` must be a `std::error::Error`, which `anyhow::Error` is not:
 ///
 /// ```
 /// # use lockkit::with_lock;
@@ -227,46 +196,37 @@ use proc_macro::TokenStream;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() { rename(String::new()).await.unwrap() }
 /// ```
 ///
-/// **A lease with `tx`** cannot be renewed on SQLite while the transaction lasts, because it has the only write lock. Keep
-/// the transaction shorter than the ttl there.
+/// **A lease with `tx`** cannot be renewed on SQLite while the transaction lasts, because the transaction has the only
+/// write lock. Keep the transaction shorter than the ttl there.
 ///
 /// # The transaction
-/// The body gets the transaction as a variable of type [`Tx`](../lockkit/struct.Tx.html) with the name that `tx =` gives. What
-/// does not use it is not in the transaction: a statement on the pool waits for the lock of its own function, or is written
-/// whether or not the function succeeds.
+/// The body gets the transaction as a variable of type [`Tx`](../lockkit/struct.Tx.html), under the name that `tx =`
+/// gives. Only statements on this variable are in the transaction. A statement on the pool waits for the lock that its
+/// own function holds, or its write stays even if the function fails.
 ///
 /// | to pass it to | write |
 /// |---|---|
 /// | `execute`, `fetch_one` and the others of sqlx | `&mut *tx` |
 /// | a function that takes `&mut PgConnection`, `&mut MySqlConnection` or `&mut SqliteConnection` | `&mut tx` |
 /// | a function that takes `&mut Tx<DB>` | `&mut tx`, and there `&mut **tx` for sqlx |
-/// | a function that takes `&mut sqlx::Transaction<'_, DB>` | it cannot be passed; let that function take the connection, `&mut PgConnection`, which a `Transaction` can be passed as, too |
+/// | a function that takes `&mut sqlx::Transaction<'_, DB>` | not possible; let that function take `&mut PgConnection`, which a `Transaction` also derefs to |
 ///
-/// The attribute ends what it began. `tx.commit()`, `tx.rollback()`, `lease.release()` and a `tx` that is moved away are
-/// refused in the body: return `Ok` to commit and `Err` to roll back. A spawned task needs a transaction of its own.
+/// The attribute ends the transaction and gives the lock back. `tx.commit()`, `tx.rollback()`, `lease.release()` and a
+/// moved `tx` are errors in the body: return `Ok` to commit and `Err` to roll back. A spawned task needs a transaction
+/// of its own.
 ///
-/// A transaction, locked rows, a lease or the number of an attempt that the body does not use are an unused variable, of which
-/// the compiler warns. Where that is meant, `tx = _tx` says so; `rows = …` and `as = …` can be left out.
+/// If the body does not use its transaction, rows, lease or attempt number, the compiler warns of an unused variable.
+/// To silence it for a transaction, write `tx = _tx`; leave out `rows = …` and `as = …`.
 ///
 /// # The error type
-/// The function's error must be `From<lockkit::Error>`. `lockkit::Error` and `anyhow::Error` are; `sqlx::Error` and `String`
-/// cannot be, so a function that returned one of them gets an error type of its own:
-///
-/// ```
-/// #[derive(Debug, thiserror::Error)]
-/// enum OrderError {
-///     #[error(transparent)]
-///     Lock(#[from] lockkit::Error),
-///     #[error(transparent)]
-///     Database(#[from] sqlx::Error),
-/// }
-/// ```
+/// The function's error must be `From<lockkit::Error>`. `lockkit::Error` and `anyhow::Error` are. `sqlx::Error` and
+/// `String` cannot be; replace them with an error type of your own, such as `OrderError` in the first example.
 ///
 /// # Generic functions
-/// A function may be generic over its database. The bound on it is the trait of the lock: `DB: lockkit::RowOps` for `row`,
+/// A function may be generic over its database. Its bound is the trait of the lock: `DB: lockkit::RowOps` for `row`,
 /// `NamedOps` for `named`, `SessionOps` for `session`, `LeaseOps` for a `lease` in a `Leases<Pool<DB>>`, `Dialect` for
-/// `version` with `tx`. A `Leases<S>` of any store needs `S: lockkit::LeaseStore`. What the body runs on `tx`, and the values
-/// of `by`, need the bounds that sqlx asks for:
+/// `version` with `tx`. A `Leases<S>` of any store needs `S: lockkit::LeaseStore`. The statements on `tx` and the
+/// values of `by` need sqlx's own bounds:
 ///
 /// ```
 /// # use lockkit::{NamedOps, with_lock};
@@ -289,14 +249,14 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// `sqlx::Any` has no locks, because it does not tell its database.
+/// `sqlx::Any` has no locks, because it does not say which database it is connected to.
 ///
 /// # Where it goes
 /// On functions and methods, also in implementations of traits, under `#[async_trait]`, and together with
 /// `#[tracing::instrument]` in either order; the span is around the lock.
 ///
-/// **Several** `#[with_lock]` on one function are nested as they are written. The upper one is taken first, and given back after
-/// the lower one has committed and was given back:
+/// **Several** `#[with_lock]` on one function nest as they are written. The upper lock is taken first. It is given back
+/// last, after the lower one has committed and was given back:
 ///
 /// ```
 /// # use lockkit::{Leases, with_lock};
@@ -317,24 +277,27 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// Each has names, transaction, `wait` and `on_busy` of its own; what is bound by the upper one can be used in the
-/// arguments of the lower one. Two transactions are two connections: a row that one of them has locked cannot be
-/// written through the other, and on SQLite the second one cannot begin, nor can a lease be taken in the same file: put
-/// the lease above. `version` without a transaction of its own cannot be below a `tx`, since all attempts would write
-/// into that. Only attributes that are written as `with_lock` are known to each other: under another name, or in a
-/// `cfg_attr`, the second one is refused.
+/// - Each attribute has its own names, transaction, `wait` and `on_busy`. The arguments of the lower one can use the
+///   names that the upper one gives.
+/// - Two transactions are two connections: neither can write a row that the other has locked. On SQLite the second
+///   transaction cannot begin, and no lease can be taken in the same file; put the lease above.
+/// - `version` without its own transaction cannot be below a `tx`, because all attempts would write into that
+///   transaction.
+/// - The attributes find each other by the name `with_lock`. Under another name, or in a `cfg_attr`, the second one is
+///   an error.
 ///
-/// Not on functions without a body, nor on `const`, `unsafe` or `extern` ones.
+/// The attribute does not go on functions without a body, nor on `const`, `unsafe` or `extern` functions.
 ///
 /// # Cancel safety
-/// Dropping the function's future rolls its transaction back and frees the lock, both in the background. If that happens
-/// during the commit, it is unknown whether the commit happened.
+/// Dropping the function's future rolls its transaction back and frees the lock, both in the background. If the future
+/// is dropped during the commit, the transaction may or may not be committed.
 #[proc_macro_attribute]
 pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    expand::with_lock(args.into(), &item.into()).into()
+    with_lock::with_lock(args.into(), &item.into()).into()
 }
 
-/// Gives a struct `load`, `save` and `delete`, guarded by a version: a save or delete after somebody else's save is refused.
+/// Gives a struct `load`, `save` and `delete` guarded by a version: a save or delete after another writer's save is
+/// refused.
 ///
 /// ```
 /// #[derive(sqlx::FromRow, lockkit::Versioned)]
@@ -362,7 +325,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// ```
 ///
 /// After a conflict, load, change and save again. [`Policy::retry`](../lockkit/struct.Policy.html) and
-/// [`#[with_lock(version, …)]`](macro@with_lock) do that as often as you say:
+/// [`#[with_lock(version, …)]`](macro@with_lock) do this up to the given number of attempts:
 ///
 /// ```
 /// # #[derive(sqlx::FromRow, lockkit::Versioned)]
@@ -392,38 +355,39 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// ```
 ///
 /// # In a transaction
-/// `save(&mut *tx)` leaves the version in the struct as it is: a version that is rolled back with its transaction or with a
-/// savepoint will be given to somebody else's content, and must not be expected. Commit through what `save` returns, and
-/// the struct has its new version, if and only if it was committed: `item.save(&mut *tx).await?.commit(tx).await?`. See
-/// [`Saved`](../lockkit/struct.Saved.html). Where the transaction is committed elsewhere, as under `#[with_lock(…, tx = tx)]`,
-/// and the struct is not used after it, write `let _ = item.save(&mut *tx).await?;`.
+/// `save(&mut *tx)` does not change the version in the struct. If the transaction or a savepoint rolls back, another
+/// writer will reach the same version number with other content, so the struct must not expect it. To give the struct
+/// its new version, commit through the value that `save` returns: `item.save(&mut *tx).await?.commit(tx).await?`. The
+/// struct changes if and only if the commit succeeds. See [`Saved`](../lockkit/struct.Saved.html). If the transaction
+/// is committed elsewhere, as under `#[with_lock(…, tx = tx)]`, and the struct is not used afterwards, write `let _ =
+/// item.save(&mut *tx).await?;`.
 ///
-/// `delete(&mut *tx)` changes nothing in the struct: after a rollback it can be saved or deleted as before.
+/// `delete(&mut *tx)` does not change the struct: after a rollback it can be saved or deleted as before.
 ///
 /// # What it writes
-/// - `load(on, key)`: `on` is `&pool` or `&mut *tx`; one argument for each column of the key, as anything that is
-///   `Into` the field's type. The struct must be `sqlx::FromRow`.
-/// - `save(&mut self, on)`: writes every field but those of the key. On `&pool` it returns nothing, on a connection a
-///   `Saved`.
+/// - `load(on, key)`: `on` is `&pool` or `&mut *tx`. There is one argument for each column of the key, of any type that
+///   is `Into` the field's type. The struct must be `sqlx::FromRow`.
+/// - `save(&mut self, on)`: writes every field except the key. On `&pool` it returns `()`, on a connection a `Saved`.
 /// - `delete(&self, on)`: deletes the row, by key and version.
-/// - `impl lockkit::VersionedStruct`, on which both rest, and which can be written by hand.
+/// - `impl lockkit::VersionedStruct`, which `load`, `save` and `delete` use. It can also be written by hand.
 ///
 /// # Options
 ///
 /// | on the struct | what it is |
 /// |---|---|
 /// | `table = "…"` | the table: letters, digits and `_`; with its schema if that is not the connection's, `"app.items"` |
-/// | `key = "…"`, `key("…", "…")` | the columns that say which row it is |
-/// | `version = "…"` | the column that counts: its field is an `i16`, `i32` or `i64`. Defaults to `version` |
-/// | `crate = path` | where lockkit is, if not at `::lockkit` |
+/// | `key = "…"`, `key("…", "…")` | the columns that identify the row |
+/// | `version = "…"` | the column of the version: its field is an `i16`, `i32` or `i64`. Defaults to `version` |
+/// | `crate = path` | the path of lockkit, if it is not `::lockkit` |
 ///
 /// | on a field | what it is |
 /// |---|---|
 /// | `rename = "…"` | the name of its column. Defaults to that of `#[sqlx(rename = "…")]`, or of the field |
-/// | `skip` | it is read but not written, as what the database computes. `#[sqlx(skip)]` says so too |
+/// | `skip` | the field is read but not written, for columns that the database computes. `#[sqlx(skip)]` has the same effect |
 ///
-/// The struct may be generic, also over lifetimes. Of sqlx's own options, `rename`, `rename_all`, `skip`, `default`, `json` and
-/// `json(nullable)` are followed in both directions; `flatten` and `try_from`, which a save could not undo, are refused.
+/// The struct may be generic, also over lifetimes. Of sqlx's own options, `rename`, `rename_all`, `skip`, `default`,
+/// `json` and `json(nullable)` apply to reads and writes. `flatten` and `try_from` are refused, because a save could
+/// not undo them.
 #[proc_macro_derive(Versioned, attributes(versioned))]
 pub fn versioned(input: TokenStream) -> TokenStream {
     versioned::derive(input.into()).into()

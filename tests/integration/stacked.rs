@@ -127,455 +127,66 @@ async fn done<S: Backend>(tx: &mut lockkit::Tx<S::DB>, which: &str) {
     S::execute(tx, &format!("INSERT INTO done VALUES ('{which}')")).await.unwrap();
 }
 
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await)]
-async fn lease_above_lease<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await, tx = lower)]
-async fn lease_above_lease_tx<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE)]
-#[with_lock(row, on = bench.pool, table = "lower_item", by(id = 1_i64), wait = bench.between().await, tx = lower)]
-async fn lease_above_row<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE)]
-#[with_lock(named, on = bench.pool, key = "lower", wait = bench.between().await, tx = lower)]
-async fn lease_above_named<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE)]
-#[with_lock(session, on = bench.pool, key = "lower", wait = bench.between().await)]
-async fn lease_above_session<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE)]
-#[with_lock(version, on = bench.pool, deadline = bench.between().await, tx = lower)]
-async fn lease_above_version<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await)]
-async fn lease_tx_above_lease<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await, tx = lower)]
-async fn lease_tx_above_lease_tx<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(row, on = bench.pool, table = "lower_item", by(id = 1_i64), wait = bench.between().await, tx = lower)]
-async fn lease_tx_above_row<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(named, on = bench.pool, key = "lower", wait = bench.between().await, tx = lower)]
-async fn lease_tx_above_named<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(session, on = bench.pool, key = "lower", wait = bench.between().await)]
-async fn lease_tx_above_session<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(lease, on = bench.leases, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(version, on = bench.pool, deadline = bench.between().await, tx = lower)]
-async fn lease_tx_above_version<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(row, on = bench.pool, table = "upper_item", by(id = 1_i64), wait = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await)]
-async fn row_above_lease<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(row, on = bench.pool, table = "upper_item", by(id = 1_i64), wait = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await, tx = lower)]
-async fn row_above_lease_tx<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(row, on = bench.pool, table = "upper_item", by(id = 1_i64), wait = PATIENCE, tx = upper)]
-#[with_lock(row, on = bench.pool, table = "lower_item", by(id = 1_i64), wait = bench.between().await, tx = lower)]
-async fn row_above_row<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(row, on = bench.pool, table = "upper_item", by(id = 1_i64), wait = PATIENCE, tx = upper)]
-#[with_lock(named, on = bench.pool, key = "lower", wait = bench.between().await, tx = lower)]
-async fn row_above_named<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(row, on = bench.pool, table = "upper_item", by(id = 1_i64), wait = PATIENCE, tx = upper)]
-#[with_lock(session, on = bench.pool, key = "lower", wait = bench.between().await)]
-async fn row_above_session<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(row, on = bench.pool, table = "upper_item", by(id = 1_i64), wait = PATIENCE, tx = upper)]
-#[with_lock(version, on = bench.pool, deadline = bench.between().await, tx = lower)]
-async fn row_above_version<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(named, on = bench.pool, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await)]
-async fn named_above_lease<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(named, on = bench.pool, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await, tx = lower)]
-async fn named_above_lease_tx<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(named, on = bench.pool, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(row, on = bench.pool, table = "lower_item", by(id = 1_i64), wait = bench.between().await, tx = lower)]
-async fn named_above_row<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(named, on = bench.pool, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(named, on = bench.pool, key = "lower", wait = bench.between().await, tx = lower)]
-async fn named_above_named<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(named, on = bench.pool, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(session, on = bench.pool, key = "lower", wait = bench.between().await)]
-async fn named_above_session<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(named, on = bench.pool, key = "upper", wait = PATIENCE, tx = upper)]
-#[with_lock(version, on = bench.pool, deadline = bench.between().await, tx = lower)]
-async fn named_above_version<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(session, on = bench.pool, key = "upper", wait = PATIENCE)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await)]
-async fn session_above_lease<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    Ok(())
-}
-
-#[with_lock(session, on = bench.pool, key = "upper", wait = PATIENCE)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await, tx = lower)]
-async fn session_above_lease_tx<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(session, on = bench.pool, key = "upper", wait = PATIENCE)]
-#[with_lock(row, on = bench.pool, table = "lower_item", by(id = 1_i64), wait = bench.between().await, tx = lower)]
-async fn session_above_row<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(session, on = bench.pool, key = "upper", wait = PATIENCE)]
-#[with_lock(named, on = bench.pool, key = "lower", wait = bench.between().await, tx = lower)]
-async fn session_above_named<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(session, on = bench.pool, key = "upper", wait = PATIENCE)]
-#[with_lock(session, on = bench.pool, key = "lower", wait = bench.between().await)]
-async fn session_above_session<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    Ok(())
-}
-
-#[with_lock(session, on = bench.pool, key = "upper", wait = PATIENCE)]
-#[with_lock(version, on = bench.pool, deadline = bench.between().await, tx = lower)]
-async fn session_above_version<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(version, on = bench.pool, deadline = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await)]
-async fn version_above_lease<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(version, on = bench.pool, deadline = PATIENCE, tx = upper)]
-#[with_lock(lease, on = bench.leases, key = "lower", wait = bench.between().await, tx = lower)]
-async fn version_above_lease_tx<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(version, on = bench.pool, deadline = PATIENCE, tx = upper)]
-#[with_lock(row, on = bench.pool, table = "lower_item", by(id = 1_i64), wait = bench.between().await, tx = lower)]
-async fn version_above_row<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(version, on = bench.pool, deadline = PATIENCE, tx = upper)]
-#[with_lock(named, on = bench.pool, key = "lower", wait = bench.between().await, tx = lower)]
-async fn version_above_named<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
-}
-
-#[with_lock(version, on = bench.pool, deadline = PATIENCE, tx = upper)]
-#[with_lock(session, on = bench.pool, key = "lower", wait = bench.between().await)]
-async fn version_above_session<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    Ok(())
-}
-
-#[with_lock(version, on = bench.pool, deadline = PATIENCE, tx = upper)]
-#[with_lock(version, on = bench.pool, deadline = bench.between().await, tx = lower)]
-async fn version_above_version<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
-where
-    i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
-{
-    bench.inside().await;
-    done::<S>(&mut upper, "upper").await;
-    done::<S>(&mut lower, "lower").await;
-    Ok(())
+/// Runs the function whose two attributes are of the kinds that the bench names: there is one for every pair.
+///
+/// A kind is its arguments, and the name of its transaction in brackets, if it has one. The names in the arguments are given
+/// first, so that they are those of the function, too.
+macro_rules! run_nested {
+    ($bench:ident, upper: { $($upper:ident $above:tt $above_tx:tt)* }, lower: $lower:tt) => {
+        match $bench.upper {
+            $($upper => run_nested!(@under $bench, $above, $above_tx, $lower),)*
+        }
+    };
+    (@under $bench:ident, $above:tt, $above_tx:tt, { $($lower:ident $below:tt $below_tx:tt)* }) => {
+        match $bench.lower {
+            $($lower => run_nested!(@function $bench, $above, $above_tx, $below, $below_tx),)*
+        }
+    };
+    (@function $bench:ident, ($($above:tt)*), [$($upper:ident)?], ($($below:tt)*), [$($lower:ident)?]) => {{
+        #[with_lock($($above)*)]
+        #[with_lock($($below)*)]
+        async fn nested<S: Backend<DB: SessionOps>>($bench: &Bench<'_, S>) -> Result<(), Error>
+        where
+            i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
+        {
+            $bench.inside().await;
+            $(done::<S>(&mut $upper, "upper").await;)?
+            $(done::<S>(&mut $lower, "lower").await;)?
+            Ok(())
+        }
+        nested($bench).await
+    }};
 }
 
 async fn run<S: Backend<DB: SessionOps>>(bench: &Bench<'_, S>) -> Result<(), Error>
 where
     i64: for<'q> Encode<'q, S::DB> + Type<S::DB>,
 {
-    match (bench.upper, bench.lower) {
-        (Lease, Lease) => lease_above_lease(bench).await,
-        (Lease, LeaseTx) => lease_above_lease_tx(bench).await,
-        (Lease, Row) => lease_above_row(bench).await,
-        (Lease, Named) => lease_above_named(bench).await,
-        (Lease, Session) => lease_above_session(bench).await,
-        (Lease, Version) => lease_above_version(bench).await,
-        (LeaseTx, Lease) => lease_tx_above_lease(bench).await,
-        (LeaseTx, LeaseTx) => lease_tx_above_lease_tx(bench).await,
-        (LeaseTx, Row) => lease_tx_above_row(bench).await,
-        (LeaseTx, Named) => lease_tx_above_named(bench).await,
-        (LeaseTx, Session) => lease_tx_above_session(bench).await,
-        (LeaseTx, Version) => lease_tx_above_version(bench).await,
-        (Row, Lease) => row_above_lease(bench).await,
-        (Row, LeaseTx) => row_above_lease_tx(bench).await,
-        (Row, Row) => row_above_row(bench).await,
-        (Row, Named) => row_above_named(bench).await,
-        (Row, Session) => row_above_session(bench).await,
-        (Row, Version) => row_above_version(bench).await,
-        (Named, Lease) => named_above_lease(bench).await,
-        (Named, LeaseTx) => named_above_lease_tx(bench).await,
-        (Named, Row) => named_above_row(bench).await,
-        (Named, Named) => named_above_named(bench).await,
-        (Named, Session) => named_above_session(bench).await,
-        (Named, Version) => named_above_version(bench).await,
-        (Session, Lease) => session_above_lease(bench).await,
-        (Session, LeaseTx) => session_above_lease_tx(bench).await,
-        (Session, Row) => session_above_row(bench).await,
-        (Session, Named) => session_above_named(bench).await,
-        (Session, Session) => session_above_session(bench).await,
-        (Session, Version) => session_above_version(bench).await,
-        (Version, Lease) => version_above_lease(bench).await,
-        (Version, LeaseTx) => version_above_lease_tx(bench).await,
-        (Version, Row) => version_above_row(bench).await,
-        (Version, Named) => version_above_named(bench).await,
-        (Version, Session) => version_above_session(bench).await,
-        (Version, Version) => version_above_version(bench).await,
+    run_nested! {
+        bench,
+        upper: {
+            Lease (lease, on = bench.leases, key = "upper", wait = PATIENCE) []
+            LeaseTx (lease, on = bench.leases, key = "upper", wait = PATIENCE, tx = upper) [upper]
+            Row (row, on = bench.pool, table = "upper_item", by(id = 1_i64), wait = PATIENCE, tx = upper) [upper]
+            Named (named, on = bench.pool, key = "upper", wait = PATIENCE, tx = upper) [upper]
+            Session (session, on = bench.pool, key = "upper", wait = PATIENCE) []
+            Version (version, on = bench.pool, deadline = PATIENCE, tx = upper) [upper]
+        },
+        lower: {
+            Lease (lease, on = bench.leases, key = "lower", wait = bench.between().await) []
+            LeaseTx (lease, on = bench.leases, key = "lower", wait = bench.between().await, tx = lower) [lower]
+            Row (
+                row,
+                on = bench.pool,
+                table = "lower_item",
+                by(id = 1_i64),
+                wait = bench.between().await,
+                tx = lower
+            ) [lower]
+            Named (named, on = bench.pool, key = "lower", wait = bench.between().await, tx = lower) [lower]
+            Session (session, on = bench.pool, key = "lower", wait = bench.between().await) []
+            Version (version, on = bench.pool, deadline = bench.between().await, tx = lower) [lower]
+        }
     }
 }
 

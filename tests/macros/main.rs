@@ -2,6 +2,7 @@
 
 #![deny(warnings, clippy::pedantic)]
 
+mod agreement;
 mod derived;
 mod ended;
 mod fixture;

@@ -1,4 +1,4 @@
-//! What is written in `#[versioned(…)]`, and what `#[sqlx(…)]` says about the same fields.
+//! Parses `#[versioned(…)]`, and the options of `#[sqlx(…)]` that concern the same fields.
 
 use proc_macro2::Span;
 use syn::{
@@ -6,18 +6,30 @@ use syn::{
     punctuated::Punctuated, token,
 };
 
-use crate::args::{Errors, Given, error, list, nearest};
+use crate::diagnostics::{Errors, Given, Known, error, list, meant, set};
 
-/// The options of the struct, and an example of each.
-const OF_STRUCT: [(&str, &str); 4] = [
-    ("table", r#"table = "t_items""#),
-    ("key", r#"key = "item_id""#),
-    ("version", r#"version = "version""#),
-    ("crate", "crate = path::to::lockkit"),
+/// One option.
+struct Choice {
+    name: &'static str,
+    /// How to write it, for errors that say so.
+    example: &'static str,
+    /// What other libraries call it.
+    other_names: &'static [&'static str],
+}
+
+/// The options of the struct.
+static OF_STRUCT: [Choice; 4] = [
+    Choice { name: "table", example: r#"table = "t_items""#, other_names: &["name"] },
+    Choice { name: "key", example: r#"key = "item_id""#, other_names: &["id", "pk", "primary_key"] },
+    Choice { name: "version", example: r#"version = "version""#, other_names: &["lock"] },
+    Choice { name: "crate", example: "crate = path::to::lockkit", other_names: &[] },
 ];
 
-/// The options of a field, and an example of each.
-const OF_FIELD: [(&str, &str); 2] = [("skip", "skip"), ("rename", r#"rename = "column""#)];
+/// The options of a field.
+static OF_FIELD: [Choice; 2] = [
+    Choice { name: "skip", example: "skip", other_names: &[] },
+    Choice { name: "rename", example: r#"rename = "column""#, other_names: &["column"] },
+];
 
 /// The options of the struct.
 #[derive(Default)]
@@ -28,10 +40,10 @@ pub(crate) struct StructArgs {
     pub(crate) key: Option<Given<Vec<LitStr>>>,
     pub(crate) version: Option<Given<LitStr>>,
     pub(crate) krate: Option<Given<Path>>,
-    /// How sqlx renames all columns.
+    /// The case that sqlx gives to all columns.
     pub(crate) rename_all: Option<LitStr>,
-    /// The options that were meant, but could not be understood: they are not missing as well.
-    pub(crate) broken: Vec<String>,
+    /// The options whose value is an error already: they do not count as missing.
+    pub(crate) broken: Vec<&'static str>,
 }
 
 /// The options of a field.
@@ -39,20 +51,20 @@ pub(crate) struct StructArgs {
 pub(crate) struct FieldArgs {
     pub(crate) skip: Option<Span>,
     pub(crate) rename: Option<Given<LitStr>>,
-    /// What sqlx calls the column.
+    /// The column's name in sqlx.
     pub(crate) sqlx_rename: Option<LitStr>,
-    /// Whether the field is no column to sqlx.
+    /// Whether sqlx skips the field.
     pub(crate) sqlx_skip: bool,
-    /// What sqlx does to the value on its way here, and nobody would undo on its way back.
+    /// The option that converts the value on reading, which a save could not undo.
     pub(crate) sqlx_converts: Option<Ident>,
-    /// Where sqlx reads the value as JSON.
+    /// Set if sqlx reads the value as JSON.
     pub(crate) sqlx_json: Option<Json>,
 }
 
 /// A column of JSON.
 pub(crate) struct Json {
     pub(crate) at: Ident,
-    /// Whether `None` is NULL, not the JSON `null`.
+    /// Whether `None` is NULL instead of the JSON `null`.
     pub(crate) is_nullable: bool,
 }
 
@@ -64,7 +76,8 @@ impl StructArgs {
             args.at.get_or_insert(attr.path().segments[0].ident.span());
             each_option(attr, errors, |input| {
                 let name = input.fork().call(Ident::parse_any).ok();
-                args.parse_one(input).inspect_err(|_| args.broken.extend(name.and_then(|it| meant(&it, &OF_STRUCT))))
+                args.parse_one(input)
+                    .inspect_err(|_| args.broken.extend(name.and_then(|it| meant_option(&it, &OF_STRUCT))))
             });
         }
         each_of_sqlx(attrs, |meta| {
@@ -79,7 +92,7 @@ impl StructArgs {
 
     fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
         if input.peek(LitStr) {
-            self.broken.push("table".to_owned());
+            self.broken.push("table");
             let table: LitStr = input.parse()?;
             let message = format!("an option has a name: write `table = {:?}`", table.value());
             return Err(syn::Error::new(table.span(), message));
@@ -142,7 +155,7 @@ impl FieldArgs {
 
     fn parse_one(&mut self, input: ParseStream<'_>) -> syn::Result<()> {
         let name = Ident::parse_any(input)?;
-        if let Some((_, example)) = OF_STRUCT.iter().find(|(known, _)| name == known) {
+        if let Some(Choice { example, .. }) = OF_STRUCT.iter().find(|it| name == it.name) {
             return Err(error(&name, format!("`{name}` goes on the struct: `#[versioned({example}, …)]`")));
         }
         let example = example(&name, &OF_FIELD)?;
@@ -162,7 +175,7 @@ impl FieldArgs {
     }
 }
 
-/// Calls `parse_one` for each option of the attribute, and goes on after one that makes no sense.
+/// Calls `parse_one` for each option of the attribute, and goes on after an error.
 fn each_option(attr: &Attribute, errors: &mut Errors, mut parse_one: impl FnMut(ParseStream<'_>) -> syn::Result<()>) {
     let mut found = Vec::new();
     let parsed = attr.parse_args_with(|input: ParseStream<'_>| {
@@ -187,7 +200,7 @@ fn each_option(attr: &Attribute, errors: &mut Errors, mut parse_one: impl FnMut(
     errors.note(parsed);
 }
 
-/// Calls `look` for each option of `#[sqlx(…)]`. What makes no sense there, sqlx says itself.
+/// Calls `look` for each option of `#[sqlx(…)]`. sqlx itself reports errors there.
 fn each_of_sqlx(attrs: &[Attribute], mut look: impl FnMut(&ParseNestedMeta<'_>) -> syn::Result<()>) {
     for attr in attrs.iter().filter(|it| it.path().is_ident("sqlx")) {
         let _ = attr.parse_nested_meta(|meta| look(&meta));
@@ -205,35 +218,18 @@ fn parse_text(input: ParseStream<'_>, example: &str) -> syn::Result<LitStr> {
     input.parse().map_err(|err| syn::Error::new(err.span(), format!("this is a string literal: `{example}`")))
 }
 
-fn set<T>(slot: &mut Option<Given<T>>, name: Ident, value: T) -> syn::Result<()> {
-    if slot.is_some() {
-        return Err(error(&name, format!("`{name}` is given twice")));
+/// The example of the option, or the error that there is none of that name.
+fn example(name: &Ident, options: &'static [Choice]) -> syn::Result<&'static str> {
+    if let Some(option) = options.iter().find(|it| name == it.name) {
+        return Ok(option.example);
     }
-    *slot = Some(Given { name, value });
-    Ok(())
-}
-
-fn example<'a>(name: &Ident, known: &[(&'a str, &'a str)]) -> syn::Result<&'a str> {
-    if let Some((_, example)) = known.iter().find(|(known, _)| name == known) {
-        return Ok(example);
-    }
-    let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
+    let names: Vec<_> = options.iter().map(|it| it.name).collect();
     let there_are = || format!("there are {}", list(&names, "and"));
-    let hint = meant(name, known).map_or_else(there_are, |meant| format!("did you mean `{meant}`?"));
+    let hint = meant_option(name, options).map_or_else(there_are, |meant| format!("did you mean `{meant}`?"));
     Err(error(name, format!("there is no option `{name}` here; {hint}")))
 }
 
-/// The option of that name, or nearly that name, or that another library calls so.
-fn meant(name: &Ident, known: &[(&str, &str)]) -> Option<String> {
-    let names: Vec<_> = known.iter().map(|(known, _)| *known).collect();
-    let others = [
-        ("id", "key"),
-        ("pk", "key"),
-        ("primary_key", "key"),
-        ("lock", "version"),
-        ("name", "table"),
-        ("column", "rename"),
-    ];
-    let other = others.iter().find(|(other, known)| name == other && names.contains(known)).map(|(_, known)| *known);
-    other.or_else(|| nearest(&name.to_string(), &names)).map(str::to_owned)
+fn meant_option(name: &Ident, options: &'static [Choice]) -> Option<&'static str> {
+    let known: Vec<Known> = options.iter().map(|it| (it.name, it.other_names)).collect();
+    meant(&name.to_string(), &known)
 }

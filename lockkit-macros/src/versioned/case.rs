@@ -1,6 +1,6 @@
-//! The names of columns that `#[sqlx(rename_all = "…")]` makes of the names of fields, as sqlx makes them.
+//! The column names that `#[sqlx(rename_all = "…")]` makes of field names, by sqlx's own rules.
 
-/// How the columns are named after the fields.
+/// How a column is named after its field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Case {
     Snake,
@@ -12,7 +12,7 @@ pub(crate) enum Case {
 }
 
 impl Case {
-    /// What sqlx takes, with what it means. `kebab-case` is none: `-` cannot be in the name of a column here.
+    /// The names of the cases in sqlx. Not `kebab-case`: lockkit takes no column names with `-`.
     pub(crate) const ALL: [(&'static str, Self); 6] = [
         ("snake_case", Self::Snake),
         ("lowercase", Self::Lower),
@@ -43,8 +43,8 @@ impl Case {
     }
 }
 
-/// The words of a name: between underscores, from a small letter to a capital, and before the last of several capitals
-/// that a small letter follows.
+/// The words of a name. A word ends at an underscore, between a small and a capital letter, and before the last of several
+/// capitals that a small letter follows.
 fn words(name: &str) -> Vec<String> {
     let mut words = Vec::new();
     for part in name.split('_').filter(|it| !it.is_empty()) {

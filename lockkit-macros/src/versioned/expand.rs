@@ -1,4 +1,4 @@
-//! What the derive writes: the struct described to lockkit, and two methods that call it.
+//! The code of the derive: the impl of `VersionedStruct`, and the methods that call it.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};

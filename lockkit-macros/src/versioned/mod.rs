@@ -1,4 +1,4 @@
-//! `#[derive(Versioned)]`: from the struct as written, over what was checked, to the impls.
+//! `#[derive(Versioned)]`: parses the struct, checks it, and writes the impls.
 
 mod args;
 mod case;
@@ -8,10 +8,10 @@ mod validate;
 use proc_macro2::TokenStream;
 use syn::DeriveInput;
 
-use crate::args::Errors;
+use crate::diagnostics::Errors;
 use validate::Plan;
 
-/// The whole derive.
+/// Expands the derive.
 pub(crate) fn derive(input: TokenStream) -> TokenStream {
     let mut errors = Errors::default();
     let plan = errors.note(syn::parse2::<DeriveInput>(input)).and_then(|input| Plan::new(input, &mut errors));

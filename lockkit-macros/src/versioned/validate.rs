@@ -1,4 +1,4 @@
-//! Which field is which column. Turns the struct as written into what will be expanded.
+//! Maps fields to columns, and checks the struct.
 
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
@@ -12,20 +12,20 @@ use super::{
     case::Case,
 };
 use crate::{
-    args::{Errors, list, nearest},
-    validate::{fault_of_name, fault_of_table},
+    diagnostics::{Errors, list, nearest},
+    names::{fault_of_column, fault_of_table},
 };
 
-/// What to expand.
+/// The checked struct.
 pub(crate) struct Plan {
     /// The path of lockkit.
     pub(crate) krate: TokenStream,
     pub(crate) vis: Visibility,
     pub(crate) ident: Ident,
     pub(crate) generics: Generics,
-    /// The name of the database's type parameter: one that the struct does not use.
+    /// The type parameter of the database: a name that the struct does not use.
     pub(crate) database: Ident,
-    /// The name of the type parameter of where a save runs, likewise.
+    /// The type parameter of the place where a save runs, likewise.
     pub(crate) place: Ident,
     pub(crate) table: LitStr,
     pub(crate) key: Vec<Column>,
@@ -42,7 +42,7 @@ pub(crate) struct Column {
 }
 
 impl Plan {
-    /// `None` when something is wrong; what, is in `errors`.
+    /// `None` after an error, which is in `errors`.
     pub(crate) fn new(input: DeriveInput, errors: &mut Errors) -> Option<Self> {
         let unused = |name: &str| {
             let is_used = contains(input.to_token_stream(), name);
@@ -68,7 +68,7 @@ impl Plan {
                 let name = ident.unraw().to_string();
                 LitStr::new(&case.map_or_else(|| name.clone(), |it| it.column(&name)), ident.span())
             });
-            check_name(&name, "a column", fault_of_name, errors);
+            check_name(&name, "a column", fault_of_column, errors);
             if let Some(other) = columns.iter().find(|it| !is_skipped && it.name.value() == name.value()) {
                 let message = format!(
                     "the field `{}` has the column `{}` already; name another one, or add `#[versioned(skip)]`",
@@ -110,7 +110,7 @@ impl Plan {
 struct Finder<'a> {
     /// The attribute.
     at: Option<Span>,
-    broken: Vec<String>,
+    broken: Vec<&'static str>,
     columns: Vec<Column>,
     taken: Vec<String>,
     skipped: Vec<Column>,
@@ -119,7 +119,7 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     fn required<T>(&mut self, given: Option<T>, example: &str, what: &str) -> Option<T> {
-        if given.is_none() && !self.broken.iter().any(|it| example.starts_with(it.as_str())) {
+        if given.is_none() && !self.broken.iter().any(|it| example.starts_with(it)) {
             let at = self.at.unwrap_or_else(Span::call_site);
             self.errors.push(syn::Error::new(at, format!("`Versioned` needs `{example}`: {what}")));
         }
@@ -137,7 +137,7 @@ impl Finder<'_> {
     fn version(&mut self, given: Option<LitStr>) -> Option<Column> {
         match given {
             Some(name) => self.take(&name),
-            None if self.broken.iter().any(|it| it == "version") => None,
+            None if self.broken.contains(&"version") => None,
             None if self.columns.iter().any(|it| it.name.value() == "version") => {
                 self.take(&LitStr::new("version", Span::call_site()))
             }
@@ -150,7 +150,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The column of that name, which no later option can name again.
+    /// Takes the column of that name, so that no later option can name it again.
     fn take(&mut self, name: &LitStr) -> Option<Column> {
         let text = name.value();
         if let Some(at) = self.columns.iter().position(|it| it.name.value() == text) {
@@ -198,7 +198,7 @@ fn check_name(name: &LitStr, of: &str, fault_of: fn(&str) -> Option<&'static str
     }
 }
 
-/// How `#[sqlx(rename_all = "…")]` renames.
+/// The case that `#[sqlx(rename_all = "…")]` names.
 fn case(name: &LitStr, errors: &mut Errors) -> Option<Case> {
     let text = name.value();
     if text == "kebab-case" {
@@ -206,7 +206,7 @@ fn case(name: &LitStr, errors: &mut Errors) -> Option<Case> {
             "`kebab-case` makes names with `-`, which `Versioned` does not put into SQL; name the columns with `_`";
         errors.push(syn::Error::new(name.span(), message));
     }
-    // sqlx itself says of any other that there is none.
+    // sqlx itself reports an unknown case.
     Case::ALL.iter().find(|(known, _)| text == *known).map(|(_, case)| *case)
 }
 

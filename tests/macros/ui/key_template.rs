@@ -55,4 +55,10 @@ async fn control_character(leases: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
+#[with_lock(lease, on = leases, key = "a\u{200b}b")]
+async fn invisible_character(leases: &Pool) -> Result<(), Error> {
+    let _ = leases;
+    Ok(())
+}
+
 fn main() {}

@@ -1,13 +1,13 @@
-//! What will be expanded: the arguments after they were checked. Knows neither how they are written nor what becomes of them.
+//! The checked arguments: what the expansion needs, without how it was written.
 
 use proc_macro2::{Span, TokenStream};
 use syn::{Expr, Ident, LitStr};
 
-use crate::{args::Typed, columns::By, template::Template};
+use crate::with_lock::{columns::By, forms::Typed, template::Template};
 
-/// What to expand.
+/// One checked attribute.
 pub(crate) struct Plan {
-    /// The path of lockkit.
+    /// The path of the crate lockkit.
     pub(crate) krate: TokenStream,
     pub(crate) lock: Lock,
 }
@@ -20,22 +20,22 @@ pub(crate) enum Lock {
     Version(Version),
 }
 
-/// What a name in the body stands for.
+/// What a name in the body is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Tx,
-    /// A lease or several, and whether the attribute commits with it.
+    /// One lease or several; `commits` if the attribute commits a transaction under it.
     Lease {
         commits: bool,
     },
     Session,
     Attempt,
-    /// The rows that are locked.
+    /// The locked rows.
     Rows,
 }
 
 impl Lock {
-    /// The names that the body has from this lock.
+    /// The names that this lock gives to the body.
     pub(crate) fn names(&self) -> Vec<(&Ident, Role)> {
         let (bind, role) = match self {
             Self::Lease(lease) => (lease.bind.as_ref(), Role::Lease { commits: lease.tx.is_some() }),
@@ -62,7 +62,7 @@ impl Lock {
         }
     }
 
-    /// Whether its body may run more than once, and how often.
+    /// How often its body may run; `None` for once.
     pub(crate) fn retry(&self) -> Option<&Retry> {
         match self {
             Self::Row(Row { section, .. }) | Self::Named(Named { section, .. }) => section.retry.as_ref(),
@@ -84,7 +84,7 @@ pub(crate) struct Lease {
     pub(crate) tx: Option<Ident>,
 }
 
-/// How a lease is to be kept and given back.
+/// The options of a lease request.
 pub(crate) struct Terms {
     /// A `Duration`.
     pub(crate) ttl: Option<TokenStream>,
@@ -145,7 +145,7 @@ pub(crate) struct Retry {
     pub(crate) attempts: Option<Expr>,
     /// A `Duration`.
     pub(crate) deadline: Option<TokenStream>,
-    /// Which errors are worth another attempt.
+    /// A function: whether an error is worth another attempt.
     pub(crate) test: Option<Expr>,
     /// The name of the attempt's number in the body.
     pub(crate) bind: Option<Ident>,

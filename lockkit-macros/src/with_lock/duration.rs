@@ -1,9 +1,22 @@
-//! Durations as text: `"30s"`, `"1.5s"`, `"100us"`. Pure.
+//! Durations as text: `"30s"`, `"1.5s"`, `"100us"`. Pure. Their bounds are those of lockkit, as a test checks.
 
 use std::time::Duration;
 
 /// The longest duration that lockkit takes: 365 days.
-const MAX: Duration = Duration::from_hours(365 * 24);
+pub(crate) const MAX: Duration = Duration::from_hours(365 * 24);
+
+/// The shortest ttl of a lease.
+const MIN_TTL: Duration = Duration::from_millis(50);
+
+/// What is wrong with the ttl of a lease.
+pub(crate) fn fault_of_ttl(ttl: Duration) -> Option<&'static str> {
+    (ttl < MIN_TTL).then_some("is too short to be renewed in time; use `50ms` or more")
+}
+
+/// What is wrong with a deadline.
+pub(crate) fn fault_of_deadline(deadline: Duration) -> Option<&'static str> {
+    deadline.is_zero().then_some("leaves no time for even one attempt")
+}
 
 /// The duration that the text names, or what is wrong with the text.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {

@@ -1,4 +1,4 @@
-//! The function under the attribute. Its body stays unparsed, so that rustc and editors see what the user wrote.
+//! The function under the attribute. Its body stays unparsed: rustc and editors see it as the user wrote it.
 
 use proc_macro2::TokenStream;
 use syn::{
@@ -8,7 +8,7 @@ use syn::{
     token,
 };
 
-use crate::args::{Errors, error};
+use crate::diagnostics::{Errors, error};
 
 /// A function with its body.
 pub(crate) struct Function {
@@ -39,8 +39,8 @@ impl Parse for Function {
 }
 
 impl Function {
-    /// Takes out the `#[with_lock]` attributes below this one, by whatever path they are called, and returns their
-    /// paths and arguments from the upper to the lower.
+    /// Removes the `#[with_lock]` attributes below this one, under any path, and returns their paths and arguments from the
+    /// upper to the lower.
     pub(crate) fn take_stacked(&mut self) -> Vec<(Path, TokenStream)> {
         let is_with_lock = |it: &Attribute| it.path().segments.last().is_some_and(|it| it.ident == "with_lock");
         let (stacked, others) = std::mem::take(&mut self.attrs).into_iter().partition(is_with_lock);
@@ -52,7 +52,7 @@ impl Function {
         <Vec<Attribute>>::into_iter(stacked).map(parts).collect()
     }
 
-    /// Refuses the kinds of functions that cannot await a lock and return its error.
+    /// Refuses functions that cannot await a lock or return its error.
     pub(crate) fn check(&self, errors: &mut Errors) {
         let Signature { constness, safety, abi, ident, output, .. } = &self.sig;
         if let Some(constness) = constness {

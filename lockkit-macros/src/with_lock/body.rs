@@ -1,4 +1,4 @@
-//! The user's body as a future: what it owns, what it borrows, and of what type it is.
+//! The user's body as a future: what it owns, what it borrows, and its type.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream};
 use quote::quote_spanned;
@@ -9,21 +9,21 @@ use syn::{
     visit_mut::{VisitMut, visit_pat_ident_mut, visit_type_mut},
 };
 
-use crate::{plan::Lock, uses::mentions};
+use crate::with_lock::{plan::Lock, uses::mentions};
 
-/// How a body has the arguments of its function, and the transactions around it.
+/// Whether a body owns or borrows the arguments of its function and the transactions around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// It owns all that it uses.
+    /// It owns everything it uses.
     Owns,
-    /// It borrows the transaction and owns the arguments, so that these need not be `Sync` for the future to be `Send`.
+    /// It borrows the transaction and owns the arguments: the future is then `Send` without `Sync` arguments.
     Lends,
-    /// It borrows, because it may run again.
+    /// It borrows everything, because it may run again.
     Reruns,
 }
 
 impl Mode {
-    /// Of the body under these locks.
+    /// The mode of the body under these locks.
     pub(crate) fn under(locks: &[&Lock]) -> Self {
         let one = |it: &&Lock| match (it.retry(), it.tx()) {
             (Some(_), _) => Self::Reruns,
@@ -36,11 +36,11 @@ impl Mode {
 
 /// The body of one lock: what the user wrote, or the next lock.
 pub(crate) struct Body {
-    /// The arguments that it may own.
+    /// The arguments that it can own.
     owned: Vec<Ident>,
-    /// A `return` that is never reached, so that its type is known from its first line.
+    /// A `return` that is never reached: it fixes the type of the body from the first line on.
     pin_type: TokenStream,
-    /// What is between its braces.
+    /// The tokens between its braces.
     pub(crate) tokens: TokenStream,
     brace: Span,
 }
@@ -65,7 +65,7 @@ impl Body {
         Self { owned: owned_arguments(sig), pin_type, tokens, brace }
     }
 
-    /// The future. `bound` are the names that it has from locks: they are no arguments.
+    /// The future. `bound` are the names that the locks give it; they are not arguments.
     pub(crate) fn future(&self, mode: Mode, bound: &[&Ident], first: &TokenStream) -> TokenStream {
         let Self { pin_type, tokens, owned, brace } = self;
         let mixed = Span::mixed_site();
@@ -80,7 +80,7 @@ impl Body {
                 let own = (!owned.is_empty()).then(|| {
                     quote_spanned! {mixed=>
                         let (#(#owned,)*) = (#(#owned,)*);
-                        // One that the body only seems to use is no unused one: the attribute may use it.
+                        // No warning for an argument that only the attribute uses.
                         let _ = (#(&#owned,)*);
                     }
                 });
@@ -90,12 +90,12 @@ impl Body {
     }
 }
 
-/// The arguments to hand over to a body by name. `mut` ones are left out, lest their `mut` look unused.
+/// The names of the arguments that can move into the body. A `mut` argument is left out: its `mut` would look unused.
 fn owned_arguments(sig: &Signature) -> Vec<Ident> {
     struct Names(Vec<Ident>);
     impl VisitMut for Names {
         fn visit_pat_ident_mut(&mut self, pat: &mut PatIdent) {
-            // One in upper case is a constant.
+            // An upper-case name is a constant.
             let starts = |test: fn(char) -> bool| pat.ident.unraw().to_string().starts_with(test);
             if pat.mutability.is_none() && starts(char::is_lowercase) {
                 self.0.push(pat.ident.clone());
@@ -105,7 +105,7 @@ fn owned_arguments(sig: &Signature) -> Vec<Ident> {
     }
     let mut names = Names(Vec::new());
     for argument in &sig.inputs {
-        // One with an attribute may be compiled out.
+        // An argument with an attribute may be compiled out.
         if let FnArg::Typed(argument) = argument
             && argument.attrs.is_empty()
         {

@@ -1,9 +1,9 @@
-//! The columns between the parentheses of `by(…)`, `by_any(…)` and `order_by(…)`. Knows which forms users try instead.
+//! The columns in `by(…)`, `by_any(…)` and `order_by(…)`. Recognizes the forms that users try instead.
 
 use proc_macro2::TokenTree;
 use syn::{BinOp, Expr, ExprAssign, Ident, Lit, LitStr, Token, ext::IdentExt, parse::ParseStream, spanned::Spanned};
 
-use crate::args::error;
+use crate::diagnostics::error;
 
 /// One `column = value` of `by(…)`, or `column = values` of `by_any(…)`.
 pub(crate) struct By {
@@ -11,7 +11,7 @@ pub(crate) struct By {
     pub(crate) value: Expr,
 }
 
-/// `by(column = value, …)`: what is between the parentheses. Only the first mistake is an error.
+/// Parses the inside of `by(column = value, …)`. Reports the first mistake only.
 pub(crate) fn parse_by(input: ParseStream<'_>) -> syn::Result<Vec<By>> {
     each(input, |input| {
         let column = parse_column(input, " = …")?;
@@ -53,7 +53,7 @@ pub(crate) fn parse_by(input: ParseStream<'_>) -> syn::Result<Vec<By>> {
     })
 }
 
-/// `order_by(column, …)`: what is between the parentheses. Only the first mistake is an error.
+/// Parses the inside of `order_by(column, …)`. Reports the first mistake only.
 pub(crate) fn parse_order(input: ParseStream<'_>) -> syn::Result<Vec<Ident>> {
     each(input, |input| {
         let column = parse_column(input, "")?;
@@ -64,7 +64,7 @@ pub(crate) fn parse_order(input: ParseStream<'_>) -> syn::Result<Vec<Ident>> {
         if next.as_ref().is_ok_and(|it| ["asc", "desc"].contains(&it.to_string().to_lowercase().as_str())) {
             return Err(syn::Error::new(input.span(), "rows are locked in ascending order; write the column alone"));
         }
-        // A missing comma is an error behind this column.
+        // The caller reports the missing comma.
         if next.is_ok() {
             Ok(column)
         } else {
@@ -85,7 +85,7 @@ fn parse_column(input: ParseStream<'_>, follows: &str) -> syn::Result<Ident> {
     Ident::parse_any(input)
 }
 
-/// All columns. After a mistake the rest is left out, lest it be an error as well.
+/// Parses all columns. Skips the rest after a mistake, so that it is one error.
 fn each<T>(input: ParseStream<'_>, one: impl Fn(ParseStream<'_>) -> syn::Result<T>) -> syn::Result<Vec<T>> {
     let mut columns = Vec::new();
     let result = loop {

@@ -1,5 +1,5 @@
-//! How a body uses the names that the attribute gives it, as far as its text tells. Respects shadowing; what cannot be told, such
-//! as the inside of a macro, counts as a use.
+//! How a body uses the names that the attribute gives it. Reads the text alone and respects shadowing; a name inside a macro
+//! counts as used.
 
 use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::quote;
@@ -10,7 +10,7 @@ use syn::{
     visit_mut::{self, VisitMut},
 };
 
-/// A use of a name that an attribute may have to refuse.
+/// A use of a name that may be an error.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Misuse {
     /// `name.method(…)`
@@ -21,7 +21,7 @@ pub(crate) enum Misuse {
     Moved,
 }
 
-/// Whether the name is in these tokens: as a word, or in a text as `{name}`.
+/// Whether the tokens contain the name, as a word or as `{name}` in a string.
 pub(crate) fn mentions(tokens: &TokenStream, name: &Ident) -> bool {
     mentions_word(tokens, &name.unraw().to_string())
 }
@@ -41,7 +41,7 @@ fn any(tokens: &TokenStream, test: &impl Fn(&TokenTree) -> bool) -> bool {
     })
 }
 
-/// Whether a text captures a variable as `format!` does.
+/// Whether a string captures the variable as `format!` does.
 fn captures(text: &str, word: &str) -> bool {
     text.split('{').skip(1).any(|it| {
         let rest = it.trim_start().strip_prefix(word);
@@ -55,13 +55,13 @@ fn captures(text: &str, word: &str) -> bool {
 pub(crate) fn is_used(body: &TokenStream, name: &Ident) -> bool {
     match first_mention(body, name) {
         None => mentions(body, name),
-        // What cannot bind a variable needs no closer look.
+        // A plain use, and nothing before it could hide the name.
         Some(Mention::Plain) => true,
         Some(Mention::Other) => Finder::run(body, name).is_none_or(|it| it.used),
     }
 }
 
-/// The misuses of this variable in the body, where they are.
+/// The misuses of this variable in the body, each with its place.
 pub(crate) fn misuses(body: &TokenStream, name: &Ident) -> Vec<(Span, Misuse)> {
     let word = name.unraw().to_string();
     if !mentions(body, name) || !may_be_misused(body, &word) {
@@ -99,7 +99,7 @@ fn first_mention(tokens: &TokenStream, name: &Ident) -> Option<Mention> {
     None
 }
 
-/// Whether a closer look is worth its time.
+/// Whether the body is worth parsing: false for most.
 fn may_be_misused(tokens: &TokenStream, word: &str) -> bool {
     let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
     let is = |at: usize, char| matches!(tokens.get(at), Some(TokenTree::Punct(it)) if it.as_char() == char);
@@ -123,7 +123,7 @@ fn has_argument(tokens: &TokenStream, word: &str) -> bool {
 
 struct Finder {
     word: String,
-    /// Whether another variable has its name here.
+    /// Whether another variable of that name hides it here.
     shadowed: bool,
     moving: bool,
     used: bool,
@@ -131,7 +131,7 @@ struct Finder {
 }
 
 impl Finder {
-    /// `None` where the body is not Rust, of which rustc will say more.
+    /// `None` if the body is not valid Rust; rustc then reports the error.
     fn run(body: &TokenStream, name: &Ident) -> Option<Self> {
         let mut block: Block = syn::parse2(quote!({ #body })).ok()?;
         let word = name.unraw().to_string();
@@ -140,7 +140,7 @@ impl Finder {
         Some(finder)
     }
 
-    /// The span of the expression, if it is just the variable.
+    /// The span of the expression, if it is the variable alone.
     fn variable(&self, expr: &Expr) -> Option<Span> {
         let ident = match expr {
             Expr::Path(ExprPath { qself: None, path, .. }) => path.get_ident()?,
@@ -175,7 +175,7 @@ impl Finder {
         self.moving = moving;
     }
 
-    /// A method that ends it is named where that is written.
+    /// An argument that is the variable alone: given away. For `commit(tx)`, the error points at `commit`.
     fn arguments<'a>(&mut self, method: Option<&Ident>, mut args: impl Iterator<Item = &'a Expr>) {
         if let Some(at) = args.find_map(|it| self.variable(it)) {
             let ending = method.filter(|it| *it == "commit");
@@ -205,7 +205,7 @@ impl VisitMut for Finder {
         self.bind(&local.pat);
     }
 
-    // Items do not see the variables around them, macros of the body do.
+    // Items do not see the variables around them; macros do.
     fn visit_item_mut(&mut self, item: &mut Item) {
         if let Item::Macro(item) = item {
             self.visit_macro_mut(&mut item.mac);
@@ -329,7 +329,7 @@ mod tests {
             "fn f(tx: u8) -> u8 { tx }",
             r#"format!("{txt}{{tx}}")"#,
         ] {
-            // In a text, doubled braces are taken for a use, to be on the safe side.
+            // Doubled braces in a string count as a use, to be safe.
             let is_safe = unused.contains("{{tx");
             assert_eq!(is_used(&tokens(unused), &tx()), is_safe, "{unused}");
         }

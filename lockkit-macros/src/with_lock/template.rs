@@ -1,4 +1,5 @@
-//! Key templates: `"order:{user_id}:{kind:?}"`. Pure: text in, pieces out.
+//! Key templates: `"order:{user_id}:{kind:?}"`. Pure: text in, pieces out. Its text keeps the rules of `lockkit::Key`, as a
+//! test checks.
 
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +116,18 @@ fn check_text(pieces: &[Piece]) -> Result<(), String> {
     if text(pieces).any(|it| it.contains(char::is_control)) {
         return Err("the key contains a control character (such as NUL or a line break); remove it".to_owned());
     }
+    if text(pieces).any(|it| it.contains(is_invisible)) {
+        return Err(
+            "the key contains a character that people cannot see, or that turns the direction of the text; remove it"
+                .to_owned(),
+        );
+    }
     Ok(())
+}
+
+/// Two keys that differ in such a character look the same.
+fn is_invisible(char: char) -> bool {
+    matches!(char, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// Between two captures there must be a character that is escaped in both of them. `%` is not one: it starts an escape.
@@ -162,9 +174,22 @@ mod tests {
     #[test]
     fn what_is_not_a_template_is_refused() {
         let long = "x".repeat(256);
-        for bad in
-            ["", "{", "}", "{}", "{0}", "{:?}", "{self.id}", "{l.0}", "{a b}", "{f()}", "{r#type}", "a\nb", &long]
-        {
+        for bad in [
+            "",
+            "{",
+            "}",
+            "{}",
+            "{0}",
+            "{:?}",
+            "{self.id}",
+            "{l.0}",
+            "{a b}",
+            "{f()}",
+            "{r#type}",
+            "a\nb",
+            "a\u{200b}b",
+            &long,
+        ] {
             assert!(Template::parse(bad).is_err(), "{bad:?}");
         }
     }

@@ -1,15 +1,17 @@
-//! Several `#[with_lock]` on one function: which of them go together, and what the body must not do under them.
+//! Several `#[with_lock]` on one function: which of them go together, and what their body must not do.
 
 use proc_macro2::{Ident, TokenStream};
 
 use crate::{
-    args::{Errors, error},
-    plan::{Lock, Role},
-    uses::{Misuse, misuses},
+    diagnostics::{Errors, error},
+    with_lock::{
+        plan::{Lock, Role},
+        uses::{Misuse, misuses},
+    },
 };
 
-/// Refuses what would not do what it says. The locks are those of one function from the upper to the lower, each with the word
-/// that it was asked for by.
+/// Refuses locks that do not nest. They are those of one function, from the upper to the lower, each with the word of its
+/// strategy.
 pub(crate) fn check(locks: &[(&Ident, &Lock)], errors: &mut Errors) {
     for (at, (strategy, lock)) in locks.iter().enumerate() {
         let above = || locks[..at].iter().map(|(_, above)| *above);
@@ -40,12 +42,12 @@ fn same_name(name: &Ident, role: Role, other: Role) -> String {
     format!("an attribute above has the name `{name}` already; use another one")
 }
 
-/// Refuses a body that ends by hand what the attributes end.
+/// Refuses a body that commits, rolls back, moves or releases what the attributes end.
 pub(crate) fn check_body(locks: &[&Lock], body: &TokenStream, errors: &mut Errors) {
     let mut said = Vec::new();
     for (name, role) in locks.iter().flat_map(|it| it.names()) {
         for (at, misuse) in misuses(body, name) {
-            // `lease.commit(tx)` is one mistake.
+            // `lease.commit(tx)` misuses both names, and is one error.
             if let Some(message) = refusal(name, role, &misuse)
                 && !said.contains(&format!("{at:?}"))
             {

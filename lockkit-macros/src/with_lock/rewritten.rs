@@ -1,26 +1,26 @@
-//! Bodies that another attribute has rewritten before this one sees them: `#[async_trait]` and `#[tracing::instrument]`.
+//! Bodies that `#[async_trait]` or `#[tracing::instrument]` rewrote before this attribute expands.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Block, Expr, Local, Pat, ReturnType, Signature, Stmt, Type};
 
-/// Where the locks go in a function: around the body that the user wrote, inside of what other attributes wrote around it.
+/// Where the locks go in a function: around the user's body, inside the code that other attributes wrote around it.
 pub(crate) struct Site {
-    /// The whole body, with [`HOLE`] where the locks go; `None` where that is all of it.
+    /// The code around the user's body, with [`HOLE`] where the locks go; `None` if there is none.
     around: Option<TokenStream>,
-    /// What the user's body returns, if that can be told.
+    /// The type that the user's body returns, if it is known.
     pub(crate) returns: Option<Type>,
     /// The user's body.
     pub(crate) body: TokenStream,
-    /// Whether `self` is `__self` in it.
+    /// Whether the body calls `self` `__self`.
     pub(crate) self_renamed: bool,
 }
 
 const HOLE: &str = "__lockkit_hole";
 
 impl Site {
-    /// `None` when the function is not async, nor one that `#[async_trait]` has turned from `async fn` into
-    /// `fn … { Box::pin(async move { … }) }`.
+    /// `None` if the function is neither async nor `fn … { Box::pin(async move { … }) }`, which `#[async_trait]` makes of an
+    /// `async fn`.
     pub(crate) fn of(sig: &Signature, body: &TokenStream) -> Option<Self> {
         if sig.asyncness.is_none() {
             return Self::boxed(body);
@@ -54,10 +54,10 @@ impl Site {
         Some(site)
     }
 
-    /// Takes the body out of what `#[async_trait]` wrote.
+    /// Takes the user's body out of the code that `#[async_trait]` wrote.
     fn unwrap_async_trait(&mut self, body: TokenStream) -> TokenStream {
         let hole = hole();
-        // Its last statements are `let __ret: Type = { body }; __ret`, after others that name the arguments anew.
+        // It ends in `let __ret: Type = { body }; __ret`, after statements that rename the arguments.
         if let Ok(Block { stmts, .. }) = syn::parse2(quote!({ #body }))
             && let [head @ .., Stmt::Local(Local { pat: Pat::Type(ret), init: Some(init), .. }), Stmt::Expr(..)] =
                 stmts.as_slice()
@@ -73,7 +73,7 @@ impl Site {
         hole
     }
 
-    /// The whole body, with the locks around the user's.
+    /// The whole body of the function, with the locks around the user's body.
     pub(crate) fn fill(&self, locked: TokenStream) -> TokenStream {
         let Some(around) = &self.around else { return locked };
         map(around.clone(), &|token| match token {
@@ -96,7 +96,7 @@ fn is_ident(pat: &Pat, name: &str) -> bool {
     matches!(pat, Pat::Ident(pat) if pat.ident == name)
 }
 
-/// The arguments of the attribute as they read inside a body whose `self` was renamed.
+/// Renames `self` to `__self` in the arguments of the attribute, as in the body.
 pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
     map(tokens, &|token| match token {
         TokenTree::Ident(ident) if ident == "self" => Ident::new("__self", ident.span()).into(),
@@ -104,7 +104,7 @@ pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
     })
 }
 
-/// Every token, those inside of groups too, mapped.
+/// Maps every token, also inside groups.
 pub(crate) fn map(tokens: TokenStream, change: &impl Fn(TokenTree) -> TokenTree) -> TokenStream {
     let deep = |token| match token {
         TokenTree::Group(group) => change(regrouped(&group, map(group.stream(), change))),
@@ -119,7 +119,7 @@ fn regrouped(group: &Group, stream: TokenStream) -> TokenTree {
     changed.into()
 }
 
-/// Changes what `#[tracing::instrument]` wrapped, however often it did; without it, the whole body.
+/// Changes the body inside every `#[tracing::instrument]`; the whole body, if there is none.
 fn inside_instrumented(body: TokenStream, change: &mut dyn FnMut(TokenStream) -> TokenStream) -> TokenStream {
     let mut tokens: Vec<TokenTree> = body.into_iter().collect();
     let future = tokens.iter().position(|it| is_word(it, "__tracing_instrument_future"));
@@ -128,7 +128,7 @@ fn inside_instrumented(body: TokenStream, change: &mut dyn FnMut(TokenStream) ->
     let Some(block) = block else { return change(tokens.into_iter().collect()) };
     replace(&mut tokens, block, |inside| {
         let mut inside: Vec<TokenTree> = inside.into_iter().collect();
-        // With `err` or `ret`, another one is awaited in there.
+        // With `err` or `ret`, the block awaits another `async move` block.
         match async_block(&inside)
             .filter(|it| matches!(inside.get(it + 1), Some(TokenTree::Punct(dot)) if dot.as_char() == '.'))
         {
@@ -142,7 +142,7 @@ fn inside_instrumented(body: TokenStream, change: &mut dyn FnMut(TokenStream) ->
     tokens.into_iter().collect()
 }
 
-/// It writes `if false { return … } { body }`, except around what `#[async_trait]` wrote.
+/// `#[tracing::instrument]` writes `if false { return … } { body }`, except around the code of `#[async_trait]`.
 fn inside_wrapped(block: TokenStream, change: &mut dyn FnMut(TokenStream) -> TokenStream) -> TokenStream {
     let mut tokens: Vec<TokenTree> = block.into_iter().collect();
     if let [.., is_false, TokenTree::Group(_), TokenTree::Group(_)] = tokens.as_slice()
@@ -155,7 +155,7 @@ fn inside_wrapped(block: TokenStream, change: &mut dyn FnMut(TokenStream) -> Tok
     inside_instrumented(tokens.into_iter().collect(), change)
 }
 
-/// Where the braces of the first `async move { … }` are.
+/// The index of the braces of the first `async move { … }`.
 fn async_block(tokens: &[TokenTree]) -> Option<usize> {
     let is_async_move =
         |it: &[TokenTree]| is_word(&it[0], "async") && is_word(&it[1], "move") && matches!(it[2], TokenTree::Group(_));
