@@ -21,6 +21,16 @@ fn statement<S: Server>(topic: &str) -> String {
     statement
 }
 
+#[test]
+fn every_statement_of_the_page_is_of_a_topic_that_is_tested() {
+    let page = include_str!("../../docs/operating.md");
+    let before = page.split("```sql\n").map(|it| it.trim_end().rsplit('\n').next().unwrap_or_default());
+    let labels: Vec<_> = before.take(page.matches("```sql\n").count()).collect();
+    let topics = ["list", "free", "session", "kill", "blocked", "stock"];
+    let is_tested = |label: &str| topics.iter().any(|it| label.starts_with(&format!("<!-- {it}: ")));
+    assert!(labels.iter().all(|it| is_tested(it)), "{labels:?}");
+}
+
 /// The names of metrics in a text.
 fn metrics(text: &str) -> BTreeSet<&str> {
     let words = text.split(|it: char| !it.is_alphanumeric() && it != '_');
