@@ -23,6 +23,7 @@ mod migrations;
 mod named;
 mod named_bounds;
 mod odd_tables;
+mod operating;
 mod operators;
 mod outages;
 mod permits;

@@ -1,24 +1,42 @@
-//! Takes the Rust snippets out of README.md, so that they are compiled as they stand there.
+//! Takes the Rust snippets out of README.md and the pages in `docs/`, so that they are compiled as they stand there.
 //!
-//! A comment before each says where a reader pastes it: `items` into one file, `statements` into an `async fn` of that file.
+//! A comment before each says where a reader pastes it: `items` into one file for all pages, `statements` into an `async fn`
+//! of that file, `module` into a file of its own.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() {
     let tests = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the package is"));
-    let readme = tests.parent().expect("the tests are in a folder of the repository").join("README.md");
-    println!("cargo::rerun-if-changed={}", readme.display());
-    let text = fs::read_to_string(&readme).expect("read README.md");
+    let repository = tests.parent().expect("the tests are in a folder of the repository");
+    let mut code = String::new();
+    for page in pages(repository) {
+        println!("cargo::rerun-if-changed={}", page.display());
+        let text = fs::read_to_string(&page).unwrap_or_else(|err| panic!("read {}: {err}", page.display()));
+        code.push_str(&snippets(&page, &text));
+    }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where to write"));
-    fs::write(out.join("readme.rs"), file(&text)).expect("write the snippets");
+    fs::write(out.join("readme.rs"), code).expect("write the snippets");
 }
 
-/// The snippets as one file.
-fn file(readme: &str) -> String {
-    let mut file = String::new();
-    let mut lines = readme.lines().enumerate();
+/// README.md and the pages of `docs/`, in the order of their names.
+fn pages(repository: &Path) -> Vec<PathBuf> {
+    let folder = repository.join("docs");
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let entries = fs::read_dir(folder).expect("read docs/").map(|it| it.expect("read docs/").path());
+    let mut pages: Vec<_> = entries.filter(|it| it.extension().is_some_and(|it| it == "md")).collect();
+    pages.sort();
+    pages.insert(0, repository.join("README.md"));
+    pages
+}
+
+/// The snippets of a page.
+fn snippets(page: &Path, text: &str) -> String {
+    let page = page.file_stem().expect("a page has a name").to_string_lossy();
+    let prefix = page.to_lowercase().replace(|it: char| !it.is_ascii_alphanumeric(), "_");
+    let mut code = String::new();
+    let mut lines = text.lines().enumerate();
     let mut before = "";
     while let Some((number, line)) = lines.next() {
         if line != "```rust" {
@@ -29,15 +47,20 @@ fn file(readme: &str) -> String {
         let snippet = snippet.join("\n");
         let line = number + 1;
         match before {
-            "<!-- items -->" => writeln!(file, "{snippet}"),
+            "<!-- items -->" => writeln!(code, "{snippet}"),
+            "<!-- module -->" => writeln!(code, "mod {prefix}_{line} {{\n{snippet}\n}}"),
             "<!-- statements -->" => {
-                writeln!(file, "async fn line_{line}(pool: PgPool) -> Result<(), ShopError> {{\n{snippet}\nOk(())\n}}")
+                writeln!(
+                    code,
+                    "async fn {prefix}_{line}(pool: PgPool) -> Result<(), ShopError> {{\n{snippet}\nOk(())\n}}"
+                )
             }
-            _ => {
-                panic!("README.md:{line}: say `<!-- items -->` or `<!-- statements -->` in the line before the snippet")
-            }
+            _ => panic!(
+                "{page}.md:{line}: say `<!-- items -->`, `<!-- statements -->` or `<!-- module -->` in the line before the \
+                 snippet"
+            ),
         }
         .expect("write to a string");
     }
-    file
+    code
 }

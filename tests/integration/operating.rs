@@ -1,0 +1,133 @@
+//! The SQL of `docs/operating.md`, run as it stands there on each database that the page names for it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use lockkit::{Leases, SessionLock, Stock};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The statement under `<!-- topic: databases -->` that names this server.
+fn statement<S: Server>(topic: &str) -> String {
+    let page = include_str!("../../docs/operating.md");
+    let blocks = page.split("<!-- ").skip(1).filter_map(|it| it.split_once(" -->\n```sql\n"));
+    let mut of_topic = blocks.filter_map(|(label, text)| {
+        let (name, databases) = label.split_once(": ")?;
+        let is_for_this = name == topic && databases.split(", ").any(|it| it == S::NAME);
+        is_for_this.then(|| text.split("```").next().expect("a block has an end").to_owned())
+    });
+    let statement = of_topic.next().unwrap_or_else(|| panic!("the page has no `{topic}` for {}", S::NAME));
+    assert_eq!(of_topic.next(), None, "the page has two statements `{topic}` for {}", S::NAME);
+    statement
+}
+
+#[test]
+fn every_statement_of_the_page_is_of_a_topic_that_is_tested() {
+    let page = include_str!("../../docs/operating.md");
+    let before = page.split("```sql\n").map(|it| it.trim_end().rsplit('\n').next().unwrap_or_default());
+    let labels: Vec<_> = before.take(page.matches("```sql\n").count()).collect();
+    let topics = ["list", "free", "session", "kill", "blocked", "stock"];
+    let is_tested = |label: &str| topics.iter().any(|it| label.starts_with(&format!("<!-- {it}: ")));
+    assert!(labels.iter().all(|it| is_tested(it)), "{labels:?}");
+}
+
+/// The names of metrics in a text.
+fn metrics(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|it: char| !it.is_alphanumeric() && it != '_');
+    words.filter(|it| it.starts_with("lockkit_") && (it.ends_with("_total") || it.ends_with("_seconds"))).collect()
+}
+
+#[test]
+fn the_page_has_an_alert_for_every_metric_and_for_no_other() {
+    let page = include_str!("../../docs/operating.md");
+    let (_, alerts) = page.split_once("```text\n").expect("the rules");
+    let (alerts, _) = alerts.split_once("```").expect("their end");
+    let alerts = alerts.replace("_bucket", "");
+    let told = metrics(include_str!("../../lockkit/src/observe.rs"));
+    assert_eq!(told.len(), 6, "{told:?}");
+    assert_eq!(metrics(&alerts), told);
+    assert_eq!(metrics(page.split("```text").next().expect("the table")), told);
+}
+
+on_every_database! {
+    async fn the_page_lists_leases_and_frees_one_by_its_fence<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        assert_eq!(db.fetch_text(&statement::<S>("list")).await, None);
+        let lease = leases.lease("nightly").acquire().await.unwrap();
+        assert_eq!(db.fetch_text(&statement::<S>("list")).await.as_deref(), Some("nightly"));
+
+        let free = |fence: u64| statement::<S>("free").replace("1764000000000000", &fence.to_string());
+        let fence = u64::from(lease.fence());
+        assert_eq!(db.execute(&free(fence - 1)).await, 0, "another holder's fence");
+        assert_eq!(db.execute(&free(fence)).await, 1);
+        assert_eq!(db.fetch_text(&statement::<S>("list")).await, None);
+        let next = leases.lease("nightly").try_acquire().await.unwrap().expect("it is free");
+        assert!(next.fence() > lease.fence());
+        next.release().await.unwrap();
+    }
+
+    async fn the_page_counts_what_is_left_in_a_stock<S>(db: TestDb<S>) {
+        let stock = Stock::new(db.pool.clone(), "sku:42").segments(4);
+        stock.put(200).await.unwrap();
+        let sql = statement::<S>("stock");
+        assert_eq!(db.fetch_text(&sql).await.as_deref(), Some("sku:42"));
+        let left = format!("SELECT quantity FROM ({}) AS stocks", sql.trim().trim_end_matches(';'));
+        assert_eq!(db.fetch_i64(&left).await, Some(200));
+    }
+}
+
+on_every_server! {
+    async fn the_page_names_the_session_that_holds_a_lock_and_ends_it<S>(db: TestDb<S>) {
+        let lock = || SessionLock::new("leader");
+        assert_eq!(db.fetch_text(&statement::<S>("session")).await, None);
+        let leader = lock().acquire(&db.pool).await.unwrap();
+        let holder = lock().holder(&db.pool).await.unwrap().expect("it is held").id;
+        assert_eq!(db.fetch_i64(&statement::<S>("session")).await, Some(holder));
+
+        db.execute(&statement::<S>("kill").replace("4711", &holder.to_string())).await;
+        tokio::time::timeout(PATIENCE, leader.lost()).await.expect("the holder hears of it");
+        assert_eq!(db.fetch_text(&statement::<S>("session")).await, None);
+    }
+
+    async fn the_page_tells_who_blocks_whom<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE item (id INT PRIMARY KEY, n INT)").await;
+        db.execute("INSERT INTO item VALUES (1, 0)").await;
+        let update = "UPDATE item SET n = n + 1 WHERE id = 1";
+        let id = if S::NAME == "PostgreSQL" { "SELECT pg_backend_pid()" } else { "SELECT CONNECTION_ID()" };
+        assert_eq!(db.fetch_text(&statement::<S>("blocked")).await, None);
+
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut holder, update).await.unwrap();
+        let mut waiter = lockkit::begin(&db.pool).await.unwrap();
+        let waits = S::fetch_i64(&mut waiter, id).await.unwrap();
+        let waiting = tokio::spawn(async move {
+            S::execute(&mut waiter, update).await.unwrap();
+            waiter.commit().await.unwrap();
+        });
+        let seen = tokio::time::timeout(PATIENCE, async {
+            loop {
+                if let Some(seen) = db.fetch_i64(&statement::<S>("blocked")).await {
+                    break seen;
+                }
+                // MariaDB keeps an answer for those who ask again within 0.1 s.
+                tokio::time::sleep(Duration::from_millis(150)).await;
+            }
+        });
+        assert_eq!(Some(seen.await.expect("the wait shows")), waits);
+        holder.commit().await.unwrap();
+        waiting.await.unwrap();
+    }
+}
+
+on_databases! {
+    [postgres]
+    async fn the_page_names_the_holder_of_a_named_lock<S>(db: TestDb<S>) {
+        let sql = statement::<S>("session").replace("lockkit:session:", "lockkit:named:");
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        lockkit::NamedLock::new("leader").lock(&mut *tx).await.unwrap();
+        let holder = S::fetch_i64(&mut tx, "SELECT pg_backend_pid()").await.unwrap();
+        assert_eq!(db.fetch_i64(&sql).await, holder);
+        tx.commit().await.unwrap();
+        assert_eq!(db.fetch_i64(&sql).await, None);
+    }
+}
