@@ -66,7 +66,8 @@ fn names<'a>(entries: &'a [Entry], module: &str) -> BTreeSet<&'a str> {
 
 /// The text of `api.txt`: a line for each entry.
 fn lines(entries: &[Entry]) -> String {
-    entries.iter().map(|Entry { path, signature, .. }| format!("{path}: {signature}\n")).collect()
+    let lines = entries.iter().map(|Entry { path, signature, .. }| format!("{path}: {signature}\n"));
+    lines.collect::<Vec<_>>().concat()
 }
 
 /// The lines that only one of the texts has, with `-` before those of the first and `+` before those of the second.
@@ -88,8 +89,8 @@ struct Api<'a> {
 
 impl<'a> Api<'a> {
     fn add(&mut self, path: String, cfgs: &[String], signature: &str, kind: Kind) {
-        let unique: BTreeSet<_> = cfgs.iter().collect();
-        let cfgs: String = unique.into_iter().map(|it| format!("{it} ")).collect();
+        let unique: BTreeSet<_> = cfgs.iter().map(String::as_str).collect();
+        let cfgs: String = unique.into_iter().flat_map(|it| [it, " "]).collect();
         self.entries.push(Entry { path, signature: format!("{cfgs}{signature}"), kind });
     }
 

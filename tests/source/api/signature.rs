@@ -67,7 +67,7 @@ pub(super) fn cfgs(attributes: &[Attribute]) -> Vec<String> {
 /// The attributes that are part of the API, each with a blank behind it.
 pub(super) fn kept_attributes(attributes: &[Attribute]) -> String {
     let kept = attributes.iter().filter(|it| ["derive", "non_exhaustive"].iter().any(|name| it.path().is_ident(name)));
-    kept.map(|it| format!("{} ", tidy(it))).collect()
+    kept.map(|it| tidy(it) + " ").collect()
 }
 
 pub(super) fn of_item(item: &Item) -> String {
