@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use lockkit::{LeaseOps, LeaseStore, Leases, LeasesBuilder};
+use lockkit::{LeaseStore, Leases, dialect::LeaseOps, store::LeasesBuilder};
 use serde::{Deserialize, Serialize};
 use sqlx::{MySql, Pool, Postgres, Sqlite, SqlitePool, pool::PoolOptions};
 use tokio::{

@@ -20,8 +20,8 @@ use std::{
 
 use anyhow::{Result, ensure};
 use lockkit::{
-    Acquired, Claim, Error, Fault, Fence, Grant, Held, Key, LeaseInfo, LeaseStore, Leases, Previous, Renewal, Scoped,
-    Token,
+    Error, Fault, Fence, Key, LeaseStore, Leases,
+    store::{Acquired, Answer, Claim, Grant, LeaseInfo, LeaseRecord, Previous, Renewal, Token},
     testing::{Oracle, conformance},
 };
 use serde::{Deserialize, Serialize};
@@ -57,14 +57,14 @@ impl Row {
         self.token == Some(*token.as_bytes()) && self.expires > now
     }
 
-    fn held(&self, key: &str, now: u64) -> Option<Held> {
+    fn held(&self, key: &str, now: u64) -> Option<LeaseRecord> {
         let token = Token::from_bytes(self.token.filter(|_| self.is_held(now))?);
         let acquired_at = UNIX_EPOCH + Duration::from_micros(self.acquired);
         let mut info = LeaseInfo::new(key.into(), &self.holder, Fence::from(self.fence), acquired_at);
         info.held_for = Duration::from_micros(now - self.acquired.min(now));
         info.expires_in = Duration::from_micros(self.expires - now);
         info.renewals = self.renewals;
-        Some(Held::new(token, info))
+        Some(LeaseRecord::new(token, info))
     }
 
     /// Whom the lease is taken over from: nobody, if it was given back.
@@ -141,41 +141,41 @@ impl LeaseStore for JsonStore {
         .await
     }
 
-    async fn lease_look(&self, key: &Key) -> lockkit::Result<Option<Held>> {
+    async fn lease_look(&self, key: &Key) -> lockkit::Result<Option<LeaseRecord>> {
         let key = key.clone();
         self.act("looking at lease", move |rows, now| rows.get(key.as_str())?.held(&key, now)).await
     }
 
-    async fn lease_renew(&self, renewals: &[Renewal]) -> lockkit::Result<Vec<Scoped>> {
+    async fn lease_renew(&self, renewals: &[Renewal]) -> lockkit::Result<Vec<Answer>> {
         let renewals = renewals.to_vec();
         self.act("renewing leases", move |rows, now| {
             let renew = |Renewal { key, token, ttl, .. }: &Renewal| {
                 let Some(row) = rows.get_mut(key.as_str()).filter(|it| it.is_held_by(*token, now)) else {
-                    return Scoped::Gone;
+                    return Answer::Gone;
                 };
                 row.expires = row.expires.max(now.saturating_add(micros(*ttl)));
                 row.renewals += 1;
-                Scoped::Done
+                Answer::Done
             };
             renewals.iter().map(renew).collect()
         })
         .await
     }
 
-    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> lockkit::Result<Scoped> {
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> lockkit::Result<Answer> {
         let key = key.clone();
         self.act("releasing lease", move |rows, now| {
             let Some(row) = rows.get_mut(key.as_str()).filter(|it| it.is_held_by(token, now)) else {
-                return Scoped::Gone;
+                return Answer::Gone;
             };
             let free = row.acquired.saturating_add(micros(min_hold));
             (row.token, row.expires) = if free > now { (Some(*Token::nobody().as_bytes()), free) } else { (None, 0) };
-            Scoped::Done
+            Answer::Done
         })
         .await
     }
 
-    async fn lease_list(&self, prefix: &str, limit: u32) -> lockkit::Result<Vec<Held>> {
+    async fn lease_list(&self, prefix: &str, limit: u32) -> lockkit::Result<Vec<LeaseRecord>> {
         let prefix = prefix.to_owned();
         self.act("listing leases", move |rows, now| {
             let held =

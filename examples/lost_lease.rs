@@ -21,7 +21,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use lockkit::{Error, Lease, LeaseOps, Leases};
+use lockkit::{Error, Lease, Leases, dialect::LeaseOps};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{MySql, Pool, Postgres, Sqlite};
 use tokio::{

@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use lockkit::{Lease, LeaseInfo, LeaseOps, Leases};
+use lockkit::{Lease, Leases, dialect::LeaseOps, store::LeaseInfo};
 use sqlx::{MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 use tracing::{Event, Subscriber, field::Field};

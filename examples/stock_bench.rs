@@ -18,7 +18,10 @@ use std::{
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use hdrhistogram::Histogram;
-use lockkit::{RowsAffected, Stock, StockOps};
+use lockkit::{
+    Stock,
+    dialect::{RowsAffected, StockOps},
+};
 use sqlx::{MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
 use tokio::task::JoinSet;
 

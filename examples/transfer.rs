@@ -13,7 +13,7 @@
 use std::{env, future::Future, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use lockkit::{RowLock, RowOps};
+use lockkit::{RowLock, dialect::RowOps};
 use sqlx::{Database, Encode, MySql, Pool, Postgres, Sqlite, Type, pool::PoolOptions};
 use tokio::task::JoinSet;
 

@@ -12,7 +12,7 @@
 use std::env;
 
 use anyhow::{Result, bail, ensure};
-use lockkit::{Error, Policy, Versioned};
+use lockkit::{Error, RetryPolicy, Versioned};
 use sqlx::{FromRow, SqlitePool};
 
 /// The line that optimistic locking costs is `#[versioned(…)]`. PostgreSQL, MySQL and MariaDB need no other.
@@ -34,7 +34,7 @@ async fn change(pool: &SqlitePool, worker: &str, item_id: i64, by: i64) -> Resul
         println!("{worker}: saved in attempt {number}: {} of {}, version {}", item.stock, item.name, item.version);
         Ok(item)
     };
-    Policy::new().attempts(5).retry(attempt).await
+    RetryPolicy::new().attempts(5).retry(attempt).await
 }
 
 #[tokio::main]
@@ -83,7 +83,7 @@ async fn main() -> Result<()> {
                     item.save(&pool).await?;
                     Ok::<_, Error>(())
                 };
-                Policy::new().attempts(1000).retry(attempt).await?;
+                RetryPolicy::new().attempts(1000).retry(attempt).await?;
             }
             println!("{name}: 100 more saves of {by:+}");
             Ok::<_, Error>(())

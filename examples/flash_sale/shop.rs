@@ -1,6 +1,6 @@
 //! The tables of the shop, in three databases. Knows nothing of locks.
 
-use lockkit::{LeaseOps, NamedOps, RowOps, RowsAffected, StockOps};
+use lockkit::dialect::{LeaseOps, NamedOps, RowOps, RowsAffected, StockOps};
 use serde::{Deserialize, Serialize};
 use sqlx::{
     Database, Pool, Sqlite, SqlitePool,

@@ -223,7 +223,7 @@ use proc_macro::TokenStream;
 /// `String` cannot be; replace them with an error type of your own, such as `OrderError` in the first example.
 ///
 /// # Generic functions
-/// A function may be generic over its database. Its bound is the trait of the lock: `DB: lockkit::RowOps` for `row`,
+/// A function may be generic over its database. Its bound is the trait of the lock: `DB: lockkit::dialect::RowOps` for `row`,
 /// `NamedOps` for `named`, `SessionOps` for `session`, `LeaseOps` for a `lease` in a `Leases<Pool<DB>>`, `Dialect` for
 /// `version` with `tx`. A `Leases<S>` of any store needs `S: lockkit::LeaseStore`. The statements on `tx` and the
 /// values of `by` need sqlx's own bounds:
@@ -324,7 +324,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// # Ok(()) }
 /// ```
 ///
-/// After a conflict, load, change and save again. [`Policy::retry`](../lockkit/struct.Policy.html) and
+/// After a conflict, load, change and save again. [`RetryPolicy::retry`](../lockkit/struct.Policy.html) and
 /// [`#[with_lock(version, …)]`](macro@with_lock) do this up to the given number of attempts:
 ///
 /// ```
@@ -343,7 +343,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await.unwrap();
 /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await.unwrap();
 /// # assert_eq!(sell(&pool, 7).await?, 4);
-/// let policy = lockkit::Policy::new().attempts(5);
+/// let policy = lockkit::RetryPolicy::new().attempts(5);
 /// let sold = policy.retry(async |_attempt| {
 ///     let mut item = Item::load(&pool, 7).await?;
 ///     item.stock -= 1;

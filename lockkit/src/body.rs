@@ -15,12 +15,14 @@ use tokio::{
 use crate::scope::Record;
 
 /// Runs a body with a record of the locks that it is under.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct Under<'a, F> {
     record: Record,
     body: Pin<&'a mut F>,
 }
 
 impl<'a, F> Under<'a, F> {
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn new(record: Record, body: Pin<&'a mut F>) -> Self {
         Self { record, body }
     }

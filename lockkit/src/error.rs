@@ -2,7 +2,6 @@
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-pub(crate) use crate::holder::LockHolder;
 use crate::{
     fence::Fence,
     holder::{self, Holder},
@@ -461,6 +460,7 @@ impl Fault {
     }
 
     /// Another transaction was in the way of one statement, which did nothing.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn is_of_the_moment(self) -> bool {
         self == Self::Contended || self.is_transient()
     }

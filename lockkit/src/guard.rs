@@ -33,6 +33,7 @@ impl<H: Hold> Guard<H> {
         Self(Some(hold))
     }
 
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn get_mut(&mut self) -> &mut H {
         self.0.as_mut().expect("BUG: a guard is empty only after `defuse`, which consumes it")
     }
@@ -73,15 +74,18 @@ tokio::task_local! {
 /// The commits of one body that were sent and not answered yet.
 struct Commits {
     unanswered: AtomicUsize,
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     around: Option<Arc<Self>>,
 }
 
 /// A commit that is on its way. Until this is dropped, no body around it is stopped: only the answer to the commit tells
 /// whether the work was done.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct CommitSent(Option<Arc<Commits>>);
 
 impl CommitSent {
     /// The commit is sent next.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn now() -> Self {
         let innermost = COMMITS.try_with(Arc::clone).ok();
         bodies(innermost.as_deref()).for_each(|it| _ = it.unanswered.fetch_add(1, Ordering::Relaxed));
@@ -96,6 +100,7 @@ impl Drop for CommitSent {
 }
 
 /// The innermost body and those around it.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 fn bodies(innermost: Option<&Commits>) -> impl Iterator<Item = &Commits> {
     std::iter::successors(innermost, |it| it.around.as_deref())
 }
@@ -106,12 +111,18 @@ fn bodies(innermost: Option<&Commits>) -> impl Iterator<Item = &Commits> {
 ///
 /// It meets the body only while it polls it, as a `dyn Future`. So it is compiled once and not for every body, and the future that
 /// runs a body is `Send` if the body is.
-pub(crate) struct Watch<'a> {
+pub struct Watch<'a> {
     on_lost: OnLost,
     check: Box<dyn Fn() -> Result<()> + Send + Sync + 'a>,
     lost: Pin<Box<dyn Future<Output = Error> + Send + 'a>>,
     commits: Arc<Commits>,
     span: Span,
+}
+
+impl fmt::Debug for Watch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("on_lost", &self.on_lost).finish_non_exhaustive()
+    }
 }
 
 impl<'a> Watch<'a> {

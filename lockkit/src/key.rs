@@ -4,9 +4,6 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use crate::error::{Error, Result};
 
-/// The longest key, in bytes of UTF-8.
-pub const MAX_KEY_BYTES: usize = 255;
-
 /// The name of a lock: printable UTF-8, 1 to 255 bytes, compared byte by byte.
 ///
 /// Anything that is text converts into a `Key`, so every function of lockkit that wants a key takes
@@ -35,6 +32,9 @@ pub struct Key {
 }
 
 impl Key {
+    /// The longest key, in bytes of UTF-8.
+    pub const MAX_BYTES: usize = 255;
+
     /// A checked key.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Key {
 fn fault_of(text: &str) -> Option<&'static str> {
     if text.is_empty() {
         Some("it is empty; give the lock a name")
-    } else if text.len() > MAX_KEY_BYTES {
+    } else if text.len() > Key::MAX_BYTES {
         Some("it is longer than 255 bytes; use a shorter name, or a hash of the long part")
     } else if text.chars().any(char::is_control) {
         Some("it contains a control character (such as NUL or a line break)")

@@ -53,8 +53,7 @@
 //! sqlx. `macros` (default): the attribute and the derive. `metrics`: counters and histograms. `testing`: tools to test
 //! services that lock, in `lockkit::testing`.
 #![deny(missing_docs)]
-// Parts of the shared code serve some databases only.
-#![cfg_attr(not(all(feature = "postgres", feature = "mysql")), allow(dead_code, unused_variables))]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod body;
 mod error;
@@ -67,6 +66,12 @@ mod observe;
 mod policy;
 mod retry;
 mod scope;
+#[cfg(feature = "sql")]
+// Without a database nothing implements the operations.
+#[cfg_attr(
+    not(any(feature = "mysql", feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled")),
+    allow(dead_code, unused_imports, unused_macros, unused_variables)
+)]
 mod sql;
 mod task;
 mod version;
@@ -75,33 +80,58 @@ mod version;
 pub mod testing;
 
 #[doc(hidden)]
-#[path = "macro_support.rs"]
+#[path = "macro_support/mod.rs"]
 pub mod __private;
 
-pub use error::{BoxError, Error, Fault, LossReason, Raced, Result};
+/// What the author of a store needs: [`LeaseStore`], and the words in which leases and stores talk.
+pub mod store {
+    pub use crate::{
+        error::{BoxError, Raced},
+        holder::LeaseInfo,
+        lease::{
+            Health, LeasesBuilder, ReadWrite, Yields,
+            store::{
+                Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Profile, Release,
+                Renewal, Token,
+            },
+        },
+    };
+}
+
+/// Databases, as bounds of generic functions: [`Dialect`](dialect::Dialect) for all that lockkit speaks to, and one trait for each
+/// kind of lock. They are sealed, and their operations are called through the locks only.
+#[cfg(feature = "sql")]
+pub mod dialect {
+    #[cfg(feature = "postgres")]
+    pub use crate::sql::behind_pooler;
+    pub use crate::{
+        holder::LockHolder,
+        sql::{
+            AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps, StockOps,
+            VersionOps,
+            conn::On,
+            tx::AnyTx,
+            version::{Columns, Expected, VersionField},
+        },
+    };
+}
+
+pub use error::{Error, Fault, LossReason, Result};
 pub use fence::Fence;
-pub use holder::{Holder, LeaseInfo, LockHolder};
-pub use key::{Key, MAX_KEY_BYTES};
-pub use lease::{
-    Health, Lease, LeaseRequest, Leases, LeasesBuilder, MultiLease, ReadWrite, Released, Yields,
-    store::{
-        Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Previous, Profile, Release, Renewal, Scoped, Token,
-    },
-};
-pub use policy::{Backoff, MAX_DURATION, OnLost, Policy, Wait};
+pub use holder::Holder;
+pub use key::Key;
+pub use lease::{Lease, LeaseRequest, Leases, MultiLease, Released, store::LeaseStore};
+pub use policy::{Backoff, OnLost, RetryPolicy, Wait};
 pub use retry::is_retryable;
-#[cfg(feature = "postgres")]
-pub use sql::behind_pooler;
+#[cfg(feature = "sql")]
 pub use sql::{
-    AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps, StockOps, VersionOps,
-    conn::On,
     named::NamedLock,
     row::{PlanCheck, RowLock},
     schema::migrate,
     session::{Session, SessionLock},
     stock::{Stock, Taken},
-    tx::{AnyTx, Tx, begin},
-    version::{Bumped, Columns, Expected, OrConflict, Saved, VersionField, Versioned, VersionedRow, VersionedStruct},
+    tx::{Tx, begin},
+    version::{Bumped, OrConflict, Saved, Versioned, VersionedRow, VersionedStruct},
 };
 pub use version::Version;
 

@@ -4,9 +4,6 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// The longest duration that any option takes: 365 days.
-pub const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
-
 /// Refuses durations that cannot be meant: zero, or more than a year.
 pub(crate) fn check_duration(option: &'static str, value: Duration) -> Result<()> {
     if value.is_zero() {
@@ -17,7 +14,7 @@ pub(crate) fn check_duration(option: &'static str, value: Duration) -> Result<()
 
 /// Refuses durations of more than a year; zero means "do not wait".
 pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
-    if value > MAX_DURATION {
+    if value > Wait::MAX {
         return Err(Error::InvalidOption {
             option,
             reason: format!("is {value:?}, more than a year; give it a shorter duration"),
@@ -32,7 +29,7 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
 /// of them, permits, readers and writers, for row, named and session locks, for stocks, for the write lock that
 /// [`begin`](crate::begin) takes on SQLite, and for each of them under `#[with_lock]`. Leases may have another default
 /// ([`LeasesBuilder::wait`](crate::LeasesBuilder::wait)), and under an attribute with a `deadline` the wait lasts until that.
-/// Nothing waits for ever unless it is told to, with [`Wait::Forever`].
+/// Nothing waits for ever unless it is told to, with [`Wait::Unbounded`].
 ///
 /// The server enforces the wait of a row or named lock.
 ///
@@ -52,14 +49,18 @@ pub enum Wait {
     /// Wait without a bound of lockkit's own. Leases and session locks then wait for ever. Row and named locks wait as long as
     /// the server lets a statement wait: for ever on PostgreSQL unless `lock_timeout` is set, `innodb_lock_wait_timeout`
     /// (50 s) on MySQL and MariaDB, the connection's busy timeout on SQLite.
-    Forever,
+    Unbounded,
 }
 
 impl Wait {
-    /// How long every lock waits that is not told otherwise: 10 s.
+    /// The longest duration that any option takes: 365 days.
+    pub const MAX: Duration = Duration::from_hours(365 * 24);
+
+    /// The wait of every lock that is not told otherwise: 10 s.
     pub const DEFAULT: Self = Self::AtMost(Duration::from_secs(10));
 
     /// What was asked for, or the default, cut to what is left until a deadline. A deadline alone is the bound.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn within(asked: Option<Self>, left: Option<Duration>) -> Self {
         match (asked, left) {
             (None, None) => Self::DEFAULT,
@@ -73,32 +74,34 @@ impl Wait {
         match self {
             Self::Never => Duration::ZERO,
             Self::AtMost(bound) => bound,
-            Self::Forever => MAX_DURATION,
+            Self::Unbounded => Wait::MAX,
         }
     }
 
     /// The bound in milliseconds, at least 1; `None` where there is none.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn millis(self) -> Option<u64> {
         match self {
             Self::Never => Some(0),
             Self::AtMost(bound) => Some(u64::try_from(bound.as_millis()).unwrap_or(u64::MAX).max(1)),
-            Self::Forever => None,
+            Self::Unbounded => None,
         }
     }
 
     pub(crate) fn check(self) -> Result<()> {
         match self {
             Self::AtMost(bound) => check_wait("wait", bound),
-            Self::Never | Self::Forever => Ok(()),
+            Self::Never | Self::Unbounded => Ok(()),
         }
     }
 
     /// This wait, cut to what is left until a deadline.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn cut(self, left: Option<Duration>) -> Self {
         match (self, left) {
             (Self::Never, _) | (_, None) => self,
             (Self::AtMost(bound), Some(left)) => Self::AtMost(bound.min(left)),
-            (Self::Forever, Some(left)) => Self::AtMost(left),
+            (Self::Unbounded, Some(left)) => Self::AtMost(left),
         }
     }
 }
@@ -129,15 +132,15 @@ pub enum OnLost {
 
 /// How often and how long to try again: attempts and a deadline, whichever is reached first.
 ///
-/// A policy without either stops after [`Policy::DEFAULT_ATTEMPTS`] attempts: nothing in lockkit retries for ever.
+/// A policy without either stops after [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts: nothing in lockkit retries for ever.
 /// A policy with a deadline alone makes as many attempts as fit before it.
 ///
 /// ```
-/// use lockkit::Policy;
+/// use lockkit::RetryPolicy;
 /// use std::time::Duration;
 ///
 /// # async fn f(pool: sqlx::SqlitePool) -> Result<(), Box<dyn std::error::Error>> {
-/// let policy = Policy::new().attempts(3).deadline(Duration::from_millis(100));
+/// let policy = RetryPolicy::new().attempts(3).deadline(Duration::from_millis(100));
 /// let left: i64 = policy
 ///     .retry(async |_attempt| {
 ///         // read, decide, write with the version that was read
@@ -147,7 +150,7 @@ pub enum OnLost {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Policy {
+pub struct RetryPolicy {
     /// The greatest number of attempts, the first one included.
     pub attempts: Option<u32>,
     /// The time for everything together: waiting for a connection, lock waits, the body and the pauses.
@@ -156,11 +159,11 @@ pub struct Policy {
     pub backoff: Backoff,
 }
 
-impl Policy {
+impl RetryPolicy {
     /// How many attempts a policy makes that sets neither attempts nor a deadline.
     pub const DEFAULT_ATTEMPTS: u32 = 5;
 
-    /// A policy with [`Policy::DEFAULT_ATTEMPTS`] attempts, no deadline and the default [`Backoff`].
+    /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline and the default [`Backoff`].
     pub const fn new() -> Self {
         Self { attempts: None, deadline: None, backoff: Backoff::new() }
     }
@@ -256,12 +259,12 @@ mod tests {
 
     #[test]
     fn a_policy_always_ends() {
-        assert_eq!(Policy::new().most_attempts(), Policy::DEFAULT_ATTEMPTS);
-        assert_eq!(Policy::new().attempts(3).most_attempts(), 3);
-        assert_eq!(Policy::new().deadline(Duration::from_secs(1)).most_attempts(), u32::MAX);
-        assert!(Policy::new().attempts(0).check().is_err());
-        assert!(Policy::new().deadline(Duration::ZERO).check().is_err());
-        assert!(Policy::new().deadline(Duration::MAX).check().is_err());
+        assert_eq!(RetryPolicy::new().most_attempts(), RetryPolicy::DEFAULT_ATTEMPTS);
+        assert_eq!(RetryPolicy::new().attempts(3).most_attempts(), 3);
+        assert_eq!(RetryPolicy::new().deadline(Duration::from_secs(1)).most_attempts(), u32::MAX);
+        assert!(RetryPolicy::new().attempts(0).check().is_err());
+        assert!(RetryPolicy::new().deadline(Duration::ZERO).check().is_err());
+        assert!(RetryPolicy::new().deadline(Duration::MAX).check().is_err());
     }
 
     #[test]
@@ -276,12 +279,12 @@ mod tests {
     #[test]
     fn a_wait_is_cut_to_the_deadline() {
         let second = Duration::from_secs(1);
-        assert_eq!(Wait::Forever.cut(Some(second)), Wait::AtMost(second));
+        assert_eq!(Wait::Unbounded.cut(Some(second)), Wait::AtMost(second));
         assert_eq!(Wait::AtMost(second * 2).cut(Some(second)), Wait::AtMost(second));
         assert_eq!(Wait::Never.cut(Some(second)), Wait::Never);
         assert_eq!(Wait::from(Duration::ZERO), Wait::Never);
         assert_eq!(Wait::within(None, Some(second * 60)), Wait::AtMost(second * 60), "a deadline alone is the bound");
         assert_eq!(Wait::within(None, None), Wait::DEFAULT);
-        assert_eq!(Wait::within(Some(Wait::Forever), None), Wait::Forever);
+        assert_eq!(Wait::within(Some(Wait::Unbounded), None), Wait::Unbounded);
     }
 }

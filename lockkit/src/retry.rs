@@ -7,15 +7,14 @@ use tokio::time::{Instant, sleep};
 use crate::{
     error::{BoxError, Error, Fault, Raced, Result, chain},
     observe,
-    policy::{Backoff, Policy, full_jitter},
-    sql::fault_in_chain,
+    policy::{Backoff, RetryPolicy, full_jitter},
     task::until,
 };
 
 /// Whether a fresh attempt may succeed where this error came up: somewhere down its chain of sources is a conflict of
 /// versions, a deadlock, a serialization failure or a stale snapshot.
 ///
-/// This is the default test of [`Policy::retry`] and `#[with_lock]`. It sees through any wrapping that keeps
+/// This is the default test of [`RetryPolicy::retry`] and `#[with_lock]`. It sees through any wrapping that keeps
 /// [`source`](StdError::source), transparent ones too, and through `sqlx::Error` that never passed through lockkit.
 ///
 /// ```
@@ -39,10 +38,22 @@ use crate::{
 /// # Ok(()) }
 /// ```
 pub fn is_retryable(err: &(dyn StdError + 'static)) -> bool {
-    chain(err).any(<dyn StdError>::is::<Raced>) || fault_in_chain(err).is_some_and(Fault::is_transient)
+    chain(err).any(<dyn StdError>::is::<Raced>) || fault(err).is_some_and(Fault::is_transient)
 }
 
-impl Policy {
+/// The fault of an error of any kind: the first that a driver reported, or a store, down its chain of sources.
+fn fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
+    #[cfg(feature = "sql")]
+    if let Some(fault) = crate::sql::fault_in_chain(err) {
+        return Some(fault);
+    }
+    chain(err).filter_map(<dyn StdError>::downcast_ref).find_map(|it| match it {
+        Error::Database { fault, .. } => Some(*fault),
+        _ => None,
+    })
+}
+
+impl RetryPolicy {
     /// Runs `attempt` until it succeeds, fails for good, or this policy ends. It gets the number of the attempt,
     /// counted from 1.
     ///
@@ -60,7 +71,7 @@ impl Policy {
     ///
     /// # Example
     /// ```
-    /// use lockkit::{OrConflict, Policy};
+    /// use lockkit::{OrConflict, RetryPolicy};
     /// use std::time::Duration;
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -75,7 +86,7 @@ impl Policy {
     ///     Database(#[from] sqlx::Error),
     /// }
     ///
-    /// Policy::new()
+    /// RetryPolicy::new()
     ///     .attempts(3)
     ///     .deadline(Duration::from_millis(500))
     ///     .retry(|_attempt| async {
@@ -126,10 +137,10 @@ impl Policy {
     }
 }
 
-/// Where a retry stands. [`Policy::retry`] and the macro's loops all turn on this.
+/// Where a retry stands. [`RetryPolicy::retry`] and the macro's loops all turn on this.
 #[derive(Debug)]
 pub struct Retry {
-    policy: Policy,
+    policy: RetryPolicy,
     started: Instant,
     attempts: u32,
     attempt_started: Instant,
@@ -142,7 +153,7 @@ impl Retry {
     ///
     /// # Errors
     /// [`Error::InvalidOption`].
-    pub fn new(policy: Policy) -> Result<Self> {
+    pub fn new(policy: RetryPolicy) -> Result<Self> {
         policy.check()?;
         let now = Instant::now();
         Ok(Self {
@@ -230,7 +241,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn attempts_end_a_retry() {
         let mut ran = 0;
-        let result: Result<()> = Policy::new()
+        let result: Result<()> = RetryPolicy::new()
             .attempts(3)
             .retry(|number| {
                 ran += 1;
@@ -245,7 +256,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_deadline_cuts_off_a_running_attempt() {
         let started = Instant::now();
-        let policy = Policy::new().deadline(Duration::from_secs(2));
+        let policy = RetryPolicy::new().deadline(Duration::from_secs(2));
         let result: Result<()> = policy.retry(|_| std::future::pending()).await;
         assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
         assert_eq!(started.elapsed(), Duration::from_secs(2));
@@ -254,7 +265,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_attempt_that_cannot_finish_in_time_is_not_started() {
         let (started, mut ran) = (Instant::now(), 0);
-        let policy = Policy::new().deadline(Duration::from_millis(2500));
+        let policy = RetryPolicy::new().deadline(Duration::from_millis(2500));
         let result: Result<()> = policy
             .retry(|_| {
                 ran += 1;
@@ -272,7 +283,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_not_a_passing_reason_ends_it_at_once() {
         let mut ran = 0;
-        let result: Result<()> = Policy::new()
+        let result: Result<()> = RetryPolicy::new()
             .retry(|_| {
                 ran += 1;
                 async { Err(Error::NoSuchRow { table: "t".into() }) }

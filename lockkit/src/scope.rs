@@ -2,6 +2,7 @@
 //! known: a guard that the caller keeps may be given to another task.
 
 use std::{
+    fmt,
     future::{Future, poll_fn},
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -79,22 +80,17 @@ pub(crate) enum Realm {
     /// The leases of one `Leases`.
     Leases(usize),
     /// The named locks of one pool.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Named(usize),
     /// The row locks of one pool, by the names of their tables.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Rows(usize),
     /// The session locks of one pool.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Sessions(usize),
     /// Nothing is known of it but the key.
+    #[cfg_attr(not(feature = "testing"), allow(dead_code))]
     Elsewhere,
-}
-
-/// Runs `body`, with a record that it is under these locks.
-pub(crate) fn under<F: Future, L: IntoIterator<Item = Lock>>(locks: L, body: F) -> impl Future<Output = F::Output> {
-    let scope = Arc::new(Scope { locks: locks.into_iter().collect(), place: Mutex::new(None) });
-    async move {
-        let mut body = pin!(LOCKS.scope(scope.clone(), body));
-        poll_fn(|context| scope.at(|| body.as_mut().poll(context))).await
-    }
 }
 
 /// The locks of this kind that the code which runs now is under.
@@ -127,13 +123,26 @@ fn innermost() -> Option<Arc<Scope>> {
     LOCKS.try_with(Arc::clone).ok().filter(|it| it.is_of_this_task())
 }
 
-/// The locks of a body that is polled where they are entered: unlike [`under`], this is not compiled for every body.
+/// The locks of a body that is polled where they are entered.
 #[derive(Clone)]
-pub(crate) struct Record(Arc<Scope>);
+pub struct Record(Arc<Scope>);
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").finish_non_exhaustive()
+    }
+}
 
 impl Record {
     pub(crate) fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
         Self(Arc::new(Scope { locks: locks.into_iter().collect(), place: Mutex::new(None) }))
+    }
+
+    /// Runs `body` under the locks. They are on record while it is dropped, too.
+    pub(crate) async fn run<F: Future>(self, body: F) -> F::Output {
+        let Self(scope) = self;
+        let mut body = pin!(LOCKS.scope(scope.clone(), body));
+        poll_fn(|context| scope.at(|| body.as_mut().poll(context))).await
     }
 
     /// Runs `poll`, with a record that it is under the locks.

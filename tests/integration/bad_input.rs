@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Fault, Leases, NamedLock, Policy, RowLock, VersionedRow, Wait};
+use lockkit::{Error, Fault, Leases, NamedLock, RetryPolicy, RowLock, VersionedRow, Wait};
 use support::{Server, TestDb, on_every_database};
 
 const DAY: Duration = Duration::from_hours(24);
@@ -67,9 +67,9 @@ on_every_database! {
         tx.rollback().await.unwrap();
 
         let never = async |_| Err::<(), _>(lockkit::Key::new("").unwrap_err());
-        assert_eq!(option(Policy::new().attempts(0).retry(never).await), "attempts");
-        assert_eq!(option(Policy::new().deadline(Duration::ZERO).retry(never).await), "deadline");
-        assert_eq!(option(Policy::new().deadline(Duration::MAX).retry(never).await), "deadline");
+        assert_eq!(option(RetryPolicy::new().attempts(0).retry(never).await), "attempts");
+        assert_eq!(option(RetryPolicy::new().deadline(Duration::ZERO).retry(never).await), "deadline");
+        assert_eq!(option(RetryPolicy::new().deadline(Duration::MAX).retry(never).await), "deadline");
 
         // The longest and shortest that are meant to work do.
         drop(leases.lease("long").ttl(365 * DAY).wait(Duration::ZERO).acquire().await.unwrap());
@@ -84,9 +84,9 @@ on_every_database! {
                 RowLock::table(bad).by("id", 1_i64).lock(&mut *tx).await.unwrap_err(),
                 RowLock::table("t").by(bad, 1_i64).lock(&mut *tx).await.unwrap_err(),
                 RowLock::table("t").by("id", 1_i64).order_by(bad).lock(&mut *tx).await.unwrap_err(),
-                VersionedRow::table(bad).by("id", 1_i64).expect(1).bump(&mut *tx).await.unwrap_err(),
-                VersionedRow::table("t").by(bad, 1_i64).expect(1).bump(&mut *tx).await.unwrap_err(),
-                VersionedRow::table("t").by("id", 1_i64).version(bad).expect(1).bump(&mut *tx).await.unwrap_err(),
+                VersionedRow::table(bad).by("id", 1_i64).expected(1).bump(&mut *tx).await.unwrap_err(),
+                VersionedRow::table("t").by(bad, 1_i64).expected(1).bump(&mut *tx).await.unwrap_err(),
+                VersionedRow::table("t").by("id", 1_i64).version(bad).expected(1).bump(&mut *tx).await.unwrap_err(),
             ];
             for err in errors {
                 assert!(matches!(err, Error::InvalidIdentifier { .. }), "{bad:?}: {err:?}");
@@ -116,7 +116,7 @@ on_every_database! {
             tx.rollback().await.unwrap();
         }
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        let err = VersionedRow::table("t").by("id", 1_i64).expect(1).bump(&mut *tx).await.unwrap_err();
+        let err = VersionedRow::table("t").by("id", 1_i64).expected(1).bump(&mut *tx).await.unwrap_err();
         assert!(matches!(&err, Error::Database { fault: Fault::NoTable, .. }), "{err:?}");
         tx.rollback().await.unwrap();
         db.assert_nothing_left().await;

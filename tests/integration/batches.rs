@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockkit::{Acquired, Claim, LeaseStore, Leases, Release, Renewal, Scoped, Token};
+use lockkit::{
+    LeaseStore, Leases,
+    store::{Acquired, Answer, Claim, Release, Renewal, Token},
+};
 use support::{TestDb, on_every_database};
 use tokio::time::timeout;
 
@@ -16,15 +19,15 @@ on_every_database! {
         assert!(matches!(db.pool.lease_acquire(&held).await.unwrap(), Acquired::Granted(_)));
         let renewal = |it: &Claim| Renewal::new(it.key.clone(), it.token, it.ttl);
         let renewed = db.pool.lease_renew(&[renewal(&lost), renewal(&held)]).await.unwrap();
-        assert_eq!(renewed, [Scoped::Gone, Scoped::Done]);
+        assert_eq!(renewed, [Answer::Gone, Answer::Done]);
         let renewed = db.pool.lease_renew(&[renewal(&held), renewal(&lost)]).await.unwrap();
-        assert_eq!(renewed, [Scoped::Done, Scoped::Gone]);
+        assert_eq!(renewed, [Answer::Done, Answer::Gone]);
         for min_hold in [Duration::from_secs(60), Duration::ZERO] {
             let release = |it: &Claim| Release::new(it.key.clone(), it.token, min_hold);
             let released = db.pool.lease_release_all(&[release(&lost), release(&held)]).await.unwrap();
-            assert_eq!(released, [Scoped::Gone, Scoped::Done]);
+            assert_eq!(released, [Answer::Gone, Answer::Done]);
             let released = db.pool.lease_release_all(&[release(&held), release(&lost)]).await.unwrap();
-            assert_eq!(released, [Scoped::Gone, Scoped::Gone]);
+            assert_eq!(released, [Answer::Gone, Answer::Gone]);
             db.execute("UPDATE lockkit_lease SET expires_us = 1").await;
             assert!(matches!(db.pool.lease_acquire(&held).await.unwrap(), Acquired::Granted(_)));
         }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockkit::{Acquired, Claim, Held, LeaseStore, Leases, Previous, Renewal, Scoped, Token};
+use lockkit::{
+    LeaseStore, Leases,
+    store::{Acquired, Answer, Claim, LeaseRecord, Previous, Renewal, Token},
+};
 use sqlx::pool::PoolOptions;
 use support::{Backend, Proxy, Server, TestDb, on_every_database, on_every_server};
 use tokio::task::JoinSet;
@@ -30,11 +33,11 @@ async fn take<L: LeaseStore>(store: &L, claim: &Claim) -> lockkit::Fence {
     }
 }
 
-async fn look<L: LeaseStore>(store: &L, key: &str) -> Held {
+async fn look<L: LeaseStore>(store: &L, key: &str) -> LeaseRecord {
     store.lease_look(&key.into()).await.unwrap().expect("it is held")
 }
 
-async fn renew<L: LeaseStore>(store: &L, claim: &Claim, ttl: Duration) -> Scoped {
+async fn renew<L: LeaseStore>(store: &L, claim: &Claim, ttl: Duration) -> Answer {
     let renewal = Renewal::new(claim.key.clone(), claim.token, ttl);
     store.lease_renew(&[renewal]).await.unwrap()[0]
 }
@@ -130,7 +133,7 @@ on_every_database! {
         db.execute("UPDATE lockkit_lease SET acquired_us = acquired_us - 10000000").await;
         set_back(&db, STEP).await;
 
-        assert_eq!(renew(&db.pool, &held, SECONDS(20)).await, Scoped::Done);
+        assert_eq!(renew(&db.pool, &held, SECONDS(20)).await, Answer::Done);
         let expires_us = db.fetch_i64("SELECT expires_us - acquired_us FROM lockkit_lease").await.unwrap();
         assert!((30_000_000..60_000_000).contains(&expires_us), "held for 10 s and for 20 s more: {expires_us}");
         let info = look(&db.pool, "k").await.info;
@@ -146,7 +149,7 @@ on_every_database! {
             if set_back_first {
                 set_back(&db, STEP).await;
             }
-            assert_eq!(db.pool.lease_release(&held.key, held.token, SECONDS(60)).await.unwrap(), Scoped::Done);
+            assert_eq!(db.pool.lease_release(&held.key, held.token, SECONDS(60)).await.unwrap(), Answer::Done);
             if !set_back_first {
                 set_back(&db, STEP).await;
             }
@@ -180,7 +183,7 @@ on_every_database! {
         // As if it had been acquired before the row had a place for it.
         db.execute("UPDATE lockkit_lease SET ttl_us = NULL").await;
 
-        assert_eq!(renew(&db.pool, &held, SECONDS(5)).await, Scoped::Done);
+        assert_eq!(renew(&db.pool, &held, SECONDS(5)).await, Answer::Done);
         assert!(matches!(db.pool.lease_acquire(&claim("k", SECONDS(5))).await.unwrap(), Acquired::Held { .. }));
         let expires_in = look(&db.pool, "k").await.info.expires_in;
         assert!(expires_in > STEP / 2, "{expires_in:?}");
@@ -200,7 +203,7 @@ on_every_database! {
                         continue;
                     }
                     let sent = Instant::now();
-                    if renew(&pool, &held, ttl).await == Scoped::Done {
+                    if renew(&pool, &held, ttl).await == Answer::Done {
                         let expires_in = look(&pool, "k").await.info.expires_in;
                         // SQLite's clock is that of milliseconds.
                         let since = sent.elapsed() + MILLIS(2);
@@ -228,9 +231,9 @@ on_every_server! {
 
         proxy.delay_replies(SECONDS(1));
         let renewals = claims.each_ref().map(|it| Renewal::new(it.key.clone(), it.token, ttl));
-        assert_eq!(slow.lease_renew(&renewals).await.unwrap(), [Scoped::Busy, Scoped::Done]);
+        assert_eq!(slow.lease_renew(&renewals).await.unwrap(), [Answer::Busy, Answer::Done]);
         proxy.delay_replies(Duration::ZERO);
         other.rollback().await.unwrap();
-        assert_eq!(slow.lease_renew(&renewals).await.unwrap(), [Scoped::Done, Scoped::Done]);
+        assert_eq!(slow.lease_renew(&renewals).await.unwrap(), [Answer::Done, Answer::Done]);
     }
 }

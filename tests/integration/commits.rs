@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lockkit::{Error, LeaseOps, Leases, with_lock};
+use lockkit::{Error, Leases, dialect::LeaseOps, with_lock};
 use support::{Proxy, TestDb, on_every_database, on_every_server};
 use tokio::time::{sleep, timeout};
 

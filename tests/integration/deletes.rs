@@ -105,17 +105,17 @@ on_every_database! {
         items(&db).await;
         let row = || VersionedRow::table("t_items").by("shop", "a").by("id", 1_i64);
         let mut conn = db.connect().await;
-        assert_eq!(conflict(row().expect(2).delete(&mut conn).await.unwrap_err()), (Some(Version::Number(2)), Some(Version::Number(1))));
+        assert_eq!(conflict(row().expected(2).delete(&mut conn).await.unwrap_err()), (Some(Version::Number(2)), Some(Version::Number(1))));
         let refused = row().delete(&mut conn).await.unwrap_err();
         assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
 
         // Also by the version of this transaction.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        let bumped = row().expect(1).bump(&mut *tx).await.unwrap();
-        row().expect(bumped).delete(&mut *tx).await.unwrap();
+        let bumped = row().expected(1).bump(&mut *tx).await.unwrap();
+        row().expected(bumped).delete(&mut *tx).await.unwrap();
         tx.rollback().await.unwrap();
-        row().expect(1).delete(&mut conn).await.unwrap();
-        assert_eq!(conflict(row().expect(1).delete(&mut conn).await.unwrap_err()), (Some(Version::Number(1)), None));
+        row().expected(1).delete(&mut conn).await.unwrap();
+        assert_eq!(conflict(row().expected(1).delete(&mut conn).await.unwrap_err()), (Some(Version::Number(1)), None));
         assert_eq!(left(&db).await, Some(13));
     }
 
@@ -131,9 +131,9 @@ on_every_database! {
         let mut conn = db.connect().await;
         let version = async |conn: &mut _| row(1).read::<()>(conn).await.unwrap().version;
         let read = version(&mut conn).await;
-        let refused = row(2).expect(read.clone()).delete(&mut conn).await.unwrap_err();
+        let refused = row(2).expected(read.clone()).delete(&mut conn).await.unwrap_err();
         assert!(refused.is_conflict(), "{refused:?}");
-        row(1).expect(read).delete(&mut conn).await.unwrap();
+        row(1).expected(read).delete(&mut conn).await.unwrap();
         assert_eq!(db.fetch_i64("SELECT SUM(id) FROM t_times").await, Some(2));
     }
 

@@ -39,7 +39,7 @@ on_every_database! {
                 0 => tx.commit().await.unwrap(),
                 1 => lease.commit(tx).await.unwrap(),
                 _ => {
-                    let bumped = VersionedRow::table("t").by("id", 2_i64).expect(1);
+                    let bumped = VersionedRow::table("t").by("id", 2_i64).expected(1);
                     let conflict = bumped.bump(&mut *tx).await.unwrap_err();
                     assert!(conflict.is_conflict(), "{conflict:?}");
                     let nested = (*tx).begin().await.unwrap();
@@ -79,19 +79,19 @@ on_every_database! {
         let mut others = db.pool.acquire().await.unwrap();
         for version in 1..=4 * ROUNDS {
             let mut tx = conn.begin().await.unwrap();
-            let bumped = row().expect(version).bump(&mut *tx).await.unwrap();
+            let bumped = row().expected(version).bump(&mut *tx).await.unwrap();
             drop(tx);
             if version % 2 == 0 {
-                refused("expect", &row().expect(bumped).bump(&mut *conn).await);
+                refused("expect", &row().expected(bumped).bump(&mut *conn).await);
                 // On a server the rollback is sent with the next statement.
                 S::execute(&mut conn, "SELECT 1").await.unwrap();
-                assert_eq!(row().expect(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
+                assert_eq!(row().expected(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
             } else {
                 if S::NAME != "SQLite" {
                     S::execute(&mut conn, "SELECT 1").await.unwrap();
                 }
-                assert_eq!(row().expect(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
-                refused("expect", &row().expect(bumped).bump(&mut *conn).await);
+                assert_eq!(row().expected(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
+                refused("expect", &row().expected(bumped).bump(&mut *conn).await);
             }
         }
         assert_eq!(db.fetch_i64("SELECT version FROM t").await, Some(4 * ROUNDS + 1));

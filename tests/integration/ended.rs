@@ -2,29 +2,8 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Fault, LeaseOps, Leases, NamedLock, RowLock, RowOps, Tx};
-use support::{Server, TestDb, on_databases};
-
-/// A transaction that a deadlock ended, and the one that survived it. Both had written to the table `t`.
-async fn deadlock<DB>(pool: &sqlx::Pool<DB>) -> (Tx<DB>, Tx<DB>)
-where
-    DB: LeaseOps + RowOps,
-    i64: sqlx::Type<DB> + for<'q> sqlx::Encode<'q, DB>,
-{
-    let lock = |id: i64| RowLock::table("t").by("id", id);
-    let mut one = lockkit::begin(pool).await.unwrap();
-    let mut two = lockkit::begin(pool).await.unwrap();
-    lock(1).lock(&mut *one).await.unwrap();
-    lock(2).lock(&mut *two).await.unwrap();
-    let (first, second) = tokio::join!(lock(2).lock(&mut *one), lock(1).lock(&mut *two));
-    let (victim, lost, survivor) = match (first, second) {
-        (Err(err), Ok(_)) => (one, err, two),
-        (Ok(_), Err(err)) => (two, err, one),
-        both => panic!("{both:?}"),
-    };
-    assert!(matches!(lost, Error::Database { fault: Fault::Deadlock, .. }), "{lost:?}");
-    (victim, survivor)
-}
+use lockkit::{Error, Leases, NamedLock};
+use support::{Deadlock, Server, TestDb, on_databases};
 
 on_databases! {
     [postgres, mariadb, mysql]
@@ -33,7 +12,7 @@ on_databases! {
         db.execute("INSERT INTO t VALUES (1, 0), (2, 0)").await;
         let leases = Leases::new(db.pool.clone());
         let others = Leases::new(db.pool_of(2).await);
-        let (victim, survivor) = deadlock(&db.pool).await;
+        let Deadlock { victim, survivor, .. } = Deadlock::<S>::of(&db.pool).await;
         let run = leases.lease("k").run(async |lease| {
             let before = others.show("k").await?.unwrap();
             let share = lease.share();
@@ -54,7 +33,7 @@ on_databases! {
         db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, n BIGINT)").await;
         db.execute("INSERT INTO t VALUES (1, 0), (2, 0)").await;
         for end in ["commit", "rollback", "drop"] {
-            let (mut victim, survivor) = deadlock(&db.pool).await;
+            let Deadlock { mut victim, survivor, .. } = Deadlock::<S>::of(&db.pool).await;
             survivor.commit().await.unwrap();
             // PostgreSQL refuses them.
             for id in 3..5 {

@@ -51,7 +51,7 @@ on_every_server! {
                 refuse::<S>(&db, "t", "UPDATE", code).await;
             }
             let mut conn = db.connect().await;
-            let refused = VersionedRow::table("t").by("id", 1_i64).expect(1_i64).bump(&mut conn).await.unwrap_err();
+            let refused = VersionedRow::table("t").by("id", 1_i64).expected(1_i64).bump(&mut conn).await.unwrap_err();
             assert!(matches!(&refused, Error::Database { fault, .. } if fault == expected), "{code}: {refused:?}");
         }
     }

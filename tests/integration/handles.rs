@@ -30,7 +30,7 @@ on_every_database! {
         stock.take_in(&mut tx, 1).await.unwrap();
         let row = || VersionedRow::table("t_items").by("id", 2_i64);
         let found = row().read::<(i64, i64, i64)>(&mut tx).await.unwrap();
-        row().expect(found.version.clone()).bump(&mut tx).await.unwrap();
+        row().expected(found.version.clone()).bump(&mut tx).await.unwrap();
         let mut item = Item::load(&mut tx, 1).await.unwrap();
         item.n = 4;
         item.save(&mut tx).await.unwrap().commit(tx).await.unwrap();
@@ -55,7 +55,7 @@ on_every_database! {
         let mut conn = db.pool.acquire().await.unwrap();
         let mut item = Item::load(&mut conn, 1).await.unwrap();
         item.save(&mut conn).await.map(drop).unwrap();
-        let bumped = VersionedRow::table("t_items").by("id", 1_i64).expect(2).bump(&mut conn).await.unwrap();
+        let bumped = VersionedRow::table("t_items").by("id", 1_i64).expected(2).bump(&mut conn).await.unwrap();
         assert_eq!(bumped.committed(), Some(&3.into()));
         let refused = RowLock::table("t_items").by("id", 1_i64).lock(&mut conn).await;
         assert!(matches!(refused, Err(Error::InvalidOption { option: "row lock", .. })), "{refused:?}");

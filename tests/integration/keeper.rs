@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, LeaseStore, Leases, LossReason, OnLost, Released, Scoped};
+use lockkit::{Error, LeaseStore, Leases, LossReason, OnLost, Released, store::Answer};
 use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::time::{sleep, timeout};
 
@@ -27,13 +27,13 @@ on_every_database! {
             sleep(MILLIS(50)).await;
         }
         for (number, lease) in held.into_iter().enumerate() {
-            let expected = if number == 7 { Released::AlreadyLost } else { Released::Held };
+            let expected = if number == 7 { Released::AlreadyLost } else { Released::WhileHeld };
             assert_eq!(lease.release().await.unwrap(), expected, "{number}");
         }
     }
 
     async fn a_batch_of_renewals_is_answered_one_by_one_and_in_order<S>(db: TestDb<S>) {
-        use lockkit::{Acquired, Claim, Renewal, Token};
+        use lockkit::store::{Acquired, Claim, Renewal, Token};
 
         let store = &db.pool;
         let ttl = Duration::from_secs(30);
@@ -47,7 +47,7 @@ on_every_database! {
         }
         let answers = store.lease_renew(&renewals).await.unwrap();
         let expected: Vec<_> =
-            (0..20).rev().map(|it| if it % 3 == 0 { Scoped::Gone } else { Scoped::Done }).collect();
+            (0..20).rev().map(|it| if it % 3 == 0 { Answer::Gone } else { Answer::Done }).collect();
         assert_eq!(answers, expected);
         for held in store.lease_list("k:", 100).await.unwrap() {
             let renewed = renewals.iter().any(|it| it.key == held.info.key && it.token == held.token);
@@ -79,7 +79,7 @@ on_every_database! {
         let hold = MILLIS(1500);
         let started = std::time::Instant::now();
         let lease = leases.lease("job").min_hold(hold).acquire().await.unwrap();
-        assert_eq!(lease.release().await.unwrap(), Released::Held);
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
         assert!(leases.lease("job").try_acquire().await.unwrap().is_none());
         let next = leases.lease("job").wait(Duration::from_secs(10)).acquire().await.unwrap();
         assert!(started.elapsed() >= hold);
@@ -122,7 +122,7 @@ on_every_database! {
         let lease = leases.lease("k").acquire().await.unwrap();
         let share = lease.share();
         assert_eq!((share.key(), share.fence()), (lease.key(), lease.fence()));
-        assert_eq!(lease.release().await.unwrap(), Released::Held);
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
         assert!(share.is_trusted());
         assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
 
@@ -130,7 +130,7 @@ on_every_database! {
         drop(share);
         sleep(MILLIS(200)).await;
         assert!(leases.show("k").await.unwrap().is_some());
-        assert_eq!(last.release().await.unwrap(), Released::Held);
+        assert_eq!(last.release().await.unwrap(), Released::WhileHeld);
         assert_eq!(leases.show("k").await.unwrap(), None);
 
         // A commit gives it back for all.
@@ -214,7 +214,7 @@ on_every_server! {
         pinned.commit(tx).await.unwrap();
         assert!(leases.lease("k:07").try_acquire().await.unwrap().is_some());
         for lease in held {
-            assert_eq!(lease.release().await.unwrap(), Released::Held);
+            assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
         }
         db.assert_nothing_left().await;
     }

@@ -24,7 +24,7 @@ on_every_database! {
         let Error::Contended { key, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
         assert_eq!((key.as_str(), holder.as_lease().unwrap().fence), ("b", both.get("b").unwrap().fence()));
 
-        assert_eq!(both.release().await.unwrap(), Released::Held);
+        assert_eq!(both.release().await.unwrap(), Released::WhileHeld);
         let both = leases.all(["c", "b"]).acquire().await.unwrap();
         leases.steal("c").await.unwrap().unwrap();
         assert_eq!(both.release().await.unwrap(), Released::AlreadyLost);
@@ -78,7 +78,7 @@ on_every_database! {
                     for key in keys {
                         inside[*key].fetch_sub(1, Ordering::SeqCst);
                     }
-                    assert_eq!(held.release().await.unwrap(), Released::Held);
+                    assert_eq!(held.release().await.unwrap(), Released::WhileHeld);
                 }
             });
         }
@@ -99,7 +99,7 @@ on_every_database! {
                     most.fetch_max(now, Ordering::SeqCst);
                     sleep(MILLIS(5)).await;
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    assert_eq!(permit.release().await.unwrap(), Released::Held);
+                    assert_eq!(permit.release().await.unwrap(), Released::WhileHeld);
                 }
             });
         }
@@ -132,7 +132,7 @@ on_every_database! {
                     assert!(if weight == 1 { before < 1000 } else { before == 0 }, "{before} beside {weight}");
                     sleep(MILLIS(3)).await;
                     inside.fetch_sub(weight, Ordering::SeqCst);
-                    assert_eq!(held.release().await.unwrap(), Released::Held);
+                    assert_eq!(held.release().await.unwrap(), Released::WhileHeld);
                 }
             });
         }
@@ -191,7 +191,7 @@ on_every_database! {
     }
 
     async fn several_are_refused_by_a_store_that_another_process_writes_to<S>(db: TestDb<S>) {
-        use lockkit::{AcquiredAll, Claim, Token};
+        use lockkit::store::{AcquiredAll, Claim, Token};
 
         let claim = |key: &str| Claim::new(key, Token::random(), "h", Duration::from_secs(30));
         let claims = ["a", "b", "c"].map(claim);

@@ -12,7 +12,7 @@ on_every_server! {
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         NamedLock::new("prices").lock(&mut *tx).await.unwrap();
         tx.commit().await.unwrap();
-        for wait in [Wait::DEFAULT, Wait::Forever, Wait::Never, Duration::from_millis(500).into()] {
+        for wait in [Wait::DEFAULT, Wait::Unbounded, Wait::Never, Duration::from_millis(500).into()] {
             let mut one = lockkit::begin(&db.pool).await.unwrap();
             let mut two = lockkit::begin(&db.pool).await.unwrap();
             NamedLock::new("prices").share().wait(wait).lock(&mut *one).await.unwrap();

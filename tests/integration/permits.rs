@@ -30,9 +30,9 @@ on_every_database! {
         assert!(refused.is_contended(), "{refused}");
         let two = others.semaphore("gpu", 5).take(2).try_acquire().await.unwrap().expect("what was refused kept nothing");
         assert!(leases.semaphore("gpu", 5).try_acquire().await.unwrap().is_none());
-        assert_eq!(three.release().await.unwrap(), Released::Held);
+        assert_eq!(three.release().await.unwrap(), Released::WhileHeld);
         let one = leases.semaphore("gpu", 5).acquire().await.unwrap();
-        assert_eq!(two.release().await.unwrap(), Released::Held);
+        assert_eq!(two.release().await.unwrap(), Released::WhileHeld);
         let four = others.semaphore("gpu", 5).take(4).run(|it| async move { Ok::<_, Error>(it.leases().len()) }).await;
         assert_eq!(four.unwrap(), 4);
         one.release().await.unwrap();
@@ -54,7 +54,7 @@ on_every_database! {
                     most.fetch_max(now, Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     inside.fetch_sub(take, Ordering::SeqCst);
-                    assert_eq!(permits.release().await.unwrap(), Released::Held);
+                    assert_eq!(permits.release().await.unwrap(), Released::WhileHeld);
                 }
             });
         }
@@ -88,7 +88,7 @@ on_every_database! {
     }
 
     async fn a_body_that_has_too_many_permits_is_told_so<S>(db: TestDb<S>) {
-        let leases = Leases::builder(db.pool.clone()).wait(Wait::Forever).build().unwrap();
+        let leases = Leases::builder(db.pool.clone()).wait(Wait::Unbounded).build().unwrap();
         let asking = leases.semaphore("k", 5).take(3).run(|_| async { leases.semaphore("k", 5).take(3).acquire().await.map(drop) });
         let told = asking.await.unwrap_err();
         assert_eq!(
@@ -210,7 +210,7 @@ async fn a_request_that_is_dropped_before_its_answer_keeps_nobody_out() {
 #[tokio::test(start_paused = true)]
 async fn two_that_gather_do_not_wait_for_each_other_when_one_lost_its_right_to() {
     let store = MemoryStore::new();
-    let new = || Leases::builder(store.client()).wait(Wait::Forever).build().unwrap();
+    let new = || Leases::builder(store.client()).wait(Wait::Unbounded).build().unwrap();
     let (holder, one, two) = (new(), new(), new());
     let held: Vec<_> =
         [holder.semaphore("k", 4).acquire().await.unwrap(), holder.semaphore("k", 4).acquire().await.unwrap()].into();

@@ -1,73 +1,24 @@
 //! Locks between processes: many that draw at once, holders that are stopped for too long, and holders that are killed.
 
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkit::{Error, Leases, NamedLock, Released, RowLock, SessionLock, Wait};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use support::draws::{Stock, Strategy, Tally};
-use support::{Backend, Server, Sqlite, TestDb, on_every_database, on_every_server};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use support::{Backend, Process, Server, Sqlite, TestDb, on_every_database, on_every_server};
 use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 /// The ttl of the worker's leases.
 const TTL: Duration = Duration::from_secs(1);
 /// Longer than anything takes that happens at all.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A process of `test-worker`, killed when this is dropped.
-struct Worker {
-    child: Child,
-    input: ChildStdin,
-    output: Lines<BufReader<ChildStdout>>,
-}
-
-impl Worker {
-    fn start<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_test-worker"))
-            .args([S::NAME, &*db.url])
-            .args(work)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("start a worker");
-        let input = child.stdin.take().expect("it is piped");
-        let output = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        Self { child, input, output }
-    }
-
-    /// The next line that it says.
-    async fn hear(&mut self) -> String {
-        let line = timeout(PATIENCE * 3, self.output.next_line()).await.expect("a line in time").expect("read a line");
-        line.expect("the worker goes on")
-    }
-
-    /// The fence of the lease that it says to hold.
-    async fn hear_fence(&mut self) -> u64 {
-        let line = self.hear().await;
-        line.strip_prefix("holding ").and_then(|it| it.parse().ok()).unwrap_or_else(|| panic!("{line}"))
-    }
-
-    async fn go(&mut self) {
-        self.input.write_all(b"go\n").await.expect("write to the worker");
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw).expect("it runs");
-        kill_process(id, signal).expect("send a signal");
-    }
-
-    /// Kills it without any chance to clean up.
-    async fn kill(mut self) {
-        self.signal(Signal::KILL);
-        self.child.wait().await.expect("wait for its end");
-    }
+fn worker<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Process {
+    Process::start(env!("CARGO_BIN_EXE_test-worker"), &[&[S::NAME, &*db.url], work].concat())
 }
 
 /// Draws with 8 processes of 4 tasks each, and checks that everything adds up.
@@ -77,9 +28,9 @@ macro_rules! draw_in_processes {
         let before = 8 * 4 * draws / 2;
         Stock::fill(db, before).await;
         let work = ["draw", &strategy.to_string(), "4", &draws.to_string()];
-        let mut workers: Vec<_> = (0..8).map(|_| Worker::start(db, &work)).collect();
+        let mut workers: Vec<_> = (0..8).map(|_| worker(db, &work)).collect();
         for worker in &mut workers {
-            assert_eq!(worker.hear().await, "ready");
+            worker.says("ready").await;
         }
         let started = Instant::now();
         for worker in &mut workers {
@@ -131,7 +82,7 @@ on_every_database! {
 
     async fn a_holder_that_was_stopped_past_its_ttl_cannot_commit<S>(db: TestDb<S>) {
         Stock::fill(&db, 1).await;
-        let mut stale = Worker::start(&db, &["commit"]);
+        let mut stale = worker(&db, &["commit"]);
         let fence = stale.hear_fence().await;
         stale.signal(Signal::STOP);
 
@@ -142,15 +93,15 @@ on_every_database! {
 
         stale.signal(Signal::CONT);
         stale.go().await;
-        assert_eq!(stale.hear().await, "lost");
+        stale.says("lost").await;
         assert_eq!(db.fetch_i64("SELECT wins FROM item").await, Some(0), "its write is absent");
-        assert_eq!(next.release().await.unwrap(), Released::Held);
+        assert_eq!(next.release().await.unwrap(), Released::WhileHeld);
         db.assert_nothing_left().await;
     }
 
     async fn the_body_of_a_stopped_process_does_not_take_its_next_step<S>(db: TestDb<S>) {
         Stock::fill(&db, 1).await;
-        let mut stale = Worker::start(&db, &["run"]);
+        let mut stale = worker(&db, &["run"]);
         let fence = stale.hear_fence().await;
         stale.signal(Signal::STOP);
 
@@ -161,14 +112,14 @@ on_every_database! {
         // What makes it go on is there before it wakes up.
         stale.go().await;
         stale.signal(Signal::CONT);
-        assert_eq!(stale.hear().await, "lost");
+        stale.says("lost").await;
         assert_eq!(db.fetch_i64("SELECT wins FROM item").await, Some(0));
-        assert_eq!(next.release().await.unwrap(), Released::Held);
+        assert_eq!(next.release().await.unwrap(), Released::WhileHeld);
     }
 
     async fn a_killed_holders_lease_is_free_after_its_ttl_and_not_before<S>(db: TestDb<S>) {
         Stock::fill(&db, 1).await;
-        let mut holder = Worker::start(&db, &["hold", "lease"]);
+        let mut holder = worker(&db, &["hold", "lease"]);
         let fence = holder.hear_fence().await;
         holder.kill().await;
 
@@ -185,14 +136,14 @@ on_every_database! {
         assert!(waited < left.expires_in + Duration::from_secs(10), "only after {waited:?}");
 
         assert_eq!(db.fetch_i64("SELECT wins FROM item").await, Some(0), "its write is absent");
-        assert_eq!(next.release().await.unwrap(), Released::Held);
+        assert_eq!(next.release().await.unwrap(), Released::WhileHeld);
         db.assert_nothing_left().await;
     }
 
     async fn a_killed_holders_row_lock_is_free_at_once<S>(db: TestDb<S>) {
         Stock::fill(&db, 1).await;
-        let mut holder = Worker::start(&db, &["hold", "row"]);
-        assert_eq!(holder.hear().await, "holding");
+        let mut holder = worker(&db, &["hold", "row"]);
+        holder.says("holding").await;
         holder.kill().await;
 
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
@@ -204,8 +155,8 @@ on_every_database! {
 
     async fn a_killed_holders_named_lock_is_free_at_once<S>(db: TestDb<S>) {
         Stock::fill(&db, 1).await;
-        let mut holder = Worker::start(&db, &["hold", "named"]);
-        assert_eq!(holder.hear().await, "holding");
+        let mut holder = worker(&db, &["hold", "named"]);
+        holder.says("holding").await;
         holder.kill().await;
 
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
@@ -218,8 +169,8 @@ on_every_database! {
 
 on_every_server! {
     async fn a_killed_holders_session_lock_is_free_at_once<S>(db: TestDb<S>) {
-        let mut holder = Worker::start(&db, &["hold", "session"]);
-        assert_eq!(holder.hear().await, "holding");
+        let mut holder = worker(&db, &["hold", "session"]);
+        holder.says("holding").await;
         assert!(SessionLock::new("item:1").try_acquire(&db.pool).await.unwrap().is_none());
         holder.kill().await;
 
@@ -230,7 +181,7 @@ on_every_server! {
 
     async fn a_lease_pinned_by_a_stopped_process_is_not_taken_past_its_ttl<S>(db: TestDb<S>) {
         Stock::fill(&db, 1).await;
-        let mut holder = Worker::start(&db, &["pin"]);
+        let mut holder = worker(&db, &["pin"]);
         let fence = holder.hear_fence().await;
         holder.signal(Signal::STOP);
         sleep(TTL * 2).await;
@@ -246,7 +197,7 @@ on_every_server! {
         assert!(matches!((&*said, written), ("lost", Some(0)) | ("done", Some(99))), "{said}, {written:?}");
         let next = leases.lease("item:1").wait(PATIENCE).acquire().await.unwrap();
         assert!(next.fence().get() > fence);
-        assert_eq!(next.release().await.unwrap(), Released::Held);
+        assert_eq!(next.release().await.unwrap(), Released::WhileHeld);
         db.assert_nothing_left().await;
     }
 }

@@ -52,7 +52,7 @@ on_databases! {
         assert_eq!(RowLock::table(&table).by_any("id", [1_i64, 2]).lock(&mut *tx).await.unwrap(), 2);
         let queue = RowLock::table(&table).order_by("n").limit(1).skip_locked();
         assert_eq!(queue.lock(&mut *tx).await.unwrap(), 1);
-        let bumped = VersionedRow::table(&table).by("id", 1_i64).expect(1).bump(&mut *tx).await.unwrap();
+        let bumped = VersionedRow::table(&table).by("id", 1_i64).expected(1).bump(&mut *tx).await.unwrap();
         assert_eq!(bumped, Version::Number(2));
         tx.commit().await.unwrap();
         assert_eq!(db.fetch_i64("SELECT SUM(version) FROM t_items").await, Some(4));
@@ -73,7 +73,7 @@ on_databases! {
         assert_eq!(n, 5);
         let refused = RowLock::table("temp.t_items").by("id", 1_i64).lock(&mut *tx).await.unwrap_err();
         assert!(matches!(refused, Error::FullScan { .. }), "{refused:?}");
-        let bumped = VersionedRow::table("main.t_items").by("id", 1_i64).expect(1).bump(&mut *tx).await.unwrap();
+        let bumped = VersionedRow::table("main.t_items").by("id", 1_i64).expected(1).bump(&mut *tx).await.unwrap();
         assert_eq!(bumped, Version::Number(2));
         tx.commit().await.unwrap();
         drop(conn.close().await);
@@ -86,7 +86,7 @@ on_every_database! {
         for bad in [".t", "app.", ".", "a.b.c", "app.t\"", "a`p.t", "1app.t", "app.1t", "app .t", "\"app\".t"] {
             let refused = RowLock::table(bad).by("id", 1_i64).lock(&mut *tx).await.unwrap_err();
             assert!(matches!(refused, Error::InvalidIdentifier { .. }), "{bad:?}: {refused:?}");
-            let refused = VersionedRow::table(bad).by("id", 1_i64).expect(1).bump(&mut *tx).await.unwrap_err();
+            let refused = VersionedRow::table(bad).by("id", 1_i64).expected(1).bump(&mut *tx).await.unwrap_err();
             assert!(matches!(refused, Error::InvalidIdentifier { .. }), "{bad:?}: {refused:?}");
         }
         // A column has no schema.

@@ -39,7 +39,7 @@ async fn a_reader_whose_lease_was_stolen_does_not_pass_a_writer() {
 
 on_every_database! {
     async fn a_body_that_asks_for_its_own_lease_is_told_so_at_once<S>(db: TestDb<S>) {
-        let leases = Leases::builder(db.pool.clone()).wait(Wait::Forever).build().unwrap();
+        let leases = Leases::builder(db.pool.clone()).wait(Wait::Unbounded).build().unwrap();
         let (lease, rw) = (|| leases.lease("k"), || leases.rw("k"));
 
         let told = refused(nested(lease(), lease())).await.to_string();
@@ -80,7 +80,7 @@ on_every_database! {
 
     async fn a_body_is_told_that_its_lease_is_in_its_way_whichever_leases_it_asks<S>(db: TestDb<S>) {
         let one = Leases::new(db.pool.clone());
-        let other = Leases::builder(db.pool.clone()).wait(Wait::Forever).build().unwrap();
+        let other = Leases::builder(db.pool.clone()).wait(Wait::Unbounded).build().unwrap();
         refused(one.lease("k").run(|_| async { other.lease("k").acquire().await.map(drop) })).await;
         refused(one.lease("k").run(|_| async { other.all(["j", "k"]).acquire().await.map(drop) })).await;
 
@@ -121,12 +121,12 @@ on_every_database! {
             let here = there.clone();
             let (writing, others) = (there.clone(), Leases::new(db.pool.clone()));
             let body = async |_| {
-                let writer = tokio::spawn(async move { writing.rw("k").write().wait(Wait::Forever).acquire().await });
+                let writer = tokio::spawn(async move { writing.rw("k").write().wait(Wait::Unbounded).acquire().await });
                 // The writer waits for the body once it has its own lease.
                 while others.show("k/writer").await?.is_none() {
                     tokio::task::yield_now().await;
                 }
-                let second = timeout(Duration::from_secs(30), here.rw("k").read().wait(Wait::Forever).acquire());
+                let second = timeout(Duration::from_secs(30), here.rw("k").read().wait(Wait::Unbounded).acquire());
                 second.await.expect("it waits for itself")?.release().await?;
                 assert!(!writer.is_finished());
                 Ok::<_, Error>(writer)
@@ -139,11 +139,11 @@ on_every_database! {
 
     async fn a_function_under_the_attribute_that_calls_itself_is_told_so<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(lease, on = leases, key = "k", wait = Wait::Forever)]
+        #[with_lock(lease, on = leases, key = "k", wait = Wait::Unbounded)]
         async fn lease(leases: &Leases<Pool>, deep: bool) -> Result<(), Error> {
             if deep { Ok(()) } else { Box::pin(lease(leases, true)).await }
         }
-        #[with_lock(named, on = pool, key = "k", wait = Wait::Forever, tx = _tx)]
+        #[with_lock(named, on = pool, key = "k", wait = Wait::Unbounded, tx = _tx)]
         async fn named(pool: &Pool, deep: bool) -> Result<(), Error> {
             if deep { Ok(()) } else { Box::pin(named(pool, true)).await }
         }
@@ -192,7 +192,7 @@ on_every_server! {
 
     async fn a_leader_that_asks_to_lead_is_told_so<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(session, on = pool, key = "leader", wait = Wait::Forever)]
+        #[with_lock(session, on = pool, key = "leader", wait = Wait::Unbounded)]
         async fn lead(pool: &Pool, deep: bool) -> Result<(), Error> {
             if deep {
                 return Ok(());

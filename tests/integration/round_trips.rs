@@ -91,14 +91,14 @@ on_every_server! {
             let (_, cost) = cost!(proxy, stock.take_in(&mut *tx, 1).await.unwrap());
             // A savepoint before it.
             count("stock, take in a transaction", cost, if S::NAME == "PostgreSQL" { 2 } else { 1 });
-            let (_, cost) = cost!(proxy, row(Wait::Forever).lock(&mut *tx).await.unwrap());
+            let (_, cost) = cost!(proxy, row(Wait::Unbounded).lock(&mut *tx).await.unwrap());
             count("row lock, no bound", cost, 1);
             let (_, cost) = cost!(proxy, row(Wait::Never).lock(&mut *tx).await.unwrap());
             count("row lock, not waiting", cost, 1);
             let (_, cost) = cost!(proxy, row(Wait::AtMost(Duration::from_secs(1))).lock(&mut *tx).await.unwrap());
             count("row lock, bounded", cost, 1);
             for (operation, wait) in [
-                ("named lock, no bound", Wait::Forever),
+                ("named lock, no bound", Wait::Unbounded),
                 ("named lock, not waiting", Wait::Never),
                 ("named lock, bounded", Wait::AtMost(Duration::from_secs(1))),
             ] {

@@ -26,7 +26,7 @@ on_every_database! {
         assert!(refused.to_string().contains("`id` with NULL"), "{refused}");
         let refused = RowLock::table("t_keys").by_any("id", [Some(1_i64), None]).lock(&mut *tx).await.unwrap_err();
         assert_eq!(option(&refused), "by_any");
-        let refused = VersionedRow::table("t_keys").by("id", None::<i64>).expect(1).bump(&mut *tx).await.unwrap_err();
+        let refused = VersionedRow::table("t_keys").by("id", None::<i64>).expected(1).bump(&mut *tx).await.unwrap_err();
         assert_eq!(option(&refused), "by");
         let refused = Keyed::load(&mut *tx, None::<i64>).await.unwrap_err();
         assert_eq!(option(&refused), "by");
@@ -49,7 +49,7 @@ on_every_database! {
             assert!(refused.to_string().contains("`by_any(\"id\", …)`"), "{refused}");
         }
         let twice = VersionedRow::table("t_twice").by("id", 1_i64).by("id", 2_i64);
-        assert_eq!(option(&twice.expect(1).bump(&mut *tx).await.unwrap_err()), "by");
+        assert_eq!(option(&twice.expected(1).bump(&mut *tx).await.unwrap_err()), "by");
         tx.rollback().await.unwrap();
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use lockkit::{Error, Leases};
 use sqlx::postgres::{PgConnectOptions, PgPool};
 use sqlx::{Connection, Pool};
-use support::{Backend, Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::migrations::assert_leases_work;
+use support::{Backend, Server, TestDb, User, on_databases, on_every_database, on_every_server};
 use tokio::time::timeout;
-use url::Url;
 
 /// More than one attempt needs, and less than fifty.
 const NO_RETRIES: Duration = Duration::from_secs(4);
@@ -22,10 +22,6 @@ fn text(err: &Error) -> String {
         source = err.source();
     }
     texts.join(": ")
-}
-
-async fn assert_leases_work<S: Backend>(pool: &Pool<S::DB>) {
-    Leases::new(pool.clone()).lease("k").acquire().await.unwrap().release().await.unwrap();
 }
 
 on_every_database! {
@@ -55,32 +51,17 @@ on_every_database! {
     }
 }
 
-/// Makes a user with these rights on everything, and with all that leases need on `tables`; returns the name and the URL.
-async fn a_user<S: Backend>(db: &TestDb<S>, rights: &str, tables: &[&str]) -> (String, String) {
-    let mut url = Url::parse(&db.url).expect("a URL made by TestDb");
-    let database = url.path().trim_start_matches('/').to_owned();
-    let user = format!("u{}", database.trim_start_matches("lockkit_"));
-    let made = match S::NAME {
-        "PostgreSQL" => {
-            format!("CREATE ROLE {user} LOGIN PASSWORD 'secret'; REVOKE CREATE ON SCHEMA public FROM PUBLIC;")
-        }
-        _ => format!("CREATE USER {user} IDENTIFIED BY 'secret';"),
-    };
-    let all = (!rights.is_empty()).then(|| format!("GRANT {rights} ON {database}.* TO {user};"));
+/// Makes a user with these rights on everything, and with all that leases need on `tables`.
+async fn a_user<S: Backend>(db: &TestDb<S>, rights: &str, tables: &[&str]) -> User {
+    let (user, database) = (User::new(db).await, db.name());
+    if !rights.is_empty() {
+        db.execute(&format!("GRANT {rights} ON {database}.* TO {}", user.name)).await;
+    }
     let prefix = if S::NAME == "PostgreSQL" { String::new() } else { format!("{database}.") };
-    let on_tables = tables.iter().map(|it| format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {prefix}{it} TO {user};"));
-    let sql: String = [made].into_iter().chain(all).chain(on_tables).collect();
-    db.execute(&sql).await;
-    url.set_username(&user).expect("a URL with a host");
-    url.set_password(Some("secret")).expect("a URL with a host");
-    (user, url.into())
-}
-
-async fn drop_user<S: Backend>(db: &TestDb<S>, user: &str) {
-    match S::NAME {
-        "PostgreSQL" => db.execute(&format!("DROP OWNED BY {user}; DROP ROLE {user}")).await,
-        _ => db.execute(&format!("DROP USER {user}")).await,
-    };
+    for table in tables {
+        db.execute(&format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {prefix}{table} TO {}", user.name)).await;
+    }
+    user
 }
 
 on_every_server! {
@@ -89,8 +70,8 @@ on_every_server! {
         if S::NAME != "PostgreSQL" {
             tables.push("lockkit_named");
         }
-        let (user, url) = a_user(&db, "", &tables).await;
-        let pool = Pool::<<S as Server>::DB>::connect(&url).await.unwrap();
+        let user = a_user(&db, "", &tables).await;
+        let pool = Pool::<<S as Server>::DB>::connect(&user.url).await.unwrap();
 
         lockkit::migrate(&pool).await.unwrap();
         assert_leases_work::<S>(&pool).await;
@@ -100,7 +81,7 @@ on_every_server! {
         assert!(text(&refused).contains("SELECT on `_lockkit_migrations`"), "{}", text(&refused));
 
         pool.close().await;
-        drop_user(&db, &user).await;
+        user.delete(&db).await;
     }
 }
 
@@ -109,15 +90,15 @@ on_databases! {
 
     async fn a_mark_that_may_not_be_removed_is_named_with_its_table_at_once<S>(db: TestDb<S>) {
         db.execute("UPDATE _lockkit_migrations SET success = FALSE WHERE version = 3").await;
-        let (user, url) = a_user(&db, "SELECT, INSERT, UPDATE, CREATE, ALTER, INDEX", &[]).await;
-        let pool = Pool::<<S as Server>::DB>::connect(&url).await.unwrap();
+        let user = a_user(&db, "SELECT, INSERT, UPDATE, CREATE, ALTER, INDEX", &[]).await;
+        let pool = Pool::<<S as Server>::DB>::connect(&user.url).await.unwrap();
 
         let refused = timeout(NO_RETRIES, lockkit::migrate(&pool)).await.expect("no retries").unwrap_err();
         let text = text(&refused);
         assert!(text.contains("`_lockkit_migrations`") && !text.contains("_sqlx_migrations"), "{text}");
 
         pool.close().await;
-        drop_user(&db, &user).await;
+        user.delete(&db).await;
     }
 }
 

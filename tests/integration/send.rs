@@ -1,11 +1,14 @@
 //! Every public future can be spawned: it is `Send`, on every database.
+//!
+//! `tests/source` fails when a public function that returns a future is not named and called by an [`is_send`] here.
 
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock, Policy, RowLock, SessionLock, Stock, VersionedRow, VersionedStruct};
+use lockkit::{Error, Leases, NamedLock, RetryPolicy, RowLock, SessionLock, Stock, VersionedRow, VersionedStruct};
 use support::{TestDb, on_every_database, on_every_server};
 
-fn is_send<T: Send>(_: T) {}
+/// Compiles for a future that is `Send`. The name is that of the function that returns it, for `tests/source`.
+fn is_send<T: Send>(_function: &str, _: T) {}
 
 #[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t", key = "n")]
@@ -18,90 +21,102 @@ on_every_database! {
     async fn every_public_future_is_send<S>(db: TestDb<S>) {
         // Made, never polled; the leases and transactions that some of them need are real.
         let leases = Leases::new(db.pool.clone());
-        is_send(lockkit::migrate(&db.pool));
-        is_send(leases.migrate());
-        is_send(leases.show("k"));
-        is_send(leases.list("k"));
-        is_send(leases.steal("k"));
-        is_send(leases.steal_if("k", 1.into()));
-        is_send(leases.close());
-        is_send(leases.lease("k").acquire());
-        is_send(leases.lease("k").try_acquire());
-        is_send(leases.lease("k").run(|_| async { Ok::<_, Error>(()) }));
-        is_send(leases.semaphore("k", 2).take(2).acquire());
-        is_send(leases.semaphore("k", 2).take(2).try_acquire());
-        is_send(leases.semaphore("k", 2).take(2).run(|_| async { Ok::<_, Error>(()) }));
+        is_send("migrate", lockkit::migrate(&db.pool));
+        is_send("Leases::migrate", leases.migrate());
+        is_send("Leases::show", leases.show("k"));
+        is_send("Leases::list", leases.list("k"));
+        is_send("Leases::steal", leases.steal("k"));
+        is_send("Leases::steal_if", leases.steal_if("k", 1.into()));
+        is_send("Leases::close", leases.close());
+        is_send("LeaseRequest::acquire", leases.lease("k").acquire());
+        is_send("LeaseRequest::try_acquire", leases.lease("k").try_acquire());
+        is_send("LeaseRequest::run", leases.lease("k").run(|_| async { Ok::<_, Error>(()) }));
+        is_send("LeaseRequest::acquire", leases.semaphore("k", 2).take(2).acquire());
+        is_send("LeaseRequest::try_acquire", leases.semaphore("k", 2).take(2).try_acquire());
+        is_send("LeaseRequest::run", leases.semaphore("k", 2).take(2).run(|_| async { Ok::<_, Error>(()) }));
+
+        is_send("LeaseRequest::acquire", leases.all(["k", "l"]).acquire());
+        is_send("LeaseRequest::try_acquire", leases.all(["k", "l"]).try_acquire());
+        is_send("LeaseRequest::run", leases.all(["k", "l"]).run(|_| async { Ok::<_, Error>(()) }));
+
+        let (all, more) = (leases.all(["m", "n"]), leases.all(["o", "p"]));
+        let (all, more) = (all.acquire().await.unwrap(), more.acquire().await.unwrap());
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        is_send("MultiLease::lost", all.lost());
+        is_send("MultiLease::verify", all.verify(&mut tx));
+        is_send("MultiLease::commit", all.commit(tx));
+        is_send("MultiLease::release", more.release());
 
         let lease = leases.lease("k").acquire().await.unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        is_send(lease.lost());
-        is_send(lease.extend(Duration::from_secs(1)));
-        is_send(lease.verify(&mut tx));
-        is_send(RowLock::table("t").by("n", 1_i64).lock(&mut *tx));
-        is_send(RowLock::table("t").by("n", 1_i64).fetch_one::<(i64,)>(&mut *tx));
-        is_send(RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,)>(&mut *tx));
-        is_send(RowLock::table("t").by("n", 1_i64).fetch_all::<(i64,)>(&mut *tx));
-        is_send(NamedLock::new("k").lock(&mut *tx));
+        is_send("Lease::lost", lease.lost());
+        is_send("Lease::extend", lease.extend(Duration::from_secs(1)));
+        is_send("Lease::verify", lease.verify(&mut tx));
+        is_send("RowLock::lock", RowLock::table("t").by("n", 1_i64).lock(&mut *tx));
+        is_send("RowLock::fetch_one", RowLock::table("t").by("n", 1_i64).fetch_one::<(i64,)>(&mut *tx));
+        is_send("RowLock::fetch_optional", RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,)>(&mut *tx));
+        is_send("RowLock::fetch_all", RowLock::table("t").by("n", 1_i64).fetch_all::<(i64,)>(&mut *tx));
+        is_send("NamedLock::lock", NamedLock::new("k").lock(&mut *tx));
         let name = NamedLock::new("k");
-        is_send(name.holder(&mut *tx));
-        is_send(name.holder(&db.pool));
-        is_send(VersionedRow::table("t").by("n", 1_i64).read::<(i64,)>(&mut *tx));
-        is_send(VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
-        is_send(Item::load(&db.pool, 1));
-        is_send(Item::load(&mut *tx, 1));
-        is_send(Item { n: 1, version: 1 }.save(&db.pool));
-        is_send(Item { n: 1, version: 1 }.save(&mut *tx));
-        is_send(VersionedStruct::save(&mut Item { n: 1, version: 1 }, &mut *tx));
-        is_send(VersionedRow::table("t").by("n", 1_i64).delete(&mut *tx));
-        is_send(Item { n: 1, version: 1 }.delete(&db.pool));
-        is_send(Item { n: 1, version: 1 }.delete(&mut *tx));
-        is_send(VersionedStruct::delete(&Item { n: 1, version: 1 }, &mut *tx));
+        is_send("NamedLock::holder", name.holder(&mut *tx));
+        is_send("NamedLock::holder", name.holder(&db.pool));
+        is_send("VersionedRow::read", VersionedRow::table("t").by("n", 1_i64).read::<(i64,)>(&mut *tx));
+        is_send("VersionedRow::bump", VersionedRow::table("t").by("n", 1_i64).bump(&mut *tx));
+        is_send("a derived load", Item::load(&db.pool, 1));
+        is_send("a derived load", Item::load(&mut *tx, 1));
+        is_send("a derived save", Item { n: 1, version: 1 }.save(&db.pool));
+        is_send("a derived save", Item { n: 1, version: 1 }.save(&mut *tx));
+        is_send("VersionedStruct::save", VersionedStruct::save(&mut Item { n: 1, version: 1 }, &mut *tx));
+        is_send("VersionedRow::delete", VersionedRow::table("t").by("n", 1_i64).delete(&mut *tx));
+        is_send("a derived delete", Item { n: 1, version: 1 }.delete(&db.pool));
+        is_send("a derived delete", Item { n: 1, version: 1 }.delete(&mut *tx));
+        is_send("VersionedStruct::delete", VersionedStruct::delete(&Item { n: 1, version: 1 }, &mut *tx));
         let stock = Stock::new(db.pool.clone(), "k");
-        is_send(stock.take_in(&mut *tx, 1));
-        is_send(lease.commit(tx));
-        is_send(stock.put(1));
-        is_send(stock.take(1));
-        is_send(stock.left());
-        is_send(stock.rebalance());
+        is_send("Stock::take_in", stock.take_in(&mut *tx, 1));
+        is_send("Lease::commit", lease.commit(tx));
+        is_send("Stock::put", stock.put(1));
+        is_send("Stock::take", stock.take(1));
+        is_send("Stock::left", stock.left());
+        is_send("Stock::rebalance", stock.rebalance());
 
         db.execute("CREATE TABLE t (n BIGINT, version BIGINT)").await;
         db.execute("INSERT INTO t VALUES (1, 1)").await;
         let mut item = Item { n: 1, version: 1 };
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let saved = item.save(&mut *tx).await.unwrap();
-        is_send(saved.save(&mut *tx));
+        is_send("Saved::save", saved.save(&mut *tx));
         let saved = item.save(&mut *tx).await.unwrap_err();
         assert!(saved.is_conflict());
         drop(tx);
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let saved = item.save(&mut *tx).await.unwrap();
-        is_send(saved.delete(&mut *tx));
+        is_send("Saved::delete", saved.delete(&mut *tx));
         drop(tx);
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let saved = item.save(&mut *tx).await.unwrap();
-        is_send(saved.commit(tx));
+        is_send("Saved::commit", saved.commit(tx));
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        let bumped = VersionedRow::table("t").by("n", 1_i64).expect(1).bump(&mut *tx).await.unwrap();
-        is_send(bumped.commit(tx));
+        let bumped = VersionedRow::table("t").by("n", 1_i64).expected(1).bump(&mut *tx).await.unwrap();
+        is_send("Bumped::commit", bumped.commit(tx));
 
-        is_send(lockkit::begin(&db.pool));
-        is_send(lockkit::begin(&db.pool).await.unwrap().commit());
-        is_send(lockkit::begin(&db.pool).await.unwrap().rollback());
-        is_send(leases.lease("l").acquire().await.unwrap().release());
-        is_send(Policy::new().retry(|_| async { Ok::<_, Error>(()) }));
-        is_send(Policy::new().retry_if(|_: &Error| true, |_| async { Ok::<_, Error>(()) }));
+        is_send("begin", lockkit::begin(&db.pool));
+        is_send("Tx::commit", lockkit::begin(&db.pool).await.unwrap().commit());
+        is_send("Tx::rollback", lockkit::begin(&db.pool).await.unwrap().rollback());
+        is_send("Lease::release", leases.lease("l").acquire().await.unwrap().release());
+        is_send("RetryPolicy::retry", RetryPolicy::new().retry(|_| async { Ok::<_, Error>(()) }));
+        is_send("RetryPolicy::retry_if", RetryPolicy::new().retry_if(|_: &Error| true, |_| async { Ok::<_, Error>(()) }));
     }
 }
 
 on_every_server! {
     async fn every_public_future_of_session_locks_is_send<S>(db: TestDb<S>) {
-        is_send(SessionLock::new("k").acquire(&db.pool));
-        is_send(SessionLock::new("k").try_acquire(&db.pool));
+        is_send("SessionLock::acquire", SessionLock::new("k").acquire(&db.pool));
+        is_send("SessionLock::try_acquire", SessionLock::new("k").try_acquire(&db.pool));
         let lock = SessionLock::new("k");
-        is_send(lock.holder(&db.pool));
+        is_send("SessionLock::holder", lock.holder(&db.pool));
         let session = SessionLock::new("k").acquire(&db.pool).await.unwrap();
-        is_send(session.is_alive());
-        is_send(session.lost());
-        is_send(session.release());
+        is_send("Session::is_alive", session.is_alive());
+        is_send("Session::lost", session.lost());
+        is_send("Session::release", session.release());
     }
 }

@@ -49,7 +49,7 @@ on_every_server! {
         name().share().lock(&mut *tx).await.unwrap();
         tx.commit().await.unwrap();
 
-        for wait in [Wait::Never, Wait::AtMost(PATIENCE), Wait::Forever] {
+        for wait in [Wait::Never, Wait::AtMost(PATIENCE), Wait::Unbounded] {
             let (mut one, mut two) = (lockkit::begin(&db.pool).await.unwrap(), lockkit::begin(&db.pool).await.unwrap());
             let shared = || NamedLock::new("prices").share().wait(wait);
             shared().lock(&mut *one).await.unwrap();

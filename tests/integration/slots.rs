@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockkit::{AcquiredAll, Claim, Error, Key, LeaseStore, Leases, Token};
+use lockkit::{
+    Error, Key, LeaseStore, Leases,
+    store::{AcquiredAll, Claim, Token},
+};
 use support::{TestDb, on_every_database};
 use tokio::time::timeout;
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit::{Error, Leases, NamedLock, RowLock, SessionLock, SessionOps, Wait, with_lock};
+use lockkit::{Error, Leases, NamedLock, RowLock, SessionLock, Wait, dialect::SessionOps, with_lock};
 use sqlx::{Encode, Pool, Type};
 use support::{Backend, Server, TestDb, on_every_server};
 use tokio::{sync::oneshot, time::sleep};

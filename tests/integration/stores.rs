@@ -25,7 +25,7 @@ on_every_database! {
                     let held = oracle.hold(&lease);
                     tokio::task::yield_now().await;
                     drop(held);
-                    assert_eq!(lease.release().await.unwrap(), Released::Held);
+                    assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
                 }
             });
         }

@@ -1,16 +1,13 @@
 //! How soon the lease of killed processes is taken over.
 
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use lockkit::{Lease, LeaseRequest, Leases};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use sqlx::Pool;
 use support::draws::Stock;
-use support::{Backend, Server, Sqlite, TestDb, on_every_database};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
-use tokio::time::{sleep, timeout};
+use support::{Backend, Process, Server, Sqlite, TestDb, on_every_database};
+use tokio::time::sleep;
 
 /// The ttl of the worker's leases.
 const TTL: Duration = Duration::from_secs(1);
@@ -20,43 +17,8 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// busy machine takes.
 const LATE: Duration = Duration::from_millis(1200);
 
-/// A process that asks for the lease and keeps it.
-struct Holder {
-    child: Child,
-    output: Lines<BufReader<ChildStdout>>,
-}
-
-impl Holder {
-    fn start<S: Backend>(db: &TestDb<S>, way: &str) -> Self {
-        Self::work(db, &["keep", way])
-    }
-
-    fn work<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_test-worker"))
-            .args([S::NAME, &*db.url])
-            .args(work)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("start a worker");
-        let output = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        Self { child, output }
-    }
-
-    fn start_writing(db: &TestDb<Sqlite>) -> Self {
-        Self::work(db, &["write"])
-    }
-
-    async fn says(&mut self, what: &str) {
-        let line = timeout(PATIENCE, self.output.next_line()).await.expect("a line in time").expect("read a line");
-        assert_eq!(line.as_deref(), Some(what));
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw).expect("it runs");
-        kill_process(id, signal).expect("send a signal");
-    }
+fn worker<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Process {
+    Process::start(env!("CARGO_BIN_EXE_test-worker"), &[&[S::NAME, &*db.url], work].concat())
 }
 
 type Store<S> = Pool<<S as Server>::DB>;
@@ -68,11 +30,11 @@ async fn lateness<S: Backend>(
     way: &str,
     request: fn(&Leases<Store<S>>) -> LeaseRequest<Store<S>>,
 ) -> Duration {
-    let mut holders = vec![Holder::start(db, way)];
+    let mut holders = vec![worker(db, &["keep", way])];
     holders[0].says("asking").await;
     holders[0].says("holding").await;
     for _ in 0..2 {
-        let mut waiter = Holder::start(db, way);
+        let mut waiter = worker(db, &["keep", way]);
         waiter.says("asking").await;
         holders.push(waiter);
     }
@@ -127,7 +89,7 @@ on_every_database! {
 async fn a_free_lease_is_granted_beside_processes_that_write_all_the_time() {
     let Some(db) = TestDb::<Sqlite>::unless_left_out().await else { return };
     Stock::fill(&db, 1).await;
-    let mut writers: Vec<_> = (0..4).map(|_| Holder::start_writing(&db)).collect();
+    let mut writers: Vec<_> = (0..4).map(|_| worker(&db, &["write"])).collect();
     for writer in &mut writers {
         writer.says("writing").await;
     }

@@ -64,7 +64,7 @@ async fn a_task_that_a_body_drives_is_not_under_its_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn two_bodies_of_one_task_take_turns() {
-    let leases = Leases::builder(MemoryStore::new()).wait(Wait::Forever).build().unwrap();
+    let leases = Leases::builder(MemoryStore::new()).wait(Wait::Unbounded).build().unwrap();
     let run = || {
         leases.lease("a").run(|_| async {
             tokio::time::sleep(MILLIS(50)).await;
@@ -78,7 +78,7 @@ async fn two_bodies_of_one_task_take_turns() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_blocks_on_its_own_lock_is_told_so() {
-    let leases = Leases::builder(MemoryStore::new()).wait(Wait::Forever).build().unwrap();
+    let leases = Leases::builder(MemoryStore::new()).wait(Wait::Unbounded).build().unwrap();
     let body = |_| async {
         let ask = || leases.lease("k").acquire();
         let here = block_in_place(|| Handle::current().block_on(ask()));

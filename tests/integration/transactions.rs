@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Fault, RowLock, is_retryable};
+use lockkit::{Error, is_retryable};
 use sqlx::{
     SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
-use support::{Server, TestDb, on_databases, on_every_database};
+use support::{Deadlock, Server, TestDb, on_databases, on_every_database};
 
 on_every_database! {
     async fn what_is_committed_is_there_and_what_is_dropped_is_not<S>(db: TestDb<S>) {
@@ -138,20 +138,8 @@ on_databases! {
     async fn a_deadlock_victim_may_not_commit_and_is_worth_another_attempt<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, n BIGINT)").await;
         db.execute("INSERT INTO t VALUES (1, 0), (2, 0)").await;
-        let lock = |id: i64| RowLock::table("t").by("id", id);
-
-        let mut one = lockkit::begin(&db.pool).await.unwrap();
-        let mut two = lockkit::begin(&db.pool).await.unwrap();
-        lock(1).lock(&mut *one).await.unwrap();
-        lock(2).lock(&mut *two).await.unwrap();
-        let (first, second) = tokio::join!(lock(2).lock(&mut *one), lock(1).lock(&mut *two));
-        let (victim, lost, survivor) = match (first, second) {
-            (Err(err), Ok(_)) => (one, err, two),
-            (Ok(_), Err(err)) => (two, err, one),
-            both => panic!("{both:?}"),
-        };
-        assert!(matches!(lost, Error::Database { fault: Fault::Deadlock, .. }), "{lost:?}");
-        assert!(lost.is_transient() && is_retryable(&lost));
+        let Deadlock { mut victim, error, survivor } = Deadlock::<S>::of(&db.pool).await;
+        assert!(error.is_transient() && is_retryable(&error));
 
         // A lease does not make up for it, in a transaction of sqlx either.
         let leases = lockkit::Leases::new(db.pool.clone());
@@ -161,7 +149,6 @@ on_databases! {
         let refused = lease.commit(ended).await.unwrap_err();
         assert!(matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
 
-        let mut victim = victim;
         // MySQL and MariaDB would run this outside of any transaction; PostgreSQL refuses it.
         let _ = S::execute(&mut victim, "SELECT 1").await;
         let refused = victim.commit().await.unwrap_err();

@@ -87,9 +87,9 @@ on_every_database! {
                 };
                 let found: Versioned<Row> = row().read(&mut *tx).await.unwrap();
                 assert_eq!((found.n, found.version), (70, Version::Number(version)));
-                let conflict = row().expect(version + 1).bump(&mut *tx).await.unwrap_err();
+                let conflict = row().expected(version + 1).bump(&mut *tx).await.unwrap_err();
                 assert!(conflict.is_conflict(), "{conflict:?}");
-                row().expect(version).bump(&mut *tx).await.unwrap();
+                row().expected(version).bump(&mut *tx).await.unwrap();
                 version += 1;
             }
             tx.commit().await.unwrap();

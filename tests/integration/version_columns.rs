@@ -29,7 +29,7 @@ on_every_database! {
         is_database(&row().read::<Content>(&mut *tx).await);
         is_database(&Row::load(&mut *tx, 1).await);
         for expected in [0, 1] {
-            is_database(&row().expect(expected).bump(&mut *tx).await);
+            is_database(&row().expected(expected).bump(&mut *tx).await);
             is_database(&Row { id: 1, n: 6, version: expected.into() }.save(&mut *tx).await.map(drop));
         }
         tx.commit().await.unwrap();
@@ -65,7 +65,7 @@ on_databases! {
             let row = || VersionedRow::table(&table).by("id", 1_i64);
             let read: Versioned<Content> = row().read(&mut *conn).await.unwrap();
             assert_eq!((read.n, &read.version), (5, &Version::Number(1)), "{kind}");
-            assert_eq!(row().expect(read.version).bump(&mut *conn).await.unwrap(), Version::Number(2), "{kind}");
+            assert_eq!(row().expected(read.version).bump(&mut *conn).await.unwrap(), Version::Number(2), "{kind}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `#[derive(Versioned)]`: structs that are saved only if nobody else saved them first, on every database.
 
-use lockkit::{Error, Policy, Version};
+use lockkit::{Error, RetryPolicy, Version};
 use sqlx::{Connection, Pool};
 use support::{Backend, Server, TestDb, on_every_database};
 use tokio::task::JoinSet;
@@ -98,7 +98,7 @@ on_every_database! {
                         item.save(&pool).await?;
                         Ok::<_, Error>(())
                     };
-                    Policy::new().attempts(100_000).retry(attempt).await.unwrap();
+                    RetryPolicy::new().attempts(100_000).retry(attempt).await.unwrap();
                 }
             });
         }

@@ -1,6 +1,6 @@
 //! Optimistic versions: integers, timestamps of every precision, and conflicts.
 
-use lockkit::{Error, OrConflict, Policy, Version, Versioned, VersionedRow};
+use lockkit::{Error, OrConflict, RetryPolicy, Version, Versioned, VersionedRow};
 use sqlx::Connection;
 use support::{Server, TestDb, on_every_database};
 
@@ -19,15 +19,15 @@ on_every_database! {
         let found: Versioned<Item> = item().read(&mut *conn).await.unwrap();
         assert_eq!((found.stock, &found.version), (5, &Version::Number(1)));
 
-        assert_eq!(item().expect(found.version.clone()).bump(&mut *conn).await.unwrap(), Version::Number(2));
-        let conflict = item().expect(found.version).bump(&mut *conn).await.unwrap_err();
+        assert_eq!(item().expected(found.version.clone()).bump(&mut *conn).await.unwrap(), Version::Number(2));
+        let conflict = item().expected(found.version).bump(&mut *conn).await.unwrap_err();
         let Error::Conflict { table: Some(table), expected, found, .. } = &conflict else { panic!("{conflict:?}") };
         assert_eq!((table.as_str(), expected, found), ("t_items", &Some(Version::Number(1)), &Some(Version::Number(2))));
         assert!(conflict.is_conflict());
         assert_eq!(db.fetch_i64("SELECT version FROM t_items WHERE item_id = 8").await, Some(1));
 
         db.execute("DELETE FROM t_items WHERE item_id = 7").await;
-        let gone = item().expect(2).bump(&mut *conn).await.unwrap_err();
+        let gone = item().expected(2).bump(&mut *conn).await.unwrap_err();
         assert!(matches!(gone, Error::Conflict { found: None, .. }), "{gone:?}");
         assert!(matches!(item().read::<Item>(&mut *conn).await, Err(Error::NoSuchRow { .. })));
         assert!(matches!(item().bump(&mut *conn).await, Err(Error::InvalidOption { option: "expect", .. })));
@@ -51,14 +51,14 @@ on_every_database! {
             // Faster than the clock of most precisions: every bump is a new version all the same.
             let mut seen = vec![first.version.clone()];
             for _ in 0..50 {
-                let next = row().expect(seen.last().unwrap().clone()).bump(&mut *conn).await;
+                let next = row().expected(seen.last().unwrap().clone()).bump(&mut *conn).await;
                 let next = next.unwrap_or_else(|err| panic!("{kind}: {err}"));
                 let read: Versioned<Item> = row().read(&mut *conn).await.unwrap();
                 assert_eq!(read.version, next, "{kind}");
                 assert!(!seen.contains(&read.version), "{kind}: {next} again");
                 seen.push(read.version);
             }
-            let conflict = row().expect(first.version).bump(&mut *conn).await.unwrap_err();
+            let conflict = row().expected(first.version).bump(&mut *conn).await.unwrap_err();
             assert!(conflict.is_conflict(), "{kind}: {conflict:?}");
             conn.rollback().await.unwrap();
         }
@@ -82,26 +82,26 @@ on_every_database! {
 
         // Outside a transaction what was bumped is committed.
         let mut conn = db.pool.acquire().await.unwrap();
-        let bumped = row().expect(1).bump(&mut *conn).await.unwrap();
+        let bumped = row().expected(1).bump(&mut *conn).await.unwrap();
         assert_eq!(bumped.committed(), Some(&Version::Number(2)));
 
         // Inside one it is good for that transaction only.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        let bumped = row().expect(2).bump(&mut *tx).await.unwrap();
+        let bumped = row().expected(2).bump(&mut *tx).await.unwrap();
         assert_eq!(bumped, Version::Number(3));
         assert_eq!(bumped.committed(), None);
-        let bumped = row().expect(bumped).bump(&mut *tx).await.unwrap();
+        let bumped = row().expected(bumped).bump(&mut *tx).await.unwrap();
         tx.rollback().await.unwrap();
-        let refused = row().expect(bumped).bump(&mut *conn).await.unwrap_err();
+        let refused = row().expected(bumped).bump(&mut *conn).await.unwrap_err();
         assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
         assert_eq!(row().read::<Item>(&mut *conn).await.unwrap().version, Version::Number(2));
 
         // It is final with the commit, whoever began the transaction.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        let bumped = row().expect(2).bump(&mut *tx).await.unwrap();
+        let bumped = row().expected(2).bump(&mut *tx).await.unwrap();
         assert_eq!(bumped.commit(tx).await.unwrap(), Version::Number(3));
         let mut tx = conn.begin().await.unwrap();
-        let bumped = row().expect(3).bump(&mut *tx).await.unwrap();
+        let bumped = row().expected(3).bump(&mut *tx).await.unwrap();
         assert_eq!(bumped.commit(tx).await.unwrap(), Version::Number(4));
         assert_eq!(db.fetch_i64("SELECT version FROM t").await, Some(4));
     }
@@ -113,13 +113,13 @@ on_every_database! {
 
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let mut nested = (*tx).begin().await.unwrap();
-        let bumped = row().expect(1).bump(&mut *nested).await.unwrap();
+        let bumped = row().expected(1).bump(&mut *nested).await.unwrap();
         nested.rollback().await.unwrap();
-        let refused = row().expect(bumped).bump(&mut *tx).await.unwrap_err();
+        let refused = row().expected(bumped).bump(&mut *tx).await.unwrap_err();
         assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
 
         let mut nested = (*tx).begin().await.unwrap();
-        let bumped = row().expect(1).bump(&mut *nested).await.unwrap();
+        let bumped = row().expected(1).bump(&mut *nested).await.unwrap();
         nested.rollback().await.unwrap();
         let refused = bumped.commit(tx).await.unwrap_err();
         assert!(matches!(refused, Error::InvalidOption { option: "commit", .. }), "{refused:?}");
@@ -127,7 +127,7 @@ on_every_database! {
 
         // A bump before the savepoint is not touched by it.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
-        let bumped = row().expect(1).bump(&mut *tx).await.unwrap();
+        let bumped = row().expected(1).bump(&mut *tx).await.unwrap();
         let mut nested = (*tx).begin().await.unwrap();
         S::execute(&mut nested, "UPDATE t SET stock = 0 WHERE id = 1").await.unwrap();
         nested.rollback().await.unwrap();
@@ -147,12 +147,12 @@ on_every_database! {
                         let row = || VersionedRow::table("t").by("id", 1_i64);
                         let mut tx = lockkit::begin(&pool).await?;
                         let found: Versioned<Item> = row().read(&mut *tx).await?;
-                        row().expect(found.version.clone()).bump(&mut *tx).await?;
+                        row().expected(found.version.clone()).bump(&mut *tx).await?;
                         let write = format!("UPDATE t SET stock = {} WHERE id = 1", found.stock + 1);
                         S::execute(&mut tx, &write).await.unwrap();
                         tx.commit().await
                     };
-                    Policy::new().attempts(1000).retry(attempt).await.unwrap();
+                    RetryPolicy::new().attempts(1000).retry(attempt).await.unwrap();
                 }
             });
         }

@@ -85,7 +85,7 @@ async fn generic_structs_are_loaded_saved_and_deleted() {
 }
 
 /// Somebody else's function that is generic over where it runs.
-async fn save_anywhere<O: lockkit::On<sqlx::Sqlite>>(item: &mut Generic<i64>, on: O) -> lockkit::Result<()> {
+async fn save_anywhere<O: lockkit::dialect::On<sqlx::Sqlite>>(item: &mut Generic<i64>, on: O) -> lockkit::Result<()> {
     item.save(on).await?;
     Ok(())
 }

@@ -1,6 +1,10 @@
 //! `#[with_lock]` on functions that are generic over their database or store: the bounds that they need.
 
-use lockkit::{Dialect, Error, LeaseOps, LeaseStore, Leases, NamedOps, RowOps, SessionOps, with_lock};
+use lockkit::{
+    Error, LeaseStore, Leases,
+    dialect::{Dialect, LeaseOps, NamedOps, RowOps, SessionOps},
+    with_lock,
+};
 use sqlx::{Encode, Executor, IntoArguments, Pool, Type};
 
 use crate::fixture::{Shop, ShopError};

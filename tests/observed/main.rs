@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkit::testing::{Failure, MemoryStore, Operation};
-use lockkit::{Error, Leases, NamedLock, OrConflict, Policy, RowLock, SessionLock};
+use lockkit::{Error, Leases, NamedLock, OrConflict, RetryPolicy, RowLock, SessionLock};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use support::TestDb;
 use tracing::field::{Field, Visit};
@@ -182,7 +182,7 @@ async fn use_everything(db: &TestDb<support::Sqlite>) {
     tx.commit().await.unwrap();
 
     let stale = "UPDATE t_items SET version = 3 WHERE id = 1 AND version = 2";
-    let retried = Policy::new().attempts(2).retry(|_| async {
+    let retried = RetryPolicy::new().attempts(2).retry(|_| async {
         let mut conn = db.pool.acquire().await.expect("a connection");
         let result = sqlx::query(stale).execute(&mut *conn).await.expect("update");
         result.or_conflict()

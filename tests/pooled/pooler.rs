@@ -90,7 +90,7 @@ on_databases! {
             processes.spawn(async move {
                 for round in 0..ROUNDS {
                     let mut tx = lockkit::begin(&pool).await.unwrap();
-                    let wait = if round % 2 == 0 { Wait::Forever } else { Wait::AtMost(PATIENCE) };
+                    let wait = if round % 2 == 0 { Wait::Unbounded } else { Wait::AtMost(PATIENCE) };
                     NamedLock::new("n").wait(wait).lock(&mut *tx).await.unwrap();
                     let row: Item = RowLock::table("item").by("id", 0_i64).wait(wait).fetch_one(&mut *tx).await.unwrap();
                     let next = row.version + 1;
@@ -123,7 +123,7 @@ on_databases! {
                     let row = || VersionedRow::table("item").by("id", number);
                     let read = row().read::<Item>(&mut *pool.acquire().await.unwrap()).await.unwrap();
                     let mut tx = lockkit::begin(&pool).await.unwrap();
-                    let bumped = row().expect(read.version).bump(&mut *tx).await.unwrap();
+                    let bumped = row().expected(read.version).bump(&mut *tx).await.unwrap();
                     bumped.commit(tx).await.unwrap();
                 }
             });

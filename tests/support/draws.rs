@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkit::{Leases, NamedLock, Policy, RowLock, Versioned, VersionedRow, is_retryable};
+use lockkit::{Leases, NamedLock, RetryPolicy, RowLock, Versioned, VersionedRow, is_retryable};
 use sqlx::{Database, Encode, Pool, Type};
 use tokio::task::{JoinSet, yield_now};
 
@@ -185,7 +185,7 @@ where
                 Ok(won)
             }
             Strategy::Version => {
-                let policy = Policy::new().deadline(PATIENCE);
+                let policy = RetryPolicy::new().deadline(PATIENCE);
                 policy.retry_if(|err: &BoxError| is_retryable(&**err), |_| self.draw_by_version()).await
             }
         }
@@ -201,7 +201,7 @@ where
             tx.rollback().await?;
             return Ok(false);
         }
-        item().expect(version).bump(&mut *tx).await?;
+        item().expected(version).bump(&mut *tx).await?;
         take::<S>(&mut tx, stock).await?;
         tx.commit().await?;
         Ok(true)

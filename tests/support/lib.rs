@@ -3,28 +3,36 @@
 //! - [`TestDb`] is one test's database; [`on_every_database!`] writes a test for each kind of it from one body.
 //! - [`Server`] is a kind of database, and [`Backend`] one that `lockkit` has its locks in.
 //! - [`PgBouncer`] is a pooler between a test and `PostgreSQL`.
+//! - [`User`] is a user of a server with few rights, [`Process`] a program of the tests, [`Deadlock`] what a deadlock leaves.
 //! - [`Proxy`] stands between a test and its server, counts round trips and breaks connections.
 //!
 //! The servers are throwaway ones, started by the first test that needs them; see `throwaway`. The environment
 //! variables `LOCKKIT_POSTGRES_URL`, `LOCKKIT_MARIADB_URL`, `LOCKKIT_MYSQL_URL` and `LOCKKIT_GALERA_URL` name servers to use instead.
 
+mod deadlock;
 pub mod draws;
+pub mod migrations;
 mod mysql;
 mod on_every_database;
 mod pgbouncer;
 mod plain_sql;
 mod postgres;
+mod process;
 mod proxy;
 mod server;
 mod sqlite;
 mod test_db;
 pub mod throwaway;
+mod user;
 
+pub use crate::deadlock::Deadlock;
 pub use crate::mysql::{Galera, MariaDb, MySql};
 pub use crate::pgbouncer::PgBouncer;
 pub use crate::plain_sql::PlainSql;
 pub use crate::postgres::Postgres;
+pub use crate::process::Process;
 pub use crate::proxy::Proxy;
 pub use crate::server::{Backend, Server};
 pub use crate::sqlite::Sqlite;
 pub use crate::test_db::TestDb;
+pub use crate::user::User;

@@ -5,7 +5,7 @@ use std::env;
 use std::error::Error;
 use std::io::{Write, stdin, stdout};
 
-use lockkit::Dialect;
+use lockkit::dialect::Dialect;
 use sqlx::pool::PoolOptions;
 
 #[tokio::main(flavor = "current_thread")]

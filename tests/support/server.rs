@@ -1,6 +1,6 @@
 //! A kind of database a test can run on, and what differs between the kinds.
 
-use lockkit::{LeaseOps, NamedOps, RowOps, StockOps, VersionOps};
+use lockkit::dialect::{LeaseOps, NamedOps, RowOps, StockOps, VersionOps};
 use sqlx::{Database, Error, Result};
 
 use crate::PlainSql;

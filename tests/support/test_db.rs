@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use sqlx::pool::PoolOptions;
 use sqlx::{Connection, Database, Pool};
 use tokio::runtime;
+use url::Url;
 
 use crate::{Backend, Server};
 
@@ -52,6 +53,15 @@ impl<S: Backend> TestDb<S> {
             writeln!(stderr(), "!!! {} IS NOT TESTED: {reason}", S::NAME).expect("write to stderr");
         });
         None
+    }
+
+    /// The name of the database on its server.
+    ///
+    /// # Panics
+    /// If it is a file.
+    pub fn name(&self) -> String {
+        let url = Url::parse(&self.url).expect("a database of a server");
+        url.path().trim_start_matches('/').to_owned()
     }
 
     /// Another pool on the same database, as another process would have.

@@ -5,7 +5,7 @@
 use std::env;
 use std::time::Duration;
 
-use lockkit::{Error, Lease, Leases, NamedLock, RowLock, SessionLock, SessionOps, Tx};
+use lockkit::{Error, Lease, Leases, NamedLock, RowLock, SessionLock, Tx, dialect::SessionOps};
 use sqlx::pool::PoolOptions;
 use sqlx::{Database, Encode, Pool, Type};
 use support::draws::{Draws, Strategy, Tally};

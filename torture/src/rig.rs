@@ -76,7 +76,7 @@ macro_rules! binding_functions {
 
         async fn bump_version(conn: &mut Connection<Self>, id: i64, version: Version) -> lockkit::Result<()> {
             let row = VersionedRow::<Self::DB>::table("account").by("id", id);
-            row.expect(version).bump(conn).await.map(drop)
+            row.expected(version).bump(conn).await.map(drop)
         }
     };
 }

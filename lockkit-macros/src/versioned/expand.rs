@@ -22,7 +22,7 @@ fn described(plan: &Plan) -> TokenStream {
     let mut generics = generics.clone();
     generics.params.push(GenericParam::Type(parse_quote!(#database)));
     let clause = generics.make_where_clause();
-    clause.predicates.push(parse_quote!(#database: #krate::VersionOps));
+    clause.predicates.push(parse_quote!(#database: #krate::dialect::VersionOps));
     for column in key.iter().chain(values) {
         let bound = storable(plan, column);
         clause.predicates.push(parse_quote!(#bound));
@@ -58,12 +58,12 @@ fn described(plan: &Plan) -> TokenStream {
                 &mut self.#version_field
             }
 
-            fn key(&self, columns: &mut #krate::Columns<#database>) {
+            fn key(&self, columns: &mut #krate::dialect::Columns<#database>) {
                 #add_key
             }
 
             #[allow(unused_variables)]
-            fn values(&self, columns: &mut #krate::Columns<#database>) {
+            fn values(&self, columns: &mut #krate::dialect::Columns<#database>) {
                 #add_values
             }
         }
@@ -105,11 +105,11 @@ fn methods(plan: &Plan) -> TokenStream {
             #[doc = #load_doc]
             #[allow(dead_code)]
             #vis async fn load<#database>(
-                #on: impl #krate::On<#database>,
+                #on: impl #krate::dialect::On<#database>,
                 #(#arguments),*
             ) -> #krate::Result<Self>
             where
-                #database: #krate::VersionOps,
+                #database: #krate::dialect::VersionOps,
                 Self: #described + for<'__r> #krate::__private::FromRow<'__r, #database::Row>,
                 #(#storable,)*
             {
@@ -126,8 +126,8 @@ fn methods(plan: &Plan) -> TokenStream {
                 #on: #place,
             ) -> #krate::Result<#place::Written<#krate::Saved<'_, #database, Self>>>
             where
-                #database: #krate::VersionOps,
-                #place: #krate::On<#database>,
+                #database: #krate::dialect::VersionOps,
+                #place: #krate::dialect::On<#database>,
                 Self: #described + ::core::marker::Send,
             {
                 <Self as #described>::save(self, #on).await
@@ -135,9 +135,9 @@ fn methods(plan: &Plan) -> TokenStream {
 
             #[doc = #delete_doc]
             #[allow(dead_code)]
-            #vis async fn delete<#database>(&self, #on: impl #krate::On<#database>) -> #krate::Result<()>
+            #vis async fn delete<#database>(&self, #on: impl #krate::dialect::On<#database>) -> #krate::Result<()>
             where
-                #database: #krate::VersionOps,
+                #database: #krate::dialect::VersionOps,
                 Self: #described,
             {
                 <Self as #described>::delete(self, #on).await

@@ -18,7 +18,7 @@ use crate::{
         held::Lease,
         keeper::Unfinished,
         kept::{Kept, Terms},
-        store::{Acquired, AcquiredAll, Claim, LeaseStore, Release, Scoped, Token},
+        store::{Acquired, AcquiredAll, Answer, Claim, LeaseStore, Release, Token},
     },
     task::finished,
 };
@@ -163,7 +163,7 @@ impl<S: LeaseStore> Hold for Unheard<S> {
             let Claim { key, token, ttl, .. } = claim;
             let expired = Instant::now() + ttl;
             let release = Release { key, token, min_hold: Duration::ZERO };
-            while !matches!(inner.store().release(&release, limit_for(ttl)).await, Ok(Scoped::Done | Scoped::Gone))
+            while !matches!(inner.store().release(&release, limit_for(ttl)).await, Ok(Answer::Done | Answer::Gone))
                 && Instant::now() < expired
             {
                 sleep(retry_pause(ttl)).await;

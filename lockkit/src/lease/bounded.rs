@@ -12,7 +12,9 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     error::{Error, Fault, Result, chain},
     key::Key,
-    lease::store::{Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseStore, Profile, Release, Renewal, Scoped},
+    lease::store::{
+        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal,
+    },
     task::no_answer,
 };
 
@@ -110,17 +112,17 @@ impl<S: LeaseStore> Bounded<S> {
         self.answer(limit, self.store.lease_acquire_all(claims)).await.transpose()
     }
 
-    pub(crate) async fn look(&self, key: &Key, limit: Duration) -> Result<Option<Held>> {
+    pub(crate) async fn look(&self, key: &Key, limit: Duration) -> Result<Option<LeaseRecord>> {
         let answer = self.answer(limit, self.store.lease_look(key)).await;
         self.or_silence("looking at lease", Some(key), answer).await
     }
 
-    pub(crate) async fn renew(&self, renewals: &[Renewal], limit: Duration) -> Result<Vec<Scoped>> {
+    pub(crate) async fn renew(&self, renewals: &[Renewal], limit: Duration) -> Result<Vec<Answer>> {
         let answer = self.answer(limit, self.store.lease_renew(renewals)).await;
         self.or_silence("renewing leases", renewals.first().map(|it| &it.key), answer).await
     }
 
-    pub(crate) async fn release(&self, release: &Release, limit: Duration) -> Result<Scoped> {
+    pub(crate) async fn release(&self, release: &Release, limit: Duration) -> Result<Answer> {
         let Release { key, token, min_hold } = release;
         let answer = self.answer(limit, self.store.lease_release(key, *token, *min_hold)).await;
         self.or_silence("releasing lease", Some(key), answer).await
@@ -130,21 +132,21 @@ impl<S: LeaseStore> Bounded<S> {
     pub(crate) async fn release_now(&self, release: &Release, limit: Duration) -> Result<bool> {
         loop {
             match self.release(release, limit).await? {
-                Scoped::Done => return Ok(true),
-                Scoped::Gone => return Ok(false),
-                Scoped::Busy => sleep(BUSY_PAUSE).await,
+                Answer::Done => return Ok(true),
+                Answer::Gone => return Ok(false),
+                Answer::Busy => sleep(BUSY_PAUSE).await,
             }
         }
     }
 
     /// A store may release one lease after the other.
-    pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Scoped>> {
+    pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let limit = LIMIT.max(EACH * saturated(releases.len()));
         let answer = self.answer(limit, self.store.lease_release_all(releases)).await;
         self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
     }
 
-    pub(crate) async fn list(&self, prefix: &str, most: u32) -> Result<Vec<Held>> {
+    pub(crate) async fn list(&self, prefix: &str, most: u32) -> Result<Vec<LeaseRecord>> {
         let answer = self.answer(LIMIT, self.store.lease_list(prefix, most)).await;
         self.or_silence("listing leases", None, answer).await
     }

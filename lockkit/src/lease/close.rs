@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Fault, LossReason, Result},
     lease::{
         keeper::BATCH,
-        store::{BUSY_PAUSE, LeaseStore, Scoped},
+        store::{Answer, BUSY_PAUSE, LeaseStore},
     },
     task::finished,
 };
@@ -108,7 +108,7 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
                 match inner.store().release_all(&releases).await {
                     Ok(answers) => {
                         let mut answers = answers.into_iter();
-                        releases.retain(|_| answers.next() == Some(Scoped::Busy));
+                        releases.retain(|_| answers.next() == Some(Answer::Busy));
                     }
                     // A connection that broke says nothing of the next one.
                     Err(Error::Database { fault: Fault::Unavailable, .. }) => {}

@@ -24,13 +24,14 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
     /// It was held until now, and is free.
-    Held,
+    WhileHeld,
     /// It had been lost before: whatever was done since then was done without it. Nothing was changed.
     AlreadyLost,
 }
 
 /// A lease whose commit is on its way. If that is dropped half-way nobody knows whether the commit gave the lease back, so it is
 /// given back once more.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct Committing<S: LeaseStore> {
     kept: Arc<Kept>,
     inner: Arc<Inner<S>>,
@@ -39,6 +40,7 @@ pub(crate) struct Committing<S: LeaseStore> {
 
 impl<S: LeaseStore> Lease<S> {
     /// The lease is given up by the commit of a transaction that begins now.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn begin_commit(&self) -> Guard<Committing<S>> {
         // A renewal that finds the row given up must not take that for a loss.
         self.inner.keeper.forget(self.kept.token);
@@ -49,6 +51,7 @@ impl<S: LeaseStore> Lease<S> {
 
 impl<S: LeaseStore> Committing<S> {
     /// The commit gave the lease back.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(committing: Guard<Self>) {
         let Self { kept, inner, unfinished: _ } = committing.defuse();
         kept.committed();
@@ -56,6 +59,7 @@ impl<S: LeaseStore> Committing<S> {
     }
 
     /// Nothing was committed. The lease is still held, by the caller whose body this is or until it is dropped.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn refused(committing: Guard<Self>) {
         let Self { kept, inner, unfinished } = committing.defuse();
         if kept.lost().is_none() && !inner.keeper.keep(&kept) {
@@ -79,7 +83,7 @@ pub(super) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> R
     inner.keeper.forget(kept.token);
     if inner.store().release_now(&kept.release(), limit_for(kept.ttl())).await? {
         inner.ended(kept);
-        return Ok(Released::Held);
+        return Ok(Released::WhileHeld);
     }
     kept.lose(LossReason::Stolen);
     inner.lines.freed(kept.line());

@@ -1,6 +1,6 @@
 //! A lease that was granted: what its holder can ask of it, and how it ends.
 
-use std::{fmt, future::Future, iter::once_with, sync::Arc, time::Duration};
+use std::{fmt, iter::once_with, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -13,16 +13,16 @@ use super::{
 use crate::{
     error::{Error, LossReason, Result},
     fence::Fence,
-    guard::{Guard, Watch, guarded},
+    guard::{Guard, Watch},
     key::Key,
     lease::{
         bounded::limit_for,
         kept::{Kept, release_failed},
-        store::{BUSY_PAUSE, LeaseStore, Previous, Release, Renewal, Scoped},
+        store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},
     },
     observe::{Strategy, holding},
     policy::OnLost,
-    scope::{Lock, under},
+    scope::{Lock, Record},
 };
 
 /// A lease that this process holds, renewed in the background until it is given back.
@@ -54,18 +54,14 @@ impl<S: LeaseStore> Lease<S> {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
     }
 
-    /// The same lease for the body of a function under the attribute, which cannot give it back.
-    pub(crate) fn lent(&self) -> Self {
-        self.kept.set_ends_with_body();
-        self.without_ownership()
-    }
-
     /// What the process knows of the lease.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
     }
 
     /// The current runtime can renew the lease too.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn visit(&self) {
         self.inner.keeper.visit();
     }
@@ -142,15 +138,15 @@ impl<S: LeaseStore> Lease<S> {
             let sent = Instant::now();
             let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl };
             match self.inner.store().renew(&[renewal], limit_for(self.kept.ttl())).await?.pop() {
-                Some(Scoped::Done) => {
+                Some(Answer::Done) => {
                     self.kept.set_ttl(ttl);
                     self.kept.renewed(sent, ttl);
                     self.inner.keeper.renewed(&self.kept);
                     break;
                 }
-                Some(Scoped::Gone) => self.kept.lose(LossReason::Stolen),
+                Some(Answer::Gone) => self.kept.lose(LossReason::Stolen),
                 // Another statement has its row locked.
-                Some(Scoped::Busy) | None => sleep(BUSY_PAUSE).await,
+                Some(Answer::Busy) | None => sleep(BUSY_PAUSE).await,
             }
         }
         self.check_trusted()
@@ -179,7 +175,7 @@ impl<S: LeaseStore> Lease<S> {
             None => None,
             Some(owned) => match Arc::into_inner(owned) {
                 Some(last) => Some(last),
-                None => return Ok(if self.is_trusted() { Released::Held } else { Released::AlreadyLost }),
+                None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
         let released = give_back(&self.inner, &self.kept).await?;
@@ -201,20 +197,8 @@ impl<S: LeaseStore> Lease<S> {
         Ok(())
     }
 
-    /// Releases the lease after its body. What the body did counts whether or not the store hears of the release.
-    pub(crate) async fn end(self) {
-        if self.kept.lost().is_none() {
-            release_failed(self.release().await);
-        }
-    }
-
-    /// Runs `body`, and drops it when the lease is lost unless it is to go on.
-    pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        guarded(self.watch(), under(once_with(|| self.lock()), body)).await
-    }
-
     /// What runs a body under this lease.
-    pub(crate) fn watch(&self) -> Watch<'_> {
+    fn watch(&self) -> Watch<'_> {
         self.inner.keeper.visit();
         let lost = async { self.lost_error(self.kept.wait_until_lost().await) };
         let span = holding(Strategy::Lease, self.key());
@@ -263,10 +247,19 @@ impl<S: LeaseStore> Yields for Lease<S> {
         self.without_ownership()
     }
 
-    async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let result = self.guarded(body).await;
-        self.end().await;
-        result
+    fn lent(&self) -> Self {
+        self.kept.set_ends_with_body();
+        self.without_ownership()
+    }
+
+    fn watched(&self) -> (Watch<'_>, Record) {
+        (self.watch(), Record::new(once_with(|| self.lock())))
+    }
+
+    async fn end_after_body(self) {
+        if self.kept.lost().is_none() {
+            release_failed(self.release().await);
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     lease::{
         bounded::{Bounded, LIMIT},
         kept::Kept,
-        store::{Acquired, Claim, LeaseStore, Release, Renewal, Scoped, Token},
+        store::{Acquired, Answer, Claim, LeaseStore, Release, Renewal, Token},
     },
     observe,
     policy::half_jitter,
@@ -479,10 +479,10 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
             }
             for ((kept, renewal), answer) in batch.iter().zip(renewals).zip(answers) {
                 match answer {
-                    Scoped::Done if kept.renewed(sent, renewal.ttl) => {}
-                    Scoped::Busy => ask_again_soon(shared, kept),
+                    Answer::Done if kept.renewed(sent, renewal.ttl) => {}
+                    Answer::Busy => ask_again_soon(shared, kept),
                     // Not there any more when this process is giving it back.
-                    Scoped::Done | Scoped::Gone => {
+                    Answer::Done | Answer::Gone => {
                         if shared.state().forget(kept.token).is_some() {
                             kept.lose(LossReason::Stolen);
                         }
@@ -522,7 +522,7 @@ async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
                 break;
             }
             let renewal = Renewal { key: claim.key.clone(), token: claim.token, ttl: claim.ttl };
-            if store.renew(&[renewal], LIMIT).await? != [Scoped::Done] {
+            if store.renew(&[renewal], LIMIT).await? != [Answer::Done] {
                 return Ok(());
             }
         }

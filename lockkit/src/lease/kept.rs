@@ -31,6 +31,7 @@ pub(crate) struct Kept {
     granted: Instant,
     pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pinned: AtomicBool,
     /// The caller has it. Its request may wait for more than this lease, or be dropped with it.
     handed_out: AtomicBool,
@@ -85,6 +86,7 @@ impl Kept {
     }
 
     /// A transaction of this process has kept everybody else from taking the lease.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);
     }
@@ -102,6 +104,7 @@ impl Kept {
         self.ends_with_body.load(Ordering::Relaxed)
     }
 
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Relaxed)
     }
@@ -158,6 +161,7 @@ impl Kept {
     }
 
     /// The lease was given up by a commit that succeeded, however long the answer took.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(&self) {
         self.trust.committed();
         self.tell_of_release();

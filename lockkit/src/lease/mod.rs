@@ -35,6 +35,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
+#[cfg(feature = "sql")]
 pub(crate) use self::ending::Committing;
 pub use self::{
     builder::LeasesBuilder,
@@ -56,7 +57,7 @@ use crate::{
     lease::{
         bounded::{Bounded, LIMIT},
         keeper::Keeper,
-        store::{Held, LeaseInfo, LeaseStore, Release},
+        store::{LeaseInfo, LeaseRecord, LeaseStore, Release},
         wait::{FIRST_ANSWER, Freed, Lines},
     },
 };
@@ -144,7 +145,7 @@ impl<S: LeaseStore> Leases<S> {
         Ok(self.look(&key.into()).await?.map(|it| self.0.shown(it)))
     }
 
-    async fn look(&self, key: &Key) -> Result<Option<Held>> {
+    async fn look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         key.check()?;
         self.0.store().look(key, LIMIT).await
     }
@@ -213,7 +214,7 @@ impl<S: LeaseStore> Leases<S> {
     }
 
     /// A token has one fence, so the release by its token takes the lease from this holder and no other.
-    async fn take_from(&self, key: Key, held: Held) -> Result<Option<LeaseInfo>> {
+    async fn take_from(&self, key: Key, held: LeaseRecord) -> Result<Option<LeaseInfo>> {
         let started = Instant::now();
         let release = Release { key: key.clone(), token: held.token, min_hold: Duration::ZERO };
         if let Ok(released) = timeout(self.0.wait.max(FIRST_ANSWER), self.0.store().release_now(&release, LIMIT)).await

@@ -11,7 +11,7 @@ use crate::{
     key::Key,
     lease::{
         bounded::limit_for,
-        store::{Held, LeaseInfo, LeaseStore, Token},
+        store::{LeaseInfo, LeaseRecord, LeaseStore, Token},
     },
     scope::{Realm, count, is_under, leases},
 };
@@ -101,8 +101,8 @@ impl<S: LeaseStore> Inner<S> {
     }
 
     /// A held lease, as shown to people.
-    pub(super) fn shown(&self, held: Held) -> LeaseInfo {
-        let Held { token, mut info } = held;
+    pub(super) fn shown(&self, held: LeaseRecord) -> LeaseInfo {
+        let LeaseRecord { token, mut info } = held;
         info.is_this_process = self.keeper.keeps(token);
         info
     }

@@ -15,15 +15,17 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    guard::{Watch, guarded},
     key::Key,
     lease::{
         bounded::{is_silence, limit_for},
         kept::Terms,
-        store::{BUSY_PAUSE, Claim, Held, LeaseStore, Token},
+        store::{BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Token},
         wait::{FIRST_ANSWER, Turn, Waited},
     },
     observe::{Strategy, observed},
     policy::{OnLost, Wait, check_wait},
+    scope::Record,
 };
 
 /// How long the look for the holder may take once the wait is over.
@@ -81,12 +83,31 @@ pub trait Yields: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn borrowed(&self) -> Self;
 
+    /// The same leases for the body of a function under the attribute, which cannot give them back.
+    #[doc(hidden)]
+    fn lent(&self) -> Self;
+
+    /// What runs a body under the leases, and the record of the locks that it is under.
+    #[doc(hidden)]
+    fn watched(&self) -> (Watch<'_>, Record);
+
+    /// Releases the leases after their body. The result of the body counts whether or not the store hears of the release.
+    #[doc(hidden)]
+    fn end_after_body(self) -> impl Future<Output = ()>;
+
     /// Runs `body` under the leases, drops it when one is lost, and releases them.
     #[doc(hidden)]
     fn end_with<T, E: From<Error>>(
         self,
         body: impl Future<Output = Result<T, E>>,
-    ) -> impl Future<Output = Result<T, E>>;
+    ) -> impl Future<Output = Result<T, E>> {
+        async move {
+            let (watch, record) = self.watched();
+            let result = guarded(watch, record.run(body)).await;
+            self.end_after_body().await;
+            result
+        }
+    }
 }
 
 mod sealed {
@@ -472,7 +493,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     /// The holder of what is asked for.
-    async fn in_the_way(&self, place: &Place<S>) -> Result<Option<Held>> {
+    async fn in_the_way(&self, place: &Place<S>) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
         Ok(match &self.mode {
             Mode::Exclusive => store.look(&self.key, limit).await?,

@@ -14,13 +14,13 @@ use super::{
     request::{LeaseRequest, Mode, Yields},
 };
 use crate::{
-    error::{Error, Result},
-    guard::{Watch, guarded},
+    error::Result,
+    guard::Watch,
     key::Key,
     lease::{kept::release_failed, store::LeaseStore},
     observe::{Strategy, holding},
     policy::OnLost,
-    scope::under,
+    scope::Record,
 };
 
 impl<S: LeaseStore> Leases<S> {
@@ -98,7 +98,7 @@ impl<S: LeaseStore> MultiLease<S> {
     /// # Cancel safety
     /// The release goes on in the background if this future is dropped.
     pub async fn release(self) -> Result<Released> {
-        let mut released = Released::Held;
+        let mut released = Released::WhileHeld;
         for lease in self.leases {
             if lease.release().await? == Released::AlreadyLost {
                 released = Released::AlreadyLost;
@@ -107,23 +107,8 @@ impl<S: LeaseStore> MultiLease<S> {
         Ok(released)
     }
 
-    /// The same leases for the body of a function under the attribute, which cannot give them back.
-    pub(crate) fn lent(&self) -> Self {
-        Self { leases: self.leases.iter().map(Lease::lent).collect(), on_lost: self.on_lost }
-    }
-
-    /// Releases the leases after their body. What the body did counts whether or not the store hears of the release.
-    pub(crate) async fn end(self) {
-        release_failed(self.release().await);
-    }
-
-    /// Runs `body`, and drops it when one of the leases is lost unless it is to go on.
-    pub(crate) async fn guarded<T, E: From<Error>>(&self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        guarded(self.watch(), under(self.leases.iter().map(Lease::lock), body)).await
-    }
-
     /// What runs a body under these leases.
-    pub(crate) fn watch(&self) -> Watch<'_> {
+    fn watch(&self) -> Watch<'_> {
         let check = || self.leases.iter().try_for_each(Lease::check_body);
         let lost = async {
             let key = self.lost().await;
@@ -146,10 +131,16 @@ impl<S: LeaseStore> Yields for MultiLease<S> {
         Self { leases: self.leases.iter().map(Lease::borrowed).collect(), on_lost: self.on_lost }
     }
 
-    async fn end_with<T, E: From<Error>>(self, body: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let result = self.guarded(body).await;
-        self.end().await;
-        result
+    fn lent(&self) -> Self {
+        Self { leases: self.leases.iter().map(Lease::lent).collect(), on_lost: self.on_lost }
+    }
+
+    fn watched(&self) -> (Watch<'_>, Record) {
+        (self.watch(), Record::new(self.leases.iter().map(Lease::lock)))
+    }
+
+    async fn end_after_body(self) {
+        release_failed(self.release().await);
     }
 }
 

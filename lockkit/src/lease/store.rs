@@ -24,7 +24,7 @@ use crate::{
 /// - an expiry that is further away than the ttl that the lease was last granted or renewed for means that the store's
 ///   clock was set back. The lease is then held for that ttl from the operation that finds it so, and no longer: not free
 ///   at once, because its holder may have renewed it right before the step;
-/// - no operation waits for another holder: what is locked at the moment is [`Acquired::Held`] or [`Scoped::Busy`].
+/// - no operation waits for another holder: what is locked at the moment is [`Acquired::Held`] or [`Answer::Busy`].
 ///
 /// A call that takes too long is dropped half-way: after half of the ttl (between 500 ms and 5 s), a renewal after its pause.
 /// It may have been carried out all the same. lockkit gives back what a dropped `lease_acquire` may have taken; the other
@@ -42,26 +42,26 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 
     /// Reads who holds the lease now; `None` when it is free or expired. Writes nothing, unless the store's clock was set
     /// back and the expiry must be cut.
-    fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<Held>>> + Send;
+    fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<LeaseRecord>>> + Send;
 
     /// Makes each of the leases that is unexpired live for at least its `ttl` from now; never shortens one, whatever the
     /// order in which renewals arrive, unless the store's clock was set back. Answers for each, in the same order;
-    /// [`Scoped::Done`] only if the lease does live that long.
-    fn lease_renew(&self, renewals: &[Renewal]) -> impl Future<Output = Result<Vec<Scoped>>> + Send;
+    /// [`Answer::Done`] only if the lease does live that long.
+    fn lease_renew(&self, renewals: &[Renewal]) -> impl Future<Output = Result<Vec<Answer>>> + Send;
 
     /// Gives an unexpired lease back. The fence is kept for the next grant.
     ///
     /// The key stays taken, by nobody, until `min_hold` after it was acquired, if that is still to come.
     fn lease_release(&self, key: &Key, token: Token, min_hold: Duration)
-    -> impl Future<Output = Result<Scoped>> + Send;
+    -> impl Future<Output = Result<Answer>> + Send;
 
     /// Gives several leases back, and answers for each in the same order. Unless a store can do better, one after the other.
-    fn lease_release_all(&self, releases: &[Release]) -> impl Future<Output = Result<Vec<Scoped>>> + Send {
+    fn lease_release_all(&self, releases: &[Release]) -> impl Future<Output = Result<Vec<Answer>>> + Send {
         release_in_order(self, releases)
     }
 
     /// Reads the leases held now whose key starts with `prefix`, in the order of their keys, `limit` at most.
-    fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<Held>>> + Send;
+    fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<LeaseRecord>>> + Send;
 
     /// Forgets up to `limit` keys that nobody has held for `retention`; returns how many.
     /// A fence granted later must still be greater than any that is forgotten.
@@ -125,7 +125,7 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
             Acquired::Held { free_in } => {
                 for taken in &claims[..grants.len()] {
                     // Another claim may have it locked for the moment.
-                    while store.lease_release(&taken.key, taken.token, Duration::ZERO).await? == Scoped::Busy {
+                    while store.lease_release(&taken.key, taken.token, Duration::ZERO).await? == Answer::Busy {
                         sleep(BUSY_PAUSE).await;
                     }
                 }
@@ -136,7 +136,7 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
     Ok(AcquiredAll::Granted(grants))
 }
 
-async fn release_in_order<S: LeaseStore>(store: &S, releases: &[Release]) -> Result<Vec<Scoped>> {
+async fn release_in_order<S: LeaseStore>(store: &S, releases: &[Release]) -> Result<Vec<Answer>> {
     let mut answers = Vec::with_capacity(releases.len());
     for Release { key, token, min_hold } in releases {
         answers.push(store.lease_release(key, *token, *min_hold).await?);
@@ -327,7 +327,7 @@ impl Previous {
 
 /// The answer to an operation that is scoped to one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scoped {
+pub enum Answer {
     /// Done: the token held the lease.
     Done,
     /// The token no longer holds the lease. Nothing was changed.
@@ -339,14 +339,14 @@ pub enum Scoped {
 /// One held lease, as read from the store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Held {
+pub struct LeaseRecord {
     /// The token that holds it.
     pub token: Token,
     /// What people see of it.
     pub info: LeaseInfo,
 }
 
-impl Held {
+impl LeaseRecord {
     /// A held lease.
     pub fn new(token: Token, info: LeaseInfo) -> Self {
         Self { token, info }

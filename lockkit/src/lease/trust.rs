@@ -77,6 +77,7 @@ impl Trust {
 
     /// The lease was given up by a commit that succeeded. A trust that ran out while the commit was on its way is no loss:
     /// nobody could take the lease in between.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(&self) {
         self.0.send_modify(|belief| belief.lost = Some(LossReason::Released));
     }

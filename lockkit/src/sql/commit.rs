@@ -155,7 +155,7 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
 
 /// Rolls back a transaction that was refused, if the server answers in time. What takes longer is done by the drop.
 async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
-    drop(timeout(ROLLBACK_LIMIT, tx.rollback()).await);
+    drop(timeout(ROLLBACK_LIMIT, tx.roll_back()).await);
 }
 
 /// The error of a transaction that refused to give the lease up: nothing was committed.

@@ -32,7 +32,7 @@ pub enum Sessions {}
 #[diagnostic::on_unimplemented(
     message = "lockkit does not know the database `{Self}`",
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
-    note = "in a generic function, write the bound `DB: lockkit::Dialect`, or that of the lock, such as `DB: lockkit::RowOps`"
+    note = "in a generic function, write the bound `DB: lockkit::dialect::Dialect`, or that of the lock, such as `DB: lockkit::dialect::RowOps`"
 )]
 pub trait Dialect:
     Database<Arguments: Clone + Debug + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>

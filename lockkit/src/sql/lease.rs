@@ -12,7 +12,7 @@ use crate::{
     error::Fault,
     key::Key,
     lease::store::{
-        Acquired, AcquiredAll, BUSY_PAUSE, Claim, Held, LeaseInfo, Previous, Release, Renewal, Scoped, Token,
+        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseInfo, LeaseRecord, Previous, Release, Renewal, Token,
     },
     sql::{
         Dialect,
@@ -23,9 +23,9 @@ use crate::{
 /// Leases in the table `lockkit_lease`.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no leases in the database `{Self}`",
-    label = "leases need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::LeaseOps`",
+    label = "leases need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::LeaseOps`",
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
-    note = "in a generic function, write the bound `DB: lockkit::LeaseOps`"
+    note = "in a generic function, write the bound `DB: lockkit::dialect::LeaseOps`"
 )]
 pub trait LeaseOps: Dialect + LeaseStatements {}
 
@@ -42,7 +42,10 @@ pub trait LeaseStatements: Database {
     ) -> impl Future<Output = sqlx::Result<AcquiredAll>> + Send;
 
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
-    fn lease_look(conn: &mut Self::Connection, key: &Key) -> impl Future<Output = sqlx::Result<Option<Held>>> + Send;
+    fn lease_look(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<LeaseRecord>>> + Send;
 
     /// Cuts the expiry of a lease to its ttl from now, if the row still has this expiry and ttl and expires later
     /// than that. Does not wait for the row.
@@ -60,7 +63,7 @@ pub trait LeaseStatements: Database {
     fn lease_renew(
         conn: &mut Self::Connection,
         renewals: &[Renewal],
-    ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Vec<Answer>>> + Send;
 
     /// See [`LeaseStore::lease_release`](crate::LeaseStore::lease_release).
     fn lease_release(
@@ -68,13 +71,13 @@ pub trait LeaseStatements: Database {
         key: &Key,
         token: Token,
         min_hold: Duration,
-    ) -> impl Future<Output = sqlx::Result<Scoped>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Answer>> + Send;
 
     /// See [`LeaseStore::lease_release_all`](crate::LeaseStore::lease_release_all).
     fn lease_release_all(
         conn: &mut Self::Connection,
         releases: &[Release],
-    ) -> impl Future<Output = sqlx::Result<Vec<Scoped>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Vec<Answer>>> + Send;
 
     /// Inside a transaction: prevents others from taking the lease until the transaction ends. In READ COMMITTED on
     /// PostgreSQL, MySQL and MariaDB its holder can still renew it. `false` when the token no longer holds it.
@@ -100,7 +103,7 @@ pub trait LeaseStatements: Database {
         conn: &mut Self::Connection,
         prefix: &str,
         limit: u32,
-    ) -> impl Future<Output = sqlx::Result<Vec<Held>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Vec<LeaseRecord>>> + Send;
 
     /// See [`LeaseStore::lease_sweep`](crate::LeaseStore::lease_sweep).
     fn lease_sweep(
@@ -111,6 +114,7 @@ pub trait LeaseStatements: Database {
 }
 
 /// Takes leases one after the other, where the database has no statement for all of them.
+#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
     conn: &mut DB::Connection,
     claims: &[Claim],
@@ -137,8 +141,8 @@ pub(super) async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, cla
     for Claim { key, token, .. } in claims {
         loop {
             match DB::lease_release(conn, key, *token, Duration::ZERO).await {
-                Ok(Scoped::Done | Scoped::Gone) => break,
-                Ok(Scoped::Busy) => {}
+                Ok(Answer::Done | Answer::Gone) => break,
+                Ok(Answer::Busy) => {}
                 Err(err) if DB::fault(&err).is_of_the_moment() => {}
                 Err(err) => return Err(err),
             }
@@ -163,7 +167,7 @@ pub(super) struct HeldRow<'a> {
 
 /// A held lease as its row was read.
 pub(super) struct Found {
-    held: Held,
+    held: LeaseRecord,
     /// The expiry and the ttl of a row that was written later than now: the clock was set back since.
     ahead: Option<(i64, i64)>,
 }
@@ -185,7 +189,7 @@ impl HeldRow<'_> {
             ttl: ttl_us.map(duration),
             is_this_process: false,
         };
-        Ok(Found { held: Held { token: Token::from_bytes(token), info }, ahead })
+        Ok(Found { held: LeaseRecord { token: Token::from_bytes(token), info }, ahead })
     }
 }
 
@@ -198,7 +202,7 @@ pub(super) fn is_ahead(expires_us: i64, ttl_us: i64, now_us: i64) -> bool {
 pub(super) async fn leases_found<DB: LeaseOps>(
     conn: &mut DB::Connection,
     found: impl Iterator<Item = sqlx::Result<Found>>,
-) -> sqlx::Result<Vec<Held>> {
+) -> sqlx::Result<Vec<LeaseRecord>> {
     let found = found.collect::<sqlx::Result<Vec<_>>>()?;
     let mut leases = Vec::with_capacity(found.len());
     for Found { held, ahead } in found {
@@ -224,12 +228,14 @@ pub(super) async fn lease_cut<DB: LeaseOps>(
 }
 
 /// The previous holder, from the row before the claim; `None` when the lease had been released.
+#[cfg_attr(not(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
     let token = Token::from_bytes(token?.try_into().ok()?);
     (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })
 }
 
 /// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
+#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn asked(renewals: &[Renewal]) -> String {
     let row = |Renewal { key, token, ttl }: &Renewal| {
         format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
@@ -238,6 +244,7 @@ pub(super) fn asked(renewals: &[Renewal]) -> String {
 }
 
 /// Releases as one parameter: as [`asked`], with the least holding time, and the token that stays where that is not over.
+#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn given_back(releases: &[Release]) -> String {
     let row = |Release { key, token, min_hold }: &Release| {
         let (name, token, nobody) = (hex(key.as_bytes()), hex(token.as_bytes()), hex(Token::nobody().as_bytes()));
@@ -246,6 +253,7 @@ pub(super) fn given_back(releases: &[Release]) -> String {
     format!("[{}]", releases.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
+#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }

@@ -23,7 +23,7 @@ use crate::{
     key::Key,
     lease::{LeasesBuilder, bounded::LIMIT, builder::TellsReleases, wait::Freed},
     observe::tolerated,
-    sql::LeaseOps,
+    sql::{Driver, LeaseOps},
     task::timed_out,
 };
 
@@ -35,7 +35,10 @@ const RECONNECT: Duration = Duration::from_secs(1);
     message = "`{Self}` cannot tell those who wait that a lease was given back",
     note = "only PostgreSQL can (LISTEN and NOTIFY); elsewhere waiters ask again and again, which needs no setting"
 )]
-pub trait ListenOps: LeaseOps {
+pub trait ListenOps: LeaseOps + ListenStatements {}
+
+/// The statements of [`ListenOps`].
+pub trait ListenStatements: Driver {
     /// A connection that hears.
     type Listener: Send;
 

@@ -40,6 +40,8 @@ pub(crate) use fault::{failed, failed_on_own_table, fault_in_chain};
 pub use lease::LeaseOps;
 pub(crate) use lease::LeaseStatements;
 pub use listen::ListenOps;
+#[cfg(feature = "postgres")]
+pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
 pub(crate) use named::{NamedStatements, Sharing};
 pub(crate) use pool::{check_in, checkout, connection, starved};

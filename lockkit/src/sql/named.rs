@@ -6,7 +6,8 @@ use sqlx::Database;
 use tokio::time::Instant;
 
 use crate::{
-    error::{Error, Fault, LockHolder, Result},
+    error::{Error, Fault, Result},
+    holder::LockHolder,
     key::Key,
     observe::{Strategy, observed},
     policy::Wait,
@@ -194,9 +195,9 @@ impl NamedLock {
 /// Named locks for a transaction.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no named locks in the database `{Self}`",
-    label = "named locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::NamedOps`",
+    label = "named locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::NamedOps`",
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
-    note = "in a generic function, write the bound `DB: lockkit::NamedOps`"
+    note = "in a generic function, write the bound `DB: lockkit::dialect::NamedOps`"
 )]
 pub trait NamedOps: Dialect + NamedStatements {}
 

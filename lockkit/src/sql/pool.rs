@@ -18,7 +18,7 @@ use crate::{
     guard::{Guard, Hold},
     key::Key,
     lease::builder::LeasesBuilder,
-    lease::store::{Acquired, AcquiredAll, Claim, Held, LeaseStore, Profile, Release, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
     scope::Realm,
 };
 
@@ -280,34 +280,34 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         unless_locked(answer.await, AcquiredAll::Held { key: first.key.clone(), free_in: None })
     }
 
-    async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
+    async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         call(self, PING_LIMIT, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await).await
     }
 
-    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let Some(first) = renewals.first() else { return Ok(Vec::new()) };
         let answer = write(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
             tried!(tries, DB::lease_renew(conn, renewals))
         });
-        unless_locked(answer.await, vec![Scoped::Busy; renewals.len()])
+        unless_locked(answer.await, vec![Answer::Busy; renewals.len()])
     }
 
-    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         let answer = write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
             tried!(tries, DB::lease_release(conn, key, token, min_hold))
         });
-        unless_locked(answer.await, Scoped::Busy)
+        unless_locked(answer.await, Answer::Busy)
     }
 
-    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Scoped>> {
+    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let Some(first) = releases.first() else { return Ok(Vec::new()) };
         let answer = write(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn, tries| {
             tried!(tries, DB::lease_release_all(conn, releases))
         });
-        unless_locked(answer.await, vec![Scoped::Busy; releases.len()])
+        unless_locked(answer.await, vec![Answer::Busy; releases.len()])
     }
 
-    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<Held>> {
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         call(self, PING_LIMIT, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await).await
     }
 

@@ -81,7 +81,9 @@ pub struct RowQuery {
     pub(crate) by: Vec<By>,
     pub(crate) order_by: Vec<Ident>,
     pub(crate) limit: Option<u32>,
+    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     pub(crate) skip_locked: bool,
+    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     pub(crate) strength: Strength,
     pub(crate) wait: Wait,
     pub(crate) columns: Columns,
@@ -178,6 +180,7 @@ pub(super) fn order_and_limit(query: &RowQuery, quote: char) -> String {
 
 /// The smallest step in microseconds that the precision of a timestamp keeps, going by its trailing zeros; `micros` is
 /// the expression of its microseconds.
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
 pub(super) fn timestamp_step(micros: &str) -> String {
     let zeros: Vec<_> = [1_000_000, 100_000, 10_000, 1000, 100, 10]
         .iter()

@@ -7,7 +7,7 @@ use sqlx::{Pool, migrate::MigrateError};
 use crate::{
     error::{Error, Fault, Result},
     lease::{Leases, store::LeaseStore},
-    policy::{Backoff, Policy},
+    policy::{Backoff, RetryPolicy},
     sql::{Dialect, fault_in_chain},
     task::finished,
 };
@@ -45,7 +45,7 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
     // Processes that migrate at once can collide while they write the same history: MariaDB does not know the endless
     // GET_LOCK by which sqlx would serialise them, and SQLite has no such lock. The loser finds the work done.
     // Those who wait for a transaction of the application's try again, too.
-    let policy = Policy::new()
+    let policy = RetryPolicy::new()
         .attempts(50)
         .backoff(Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(200) });
     let collided = |err: &Error| {

@@ -10,8 +10,9 @@ use tokio::{
 };
 
 use crate::{
-    error::{Error, Fault, LockHolder, LossReason, Result},
+    error::{Error, Fault, LossReason, Result},
     guard::{Guard, Hold, Watch},
+    holder::LockHolder,
     key::Key,
     observe::{self, Strategy, holding, observed},
     policy::{OnLost, Wait, check_duration},
@@ -73,7 +74,7 @@ const HINT: &str = "hand the session that it holds (`&session`; `as = session` n
 /// use lockkit::SessionLock;
 /// use std::time::Duration;
 ///
-/// # async fn f<DB: lockkit::SessionOps>(pool: sqlx::Pool<DB>) -> Result<(), lockkit::Error> {
+/// # async fn f<DB: lockkit::dialect::SessionOps>(pool: sqlx::Pool<DB>) -> Result<(), lockkit::Error> {
 /// let leader = SessionLock::new("leader").wait(Duration::from_secs(2)).acquire(&pool).await?;
 /// tokio::select! {
 ///     () = leader.lost() => { /* stop: somebody else may be the leader by now */ }
@@ -113,7 +114,7 @@ impl SessionLock {
     }
 
     /// How long to wait for another holder, and for a connection. Defaults to [`Wait::DEFAULT`], 10 s. With
-    /// [`Wait::Forever`], as a process in reserve needs it, the wait has no end.
+    /// [`Wait::Unbounded`], as a process in reserve needs it, the wait has no end.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
@@ -438,7 +439,7 @@ async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Resul
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no session locks",
     label = "this database has no session locks",
-    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::SessionOps`",
+    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::dialect::SessionOps`",
     note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
 )]
 pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> + SessionStatements {}

@@ -233,23 +233,28 @@ impl<DB: Dialect> fmt::Debug for Tx<DB> {
     }
 }
 
-/// A transaction that [`Lease::commit`](crate::Lease::commit) can end: a [`Tx`] or a `sqlx::Transaction`.
-pub trait AnyTx<DB: Database>: Send {
+/// A transaction that [`Lease::commit`](crate::Lease::commit) can end: a [`Tx`] or a `sqlx::Transaction`. Sealed.
+pub trait AnyTx<DB: Database>: EndTx<DB> {}
+
+impl<DB: Database, T: EndTx<DB>> AnyTx<DB> for T {}
+
+/// How a transaction ends. Its path is private, so that no other type passes for a transaction.
+pub trait EndTx<DB: Database>: Send + sealed::Sealed {
     /// The connection inside the transaction.
     fn connection(&mut self) -> &mut DB::Connection;
 
-    /// Fails when the database has already ended the transaction, unless the next statement fails then anyway. Nothing
-    /// must run on its connection after that.
+    /// Fails when the database has already ended the transaction, unless the next statement fails then anyway. No statement may
+    /// run on its connection after that.
     fn check_open(&mut self) -> impl Future<Output = Result<()>> + Send;
 
     /// Commits, after [`check_open`](Self::check_open) found the transaction open and no statement failed since.
     fn commit_open(self) -> impl Future<Output = Result<()>> + Send;
 
     /// Rolls back.
-    fn rollback(self) -> impl Future<Output = Result<()>> + Send;
+    fn roll_back(self) -> impl Future<Output = Result<()>> + Send;
 }
 
-impl<DB: Dialect> AnyTx<DB> for Tx<DB> {
+impl<DB: Dialect> EndTx<DB> for Tx<DB> {
     fn connection(&mut self) -> &mut DB::Connection {
         self
     }
@@ -267,12 +272,12 @@ impl<DB: Dialect> AnyTx<DB> for Tx<DB> {
         Ok(())
     }
 
-    async fn rollback(self) -> Result<()> {
+    async fn roll_back(self) -> Result<()> {
         Self::rollback(self).await
     }
 }
 
-impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
+impl<DB: Dialect> EndTx<DB> for Transaction<'_, DB> {
     fn connection(&mut self) -> &mut DB::Connection {
         self
     }
@@ -287,7 +292,7 @@ impl<DB: Dialect> AnyTx<DB> for Transaction<'_, DB> {
         self.commit().await.map_err(commit_failed::<DB>)
     }
 
-    async fn rollback(self) -> Result<()> {
+    async fn roll_back(self) -> Result<()> {
         Self::rollback(self).await.map_err(|err| failed::<DB>("rolling back", None, err))
     }
 }

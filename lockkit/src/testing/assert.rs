@@ -4,7 +4,7 @@ use std::future::Future;
 
 use crate::{
     key::Key,
-    scope::{self, Lock, Realm, is_locked},
+    scope::{Lock, Realm, Record, is_locked},
 };
 
 /// What [`assert_locked!`](crate::assert_locked) calls.
@@ -31,7 +31,7 @@ pub fn assert_locked(key: impl Into<Key>) {
 /// # }
 /// ```
 pub async fn under<F: Future>(key: impl Into<Key>, body: F) -> F::Output {
-    scope::under([Lock::of(Realm::Elsewhere, key.into())], body).await
+    Record::new([Lock::of(Realm::Elsewhere, key.into())]).run(body).await
 }
 
 #[cfg(test)]

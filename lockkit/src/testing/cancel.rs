@@ -1,7 +1,6 @@
 //! Futures that are dropped at every point at which they can be, and what that leaves behind.
 
 use std::{
-    collections::HashSet,
     fmt,
     future::{Future, IntoFuture, poll_fn},
     pin::{Pin, pin},
@@ -9,23 +8,10 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Connection, Pool};
-use tokio::time::{Instant, sleep, timeout};
-
-use crate::{
-    error::{Error, Result},
-    lease::store::{LeaseStore, Token},
-    sql::{LeaseOps, counted_depth, tx::begin},
-};
+use tokio::time::timeout;
 
 /// A future that is not woken for this long waits for somebody else.
 const BLOCKED: Duration = Duration::from_millis(200);
-
-/// How long what was dropped may take to clean up, in the background.
-const CLEAN_UP: Duration = Duration::from_secs(5);
-
-/// How long the pool may take to hand out all of its connections.
-const WHOLE: Duration = Duration::from_secs(20);
 
 /// A future with more points than this is taken for one that never ends.
 const MOST_POINTS: u32 = 10_000;
@@ -113,7 +99,7 @@ pub struct DropAtEveryAwait<'a, Prepare> {
     name: String,
     blocked_after: Duration,
     whens: &'a [When],
-    checks: Vec<Box<dyn Check + 'a>>,
+    pub(super) checks: Vec<Box<dyn Check + 'a>>,
 }
 
 impl<'a, Prepare> DropAtEveryAwait<'a, Prepare> {
@@ -140,16 +126,6 @@ impl<'a, Prepare> DropAtEveryAwait<'a, Prepare> {
     /// the future, or to look at the data. Checks run in the order in which they were given.
     pub fn then(mut self, check: impl AsyncFnMut(bool) + 'a) -> Self {
         self.checks.push(Box::new(Then(check)));
-        self
-    }
-
-    /// After each drop, asks the database what is left: a lease that was not held in the beginning and is not given back
-    /// within 5 s, a connection of the pool that has an open transaction, answers no more, or did not come back.
-    ///
-    /// Takes all connections of the pool each time, so give it a small one. It sees what this pool did: not the sessions
-    /// of others.
-    pub fn checking<DB: LeaseOps>(mut self, pool: &Pool<DB>) -> Self {
-        self.checks.push(Box::new(NothingLeft { pool: pool.clone(), before: HashSet::new() }));
         self
     }
 }
@@ -245,10 +221,10 @@ async fn drop_after_polls(polls: u32, when: When, blocked_after: Duration, futur
     timeout(blocked_after, ended).await.unwrap_or(Ended::Blocked)
 }
 
-type Checked<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>;
+pub(super) type Checked<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>;
 
 /// What is looked at after each drop.
-trait Check {
+pub(super) trait Check {
     fn begin(&mut self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
     fn check(&mut self, completed: bool) -> Checked<'_>;
 }
@@ -266,76 +242,6 @@ impl<C: AsyncFnMut(bool)> Check for Then<C> {
             Ok(())
         })
     }
-}
-
-struct NothingLeft<DB: LeaseOps> {
-    pool: Pool<DB>,
-    /// The leases that were held in the beginning.
-    before: HashSet<Token>,
-}
-
-impl<DB: LeaseOps> Check for NothingLeft<DB> {
-    fn begin(&mut self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
-        Box::pin(async {
-            let held = held_leases(&self.pool).await.unwrap_or_default();
-            self.before = held.into_iter().map(|(token, _)| token).collect();
-        })
-    }
-
-    fn check(&mut self, _completed: bool) -> Checked<'_> {
-        Box::pin(async {
-            no_lease_is_left(&self.pool, &self.before).await?;
-            match timeout(WHOLE, pool_is_whole(&self.pool)).await {
-                Ok(checked) => checked,
-                Err(_) => Err(format!("the pool is not whole after {WHOLE:?}")),
-            }
-        })
-    }
-}
-
-async fn no_lease_is_left<DB: LeaseOps>(pool: &Pool<DB>, before: &HashSet<Token>) -> Result<(), String> {
-    let begun = Instant::now();
-    loop {
-        let held = held_leases(pool).await.map_err(|err| format!("cannot list leases: {err}"))?;
-        let left: Vec<_> = held.into_iter().filter(|(token, _)| !before.contains(token)).map(|(_, key)| key).collect();
-        if left.is_empty() {
-            return Ok(());
-        }
-        if begun.elapsed() > CLEAN_UP {
-            return Err(format!("leases are held after {CLEAN_UP:?}: {}", left.join(", ")));
-        }
-        sleep(Duration::from_millis(5)).await;
-    }
-}
-
-/// Those of holders; a key that stays taken for its least holding time is held by nobody.
-async fn held_leases<DB: LeaseOps>(pool: &Pool<DB>) -> Result<Vec<(Token, String)>> {
-    match pool.lease_list("", 10_000).await {
-        Ok(held) => {
-            let held = held.into_iter().filter(|it| !it.token.is_nobody());
-            Ok(held.map(|it| (it.token, it.info.key.to_string())).collect())
-        }
-        Err(Error::NotMigrated { .. }) => Ok(Vec::new()),
-        Err(err) => Err(err),
-    }
-}
-
-async fn pool_is_whole<DB: LeaseOps>(pool: &Pool<DB>) -> Result<(), String> {
-    let size = pool.options().get_max_connections();
-    let mut connections = Vec::new();
-    for number in 1..=size {
-        let conn = pool.acquire().await;
-        connections.push(conn.map_err(|err| format!("connection {number} of {size} cannot be had: {err}"))?);
-    }
-    for conn in &mut connections {
-        conn.ping().await.map_err(|err| format!("a connection of the pool is broken: {err}"))?;
-        if counted_depth::<DB>(conn) > 0 || !DB::is_idle(conn).await {
-            return Err("a connection of the pool is inside a transaction".to_owned());
-        }
-    }
-    drop(connections);
-    let tx = begin(pool).await.map_err(|err| format!("cannot begin a transaction: {err}"))?;
-    tx.rollback().await.map_err(|err| format!("cannot roll back: {err}"))
 }
 
 #[cfg(test)]
@@ -379,37 +285,5 @@ mod tests {
             half_done.set(false);
         };
         drop_at_every_await(work).then(async |_| assert!(!half_done.get(), "dropped in the middle")).await;
-    }
-
-    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
-    #[tokio::test]
-    #[should_panic(expected = "inside a transaction")]
-    async fn a_connection_that_is_left_in_a_transaction_is_found() {
-        use sqlx::Executor;
-
-        let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
-        let work = || async {
-            let mut conn = pool.acquire().await.unwrap();
-            // Behind sqlx's back, so that it does not roll back.
-            conn.execute("BEGIN").await.unwrap();
-            yield_now().await;
-            conn.execute("COMMIT").await.unwrap();
-        };
-        drop_at_every_await(work).checking(&pool).await;
-    }
-
-    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
-    #[tokio::test]
-    #[should_panic(expected = "leases are held")]
-    async fn a_lease_that_is_left_is_found() {
-        let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
-        crate::sql::schema::migrate(&pool).await.unwrap();
-        let leases = crate::lease::Leases::new(pool.clone());
-        let work = || async {
-            let lease = leases.lease("k").try_acquire().await.unwrap();
-            std::mem::forget(lease);
-            yield_now().await;
-        };
-        drop_at_every_await(work).checking(&pool).await;
     }
 }

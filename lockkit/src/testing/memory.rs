@@ -13,7 +13,7 @@ use crate::{
     fence::Fence,
     key::Key,
     lease::store::{
-        Acquired, AcquiredAll, Claim, Grant, Held, LeaseInfo, LeaseStore, Previous, Renewal, Scoped, Token,
+        Acquired, AcquiredAll, Answer, Claim, Grant, LeaseInfo, LeaseRecord, LeaseStore, Previous, Renewal, Token,
     },
     testing::faults::{Faults, Operation},
 };
@@ -218,29 +218,29 @@ impl LeaseStore for MemoryStore {
         self.faults.call(Operation::Acquire, claims.first().map(|it| &it.key), act).await
     }
 
-    async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
+    async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let act = || {
             self.act(|rows, now| {
                 let row = row(rows, key, now).filter(|it| it.is_held(now))?;
-                Some(Held::new(row.token?, row.info(key, now)))
+                Some(LeaseRecord::new(row.token?, row.info(key, now)))
             })
         };
         self.faults.call(Operation::Look, Some(key), act).await
     }
 
-    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let act = || {
             self.act(|rows, now| {
                 let renew = |Renewal { key, token, ttl }: &Renewal| {
                     let Some(row) = row(rows, key, now).filter(|it| it.is_held_by(*token, now)) else {
-                        return Scoped::Gone;
+                        return Answer::Gone;
                     };
                     let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));
                     if row.expires <= expires {
                         (row.expires, row.ttl) = (expires, ttl);
                     }
                     row.renewals += 1;
-                    Scoped::Done
+                    Answer::Done
                 };
                 renewals.iter().map(renew).collect()
             })
@@ -248,27 +248,27 @@ impl LeaseStore for MemoryStore {
         self.faults.call(Operation::Renew, renewals.first().map(|it| &it.key), act).await
     }
 
-    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         let act = || {
             self.act(|rows, now| {
                 let Some(row) = row(rows, key, now).filter(|it| it.is_held_by(token, now)) else {
-                    return Scoped::Gone;
+                    return Answer::Gone;
                 };
                 let left = micros(min_hold) - (now - row.acquired).max(0);
                 (row.token, row.expires, row.ttl) =
                     if left > 0 { (Some(Token::nobody()), now + left, left) } else { (None, 0, 0) };
-                Scoped::Done
+                Answer::Done
             })
         };
         self.faults.call(Operation::Release, Some(key), act).await
     }
 
-    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<Held>> {
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let act = || {
             self.act(|rows, now| {
                 rows.iter_mut().filter(|(key, _)| key.starts_with(prefix)).for_each(|(_, row)| row.cut(now));
                 let held = rows.iter().filter(|(key, row)| key.starts_with(prefix) && row.is_held(now));
-                let held = held.filter_map(|(key, row)| Some(Held::new(row.token?, row.info(key, now))));
+                let held = held.filter_map(|(key, row)| Some(LeaseRecord::new(row.token?, row.info(key, now))));
                 held.take(limit as usize).collect()
             })
         };

@@ -45,6 +45,8 @@ mod faults;
 mod memory;
 #[cfg(test)]
 mod mutants;
+#[cfg(feature = "sql")]
+mod nothing_left;
 mod oracle;
 
 pub use self::{
@@ -52,5 +54,5 @@ pub use self::{
     cancel::{DropAtEveryAwait, Drops, drop_at_every_await, drop_at_every_await_of},
     faults::{Failure, Faults, Operation},
     memory::MemoryStore,
-    oracle::{Held, Oracle, Violation, Watched},
+    oracle::{Oracle, Tracked, Violation, Watched},
 };

@@ -13,7 +13,7 @@ use crate::{
     error::Result,
     fence::Fence,
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Previous, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Renewal, Token},
     testing::MemoryStore,
 };
 
@@ -72,7 +72,7 @@ pub(super) struct Mutant {
 #[derive(Debug, Default)]
 struct Memory {
     counters: HashMap<Key, u64>,
-    held: HashMap<Key, Held>,
+    held: HashMap<Key, LeaseRecord>,
     expiries: HashMap<Key, Duration>,
 }
 
@@ -98,7 +98,7 @@ impl Mutant {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn current(&self, key: &Key) -> Option<Held> {
+    async fn current(&self, key: &Key) -> Option<LeaseRecord> {
         self.store.lease_look(key).await.expect("no faults were scripted")
     }
 
@@ -189,7 +189,7 @@ impl LeaseStore for Mutant {
         }
     }
 
-    async fn lease_look(&self, key: &Key) -> Result<Option<Held>> {
+    async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let key = &self.key(key);
         if self.has(Bug::LooksAtWhatWas) {
             return Ok(self.memory().held.get(key).cloned());
@@ -211,7 +211,7 @@ impl LeaseStore for Mutant {
         Ok(held)
     }
 
-    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         match self.bug {
             Bug::RenewsByName => {
                 let mut named = renewals.to_vec();
@@ -227,9 +227,9 @@ impl LeaseStore for Mutant {
                     let claim = Claim::new(key.clone(), *token, "x", *ttl);
                     self.store.lease_acquire(&claim).await?;
                 }
-                return Ok(vec![Scoped::Done; renewals.len()]);
+                return Ok(vec![Answer::Done; renewals.len()]);
             }
-            Bug::RenewalDoesNothing => return Ok(vec![Scoped::Done; renewals.len()]),
+            Bug::RenewalDoesNothing => return Ok(vec![Answer::Done; renewals.len()]),
             Bug::RenewalShortens => {
                 let mut memory = self.memory();
                 memory.expiries.extend(renewals.iter().map(|it| (it.key.clone(), it.ttl)));
@@ -243,20 +243,20 @@ impl LeaseStore for Mutant {
                 of_keys.sort_by_key(|it| it.0.clone());
                 answers = of_keys.into_iter().map(|it| it.1).collect();
             }
-            Bug::RenewalsOfTheGoneAreLeftOut => answers.retain(|it| *it != Scoped::Gone),
-            Bug::OneGoneRenewalIsAllGone if answers.contains(&Scoped::Gone) => answers.fill(Scoped::Gone),
+            Bug::RenewalsOfTheGoneAreLeftOut => answers.retain(|it| *it != Answer::Gone),
+            Bug::OneGoneRenewalIsAllGone if answers.contains(&Answer::Gone) => answers.fill(Answer::Gone),
             _ => {}
         }
         Ok(answers)
     }
 
-    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         let key = &self.key(key);
         match self.bug {
-            Bug::ReleaseDoesNothing => return Ok(Scoped::Done),
+            Bug::ReleaseDoesNothing => return Ok(Answer::Done),
             Bug::ReleasesByName => {
                 self.store.steal(key.clone());
-                return Ok(Scoped::Done);
+                return Ok(Answer::Done);
             }
             Bug::FenceIsLostOnRelease => drop(self.memory().counters.remove(key)),
             Bug::LeastHoldingTimeIsIgnored => return self.store.lease_release(key, token, Duration::ZERO).await,
@@ -273,13 +273,13 @@ impl LeaseStore for Mutant {
         let answer = self.store.lease_release(key, token, min_hold).await?;
         let expired = self.current(key).await.is_none();
         Ok(match self.bug {
-            Bug::ReleaseSaysDoneTwice => Scoped::Done,
-            Bug::ReleasesWhatExpired if expired => Scoped::Done,
+            Bug::ReleaseSaysDoneTwice => Answer::Done,
+            Bug::ReleasesWhatExpired if expired => Answer::Done,
             _ => answer,
         })
     }
 
-    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<Held>> {
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let limit = if self.has(Bug::ListsWithoutLimit) { u32::MAX } else { limit };
         match self.bug {
             Bug::ListsEverything => self.store.lease_list("", limit).await,
@@ -299,7 +299,7 @@ impl LeaseStore for Mutant {
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
         match self.bug {
             Bug::SweepsTheHeld => {
-                for Held { token, info } in self.store.lease_list("", limit).await? {
+                for LeaseRecord { token, info } in self.store.lease_list("", limit).await? {
                     self.store.lease_release(&info.key, token, Duration::ZERO).await?;
                 }
             }

@@ -15,7 +15,7 @@ use crate::{
     key::Key,
     lease::{
         Lease, Yields,
-        store::{Acquired, AcquiredAll, Claim, Grant, LeaseStore, Profile, Renewal, Scoped, Token},
+        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal, Token},
         trust::Trust,
     },
 };
@@ -127,14 +127,14 @@ impl Oracle {
 
     /// Sees this lease, which was acquired just now, until the result is dropped or the lease ends.
     #[must_use = "the lease counts as given back when this is dropped"]
-    pub fn hold<S: LeaseStore>(&self, lease: &Lease<S>) -> Held {
+    pub fn hold<S: LeaseStore>(&self, lease: &Lease<S>) -> Tracked {
         let (watched, let_go) = (lease.borrowed(), Arc::new(()));
         let is_held = {
             let let_go = Arc::downgrade(&let_go);
             move || let_go.strong_count() > 0 && watched.is_trusted()
         };
         self.granted(lease.key(), lease.token(), lease.fence(), is_held);
-        Held { _let_go: let_go }
+        Tracked { _let_go: let_go }
     }
 
     /// What went wrong so far.
@@ -188,7 +188,7 @@ impl Oracle {
 
 /// A lease that an [`Oracle`] sees as held, until this is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct Tracked {
     _let_go: Arc<()>,
 }
 
@@ -243,30 +243,30 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         Ok(answer)
     }
 
-    async fn lease_look(&self, key: &Key) -> Result<Option<crate::lease::store::Held>> {
+    async fn lease_look(&self, key: &Key) -> Result<Option<crate::lease::store::LeaseRecord>> {
         self.store.lease_look(key).await
     }
 
-    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Scoped>> {
+    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let sent = Instant::now();
         let answers = self.store.lease_renew(renewals).await?;
         for (Renewal { token, ttl, .. }, answer) in renewals.iter().zip(&answers) {
             match (answer, self.of(*token)) {
-                (Scoped::Done, Some(trust)) => drop(trust.renewed(sent, *ttl)),
-                (Scoped::Gone, _) => self.ended(*token),
+                (Answer::Done, Some(trust)) => drop(trust.renewed(sent, *ttl)),
+                (Answer::Gone, _) => self.ended(*token),
                 _ => {}
             }
         }
         Ok(answers)
     }
 
-    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Scoped> {
+    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         // Who gives it back does not believe in it any more, whatever the answer.
         self.ended(token);
         self.store.lease_release(key, token, min_hold).await
     }
 
-    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::lease::store::Held>> {
+    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::lease::store::LeaseRecord>> {
         self.store.lease_list(prefix, limit).await
     }
 

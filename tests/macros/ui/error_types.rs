@@ -1,6 +1,6 @@
 #![allow(unused_variables)]
 
-use lockkit::{Leases, SessionOps, with_lock};
+use lockkit::{Leases, dialect::SessionOps, with_lock};
 use sqlx::{Pool, SqlitePool};
 
 #[derive(Debug, thiserror::Error)]

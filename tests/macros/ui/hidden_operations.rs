@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Key, LeaseOps, Token};
+use lockkit::{Key, dialect::LeaseOps, store::Token};
 use sqlx::{Sqlite, SqliteConnection};
 
 async fn release(conn: &mut SqliteConnection, key: &Key, token: Token) {

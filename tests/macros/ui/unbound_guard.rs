@@ -2,7 +2,7 @@
 
 #![deny(let_underscore_drop, unused_must_use)]
 
-use lockkit::{Error, Leases, SessionLock, SessionOps};
+use lockkit::{Error, Leases, SessionLock, dialect::SessionOps};
 use sqlx::{Pool, SqlitePool};
 
 async fn leases(leases: &Leases<SqlitePool>) -> Result<(), Error> {

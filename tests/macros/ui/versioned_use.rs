@@ -21,7 +21,7 @@ async fn changed_before_the_commit(pool: &SqlitePool, item: &mut Item) -> Result
 
 async fn version_of_a_transaction(pool: &SqlitePool) -> Result<Version> {
     let mut tx = lockkit::begin(pool).await?;
-    let bumped = VersionedRow::table("t_items").by("item_id", 7).expect(1).bump(&mut *tx).await?;
+    let bumped = VersionedRow::table("t_items").by("item_id", 7).expected(1).bump(&mut *tx).await?;
     tx.rollback().await?;
     let version: Version = bumped;
     Ok(version)

@@ -35,13 +35,15 @@ pub(super) fn meet(name: &str) -> io::Result<(String, File)> {
 
 /// Where the processes meet: a folder beside the supervisor's executable, so within the build folder.
 pub(crate) fn state_folder(name: &str) -> PathBuf {
-    let folder = supervisor_executable().with_extension("state").join(name);
+    let folder = supervisor_executable().with_file_name("test-servers.state").join(name);
     fs::create_dir_all(&folder).expect("make the folder of the test servers");
     folder
 }
 
+/// The program `test-servers`, under its name in the package of the test: cargo tells a test of no other programs.
 fn supervisor_executable() -> PathBuf {
-    let path = env::var_os("CARGO_BIN_EXE_test-servers");
+    let variables = ["CARGO_BIN_EXE_test-servers", "CARGO_BIN_EXE_test-sqlx-servers"];
+    let path = variables.into_iter().find_map(env::var_os);
     path.expect("CARGO_BIN_EXE_test-servers, which cargo sets: run the tests with `cargo test` or `cargo nextest run`")
         .into()
 }

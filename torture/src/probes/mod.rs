@@ -10,7 +10,7 @@ mod transactions;
 use std::time::Duration;
 
 use anyhow::Result;
-use lockkit::{Leases, LeasesBuilder};
+use lockkit::{Leases, store::LeasesBuilder};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::{Instant, timeout};
 

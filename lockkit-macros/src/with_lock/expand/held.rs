@@ -19,13 +19,13 @@ impl Expander<'_> {
         let private = &self.private;
         let mixed = Span::mixed_site();
         let (leases, key, request, held, ok) = (own("leases"), own("key"), own("request"), own("held"), own("ok"));
-        let (keys, ask, acquire) = match keys {
-            Keys::One(key) => (self.key(key), "lease", "acquire"),
+        let (keys, ask) = match keys {
+            Keys::One(key) => (self.key(key), "lease"),
             Keys::Each(keys) => {
                 let keys = keys.iter().map(|it| self.key(it));
-                (quote_spanned!(mixed=> [#(#keys),*]), "leases_of_all", "acquire_all")
+                (quote_spanned!(mixed=> [#(#keys),*]), "leases_of_all")
             }
-            Keys::Expr(keys) => (quote_spanned!(mixed=> #private::keys(#keys)), "leases_of_all", "acquire_all"),
+            Keys::Expr(keys) => (quote_spanned!(mixed=> #private::keys(#keys)), "leases_of_all"),
         };
         let ttl = ttl.as_ref().map(|it| quote_spanned!(mixed=> .ttl(#it)));
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#it)));
@@ -37,7 +37,7 @@ impl Expander<'_> {
         let opened = at_on.call("leases", on.to_token_stream());
         let opened = at_on.call(if tx.is_some() { "leases_with_tx" } else { "own_leases" }, opened);
         let request_call = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
-        let taken = at_on.call(acquire, own_at(request.to_token_stream(), at_on.first));
+        let taken = at_on.call("acquire", own_at(request.to_token_stream(), at_on.first));
         let acquire = quote_spanned! {mixed=>
             let #leases = #opened;
             let #key = #keys;

@@ -26,7 +26,7 @@ impl Checker<'_> {
             let message = if self.strategy == Strategy::Lease {
                 "the wait for a lease is bounded; write a long one, such as `wait = \"24h\"`"
             } else {
-                "write `wait = lockkit::Wait::Forever`, without quotes"
+                "write `wait = lockkit::Wait::Unbounded`, without quotes"
             };
             self.fail(text.span(), message);
             return None;

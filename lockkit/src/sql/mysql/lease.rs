@@ -12,7 +12,7 @@ use crate::{
     error::Fault,
     fence::Fence,
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Previous, Release, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Previous, Release, Renewal, Token},
     sql::{
         Driver, LeaseStatements,
         lease::{
@@ -185,7 +185,7 @@ impl LeaseStatements for MySql {
         lease_acquire_in_order::<Self>(conn, claims).await
     }
 
-    async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<Held>> {
+    async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
         let row = sqlx::query(statement!(
             "SELECT {columns}
              FROM lockkit_lease
@@ -219,7 +219,7 @@ impl LeaseStatements for MySql {
         Ok(())
     }
 
-    async fn lease_renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+    async fn lease_renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Answer>> {
         let (answers, is_ahead) = renew(conn, renewals).await?;
         if is_ahead {
             // The clock was set back, and the expiries are cut by now.
@@ -233,7 +233,7 @@ impl LeaseStatements for MySql {
         key: &Key,
         token: Token,
         min_hold: Duration,
-    ) -> sqlx::Result<Scoped> {
+    ) -> sqlx::Result<Answer> {
         // Looking for the token's entry locks the gaps beside it in REPEATABLE READ, which MariaDB need not do to refuse
         // to wait for it.
         let done = sqlx::query(statement!(
@@ -263,14 +263,14 @@ impl LeaseStatements for MySql {
         .execute(&mut *conn)
         .await?;
         if done.rows_affected() > 0 {
-            return Ok(Scoped::Done);
+            return Ok(Answer::Done);
         }
         // Lost, or locked by a transaction that pins it?
         let held = Self::lease_look(conn, key).await?;
-        Ok(if held.is_some_and(|it| it.token == token) { Scoped::Busy } else { Scoped::Gone })
+        Ok(if held.is_some_and(|it| it.token == token) { Answer::Busy } else { Answer::Gone })
     }
 
-    async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+    async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
         // The UPDATE cannot say which rows it changed, so those that are there are read before it.
         let asked = given_back(releases);
         let held = held_of(conn, &asked).await?;
@@ -296,9 +296,9 @@ impl LeaseStatements for MySql {
         let answer = |it: &Release| {
             let token = it.token.as_bytes().as_slice();
             match (held.contains(token), busy.contains(token)) {
-                (_, true) => Scoped::Busy,
-                (true, false) => Scoped::Done,
-                (false, false) => Scoped::Gone,
+                (_, true) => Answer::Busy,
+                (true, false) => Answer::Done,
+                (false, false) => Answer::Gone,
             }
         };
         Ok(releases.iter().map(answer).collect())
@@ -367,7 +367,7 @@ impl LeaseStatements for MySql {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
+    async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
         let rows = sqlx::query(statement!(
             "SELECT {columns}
              FROM lockkit_lease
@@ -417,7 +417,7 @@ impl LeaseStatements for MySql {
 }
 
 /// Renews; also says whether one of the renewed was granted or renewed later than now. Its expiry is cut then.
-async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<(Vec<Scoped>, bool)> {
+async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<(Vec<Answer>, bool)> {
     // The OK packet has the clock that this statement renewed by. It may be older than a row that another renewal wrote
     // while this one waited, so no expiry is cut here.
     let asked = asked(renewals);
@@ -439,7 +439,7 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     .await?;
     let ahead = done.last_insert_id() & AHEAD != 0;
     if done.rows_affected() == renewals.len() as u64 && !ahead {
-        return Ok((vec![Scoped::Done; renewals.len()], false));
+        return Ok((vec![Answer::Done; renewals.len()], false));
     }
     let clock = i64::try_from(done.last_insert_id() & !AHEAD).unwrap_or(i64::MAX);
     let renewed_us = (done.rows_affected() > 0).then_some(clock);
@@ -459,14 +459,14 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     let mut answers = Vec::with_capacity(renewals.len());
     for Renewal { key, token, ttl } in renewals {
         let Some(&(expires_us, ttl_us, now_us)) = held.get(token.as_bytes().as_slice()) else {
-            answers.push(Scoped::Gone);
+            answers.push(Answer::Gone);
             continue;
         };
         // One that was renewed lives for its ttl from the clock of the renewal, and would after a cut.
         let ttl = micros(*ttl);
         let lives = renewed_us.is_some_and(|it| expires_us >= it.saturating_add(ttl));
         let lives = lives && ttl_us.is_none_or(|it| it >= ttl);
-        answers.push(if lives { Scoped::Done } else { Scoped::Busy });
+        answers.push(if lives { Answer::Done } else { Answer::Busy });
         if let Some(ttl_us) = ttl_us.filter(|it| is_ahead(expires_us, *it, now_us)) {
             lease_cut::<MySql>(conn, key, expires_us, ttl_us).await?;
         }

@@ -16,7 +16,8 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault, LockHolder},
+    error::{Error, Fault},
+    holder::LockHolder,
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps, Sessions, StockOps,

@@ -4,7 +4,8 @@ use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection};
 
 use super::{RESTORE_WAIT, SHARED, bounded, holder};
 use crate::{
-    error::{Fault, LockHolder},
+    error::Fault,
+    holder::LockHolder,
     key::Key,
     policy::Wait,
     sql::{Driver, NamedStatements, Sharing, history::hex},
@@ -44,7 +45,7 @@ async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) 
 
 impl NamedStatements for MySql {
     async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
-        if (wait, sharing) == (Wait::Forever, Sharing::Alone) {
+        if (wait, sharing) == (Wait::Unbounded, Sharing::Alone) {
             let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
             sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
             return Ok(true);

@@ -7,7 +7,7 @@ use sqlx::{
 
 use super::{SHARED, bounded, holder, placeholder};
 use crate::{
-    error::LockHolder,
+    holder::LockHolder,
     key::Key,
     policy::Wait,
     sql::{
@@ -81,7 +81,7 @@ impl RowStatements for MySql {
         let waiting = match query.wait {
             _ if query.skip_locked => "SKIP LOCKED",
             Wait::Never => "NOWAIT",
-            Wait::AtMost(_) | Wait::Forever => "",
+            Wait::AtMost(_) | Wait::Unbounded => "",
         };
         let sql = format!("{before}{} {strength} {waiting}", selection(query, access, &hint));
         sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await

@@ -6,7 +6,8 @@ use sqlx::{MySql, MySqlConnection, Row};
 
 use super::holder;
 use crate::{
-    error::{Fault, LockHolder},
+    error::Fault,
+    holder::LockHolder,
     key::Key,
     sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
 };

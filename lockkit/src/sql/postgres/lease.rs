@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 use super::{NOW, bell, pooler::query, ring};
 use crate::{
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal, Token},
     sql::{
         LeaseStatements,
         lease::{Found, HeldRow, lease_give_back, leases_found, prefix_end, previous},
@@ -193,7 +193,7 @@ impl LeaseStatements for Postgres {
         Ok(held)
     }
 
-    async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<Held>> {
+    async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
         let row = query(statement!(
             "SELECT {columns}
              FROM lockkit_lease
@@ -225,7 +225,7 @@ impl LeaseStatements for Postgres {
         Ok(())
     }
 
-    async fn lease_renew(conn: &mut PgConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+    async fn lease_renew(conn: &mut PgConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Answer>> {
         let names: Vec<_> = renewals.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
@@ -264,7 +264,7 @@ impl LeaseStatements for Postgres {
         key: &Key,
         token: Token,
         min_hold: Duration,
-    ) -> sqlx::Result<Scoped> {
+    ) -> sqlx::Result<Answer> {
         // Not waiting for the disk is safe here: a release that a crash undoes is one that waits out its ttl.
         let row = query(statement!(
             "WITH mine AS MATERIALIZED (
@@ -294,7 +294,7 @@ impl LeaseStatements for Postgres {
         scoped(&row)
     }
 
-    async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+    async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
         let names: Vec<_> = releases.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = releases.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let min_holds: Vec<_> = releases.iter().map(|it| micros(it.min_hold)).collect();
@@ -394,7 +394,7 @@ impl LeaseStatements for Postgres {
         row.try_get("done")
     }
 
-    async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
+    async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
         let rows = if prefix.is_empty() {
             // No text is greater than every other one in every encoding.
             query(statement!("{list}", list = list(""))).bind(i64::from(limit)).fetch_all(&mut *conn).await?
@@ -460,10 +460,10 @@ fn grant(row: &PgRow) -> sqlx::Result<Grant> {
     Ok(Grant::from(fence(row.try_get("fence")?)).after(previous))
 }
 
-fn scoped(row: &PgRow) -> sqlx::Result<Scoped> {
+fn scoped(row: &PgRow) -> sqlx::Result<Answer> {
     Ok(match (row.try_get("done")?, row.try_get("held")?) {
-        (true, _) => Scoped::Done,
-        (false, true) => Scoped::Busy,
-        (false, false) => Scoped::Gone,
+        (true, _) => Answer::Done,
+        (false, true) => Answer::Busy,
+        (false, false) => Answer::Gone,
     })
 }

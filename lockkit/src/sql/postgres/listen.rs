@@ -3,9 +3,14 @@
 use sqlx::{Pool, Postgres, postgres::PgListener};
 
 use super::bell;
-use crate::{key::Key, sql::ListenOps};
+use crate::{
+    key::Key,
+    sql::{ListenOps, ListenStatements},
+};
 
-impl ListenOps for Postgres {
+impl ListenOps for Postgres {}
+
+impl ListenStatements for Postgres {
     type Listener = PgListener;
 
     async fn listen(pool: &Pool<Self>) -> sqlx::Result<PgListener> {

@@ -11,7 +11,8 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault, LockHolder},
+    error::{Error, Fault},
+    holder::LockHolder,
     key::Key,
     policy::Wait,
     sql::{

@@ -4,7 +4,7 @@ use sqlx::{PgConnection, Postgres, Row};
 
 use super::{advisory_number, holder, holder_since, lock_timeout, pooler};
 use crate::{
-    error::LockHolder,
+    holder::LockHolder,
     key::Key,
     policy::Wait,
     sql::{NamedStatements, Sharing, statement::statement},
@@ -35,7 +35,7 @@ impl NamedStatements for Postgres {
         let number = advisory_number("named", key);
         let (lock, lock_if_free) = lock_functions(sharing);
         let granted = match wait {
-            Wait::Forever => {
+            Wait::Unbounded => {
                 pooler::query(lock).bind(number).execute(conn).await?;
                 true
             }

@@ -51,7 +51,7 @@ type Target = (String, u16, Option<String>);
 ///
 /// # Example
 /// ```
-/// lockkit::behind_pooler(true);
+/// lockkit::dialect::behind_pooler(true);
 /// ```
 pub fn behind_pooler(is_there: bool) {
     KNOWN.store(if is_there { TOLD_YES } else { TOLD_NO }, Ordering::Relaxed);

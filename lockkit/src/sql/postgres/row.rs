@@ -7,7 +7,7 @@ use sqlx::{
 
 use super::{FIRST_OF_USERS, holder, lock_timeout, placeholder, pooler, typed};
 use crate::{
-    error::LockHolder,
+    holder::LockHolder,
     key::Key,
     policy::Wait,
     sql::{
@@ -64,7 +64,7 @@ impl RowStatements for Postgres {
         };
         let skip = if query.skip_locked { "SKIP LOCKED" } else { "" };
         let sql = match query.wait {
-            Wait::Forever => format!("{} {strength} OF r {skip}", selection(query, &types, "")),
+            Wait::Unbounded => format!("{} {strength} OF r {skip}", selection(query, &types, "")),
             Wait::Never => {
                 let never = if query.skip_locked { skip } else { "NOWAIT" };
                 format!("{} {strength} OF r {never}", selection(query, &types, ""))

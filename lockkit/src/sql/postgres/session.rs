@@ -6,7 +6,8 @@ use sqlx::{PgConnection, Postgres, Row};
 
 use super::{advisory_number, holder, holder_since};
 use crate::{
-    error::{Fault, LockHolder},
+    error::Fault,
+    holder::LockHolder,
     key::Key,
     sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
 };

@@ -5,7 +5,7 @@ use std::future::Future;
 use sqlx::Database;
 
 use crate::{
-    error::LockHolder,
+    holder::LockHolder,
     key::Key,
     sql::{Dialect, RowQuery, Values},
 };
@@ -13,9 +13,9 @@ use crate::{
 /// Row locks.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no row locks in the database `{Self}`",
-    label = "row locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::RowOps`",
+    label = "row locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::RowOps`",
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
-    note = "in a generic function, write the bound `DB: lockkit::RowOps`"
+    note = "in a generic function, write the bound `DB: lockkit::dialect::RowOps`"
 )]
 pub trait RowOps: Dialect + RowStatements {}
 
@@ -69,9 +69,12 @@ pub enum Plan {
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// The clause that names the indexes to use.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) force: String,
     /// What to select of rows that are only counted: a column that no index covers.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) columns: Option<String>,
     /// Whether the values are joined to the table.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) joined: bool,
 }

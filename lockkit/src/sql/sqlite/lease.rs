@@ -7,7 +7,7 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use super::NOW;
 use crate::{
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, Release, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal, Token},
     sql::{
         LeaseStatements,
         lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
@@ -89,7 +89,7 @@ impl LeaseStatements for Sqlite {
         lease_acquire_in_order::<Self>(conn, claims).await
     }
 
-    async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<Held>> {
+    async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
         let row = sqlx::query(statement!(
             "SELECT {columns}
              FROM lockkit_lease
@@ -116,7 +116,7 @@ impl LeaseStatements for Sqlite {
         Ok(())
     }
 
-    async fn lease_renew(conn: &mut SqliteConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Scoped>> {
+    async fn lease_renew(conn: &mut SqliteConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Answer>> {
         let done: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
             "UPDATE lockkit_lease
              SET {lives}, renewals = renewals + 1
@@ -133,7 +133,7 @@ impl LeaseStatements for Sqlite {
         .await?;
         let done: HashSet<_> = done.iter().map(Vec::as_slice).collect();
         let answer =
-            |it: &Renewal| if done.contains(it.token.as_bytes().as_slice()) { Scoped::Done } else { Scoped::Gone };
+            |it: &Renewal| if done.contains(it.token.as_bytes().as_slice()) { Answer::Done } else { Answer::Gone };
         Ok(renewals.iter().map(answer).collect())
     }
 
@@ -142,12 +142,12 @@ impl LeaseStatements for Sqlite {
         key: &Key,
         token: Token,
         min_hold: Duration,
-    ) -> sqlx::Result<Scoped> {
+    ) -> sqlx::Result<Answer> {
         let done = give_up(conn, key, token, min_hold, false).await?;
-        Ok(if done { Scoped::Done } else { Scoped::Gone })
+        Ok(if done { Answer::Done } else { Answer::Gone })
     }
 
-    async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Scoped>> {
+    async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
         let asked = given_back(releases);
         // The UPDATE can tell the names of the rows that it changed, and not the tokens that they had.
         let held: Vec<Vec<u8>> = sqlx::query_scalar(
@@ -179,7 +179,7 @@ impl LeaseStatements for Sqlite {
         .await?;
         let done: HashSet<_> = done.iter().map(String::as_str).collect();
         let is_done = |it: &Release| done.contains(it.key.as_str()) && held.contains(it.token.as_bytes().as_slice());
-        let answer = |it: &Release| if is_done(it) { Scoped::Done } else { Scoped::Gone };
+        let answer = |it: &Release| if is_done(it) { Answer::Done } else { Answer::Gone };
         Ok(releases.iter().map(answer).collect())
     }
 
@@ -208,7 +208,7 @@ impl LeaseStatements for Sqlite {
         give_up(conn, key, token, min_hold, pinned).await
     }
 
-    async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<Held>> {
+    async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
         let rows = sqlx::query(statement!(
             "SELECT {columns}
              FROM lockkit_lease

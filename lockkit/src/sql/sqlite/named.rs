@@ -4,7 +4,7 @@ use sqlx::{Sqlite, SqliteConnection};
 
 use super::take_write_lock;
 use crate::{
-    error::LockHolder,
+    holder::LockHolder,
     key::Key,
     policy::Wait,
     sql::{NamedStatements, Sharing},

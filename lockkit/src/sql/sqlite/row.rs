@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::{placeholder, take_write_lock};
 use crate::{
-    error::LockHolder,
+    holder::LockHolder,
     key::Key,
     sql::{
         Access, Columns, Plan, RowQuery, RowStatements, Values,

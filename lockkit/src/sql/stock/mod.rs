@@ -11,7 +11,7 @@ use self::{
 use crate::{
     error::{Error, Result},
     key::Key,
-    policy::{Policy, Wait},
+    policy::{RetryPolicy, Wait},
     sql::{AsConnection, StockOps, connection, depth},
 };
 
@@ -138,7 +138,7 @@ impl<DB: StockOps> Stock<DB> {
     pub async fn put(&self, amount: u64) -> Result<()> {
         self.check()?;
         column(amount)?;
-        Policy::new().retry(|_| self.spread(amount)).await
+        RetryPolicy::new().retry(|_| self.spread(amount)).await
     }
 
     /// Takes this many pieces, from one segment if one has as many, or else from several.
@@ -155,7 +155,7 @@ impl<DB: StockOps> Stock<DB> {
     pub async fn take(&self, amount: u64) -> Result<Taken> {
         self.check()?;
         let wanted = column(amount)?;
-        Policy::new().retry(|_| self.take_alone(amount, wanted)).await
+        RetryPolicy::new().retry(|_| self.take_alone(amount, wanted)).await
     }
 
     /// Takes this many pieces as a part of your transaction: they are back if it rolls back.
@@ -253,7 +253,7 @@ impl<DB: StockOps> Stock<DB> {
     /// Dropping this future leaves the sum as it is, spread as before or evenly.
     pub async fn rebalance(&self) -> Result<()> {
         self.check()?;
-        Policy::new().retry(|_| self.spread(0)).await
+        RetryPolicy::new().retry(|_| self.spread(0)).await
     }
 
     fn check(&self) -> Result<()> {

@@ -27,7 +27,7 @@ use crate::{
 /// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await?;
 /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await?;
 /// let mut tx = lockkit::begin(&pool).await?;
-/// let bumped = VersionedRow::table("t_items").by("item_id", 7).expect(1).bump(&mut *tx).await?;
+/// let bumped = VersionedRow::table("t_items").by("item_id", 7).expected(1).bump(&mut *tx).await?;
 /// assert_eq!(bumped, Version::Number(2));
 /// assert_eq!(bumped.committed(), None);
 /// sqlx::query("UPDATE t_items SET stock = 4 WHERE item_id = 7").execute(&mut *tx).await?;
@@ -139,7 +139,7 @@ impl Made {
 pub(crate) async fn commit<DB: Dialect>(made: &[Made], mut tx: impl AnyTx<DB>) -> Result<()> {
     // At the outermost level a version is undone with the whole transaction only, and then `tx` would be gone.
     if made.iter().any(|it| it.depth > 1) {
-        tx.rollback().await?;
+        tx.roll_back().await?;
         let reason = "cannot vouch for a version of a nested transaction, which may have been rolled back by itself; commit \
                       the transaction without it, and read the row again";
         return Err(Error::InvalidOption { option: "commit", reason: reason.to_owned() });

@@ -41,7 +41,7 @@ impl<T> Deref for Versioned<T> {
 /// forward, at whatever precision the column has.
 ///
 /// Use it where conflicts are rare and reads dominate; on a hot row [`RowLock`](crate::RowLock) wastes less work. It holds
-/// nothing between the read and the write. Retry conflicts with [`Policy::retry`](crate::Policy::retry) or
+/// nothing between the read and the write. Retry conflicts with [`RetryPolicy::retry`](crate::Policy::retry) or
 /// `#[with_lock(version, …)]`, each attempt in a transaction of its own: inside one REPEATABLE READ transaction every read
 /// would find the old version again.
 ///
@@ -61,7 +61,7 @@ impl<T> Deref for Versioned<T> {
 ///
 /// let mut tx = lockkit::begin(&pool).await?;
 /// let found: Versioned<Item> = item().read(&mut *tx).await?;
-/// item().expect(found.version.clone()).bump(&mut *tx).await?; // Err(Conflict) if somebody else was faster
+/// item().expected(found.version.clone()).bump(&mut *tx).await?; // Err(Conflict) if somebody else was faster
 /// sqlx::query("UPDATE t_items SET stock = ? WHERE item_id = 7").bind(found.stock - 1).execute(&mut *tx).await?;
 /// tx.commit().await?;
 /// # Ok(()) }
@@ -114,7 +114,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
 
     /// The version that [`bump`](Self::bump) expects: the one that was read, or in the same transaction the one of the
     /// bump before.
-    pub fn expect(mut self, version: impl Into<Expected>) -> Self {
+    pub fn expected(mut self, version: impl Into<Expected>) -> Self {
         self.expected = Some(version.into());
         self
     }
@@ -159,7 +159,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
-    /// [`Error::InvalidOption`] without [`expect`](Self::expect), for a [`Bumped`] of a transaction that has ended, and for
+    /// [`Error::InvalidOption`] without [`expected`](Self::expected), for a [`Bumped`] of a transaction that has ended, and for
     /// a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`], also when the version is NULL.
     ///
     /// # Cancel safety
@@ -194,7 +194,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
-    /// [`Error::InvalidOption`] without [`expect`](Self::expect), and for a [`Bumped`] of a transaction that has ended;
+    /// [`Error::InvalidOption`] without [`expected`](Self::expected), and for a [`Bumped`] of a transaction that has ended;
     /// [`Error::InvalidIdentifier`]; [`Error::Database`].
     ///
     /// # Cancel safety
@@ -212,7 +212,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// let mut conn = pool.acquire().await?;
     /// let found: Versioned<(i64, i64, i64)> = item().read(&mut conn).await?;
     /// if found.row.1 == 0 {
-    ///     item().expect(found.version).delete(&mut conn).await?; // Err(Conflict) if somebody has put some in
+    ///     item().expected(found.version).delete(&mut conn).await?; // Err(Conflict) if somebody has put some in
     /// }
     /// # Ok(()) }
     /// ```

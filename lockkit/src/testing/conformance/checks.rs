@@ -17,7 +17,7 @@ use super::{Check, Failed, ensure};
 use crate::{
     fence::Fence,
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Claim, Grant, Held, LeaseStore, Renewal, Scoped, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Renewal, Token},
 };
 
 /// So long that nothing expires before the check is over.
@@ -100,11 +100,11 @@ impl<S: LeaseStore> Subject<S> {
         }
     }
 
-    async fn release(&self, claim: &Claim, min_hold: Duration) -> Result<Scoped, Failed> {
+    async fn release(&self, claim: &Claim, min_hold: Duration) -> Result<Answer, Failed> {
         Ok(self.store.lease_release(&claim.key, claim.token, min_hold).await?)
     }
 
-    async fn renew(&self, claim: &Claim, ttl: Duration) -> Result<Scoped, Failed> {
+    async fn renew(&self, claim: &Claim, ttl: Duration) -> Result<Answer, Failed> {
         let renewal = Renewal { key: claim.key.clone(), token: claim.token, ttl };
         let answers = self.store.lease_renew(&[renewal]).await?;
         match *answers {
@@ -113,12 +113,12 @@ impl<S: LeaseStore> Subject<S> {
         }
     }
 
-    async fn look(&self, claim: &Claim) -> Result<Option<Held>, Failed> {
+    async fn look(&self, claim: &Claim) -> Result<Option<LeaseRecord>, Failed> {
         Ok(self.store.lease_look(&claim.key).await?)
     }
 
     /// Who holds the lease, which must be this claim.
-    async fn held(&self, claim: &Claim) -> Result<Held, Failed> {
+    async fn held(&self, claim: &Claim) -> Result<LeaseRecord, Failed> {
         match self.look(claim).await? {
             Some(held) if held.token == claim.token => Ok(held),
             other => Err(Failed(format!("`{}` is held, and looked at it says {other:?}", claim.key))),
@@ -223,7 +223,7 @@ async fn there_is_never_more_than_one_holder<S: LeaseStore>(store: Subject<S>) -
                 ensure!(others == 0, "it was granted while somebody else held it");
                 yield_now().await;
                 inside.fetch_sub(1, Ordering::SeqCst);
-                while store.release(&claim, Duration::ZERO).await? == Scoped::Busy {
+                while store.release(&claim, Duration::ZERO).await? == Answer::Busy {
                     yield_now().await;
                 }
                 fences.push(grant.fence);
@@ -308,7 +308,7 @@ async fn a_renewal_makes_a_lease_live_longer_and_is_counted<S: LeaseStore>(store
     let fence = store.take(&claim).await?.fence;
     for _ in 0..2 {
         let renewed = store.renew(&claim, LONG).await?;
-        ensure!(renewed == Scoped::Done, "the renewal of a held lease says {renewed:?}");
+        ensure!(renewed == Answer::Done, "the renewal of a held lease says {renewed:?}");
     }
     let info = store.held(&claim).await?.info;
     ensure!(info.expires_in > LESS, "it was renewed for {LONG:?} and lives {:?}", info.expires_in);
@@ -336,7 +336,7 @@ async fn renewals_are_answered_each_in_its_place<S: LeaseStore>(store: Subject<S
     }
     let renewals = claims.each_ref().map(|it| Renewal { key: it.key.clone(), token: it.token, ttl: LONG });
     let answers = store.store.lease_renew(&renewals).await?;
-    let expected = [Scoped::Done, Scoped::Gone, Scoped::Done, Scoped::Done, Scoped::Gone, Scoped::Gone];
+    let expected = [Answer::Done, Answer::Gone, Answer::Done, Answer::Done, Answer::Gone, Answer::Gone];
     ensure!(answers == expected, "it should say {expected:?} and says {answers:?}");
     let none = store.store.lease_renew(&[]).await?;
     ensure!(none.is_empty(), "no renewals are answered with {none:?}");
@@ -348,7 +348,7 @@ async fn a_lease_that_expired_is_not_renewed<S: LeaseStore>(store: Subject<S>) -
     store.take(&claim).await?;
     store.expired(&claim).await?;
     let renewed = store.renew(&claim, LONG).await?;
-    ensure!(renewed == Scoped::Gone, "its renewal says {renewed:?}");
+    ensure!(renewed == Answer::Gone, "its renewal says {renewed:?}");
     ensure!(store.look(&claim).await?.is_none(), "its renewal brought it back");
     Ok(())
 }
@@ -358,7 +358,7 @@ async fn a_lease_that_was_given_back_is_not_renewed<S: LeaseStore>(store: Subjec
     store.take(&claim).await?;
     store.release(&claim, Duration::ZERO).await?;
     let renewed = store.renew(&claim, LONG).await?;
-    ensure!(renewed == Scoped::Gone, "its renewal says {renewed:?}");
+    ensure!(renewed == Answer::Gone, "its renewal says {renewed:?}");
     ensure!(store.look(&claim).await?.is_none(), "its renewal brought it back");
     Ok(())
 }
@@ -367,10 +367,10 @@ async fn a_lease_that_was_given_back_is_free<S: LeaseStore>(store: Subject<S>) -
     let claim = store.claim("k", LONG);
     store.take(&claim).await?;
     let released = store.release(&claim, Duration::ZERO).await?;
-    ensure!(released == Scoped::Done, "giving it back says {released:?}");
+    ensure!(released == Answer::Done, "giving it back says {released:?}");
     ensure!(store.look(&claim).await?.is_none(), "it was given back and shows as held");
     let again = store.release(&claim, Duration::ZERO).await?;
-    ensure!(again == Scoped::Gone, "giving it back a second time says {again:?}");
+    ensure!(again == Answer::Gone, "giving it back a second time says {again:?}");
     store.take(&store.claim("k", LONG)).await?;
     Ok(())
 }
@@ -380,16 +380,16 @@ async fn a_stale_token_changes_nothing<S: LeaseStore>(store: Subject<S>) -> Chec
     store.take(&stale).await?;
     store.expired(&stale).await?;
     let late = store.release(&stale, Duration::ZERO).await?;
-    ensure!(late == Scoped::Gone, "giving back what expired says {late:?}");
+    ensure!(late == Answer::Gone, "giving back what expired says {late:?}");
 
     let holder = store.claim("k", LESS);
     let fence = store.take(&holder).await?.fence;
     let released = store.release(&stale, Duration::ZERO).await?;
-    ensure!(released == Scoped::Gone, "giving back what somebody else holds says {released:?}");
+    ensure!(released == Answer::Gone, "giving back what somebody else holds says {released:?}");
     let kept = store.release(&stale, LONG).await?;
-    ensure!(kept == Scoped::Gone, "giving back later what somebody else holds says {kept:?}");
+    ensure!(kept == Answer::Gone, "giving back later what somebody else holds says {kept:?}");
     let renewed = store.renew(&stale, LONG).await?;
-    ensure!(renewed == Scoped::Gone, "renewing what somebody else holds says {renewed:?}");
+    ensure!(renewed == Answer::Gone, "renewing what somebody else holds says {renewed:?}");
     let info = store.held(&holder).await?.info;
     ensure!(info.fence == fence && info.renewals == 0 && info.expires_in <= LESS, "the holder's lease became {info:?}");
     Ok(())
@@ -399,20 +399,20 @@ async fn a_lease_stays_taken_by_nobody_for_its_least_holding_time<S: LeaseStore>
     let claim = store.claim("k", Duration::from_secs(20));
     let fence = store.take(&claim).await?.fence;
     let released = store.release(&claim, LONG).await?;
-    ensure!(released == Scoped::Done, "giving it back says {released:?}");
+    ensure!(released == Answer::Done, "giving it back says {released:?}");
     let refused = store.store.lease_acquire(&store.claim("k", LONG)).await?;
     ensure!(matches!(refused, Acquired::Held { .. }), "it stays taken for {LONG:?}, and asked for it says {refused:?}");
-    let Some(Held { token, info }) = store.look(&claim).await? else {
+    let Some(LeaseRecord { token, info }) = store.look(&claim).await? else {
         return Err(Failed(format!("it stays taken for {LONG:?} and shows as free")));
     };
     ensure!(token.is_nobody(), "it is held by nobody, but its token is not made by `Token::nobody`");
     ensure!(info.expires_in > LESS, "it stays taken for {LONG:?} and shows {:?}", info.expires_in);
     let (renewed, again) = (store.renew(&claim, LONG).await?, store.release(&claim, Duration::ZERO).await?);
-    ensure!((renewed, again) == (Scoped::Gone, Scoped::Gone), "its old token can still do {renewed:?}, {again:?}");
+    ensure!((renewed, again) == (Answer::Gone, Answer::Gone), "its old token can still do {renewed:?}, {again:?}");
 
     // As an operator frees it.
     let freed = store.store.lease_release(&claim.key, token, Duration::ZERO).await?;
-    ensure!(freed == Scoped::Done, "freeing it with the token that it shows says {freed:?}");
+    ensure!(freed == Answer::Done, "freeing it with the token that it shows says {freed:?}");
     let next = store.take(&store.claim("k", LONG)).await?;
     ensure!(next.fence > fence, "fence {} was granted after fence {fence}", next.fence);
     ensure!(next.previous.is_none(), "it had been given back and was taken over from {:?}", next.previous);
@@ -455,7 +455,7 @@ async fn a_list_has_the_held_leases_of_a_prefix_in_order<S: LeaseStore>(store: S
 
     let listed = store.store.lease_list(a.key.as_str(), 10).await?;
     let looked = store.held(&a).await?;
-    let is_same = |it: &Held| it.token == looked.token && it.info.fence == looked.info.fence;
+    let is_same = |it: &LeaseRecord| it.token == looked.token && it.info.fence == looked.info.fence;
     ensure!(listed.len() == 1 && is_same(&listed[0]), "it lists {listed:?} and shows {looked:?}");
     Ok(())
 }

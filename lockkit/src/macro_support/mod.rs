@@ -1,0 +1,379 @@
+//! What `#[with_lock]` and `#[derive(Versioned)]` expand to. Nothing here is an algorithm: each function is one step that can be written by hand
+//! with the public API. Not covered by semantic versioning.
+
+use std::{
+    error::Error as StdError,
+    fmt::{self, Write},
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+pub use tokio::time::Instant;
+
+#[cfg(feature = "sql")]
+mod sql;
+
+#[cfg(feature = "sql")]
+pub use self::sql::*;
+use crate::{
+    body::Bounded,
+    error::{BoxError, Result},
+    guard::Watch,
+    lease::{Yields, store::LeaseStore},
+    retry::is_retryable,
+    scope::Record,
+};
+pub use crate::{
+    error::Error,
+    key::Key,
+    lease::{Lease, LeaseRequest, Leases, MultiLease},
+    policy::{OnLost, RetryPolicy, Wait},
+    retry::Retry,
+};
+
+/// What a function under `#[with_lock]` returns.
+#[diagnostic::on_unimplemented(
+    message = "a function under `#[with_lock]` must return `Result<_, E>` with `E: From<lockkit::Error>`, not `{Self}`",
+    label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
+    note = "return a `Result` whose error type is your own, and write `impl From<lockkit::Error> for YourError`"
+)]
+pub trait Outcome: Sized {
+    /// What it returns when all is well.
+    type Value;
+    /// What it returns otherwise.
+    type Error: From<Error>;
+
+    /// The result of a function whose lock could not be taken.
+    fn lock_failed(err: Error) -> Self {
+        Self::from_result(Err(err.into()))
+    }
+
+    /// Whether all is well.
+    fn is_ok(&self) -> bool;
+
+    /// The result as a `Result`.
+    fn into_result(self) -> Result<Self::Value, Self::Error>;
+
+    /// The way back.
+    fn from_result(result: Result<Self::Value, Self::Error>) -> Self;
+}
+
+impl<T, E: Carries> Outcome for Result<T, E> {
+    type Value = T;
+    type Error = E;
+
+    fn is_ok(&self) -> bool {
+        Self::is_ok(self)
+    }
+
+    fn into_result(self) -> Self {
+        self
+    }
+
+    fn from_result(result: Self) -> Self {
+        result
+    }
+}
+
+/// An error that can carry one of lockkit.
+#[diagnostic::on_unimplemented(
+    message = "a function under `#[with_lock]` cannot return the error type `{Self}`, which is not `From<lockkit::Error>`",
+    label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
+    note = "if `{Self}` is a type of yours, write `impl From<lockkit::Error> for {Self}`, or with thiserror a variant `Lock(#[from] lockkit::Error)`",
+    note = "otherwise (`sqlx::Error`, `String`, …) return an error type of your own, `anyhow::Error` or `lockkit::Error`; a type parameter needs the bound `{Self}: From<lockkit::Error>`"
+)]
+pub trait Carries: From<Error> {}
+
+#[diagnostic::do_not_recommend]
+impl<E: From<Error>> Carries for E {}
+
+/// An error that the default test can judge.
+#[diagnostic::on_unimplemented(
+    message = "`#[with_lock]` cannot tell which errors of type `{Self}` are worth another attempt",
+    label = "this error type is not a `std::error::Error + Send + Sync + 'static`",
+    note = "implement `std::error::Error` for it, or name a test of your own: `retry_if = path`"
+)]
+pub trait Judged: Into<BoxError> {
+    /// Whether a fresh attempt may succeed.
+    fn is_retryable(&self) -> bool;
+}
+
+impl<E: StdError + Send + Sync + 'static> Judged for E {
+    fn is_retryable(&self) -> bool {
+        is_retryable(self)
+    }
+}
+
+/// Of any type, for code that never runs.
+pub fn never<T>() -> T {
+    unreachable!("BUG: this only says of which type a body is")
+}
+
+/// The loop of an attribute with this policy.
+pub fn retry(attempts: Option<u32>, deadline: Option<Duration>) -> Result<Retry> {
+    Retry::new(RetryPolicy { attempts, deadline, ..RetryPolicy::new() })
+}
+
+/// What becomes of an attempt: the result, or `None` for another one.
+pub async fn step<R: Outcome<Error: Judged>>(retry: &mut Retry, ended: Option<R>) -> Option<R> {
+    step_if(retry, ended, Judged::is_retryable).await
+}
+
+/// As [`step`], with the caller's test.
+pub async fn step_if<R: Outcome<Error: Into<BoxError>>>(
+    retry: &mut Retry,
+    ended: Option<R>,
+    worth_another: impl Fn(&R::Error) -> bool,
+) -> Option<R> {
+    retry.step(ended.map(R::into_result), worth_another).await.map(R::from_result)
+}
+
+/// The leases. What is no leases is an error here.
+pub fn leases<S: LeaseStore>(leases: &Leases<S>) -> &Leases<S> {
+    leases
+}
+
+/// Clones the handle, so that the body may move the value it came from.
+pub fn own_leases<S: LeaseStore>(leases: &Leases<S>) -> Leases<S> {
+    leases.clone()
+}
+
+/// What can be the key of a lock.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the key of a lock",
+    label = "a key is text: `&str`, `String` or `lockkit::Key`",
+    note = "to make a key of a value, write a template that captures it: `key = \"order:{{id}}\"`"
+)]
+pub trait AsKey {
+    /// The key.
+    fn into_key(self) -> Key;
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: Into<Key>> AsKey for K {
+    fn into_key(self) -> Key {
+        self.into()
+    }
+}
+
+/// A key.
+pub fn key(key: impl AsKey) -> Key {
+    key.into_key()
+}
+
+/// Several keys.
+pub fn keys(keys: impl IntoIterator<Item = impl AsKey>) -> Vec<Key> {
+    keys.into_iter().map(AsKey::into_key).collect()
+}
+
+/// How long to wait.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot say how long to wait",
+    label = "expected a `std::time::Duration` or a `lockkit::Wait`",
+    note = "write `wait = \"2s\"`, or give an expression such as `Duration::from_secs(2)` or `Wait::Unbounded`"
+)]
+pub trait AsWait {
+    /// The wait.
+    fn into_wait(self) -> Wait;
+}
+
+#[diagnostic::do_not_recommend]
+impl<W: Into<Wait>> AsWait for W {
+    fn into_wait(self) -> Wait {
+        self.into()
+    }
+}
+
+/// A wait.
+pub fn wait(wait: impl AsWait) -> Wait {
+    wait.into_wait()
+}
+
+/// A lease request.
+pub fn lease<S: LeaseStore>(leases: &Leases<S>, key: Key) -> LeaseRequest<S> {
+    leases.lease(key)
+}
+
+/// A request for all of the leases.
+pub fn leases_of_all<S: LeaseStore>(
+    leases: &Leases<S>,
+    keys: impl IntoIterator<Item = Key>,
+) -> LeaseRequest<S, MultiLease<S>> {
+    leases.all(keys)
+}
+
+/// [`LeaseRequest::acquire`].
+pub fn acquire<S: LeaseStore, L: Yields<Store = S>>(
+    request: LeaseRequest<S, L>,
+) -> impl Future<Output = Result<L>> + Send {
+    request.acquire()
+}
+
+/// What is held while a body runs: a lease, several, or a session lock.
+pub trait Holding: Sized {
+    /// What the body gets of it.
+    type Lent<'a>
+    where
+        Self: 'a;
+
+    /// For the body.
+    fn lend(&self) -> Self::Lent<'_>;
+
+    /// What runs the body, and the locks that it runs under.
+    #[doc(hidden)]
+    fn watch(&self) -> Watched<'_>;
+
+    /// Gives it back.
+    fn end<T, E: From<Error>>(self, result: Result<T, E>) -> impl Future<Output = Result<T, E>>;
+}
+
+/// What runs a body until its lock is lost.
+pub struct Watched<'a> {
+    watch: Watch<'a>,
+    record: Record,
+}
+
+impl<L: Yields> Holding for L {
+    type Lent<'a>
+        = Self
+    where
+        Self: 'a;
+
+    fn lend(&self) -> Self {
+        self.lent()
+    }
+
+    fn watch(&self) -> Watched<'_> {
+        let (watch, record) = self.watched();
+        Watched { watch, record }
+    }
+
+    async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
+        // A release is larger than most bodies, and part of the future of each of them.
+        Box::pin(self.end_after_body()).await;
+        result
+    }
+}
+
+/// What the body gets of what is held.
+pub fn lend<H: Holding>(held: &H) -> H::Lent<'_> {
+    held.lend()
+}
+
+/// Runs the body until what is held is lost.
+pub fn guarded<'a, H: Holding, F: Future<Output: Outcome>>(
+    held: &'a H,
+    body: Pin<&'a mut F>,
+) -> impl Future<Output = F::Output> {
+    Guarded { watched: held.watch(), body }
+}
+
+/// See [`guarded`].
+struct Guarded<'a, F> {
+    watched: Watched<'a>,
+    body: Pin<&'a mut F>,
+}
+
+impl<F: Future<Output: Outcome>> Future for Guarded<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Self { watched, body } = &mut *self;
+        watched.poll(context, body.as_mut())
+    }
+}
+
+impl fmt::Debug for Watched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched").finish_non_exhaustive()
+    }
+}
+
+impl Watched<'_> {
+    /// Not compiled for every body.
+    fn poll<R: Outcome>(&mut self, context: &mut Context<'_>, body: Pin<&mut dyn Future<Output = R>>) -> Poll<R> {
+        let Self { watch, record } = self;
+        record.enter(|| watch.poll(context, body, R::is_ok, R::lock_failed))
+    }
+}
+
+/// Gives back what is held.
+pub async fn end_held<H: Holding, R: Outcome>(held: H, result: R) -> R {
+    R::from_result(held.end(result.into_result()).await)
+}
+
+/// Runs the body of an attempt, until its time is over.
+pub fn until<F: Future>(retry: &Retry, body: Pin<&mut F>) -> impl Future<Output = Option<F::Output>> {
+    Bounded::new(None, retry.deadline(), body)
+}
+
+/// A part of a template.
+#[derive(Debug)]
+pub enum Piece<'a> {
+    /// Of the template itself.
+    Text(&'static str),
+    /// A captured value.
+    Capture(fmt::Arguments<'a>),
+}
+
+/// The key of a template whose punctuation is `reserved`.
+///
+/// `%`, control characters and the punctuation of the template are percent-encoded in what is captured, so that two
+/// different sets of captured values never make one key.
+pub fn key_of(reserved: &'static str, pieces: &[Piece<'_>]) -> Key {
+    let mut text = String::new();
+    for piece in pieces {
+        match *piece {
+            Piece::Text(literal) => text.push_str(literal),
+            Piece::Capture(value) => {
+                let mut escaped = Escaped { text: &mut text, reserved };
+                // A Display that reports an error has written what it could; `format!` would panic.
+                let _ = escaped.write_fmt(value);
+            }
+        }
+    }
+    text.into()
+}
+
+struct Escaped<'a> {
+    text: &'a mut String,
+    reserved: &'static str,
+}
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for char in text.chars() {
+            if char == '%' || char.is_control() || self.reserved.contains(char) {
+                for byte in char.encode_utf8(&mut [0; 4]).bytes() {
+                    write!(self.text, "%{byte:02X}")?;
+                }
+            } else {
+                self.text.push(char);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two(first: &str, second: &str) -> Key {
+        key_of(
+            ".",
+            &[Piece::Capture(format_args!("{first}")), Piece::Text("."), Piece::Capture(format_args!("{second}"))],
+        )
+    }
+
+    #[test]
+    fn different_captures_never_make_one_key() {
+        assert_eq!(two("a", "b"), "a.b");
+        assert_ne!(two("a.b", "c"), two("a", "b.c"));
+        assert_ne!(two("a%2Eb", "c"), two("a.b", "c"));
+        assert_eq!(two("a.b", "c"), "a%2Eb.c");
+        assert_eq!(two("a\n", "ключ"), "a%0A.ключ");
+    }
+}

@@ -1,0 +1,302 @@
+//! What the attribute expands to where it takes locks in a database, or begins a transaction.
+
+use std::{future::Future, iter::once_with, marker::PhantomData, pin::Pin};
+
+use sqlx::{Database, Pool};
+pub use sqlx::{Encode, FromRow, Type};
+
+use super::{Holding, Outcome, Watched};
+pub use crate::sql::{
+    named::NamedLock,
+    row::RowLock,
+    session::{Session, SessionLock},
+    tx::Tx,
+    version::load,
+};
+use crate::{
+    body::{Bounded, Under},
+    error::{Error, Result},
+    holder::LockHolder,
+    key::Key,
+    lease::{Lease, Leases, MultiLease, store::LeaseStore},
+    policy::Wait,
+    retry::Retry,
+    scope::{Lock, Realm, Record, is_under},
+    sql::{
+        Dialect, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
+        holder::with_holder,
+        tx::{PASS_TX, begin_within},
+    },
+};
+use tokio::time::Instant;
+
+/// As [`own_leases`], where a transaction is to begin in their database.
+pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as Known>::Itself>> {
+    S::with_pool(leases)
+}
+
+/// A store in which a transaction can begin.
+#[diagnostic::on_unimplemented(
+    message = "a lease with `tx` needs leases that are kept in a database, not in `{Self}`",
+    label = "`tx` is a transaction in the database that keeps the leases: `&Leases<Pool<_>>`",
+    note = "remove `tx`, and begin the transaction in the body: `lease.commit(tx)` makes it depend on the lease"
+)]
+pub trait Transacts: LeaseStore {
+    /// Its database.
+    type Db: LeaseOps;
+
+    /// The leases, known to be kept in a pool.
+    fn with_pool(leases: &Leases<Self>) -> Leases<Pool<Self::Db>>;
+}
+
+impl<DB: LeaseOps> Transacts for Pool<DB> {
+    type Db = DB;
+
+    fn with_pool(leases: &Leases<Self>) -> Leases<Self> {
+        leases.clone()
+    }
+}
+
+/// The pool. What is no pool is an error here.
+pub fn pool<DB: Database>(pool: &Pool<DB>) -> &Pool<DB> {
+    pool
+}
+
+/// Clones the handle, so that the body may move the value it came from. Of a database that lockkit does not know, the
+/// result has no type: rustc reports the mistake here, and not at every later step as well.
+pub fn known_pool<DB: Dialect>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
+    pool.clone()
+}
+
+/// As [`known_pool`], for row locks.
+pub fn row_pool<DB: RowOps>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
+    pool.clone()
+}
+
+/// As [`known_pool`], for named locks.
+pub fn named_pool<DB: NamedOps>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
+    pool.clone()
+}
+
+/// As [`known_pool`], for session locks.
+pub fn session_pool<DB: SessionOps>(pool: &Pool<DB>) -> Pool<<DB as Known<Sessions>>::Itself> {
+    pool.clone()
+}
+
+/// A row lock in the database of the pool.
+pub fn row_lock<DB: RowOps>(_pool: &Pool<DB>, table: &'static str) -> RowLock<DB> {
+    RowLock::table(table)
+}
+
+/// A value of a column.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the value of a column in `{DB}`",
+    label = "sqlx cannot bind this: it is not `sqlx::Encode` and `sqlx::Type` for `{DB}`",
+    note = "for one of several values write `by_any(column = values)`"
+)]
+pub trait Value<'v, DB: Database>: Encode<'v, DB> + Type<DB> {}
+
+#[diagnostic::do_not_recommend]
+impl<'v, DB: Database, T: Encode<'v, DB> + Type<DB>> Value<'v, DB> for T {}
+
+/// [`RowLock::by`].
+pub fn by<'v, DB: RowOps>(lock: RowLock<DB>, column: &str, value: impl Value<'v, DB>) -> RowLock<DB> {
+    lock.by(column, value)
+}
+
+/// [`RowLock::by_any`].
+pub fn by_any<'v, DB: RowOps, T: Value<'v, DB> + Ord>(
+    lock: RowLock<DB>,
+    column: &str,
+    values: impl IntoIterator<Item = T>,
+) -> RowLock<DB> {
+    lock.by_any(column, values)
+}
+
+/// What a commit can depend on.
+pub trait Committing<DB: LeaseOps>: Holding {
+    /// Commits if it is still held, and gives it back.
+    fn commit(self, tx: Tx<DB>) -> impl Future<Output = Result<()>>;
+}
+
+impl<DB: LeaseOps> Committing<DB> for Lease<Pool<DB>> {
+    async fn commit(self, tx: Tx<DB>) -> Result<()> {
+        Box::pin(self.commit(tx)).await
+    }
+}
+
+impl<DB: LeaseOps> Committing<DB> for MultiLease<Pool<DB>> {
+    async fn commit(self, tx: Tx<DB>) -> Result<()> {
+        Box::pin(self.commit(tx)).await
+    }
+}
+
+impl<DB: SessionOps> Holding for Session<DB> {
+    type Lent<'a> = &'a Self;
+
+    fn lend(&self) -> &Self {
+        self
+    }
+
+    fn watch(&self) -> Watched<'_> {
+        Watched { watch: self.watch(), record: Record::new(once_with(|| self.lock())) }
+    }
+
+    async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
+        self.end_with(result).await
+    }
+}
+
+/// A transaction in the database that keeps the leases.
+pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>> {
+    begin_within(leases.store(), None, None).await
+}
+
+/// Commits under what is held, or rolls back and gives it back.
+pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, tx: Tx<DB>, result: R) -> R {
+    R::from_result(match result.into_result() {
+        Ok(value) => held.commit(tx).await.map(|()| value).map_err(R::Error::from),
+        Err(err) => {
+            tx.undo().await;
+            held.end(Err(err)).await
+        }
+    })
+}
+
+/// A transaction without a lock.
+pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> Result<Tx<DB>> {
+    begin_within(pool, None, deadline).await
+}
+
+/// A transaction that holds row locks.
+pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
+    let bound = lock.bound();
+    let locking = async |conn: &mut DB::Connection| lock.until(deadline).lock(conn).await.map(drop);
+    tx_with(pool, bound, deadline, locking, DB::row_holder).await.map(|(tx, ())| tx)
+}
+
+/// A transaction in which `lock` has locked something; rolled back when it could not, with the holder in the error.
+async fn tx_with<DB: Dialect, T>(
+    pool: &Pool<DB>,
+    wait: Option<Wait>,
+    deadline: Option<Instant>,
+    lock: impl AsyncFnOnce(&mut DB::Connection) -> Result<T>,
+    holder: impl AsyncFnOnce(&mut DB::Connection, &Key) -> sqlx::Result<Option<LockHolder>>,
+) -> Result<(Tx<DB>, T)> {
+    let mut tx = begin_within(pool, wait, deadline).await?;
+    match lock(&mut tx).await {
+        Ok(locked) => Ok((tx, locked)),
+        Err(err) => {
+            tx.undo().await;
+            Err(with_holder(pool, err, holder).await)
+        }
+    }
+}
+
+/// The locked rows, as the body gets them.
+#[diagnostic::on_unimplemented(
+    message = "the locked rows cannot be read as `{Self}`",
+    label = "the rows are a `Vec` of a type that is `sqlx::FromRow` for `{DB}`",
+    note = "write `#[derive(sqlx::FromRow)]` on the struct, or take a `Vec` of tuples"
+)]
+pub trait LockedRows<DB: Database>: Sized {
+    /// Locks and reads them.
+    fn fetch(lock: RowLock<DB>, conn: &mut DB::Connection) -> impl Future<Output = Result<Self>> + Send;
+}
+
+#[diagnostic::do_not_recommend]
+impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for Vec<T> {
+    async fn fetch(lock: RowLock<DB>, conn: &mut DB::Connection) -> Result<Self> {
+        lock.lock_and_fetch(conn).await
+    }
+}
+
+/// A transaction that holds row locks, and the rows. Their type comes last, when the database is known: or rustc reports
+/// it for any database, and for this one.
+pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
+    pool: &Pool<DB>,
+    deadline: Option<Instant>,
+    lock: RowLock<DB>,
+    _rows: PhantomData<R>,
+) -> Result<(Tx<DB>, R)> {
+    let bound = lock.bound();
+    let locking = async |conn: &mut DB::Connection| R::fetch(lock.until(deadline), conn).await;
+    tx_with(pool, bound, deadline, locking, DB::row_holder).await
+}
+
+/// A transaction that holds a named lock.
+pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
+    let realm = Realm::named(pool);
+    if is_under(|it| it.realm == realm && it.key == *lock.key()) {
+        return Err(Error::Reentrant { lock: "named lock", key: lock.key().clone(), hint: PASS_TX });
+    }
+    let bound = lock.bound();
+    let locking = async |conn: &mut DB::Connection| lock.until(deadline).lock::<DB>(conn).await;
+    tx_with(pool, bound, deadline, locking, DB::named_holder).await.map(|(tx, ())| tx)
+}
+
+/// As [`until`], under row locks that the attempt's transaction holds.
+pub fn under_rows_until<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    retry: &Retry,
+    body: Pin<&mut F>,
+) -> impl Future<Output = Option<F::Output>> {
+    Bounded::new(Some(rows(pool, key)), retry.deadline(), body)
+}
+
+/// As [`until`], under a named lock that the attempt's transaction holds.
+pub fn under_name_until<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    retry: &Retry,
+    body: Pin<&mut F>,
+) -> impl Future<Output = Option<F::Output>> {
+    Bounded::new(Some(name(pool, key)), retry.deadline(), body)
+}
+
+/// Runs the body, which is under row locks that its transaction holds.
+pub fn under_rows<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    body: Pin<&mut F>,
+) -> impl Future<Output = F::Output> {
+    Under::new(rows(pool, key), body)
+}
+
+/// Runs the body, which is under a named lock that its transaction holds.
+pub fn under_name<DB: Dialect, F: Future>(
+    pool: &Pool<DB>,
+    key: &Key,
+    body: Pin<&mut F>,
+) -> impl Future<Output = F::Output> {
+    Under::new(name(pool, key), body)
+}
+
+fn rows<DB: Dialect>(pool: &Pool<DB>, key: &Key) -> Record {
+    Record::new(once_with(|| Lock::of(Realm::rows(pool), key.clone())))
+}
+
+fn name<DB: Dialect>(pool: &Pool<DB>, key: &Key) -> Record {
+    Record::new(once_with(|| Lock::of(Realm::named(pool), key.clone())))
+}
+
+/// Commits on `Ok`, rolls back on `Err`.
+pub async fn end_tx<DB: Dialect, R: Outcome>(tx: Tx<DB>, result: R) -> R {
+    R::from_result(match result.into_result() {
+        Ok(value) => tx.commit().await.map(|()| value).map_err(R::Error::from),
+        Err(err) => {
+            tx.undo().await;
+            Err(err)
+        }
+    })
+}
+
+/// Ends an attempt that did not run out of time, as [`end_tx`] does, and rolls back one that did.
+pub async fn end_attempt<DB: Dialect, R: Outcome>(tx: Tx<DB>, ended: Option<R>) -> Option<R> {
+    match ended {
+        Some(result) => Some(end_tx(tx, result).await),
+        // In the background: there is no time left.
+        None => None,
+    }
+}

@@ -1,0 +1,98 @@
+//! Requests for one lease and what its holder calls, dropped at every await.
+
+use lockkit::Leases;
+use support::{TestDb, on_every_database};
+use tokio::task::yield_now;
+
+use super::{Bench, Made, PATIENCE, Request, nothing};
+
+on_every_database! {
+    async fn requests_for_leases_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { db, leases, pool } = &bench;
+
+        let requests: [(&str, &dyn Fn() -> Request<S>); 5] = [
+            ("of a lease", &|| leases.lease("k").wait(PATIENCE)),
+            ("fair", &|| leases.lease("k").wait(PATIENCE).fair()),
+            ("of a permit", &|| leases.semaphore("k", 2).wait(PATIENCE)),
+            ("to read", &|| leases.rw("k").read().wait(PATIENCE)),
+            ("to write", &|| leases.rw("k").write().wait(PATIENCE)),
+        ];
+        for (which, request) in requests {
+            bench.drop_everywhere(("LeaseRequest::acquire", which), async || (request().acquire(), ()), nothing).await;
+            bench.drop_everywhere(("LeaseRequest::try_acquire", which), async || (request().try_acquire(), ()), nothing).await;
+            let run = async || {
+                let body = async |lease: Made<S>| {
+                    let mut tx = lockkit::begin(pool).await?;
+                    lease.verify(&mut tx).await?;
+                    yield_now().await;
+                    tx.commit().await
+                };
+                (Box::pin(request().run(body)), ())
+            };
+            bench.drop_everywhere(("LeaseRequest::run", which), run, nothing).await;
+        }
+
+        // Somebody else holds it, and releases it after the drop: it must not be granted to who is gone.
+        let others = Leases::new(db.pool.clone());
+        let release = async |other: Made<S>, _: bool| {
+            other.release().await.unwrap();
+        };
+        for (which, request) in &requests[..2] {
+            let blocked = async || (request().acquire(), others.lease("k").acquire().await.unwrap());
+            bench.drop_blocked(("LeaseRequest::acquire", format!("{which} that is held")), blocked, release).await;
+        }
+        let reader = async || (requests[4].1().acquire(), others.rw("k").read().acquire().await.unwrap());
+        bench.drop_blocked(("LeaseRequest::acquire", "to write while others read"), reader, release).await;
+        let writer = async || (requests[3].1().acquire(), others.rw("k").write().acquire().await.unwrap());
+        bench.drop_blocked(("LeaseRequest::acquire", "to read while another writes"), writer, release).await;
+    }
+
+    async fn what_a_holder_asks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { pool, leases, .. } = &bench;
+        let all_or_none = async |(): (), completed| bench.all_or_none(completed).await;
+
+        let verify = async || {
+            let lease = bench.lease().await;
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            (async move { lease.verify(&mut tx).await }, ())
+        };
+        bench.drop_everywhere("Lease::verify", verify, nothing).await;
+        let commit = async || {
+            let lease = bench.lease().await;
+            (lease.commit(bench.two_rows_written().await), ())
+        };
+        bench.drop_everywhere("Lease::commit", commit, all_or_none).await;
+        let extend = async || {
+            let lease = bench.lease().await;
+            (async move { lease.extend(PATIENCE).await }, ())
+        };
+        bench.drop_everywhere("Lease::extend", extend, nothing).await;
+        bench.drop_everywhere("Lease::release", async || (bench.lease().await.release(), ()), nothing).await;
+        let lost = async || {
+            let lease = bench.lease().await;
+            (async move { Ok(lease.lost().await) }, ())
+        };
+        bench.drop_blocked("Lease::lost", lost, nothing).await;
+
+        // What operators ask, of a lease that is held.
+        let release = async |lease: Made<S>, _: bool| {
+            lease.release().await.unwrap();
+        };
+        bench.drop_everywhere("Leases::show", async || (leases.show("k"), bench.lease().await), release).await;
+        bench.drop_everywhere("Leases::list", async || (leases.list("k"), bench.lease().await), release).await;
+        let closing = async || {
+            let leases = Leases::new(pool.clone());
+            let lease = leases.lease("k").wait(PATIENCE).acquire().await.unwrap();
+            (async move { leases.close().await }, lease)
+        };
+        bench.drop_everywhere("Leases::close", closing, async |lease, _: bool| drop(lease)).await;
+        bench.drop_everywhere("Leases::steal", async || (leases.steal("k"), bench.lease().await), release).await;
+        let steal_if = async || {
+            let lease = bench.lease().await;
+            (leases.steal_if("k", lease.fence()), lease)
+        };
+        bench.drop_everywhere("Leases::steal_if", steal_if, release).await;
+    }
+}

@@ -1,0 +1,108 @@
+//! Transactions that are committed or verified under a lease.
+
+use std::time::Duration;
+
+use lockkit::{Error, Leases, LossReason};
+use support::{Server, TestDb, on_every_database, on_every_server};
+use tokio::time::sleep;
+
+use super::{MILLIS, expire};
+
+on_every_database! {
+    async fn a_commit_needs_the_lease_and_gives_it_back<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (n INT)").await;
+        let leases = Leases::new(db.pool.clone());
+
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
+        lease.commit(tx).await.unwrap();
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(1));
+        assert_eq!(leases.show("k").await.unwrap(), None);
+
+        // A transaction of sqlx serves as well.
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut tx = db.pool.begin().await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (2)").await.unwrap();
+        lease.commit(tx).await.unwrap();
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(2));
+        assert_eq!(leases.show("k").await.unwrap(), None);
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_stale_holders_commit_is_refused_and_its_write_is_absent<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (n INT)").await;
+        let leases = Leases::new(db.pool.clone());
+
+        // Taken over by another holder.
+        let stale = leases.lease("k").acquire().await.unwrap();
+        expire(&db, "k").await;
+        let next = leases.lease("k").acquire().await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
+        assert!(stale.commit(tx).await.unwrap_err().is_lost());
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(0));
+        assert_eq!(leases.show("k").await.unwrap().unwrap().fence, next.fence());
+
+        // Expired, and nobody else there.
+        expire(&db, "k").await;
+        let mut tx = db.pool.begin().await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
+        assert!(next.commit(tx).await.unwrap_err().is_lost());
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(0));
+        db.assert_nothing_left().await;
+    }
+
+    async fn verify_needs_a_transaction_and_a_current_lease<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+
+        let mut conn = db.pool.acquire().await.unwrap();
+        assert!(matches!(lease.verify(&mut conn).await, Err(Error::InvalidOption { option: "verify", .. })));
+        drop(conn);
+
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        lease.verify(&mut tx).await.unwrap();
+        lease.verify(&mut tx).await.unwrap();
+        tx.commit().await.unwrap();
+
+        leases.steal("k").await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        assert!(lease.verify(&mut tx).await.unwrap_err().is_lost());
+        tx.rollback().await.unwrap();
+        assert_eq!(lease.lost().await, LossReason::Stolen);
+    }
+
+    async fn a_nested_transaction_cannot_be_committed_with_a_lease<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let mut outer = db.pool.begin().await.unwrap();
+        let inner = sqlx::Connection::begin(&mut *outer).await.unwrap();
+        let refused = lease.commit(inner).await;
+        assert!(matches!(refused, Err(Error::InvalidOption { option: "commit", .. })), "{refused:?}");
+        outer.rollback().await.unwrap();
+    }
+}
+
+on_every_server! {
+    async fn a_pinned_lease_is_not_taken_even_when_its_time_is_over<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        expire_soon(&db).await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        lease.verify(&mut tx).await.unwrap();
+        sleep(MILLIS(600)).await;
+
+        // Committed is only what the lease was before it was pinned: over by now.
+        assert_eq!(leases.show("k").await.unwrap(), None);
+        let waiting = std::time::Instant::now();
+        assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+        assert!(waiting.elapsed() < Duration::from_secs(5), "a try does not wait for the transaction");
+        lease.commit(tx).await.unwrap();
+        assert!(leases.lease("k").try_acquire().await.unwrap().is_some());
+    }
+}
+
+async fn expire_soon<S: support::Backend>(db: &TestDb<S>) {
+    db.execute("UPDATE lockkit_lease SET expires_us = acquired_us + 500000").await;
+}

@@ -1,0 +1,54 @@
+//! The operations of a database: the same ones, in the same order, on every database.
+
+use crate::code::code;
+use crate::tree::files;
+
+/// The headings of a dialect and the operations under them, in their order.
+fn operations(source: &str) -> Vec<String> {
+    let headings =
+        source.lines().filter(|it| it.starts_with("// ----")).map(|it| it.trim_matches(['/', '-', ' ']).to_owned());
+    let tokens = code(source);
+    let texts: Vec<_> = tokens.iter().map(|it| it.text.as_str()).collect();
+    let mut operations: Vec<_> = headings.collect();
+    let (mut operation_of, mut depth) = (None, 0);
+    for (at, text) in texts.iter().enumerate() {
+        match *text {
+            "impl" if depth == 0 => {
+                let header: Vec<_> = texts[at..].iter().copied().take_while(|it| *it != "{").collect();
+                operation_of = header.iter().position(|it| *it == "for").map(|it| header[it - 1]);
+            }
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            "fn" if depth == 1 => {
+                operations.push(format!("{}::{}", operation_of.unwrap_or("Self"), texts[at + 1]));
+            }
+            _ => {}
+        }
+    }
+    operations
+}
+
+#[test]
+fn every_dialect_has_the_same_operations_in_the_same_order() {
+    let of = |name: &str| {
+        let files = files(&format!("lockkit/src/sql/{name}"), ".rs");
+        files.iter().map(|(file, source)| (file.clone(), operations(source))).collect::<Vec<_>>()
+    };
+    let postgres = of("postgres");
+    let has_acquire = |it: &(String, Vec<String>)| it.1.contains(&"LeaseStatements::lease_acquire".to_owned());
+    assert!(postgres.iter().any(has_acquire), "{postgres:?}");
+    let without = |files: &[&str]| {
+        postgres.iter().filter(|(file, _)| !files.contains(&file.as_str())).cloned().collect::<Vec<_>>()
+    };
+    // Only PostgreSQL notifies and has poolers that lose statements, and SQLite has no sessions that could hold a lock.
+    assert_eq!(of("mysql"), without(&["listen.rs", "pooler.rs"]));
+    assert_eq!(of("sqlite"), without(&["listen.rs", "pooler.rs", "session.rs"]));
+}
+
+#[test]
+fn the_check_sees_a_planted_operation_out_of_order() {
+    let both = "// ---- leases ---\nimpl LeaseOps for A { async fn get() { if x {} } fn set() {} } fn free() {}";
+    assert_eq!(operations(both), ["leases", "LeaseOps::get", "LeaseOps::set"]);
+    assert_ne!(operations("// ---- leases ---\nimpl LeaseOps for B { fn set() {} fn get() {} }"), operations(both));
+    assert_ne!(operations("impl LeaseOps for B { fn get() {} fn set() {} }"), operations(both));
+}
