@@ -21,6 +21,29 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// [`is_conflict`](Self::is_conflict), [`is_transient`](Self::is_transient).
 ///
 /// There is no `From<sqlx::Error>`: a database error always says what lockkit was doing, and for which lock.
+///
+/// A web service answers by the predicates. With axum this is the `IntoResponse` of the service's own error, as in
+/// `examples/axum_orders`:
+///
+/// ```
+/// # struct StatusCode; impl StatusCode { const CONFLICT: u16 = 409; const SERVICE_UNAVAILABLE: u16 = 503; const INTERNAL_SERVER_ERROR: u16 = 500; }
+/// # type Response = (u16, String);
+/// # trait IntoResponse { fn into_response(self) -> Response; }
+/// # impl IntoResponse for (u16, String) { fn into_response(self) -> Response { self } }
+/// struct ApiError(lockkit::Error);
+///
+/// impl IntoResponse for ApiError {
+///     fn into_response(self) -> Response {
+///         let status = match &self.0 {
+///             err if err.is_contended() || err.is_conflict() => StatusCode::CONFLICT, // try again
+///             err if err.is_transient() || err.is_lost() => StatusCode::SERVICE_UNAVAILABLE,
+///             _ => StatusCode::INTERNAL_SERVER_ERROR,
+///         };
+///         (status, self.0.to_string()).into_response()
+///     }
+/// }
+/// # assert_eq!(ApiError(lockkit::Error::conflict()).into_response().0, 409);
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,8 +1,8 @@
-//! What lockkit tells of its work: events and spans by `tracing`, counters and histograms by `metrics`. Each name is
-//! written here and nowhere else.
+//! The telemetry of lockkit: events and spans by `tracing`, counters and histograms by `metrics`. Each name is written here
+//! and nowhere else.
 //!
-//! Keys are fields of events. In metrics they would be without number, so there only the part before the first `:` or `/`
-//! is a label, `prefix`; it is empty for a key without one.
+//! Keys are fields of events. As labels of metrics, keys would be unbounded; only the part before the first `:` or `/` is used, as
+//! `prefix`, which is empty for a key without one.
 
 use std::{error::Error as StdError, future::Future, time::Duration};
 
@@ -14,6 +14,9 @@ use crate::{
     fence::Fence,
     key::Key,
 };
+
+/// The target of every span and event, which is not the path of a module.
+const TARGET: &str = "lockkit";
 
 /// Which lock it is about.
 #[derive(Debug, Clone, Copy)]
@@ -40,12 +43,12 @@ impl Strategy {
 
 /// The span of waiting for a lock.
 pub(crate) fn acquiring(strategy: Strategy, key: &Key) -> Span {
-    tracing::debug_span!("lockkit.acquire", strategy = strategy.name(), %key)
+    tracing::debug_span!(target: TARGET, "lockkit.acquire", strategy = strategy.name(), %key)
 }
 
 /// The span of a body that runs under a lock.
 pub(crate) fn holding(strategy: Strategy, key: &Key) -> Span {
-    tracing::debug_span!("lockkit.hold", strategy = strategy.name(), %key)
+    tracing::debug_span!(target: TARGET, "lockkit.hold", strategy = strategy.name(), %key)
 }
 
 /// Takes a lock, and tells of it and of the wait for it.
@@ -62,74 +65,92 @@ pub(crate) async fn observed<T>(strategy: Strategy, key: &Key, taking: impl Futu
 
 /// A lock was taken.
 pub(crate) fn acquired(strategy: Strategy, key: &Key, waited: Duration) {
-    tracing::debug!(strategy = strategy.name(), %key, ?waited, "acquired");
+    tracing::debug!(target: TARGET, strategy = strategy.name(), %key, ?waited, "acquired");
     count("lockkit_acquired_total", strategy, key);
     record("lockkit_wait_seconds", strategy, key, waited);
 }
 
 /// Somebody else held the lock to the end of the wait.
 pub(crate) fn contended(strategy: Strategy, key: &Key, waited: Duration) {
-    tracing::debug!(strategy = strategy.name(), %key, ?waited, "contended");
+    tracing::debug!(target: TARGET, strategy = strategy.name(), %key, ?waited, "contended");
     count("lockkit_contended_total", strategy, key);
     record("lockkit_wait_seconds", strategy, key, waited);
 }
 
 /// A lease was given back.
 pub(crate) fn released(strategy: Strategy, key: &Key, fence: Fence, held: Duration) {
-    tracing::debug!(strategy = strategy.name(), %key, %fence, ?held, "released");
+    tracing::debug!(target: TARGET, strategy = strategy.name(), %key, %fence, ?held, "released");
     record("lockkit_hold_seconds", strategy, key, held);
 }
 
 /// A lease or session lock was lost. Session locks have no fence.
 pub(crate) fn lost(strategy: Strategy, key: &Key, fence: Option<Fence>, held: Duration, reason: LossReason) {
     let fence = fence.map(tracing::field::display);
-    tracing::warn!(strategy = strategy.name(), %key, fence, ?held, ?reason, "lost");
+    tracing::warn!(target: TARGET, strategy = strategy.name(), %key, fence, ?held, ?reason, "lost");
     count("lockkit_lost_total", strategy, key);
     record("lockkit_hold_seconds", strategy, key, held);
 }
 
 /// Leases were renewed by one statement.
 pub(crate) fn renewed(leases: usize, took: Duration) {
-    tracing::debug!(leases, ?took, "renewed");
+    tracing::debug!(target: TARGET, leases, ?took, "renewed");
 }
 
 /// The first of perhaps many renewals that failed.
 pub(crate) fn outage(leases: usize, error: &(dyn StdError + 'static)) {
-    tracing::warn!(leases, error, "cannot renew leases");
+    tracing::warn!(target: TARGET, leases, error, "cannot renew leases");
 }
 
 /// The first renewal that worked again.
 pub(crate) fn outage_over() {
-    tracing::info!("renewing leases again");
+    tracing::info!(target: TARGET, "renewing leases again");
 }
 
 /// Old keys were forgotten.
 pub(crate) fn swept(keys: u64) {
-    tracing::debug!(keys, "swept");
+    tracing::debug!(target: TARGET, keys, "swept");
 }
 
 /// What the server is not suited for.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn caveat(caveat: &'static str) {
-    tracing::warn!("{caveat}");
+    tracing::warn!(target: TARGET, "{caveat}");
 }
 
 /// A transaction was committed.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn committed() {
-    tracing::debug!("committed");
+    tracing::debug!(target: TARGET, "committed");
 }
 
 /// An attempt failed for a passing reason, and there will be another.
 pub(crate) fn retried(attempt: u32, pause: Duration, error: &dyn std::fmt::Display) {
-    tracing::debug!(attempt, ?pause, %error, "retrying");
+    tracing::debug!(target: TARGET, attempt, ?pause, %error, "retrying");
     #[cfg(feature = "metrics")]
     metrics::counter!("lockkit_retried_total").increment(1);
 }
 
+/// A row lock names a view.
+#[cfg(feature = "sql")]
+pub(crate) fn names_view(table: &Key) {
+    tracing::warn!(target: TARGET, %table, "a row lock names a view");
+}
+
+/// A row lock reads the whole table.
+#[cfg(feature = "sql")]
+pub(crate) fn scans_table(table: &Key, plan: &str) {
+    tracing::warn!(target: TARGET, %table, plan, "a row lock scans the whole table");
+}
+
+/// The connection of a dropped transaction is closed, because the rollback took too long.
+#[cfg(feature = "sql")]
+pub(crate) fn rollback_too_slow() {
+    tracing::debug!(target: TARGET, "closing the connection of a transaction that could not be rolled back in time");
+}
+
 /// Something went wrong in the background that mends itself.
 pub(crate) fn tolerated(doing: &'static str, error: &(dyn StdError + 'static)) {
-    tracing::debug!(doing, error, "failed in the background");
+    tracing::debug!(target: TARGET, doing, error, "failed in the background");
 }
 
 #[cfg(feature = "metrics")]

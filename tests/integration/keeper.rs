@@ -284,6 +284,19 @@ on_databases! { [postgres]
         db.assert_nothing_left().await;
     }
 
+    async fn a_release_elsewhere_wakes_requests_for_several_that_listen<S>(db: TestDb<S>) {
+        let holder = Leases::new(db.pool.clone());
+        let waiter = Leases::builder(db.pool_of(2).await).listen().build().unwrap();
+        let lease = holder.lease("b").acquire().await.unwrap();
+        let waiting = tokio::spawn(waiter.all(["a", "b"]).wait(Duration::from_secs(20)).acquire());
+        // It listens for both keys.
+        while db.fetch_i64(BELLS).await != Some(2) {
+            sleep(MILLIS(5)).await;
+        }
+        lease.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+
     async fn a_release_notifies_only_where_somebody_listens<S>(db: TestDb<S>) {
         let mut ears = sqlx::postgres::PgListener::connect_with(&db.pool).await.unwrap();
         ears.listen("lockkit_freed").await.unwrap();

@@ -32,6 +32,7 @@ mod qualified;
 mod queues;
 mod readme;
 mod reentrant;
+mod requests;
 mod returning;
 mod round_trips;
 mod row_mistakes;

@@ -44,7 +44,7 @@ impl<S: Subscriber> Layer<S> for Told {
     fn on_new_span(&self, span: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
         let mut fields = Fields::default();
         span.record(&mut fields);
-        if span.metadata().target().starts_with("lockkit") {
+        if span.metadata().target() == "lockkit" {
             self.add(span.metadata().name().to_owned(), fields.names);
         }
     }
@@ -52,7 +52,7 @@ impl<S: Subscriber> Layer<S> for Told {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
-        if event.metadata().target().starts_with("lockkit") {
+        if event.metadata().target() == "lockkit" {
             self.add(fields.message, fields.names);
         }
     }
@@ -244,6 +244,19 @@ async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() 
     ] {
         assert_eq!(found.get(name), Some(&count), "{name} among {found:?}");
     }
+}
+
+#[tokio::test]
+async fn a_body_under_several_leases_runs_in_a_span_as_one_under_a_single_lease_does() {
+    let leases = Leases::new(MemoryStore::new());
+    let told = Told::default();
+    {
+        let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
+        leases.all(["order:42", "order:43"]).run(|_| async { Ok::<_, Error>(()) }).await.unwrap();
+    }
+    let told = told.0.lock().unwrap();
+    let fields = told.get("lockkit.hold").unwrap_or_else(|| panic!("no span: {:?}", told.keys()));
+    assert_eq!(fields.iter().map(String::as_str).collect::<Vec<_>>(), ["key", "strategy"]);
 }
 
 #[tokio::test]

@@ -62,7 +62,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let mut keys: Vec<Key> = free.iter().map(|it| format!("{prefix}{it}").into()).collect();
             keys.sort_unstable();
             keys.iter().try_for_each(Key::check)?;
-            let claims = keys.iter().map(|it| self.claim(it, Token::random())).collect();
+            let claims = keys.iter().map(|it| self.claim(place, it, Token::random())).collect();
             match attempt(self.inner.clone(), claims, Vec::new(), self.terms()).await? {
                 Attempt::Granted(leases) => {
                     place.gather(leases);

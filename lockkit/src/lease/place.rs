@@ -23,6 +23,8 @@ const ANSWERS_DIFFER: Duration = Duration::from_millis(5);
 /// The state of one waiting request. Dropping it gives back in the background what it took.
 #[derive(Debug)]
 pub(super) struct Place<S: LeaseStore> {
+    /// Whether the request asks until its wait is over.
+    pub(super) waits: bool,
     asked: OnceLock<Instant>,
     taken: Mutex<Taken<S>>,
 }
@@ -79,6 +81,11 @@ impl Progress {
 }
 
 impl<S: LeaseStore> Place<S> {
+    /// The place of a request that asks until its wait is over.
+    pub(super) fn waiting() -> Self {
+        Self { waits: true, ..Self::default() }
+    }
+
     /// How long ago the first question was asked; `None` if this is the first one.
     pub(super) fn waited(&self) -> Option<Duration> {
         if let Some(asked) = self.asked.get() {
@@ -194,6 +201,6 @@ impl<S: LeaseStore> Default for Place<S> {
     fn default() -> Self {
         let taken =
             Mutex::new(Taken { ticket: None, gate: None, gathered: Vec::new(), claims: Vec::new(), in_the_way: None });
-        Self { asked: OnceLock::new(), taken }
+        Self { waits: false, asked: OnceLock::new(), taken }
     }
 }

@@ -239,7 +239,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     pub async fn acquire(self) -> Result<L> {
         self.check()?;
         self.check_not_reentrant()?;
-        let place = Place::default();
+        let place = Place::waiting();
         let leases = observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it(&place))).await?;
         Ok(self.hand_out(leases))
     }
@@ -458,7 +458,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let before = place.take_claims(keys);
         let claims = keys.iter().map(|key| {
             let token = before.iter().find(|it| it.key == *key).map_or_else(Token::random, |it| it.token);
-            self.claim(key, token)
+            self.claim(place, key, token)
         });
         match attempt(self.inner.clone(), claims.collect(), before, self.terms()).await? {
             Attempt::Granted(leases) => Ok(Turn::Done(leases)),
@@ -521,9 +521,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         !self.wait.is_zero()
     }
 
-    pub(super) fn claim(&self, key: &Key, token: Token) -> Claim {
+    pub(super) fn claim(&self, place: &Place<S>, key: &Key, token: Token) -> Claim {
         let holder = self.inner.keeper.holder().clone();
-        let queue = self.waits() && self.inner.store().profile().queues && self.keys().contains(key);
+        let queue = place.waits && self.waits() && self.inner.store().profile().queues && self.keys().contains(key);
         Claim { key: key.clone(), token, holder, ttl: self.ttl, queue }
     }
 

@@ -352,7 +352,7 @@ impl<DB: Dialect> Hold for Open<DB> {
             if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
                 check_in::<DB>(ending.defuse().conn);
             } else {
-                tracing::debug!("closing the connection of a transaction that could not be rolled back in time");
+                observe::rollback_too_slow();
             }
         });
     }

@@ -11,6 +11,7 @@ use std::{
 use crate::{
     error::{Error, Result},
     key::Key,
+    observe,
     sql::{Access, Plan, RowOps, RowQuery, Values, failed},
 };
 
@@ -67,12 +68,12 @@ pub(crate) async fn access<DB: RowOps>(
             Err(Error::InvalidOption { option: "table", reason })
         }
         Plan::View => {
-            tracing::warn!(%table, "a row lock names a view");
+            observe::names_view(table);
             Ok(Access::default())
         }
         Plan::Scan(plan) if check == PlanCheck::Deny => Err(Error::FullScan { table: table.clone(), plan }),
         Plan::Scan(plan) => {
-            tracing::warn!(%table, plan, "a row lock scans the whole table");
+            observe::scans_table(table, &plan);
             Ok(Access::default())
         }
     }

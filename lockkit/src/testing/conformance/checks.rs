@@ -26,9 +26,6 @@ const LONG: Duration = Duration::from_secs(600);
 /// So long that most of [`LONG`] is left.
 const LESS: Duration = Duration::from_secs(300);
 
-/// So short that one can wait for its end.
-const SHORT: Duration = Duration::from_millis(60);
-
 /// Writes [`PROMISES`] and `check` from the names of the functions below.
 macro_rules! promises {
     ($($name:ident),+ $(,)?) => {
@@ -78,11 +75,14 @@ promises![
 struct Subject<S> {
     store: S,
     prefix: String,
+    /// A ttl that is soon over.
+    short: Duration,
 }
 
 impl<S: LeaseStore> Subject<S> {
     fn new(store: S) -> Self {
-        Self { store, prefix: format!("conformance/{:016x}/", fastrand::u64(..)) }
+        let short = store.profile().least_ttl.mul_f64(1.2);
+        Self { store, prefix: format!("conformance/{:016x}/", fastrand::u64(..)), short }
     }
 
     fn claim(&self, name: &str, ttl: Duration) -> Claim {
@@ -134,15 +134,15 @@ impl<S: LeaseStore> Subject<S> {
     async fn expired(&self, claim: &Claim) -> Check {
         let begun = Instant::now();
         while self.look(claim).await?.is_some() {
-            ensure!(begun.elapsed() < SHORT + Duration::from_secs(5), "`{}` does not expire", claim.key);
-            sleep(SHORT / 4).await;
+            ensure!(begun.elapsed() < self.short + Duration::from_secs(5), "`{}` does not expire", claim.key);
+            sleep(self.short / 4).await;
         }
         Ok(())
     }
 
     /// Forgets all that can be forgotten.
     async fn sweep(&self) -> Check {
-        sleep(SHORT / 2).await;
+        sleep(self.short / 2).await;
         while self.store.lease_sweep(Duration::from_millis(1), 500).await? > 0 {}
         Ok(())
     }
@@ -271,7 +271,7 @@ async fn fences_rise_across_release<S: LeaseStore>(store: Subject<S>) -> Check {
 async fn fences_rise_across_expiry_and_the_new_holder_hears_of_the_old<S: LeaseStore>(store: Subject<S>) -> Check {
     let mut last: Option<Fence> = None;
     for _ in 0..3 {
-        let claim = store.claim("k", SHORT);
+        let claim = store.claim("k", store.short);
         let Grant { fence, previous, .. } = store.take(&claim).await?;
         if let Some(last) = last {
             ensure!(fence > last, "fence {fence} was granted after fence {last}");
@@ -289,7 +289,7 @@ async fn fences_rise_across_expiry_and_the_new_holder_hears_of_the_old<S: LeaseS
 async fn fences_rise_across_a_sweep<S: LeaseStore>(store: Subject<S>) -> Check {
     let mut last = Fence::from(0);
     for round in 0..4 {
-        let claim = store.claim("k", if round % 2 == 0 { LONG } else { SHORT });
+        let claim = store.claim("k", if round % 2 == 0 { LONG } else { store.short });
         let fence = store.take(&claim).await?.fence;
         ensure!(fence > last, "fence {fence} was granted after fence {last}, which was swept");
         last = fence;
@@ -344,7 +344,7 @@ async fn renewals_are_answered_each_in_its_place<S: LeaseStore>(store: Subject<S
 }
 
 async fn a_lease_that_expired_is_not_renewed<S: LeaseStore>(store: Subject<S>) -> Check {
-    let claim = store.claim("k", SHORT);
+    let claim = store.claim("k", store.short);
     store.take(&claim).await?;
     store.expired(&claim).await?;
     let renewed = store.renew(&claim, LONG).await?;
@@ -376,7 +376,7 @@ async fn a_lease_that_was_given_back_is_free<S: LeaseStore>(store: Subject<S>) -
 }
 
 async fn a_stale_token_changes_nothing<S: LeaseStore>(store: Subject<S>) -> Check {
-    let stale = store.claim("k", SHORT);
+    let stale = store.claim("k", store.short);
     store.take(&stale).await?;
     store.expired(&stale).await?;
     let late = store.release(&stale, Duration::ZERO).await?;
@@ -422,8 +422,8 @@ async fn a_lease_stays_taken_by_nobody_for_its_least_holding_time<S: LeaseStore>
 async fn a_least_holding_time_that_is_over_holds_nothing<S: LeaseStore>(store: Subject<S>) -> Check {
     let claim = store.claim("k", LONG);
     store.take(&claim).await?;
-    sleep(SHORT).await;
-    store.release(&claim, SHORT / 4).await?;
+    sleep(store.short).await;
+    store.release(&claim, store.short / 4).await?;
     store.take(&store.claim("k", LONG)).await?;
     Ok(())
 }
@@ -431,7 +431,7 @@ async fn a_least_holding_time_that_is_over_holds_nothing<S: LeaseStore>(store: S
 async fn a_least_holding_time_ends<S: LeaseStore>(store: Subject<S>) -> Check {
     let claim = store.claim("k", LONG);
     store.take(&claim).await?;
-    store.release(&claim, SHORT).await?;
+    store.release(&claim, store.short).await?;
     store.expired(&claim).await?;
     let next = store.take(&store.claim("k", LONG)).await?;
     ensure!(next.previous.is_none(), "it had been given back and was taken over from {:?}", next.previous);
@@ -440,7 +440,7 @@ async fn a_least_holding_time_ends<S: LeaseStore>(store: Subject<S>) -> Check {
 
 async fn a_list_has_the_held_leases_of_a_prefix_in_order<S: LeaseStore>(store: Subject<S>) -> Check {
     let [b, a, c] = ["job/b", "job/a", "job/c"].map(|name| store.claim(name, LONG));
-    let (other, expired) = (store.claim("other", LONG), store.claim("job/expired", SHORT));
+    let (other, expired) = (store.claim("other", LONG), store.claim("job/expired", store.short));
     for claim in [&b, &a, &c, &other, &expired] {
         store.take(claim).await?;
     }
@@ -489,7 +489,7 @@ async fn a_sweep_forgets_no_more_than_its_limit<S: LeaseStore>(store: Subject<S>
         store.take(&claim).await?;
         store.release(&claim, Duration::ZERO).await?;
     }
-    sleep(SHORT / 2).await;
+    sleep(store.short / 2).await;
     let mut forgotten = 0;
     loop {
         let swept = store.store.lease_sweep(Duration::from_millis(1), 2).await?;
@@ -499,7 +499,8 @@ async fn a_sweep_forgets_no_more_than_its_limit<S: LeaseStore>(store: Subject<S>
         }
         forgotten += swept;
     }
-    ensure!(forgotten >= 3, "3 were free for long enough, and it forgot {forgotten}");
+    let has_to = store.store.profile().sweeps;
+    ensure!(forgotten >= 3 || !has_to, "3 were free for long enough, and it forgot {forgotten}");
     Ok(())
 }
 
