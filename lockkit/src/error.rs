@@ -64,8 +64,7 @@ pub enum Error {
     /// spent on waiting.
     ///
     /// Locks are not re-entrant. This error is told where lockkit knows that the task holds the lock: in a function under
-    /// `#[with_lock]` and in a body of [`LeaseRequest::run`](crate::LeaseRequest::run) or
-    /// [`MultiRequest::run`](crate::MultiRequest::run). It is a mistake in the program, so it is neither contended nor
+    /// `#[with_lock]` and in a body of [`LeaseRequest::run`](crate::LeaseRequest::run). It is a mistake in the program, so it is neither contended nor
     /// transient.
     #[error("{lock} `{key}` is held by this task already, which would wait for itself: {hint}")]
     #[non_exhaustive]

@@ -139,7 +139,7 @@ pub use version::Version;
 pub use lockkit_macros::{Versioned, with_lock};
 
 /// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock]`, nor in a body of
-/// [`LeaseRequest::run`] or [`MultiRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the
+/// [`LeaseRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the
 /// name of its table.
 ///
 /// With the feature `testing`, for tests. Without it, it is nothing, and the key is not evaluated: code whose safety

@@ -28,7 +28,7 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
 /// One rule for all: a lock that is not told how long to wait waits for [`Wait::DEFAULT`], 10 s. That goes for leases, several
 /// of them, permits, readers and writers, for row, named and session locks, for stocks, for the write lock that
 /// [`begin`](crate::begin) takes on SQLite, and for each of them under `#[with_lock]`. Leases may have another default
-/// ([`LeasesBuilder::wait`](crate::LeasesBuilder::wait)), and under an attribute with a `deadline` the wait lasts until that.
+/// ([`LeasesBuilder::wait`](crate::store::LeasesBuilder::wait)), and under an attribute with a `deadline` the wait lasts until that.
 /// Nothing waits for ever unless it is told to, with [`Wait::Unbounded`].
 ///
 /// The server enforces the wait of a row or named lock.

@@ -84,10 +84,10 @@ impl LeaseStore for Able {
     }
 
     async fn lease_freed(&self, _key: &Key) {
-        match self.able.tells {
-            true => self.able.freed.notified().await,
-            false => std::future::pending().await,
+        if !self.able.tells {
+            std::future::pending::<()>().await;
         }
+        self.able.freed.notified().await;
     }
 
     fn profile(&self) -> Profile {

@@ -68,7 +68,9 @@ pub(super) async fn attempt<S: LeaseStore>(
         let sent = Instant::now();
         // Some may have been granted even if no answer comes.
         let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
-        before.into_iter().filter_map(|it| it.place).for_each(|it| drop(it.defuse()));
+        for it in before.into_iter().filter_map(|it| it.place) {
+            drop(it.defuse());
+        }
         let answer = send(&inner, &claims).await;
         if !is_heard(&answer) {
             return answer.map(|_| Attempt::Silent);
@@ -86,7 +88,9 @@ pub(super) async fn attempt<S: LeaseStore>(
             };
             return Ok(Attempt::Held { key, free_in, claims: unheard.into_iter().map(waiting).collect() });
         }
-        unheard.into_iter().for_each(|it| drop(it.defuse()));
+        for it in unheard {
+            drop(it.defuse());
+        }
         match answer? {
             Some(AcquiredAll::Granted(grants)) => {
                 // All of them, before the first error: each lease gives itself back.

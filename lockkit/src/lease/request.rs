@@ -81,10 +81,12 @@ pub trait Yields: Sized + sealed::Sealed {
 
     /// The same leases for a body that runs under them.
     #[doc(hidden)]
+    #[must_use]
     fn borrowed(&self) -> Self;
 
     /// The same leases for the body of a function under the attribute, which cannot give them back.
     #[doc(hidden)]
+    #[must_use]
     fn lent(&self) -> Self;
 
     /// What runs a body under the leases, and the record of the locks that it is under.

@@ -93,7 +93,7 @@ impl<S: LeaseStore> MultiLease<S> {
     /// Gives all of the leases back; [`Released::AlreadyLost`] if one of them had been lost before.
     ///
     /// # Errors
-    /// [`Error::Database`] when the store cannot be asked. What is not given back is freed by its ttl.
+    /// [`Error::Database`](crate::Error::Database) when the store cannot be asked. What is not given back is freed by its ttl.
     ///
     /// # Cancel safety
     /// The release goes on in the background if this future is dropped.

@@ -293,6 +293,7 @@ pub struct Grant {
 
 impl Grant {
     /// The same lease, taken over from a holder that let it expire.
+    #[must_use]
     pub fn after(mut self, previous: impl Into<Option<Previous>>) -> Self {
         self.previous = previous.into();
         self

@@ -238,9 +238,8 @@ impl Lines {
 /// Ends when the store tells that the lease of one of the keys was given back; never without keys.
 async fn first_of<'k>(keys: &'k [Key], told: &mut [Freed<'k>], freed_in_store: impl Fn(&'k Key) -> Freed<'k>) {
     let (at, key) = poll_fn(|context| {
-        let ready = told.iter_mut().zip(keys).enumerate();
-        let ready =
-            ready.filter_map(|(at, (it, key))| it.as_mut().poll(context).is_ready().then_some((at, key))).next();
+        let mut ready = told.iter_mut().zip(keys).enumerate();
+        let ready = ready.find_map(|(at, (it, key))| it.as_mut().poll(context).is_ready().then_some((at, key)));
         ready.map_or(Poll::Pending, Poll::Ready)
     })
     .await;

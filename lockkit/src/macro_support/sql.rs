@@ -30,7 +30,7 @@ use crate::{
 };
 use tokio::time::Instant;
 
-/// As [`own_leases`], where a transaction is to begin in their database.
+/// As [`own_leases`](super::own_leases), where a transaction is to begin in their database.
 pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as Known>::Itself>> {
     S::with_pool(leases)
 }
@@ -235,7 +235,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     tx_with(pool, bound, deadline, locking, DB::named_holder).await.map(|(tx, ())| tx)
 }
 
-/// As [`until`], under row locks that the attempt's transaction holds.
+/// As [`until`](super::until), under row locks that the attempt's transaction holds.
 pub fn under_rows_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
@@ -245,7 +245,7 @@ pub fn under_rows_until<DB: Dialect, F: Future>(
     Bounded::new(Some(rows(pool, key)), retry.deadline(), body)
 }
 
-/// As [`until`], under a named lock that the attempt's transaction holds.
+/// As [`until`](super::until), under a named lock that the attempt's transaction holds.
 pub fn under_name_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,

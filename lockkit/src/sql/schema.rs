@@ -67,7 +67,7 @@ impl<DB: Dialect> Leases<Pool<DB>>
 where
     Pool<DB>: LeaseStore,
 {
-    /// Creates lockkit's tables, or brings them up to date. See [`migrate`](crate::sql::schema()).
+    /// Creates lockkit's tables, or brings them up to date. See [`migrate`](crate::migrate()).
     ///
     /// # Errors
     /// [`Error::Migration`].

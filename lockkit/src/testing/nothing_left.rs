@@ -18,7 +18,7 @@ const CLEAN_UP: Duration = Duration::from_secs(5);
 /// How long the pool may take to hand out all of its connections.
 const WHOLE: Duration = Duration::from_secs(20);
 
-impl<'a, Prepare> DropAtEveryAwait<'a, Prepare> {
+impl<Prepare> DropAtEveryAwait<'_, Prepare> {
     /// After each drop, asks the database what is left: a lease that was not held in the beginning and is not given back
     /// within 5 s, a connection of the pool that has an open transaction, answers no more, or did not come back.
     ///

@@ -1,4 +1,4 @@
-//! Session locks behind PgBouncer.
+//! Session locks behind a pooler.
 
 use lockkit::{Error, SessionLock};
 use sqlx::Connection;

@@ -47,7 +47,7 @@ const MOST_SEGMENTS: u32 = 1024;
 /// another number: it only says over how many rows [`put`](Self::put) and [`rebalance`](Self::rebalance) spread, and
 /// whatever rows there are, are taken from.
 ///
-/// Needs the table `lockkit_stock`; see [`migrate`](crate::sql::schema). A handle is cheap to clone.
+/// Needs the table `lockkit_stock`; see [`migrate`](crate::migrate()). A handle is cheap to clone.
 ///
 /// # Example
 /// ```

@@ -41,7 +41,7 @@ impl<T> Deref for Versioned<T> {
 /// forward, at whatever precision the column has.
 ///
 /// Use it where conflicts are rare and reads dominate; on a hot row [`RowLock`](crate::RowLock) wastes less work. It holds
-/// nothing between the read and the write. Retry conflicts with [`RetryPolicy::retry`](crate::Policy::retry) or
+/// nothing between the read and the write. Retry conflicts with [`RetryPolicy::retry`](crate::RetryPolicy::retry) or
 /// `#[with_lock(version, …)]`, each attempt in a transaction of its own: inside one REPEATABLE READ transaction every read
 /// would find the old version again.
 ///
