@@ -20,7 +20,7 @@
 //! # What to rely on
 //!
 //! - **A stale holder cannot commit.** [`Lease::commit`] makes a transaction conditional on still holding the lease,
-//!   in the same atomic act. Whoever was stopped, slow or cut off finds its work rolled back.
+//!   in the same atomic act. The work of a holder that was stopped, slow or cut off is rolled back.
 //! - **Fencing tokens** ([`Fence`]) rise for ever, for resources outside the database.
 //! - **Commit before release**, by construction.
 //! - **Cancellation leaves nothing behind**: dropping any future of this crate at any await point leaves no lock past its
@@ -28,30 +28,40 @@
 //! - **Waiting for a lease holds no connection**, and one process sends one query per key, however many
 //!   tasks wait.
 //! - **A row lock that would scan the table is refused** before it is taken.
-//! - **A version is yours to keep once it is committed**: what a transaction or savepoint rolled back is never expected of a
-//!   row that others have moved to the same number since.
+//! - **Uncommitted versions never escape**: after a rollback, a stale save cannot overwrite the work of another writer that
+//!   reached the same number.
 //!
 //! What no lock can promise: that a process outside the database stops acting the instant its lease ends. Give such
 //! resources the fence and let them refuse older ones.
 //!
-//! # What it tells
+//! # Telemetry
 //!
-//! By [`tracing`](https://docs.rs/tracing), with the target `lockkit::observe`: the spans `lockkit.acquire` and `lockkit.hold`
-//! (`strategy`, `key`), and the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `lost` (`fence`,
-//! `held`, `reason`; a warning, once for each lease or session lock), `released` (`fence`, `held`), `committed`, `retrying`
-//! (`attempt`, `pause`, `error`) and `swept` (`keys`). Renewals that fail are one warning for each outage. The first [`begin`] on
-//! a MySQL or MariaDB server warns of what the server is not suited for: a node of a Galera cluster, a binary log of statements.
+//! By [`tracing`](https://docs.rs/tracing), with the target `lockkit`:
+//!
+//! - the spans `lockkit.acquire` and `lockkit.hold` (`strategy`, `key`);
+//! - the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `released` (`fence`, `held`), `committed`,
+//!   `retrying` (`attempt`, `pause`, `error`) and `swept` (`keys`);
+//! - the warning `lost` (`fence`, `held`, `reason`), once for each lease or session lock;
+//! - one warning for each outage in which renewals fail;
+//! - a warning for a row lock that scans its table or names a view, with [`PlanCheck::Warn`];
+//! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster and for a binary log of
+//!   statements.
 //!
 //! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`: the counters `lockkit_acquired_total`,
 //! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms `lockkit_wait_seconds` and
-//! `lockkit_hold_seconds`, by `strategy` and by `prefix`: what stands before the first `:` or `/` of the key, and nothing for
-//! a key without one.
+//! `lockkit_hold_seconds`. Their labels are `strategy` and `prefix`: the part of the key before the first `:` or `/`, empty for a
+//! key without one.
 //!
 //! # Features
 //!
-//! `postgres`, `mysql` (also MariaDB), `sqlite`: none is on by default, and no TLS is chosen for you; switch that on in
-//! sqlx. `macros` (default): the attribute and the derive. `metrics`: counters and histograms. `testing`: tools to test
-//! services that lock, in `lockkit::testing`.
+//! | feature | what it brings |
+//! |---|---|
+//! | `postgres`, `mysql` (also MariaDB), `sqlite` | locks in that database. None is on by default. No TLS is chosen; switch it on in sqlx |
+//! | `sqlite-unbundled` | as `sqlite`, linked with the system's library |
+//! | `sql` | sqlx, and what the databases have in common. Each of them switches it on. Without it, leases work over a [`LeaseStore`] that is not SQL |
+//! | `macros` (default) | the attribute and the derive |
+//! | `metrics` | counters and histograms |
+//! | `testing` | tools to test services that lock, in `lockkit::testing` |
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

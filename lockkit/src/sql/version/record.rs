@@ -19,7 +19,10 @@ use crate::{
 /// `#[derive(Versioned)]` implements it, which is one line; this is what it writes, for when you want to write it by hand:
 ///
 /// ```
-/// use lockkit::{Columns, VersionOps, VersionedStruct};
+/// use lockkit::{
+///     VersionedStruct,
+///     dialect::{Columns, VersionOps},
+/// };
 /// use sqlx::{Encode, Type};
 ///
 /// struct Item {
