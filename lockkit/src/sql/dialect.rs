@@ -79,7 +79,8 @@ pub trait Driver: Database {
     /// Commits the transaction of `begin` that `check_begun` found open.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Restores the settings of the session that `begin` changed, and rolls back what ran after the transaction ended.
+    /// Restores the settings of the session that `begin` changed, and rolls back statements that ran after the
+    /// transaction ended.
     fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Fails when sqlx counts an open transaction of the application and the database has already ended it.

@@ -30,7 +30,7 @@ use crate::{
 )]
 pub trait LeaseOps: Dialect + LeaseStatements {}
 
-/// The statements of leases. Hidden from users, who call the strategy.
+/// The statements of leases. Hidden from the docs: users call the strategy.
 pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)

@@ -205,7 +205,7 @@ impl NamedLock {
 )]
 pub trait NamedOps: Dialect + NamedStatements {}
 
-/// The statements of named locks. Hidden from users, who call the strategy.
+/// The statements of named locks. Hidden from the docs: users call the strategy.
 pub trait NamedStatements: Database {
     /// Takes the lock for the rest of the transaction. `false` when another session holds it and `wait` is
     /// [`Wait::Never`].

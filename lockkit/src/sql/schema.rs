@@ -15,9 +15,9 @@ use crate::{
 /// Creates lockkit's tables, or updates them to the current version.
 ///
 /// Does nothing when they are up to date; a table that was dropped is created again. Any number of processes may call
-/// this at once. The history is kept in `_lockkit_migrations`, separate from the application's own migrations. `sqlx
-/// migrate run --source migrations/<database> --config migrations/sqlx.toml` writes the same history, so both ways can
-/// be mixed.
+/// this at once. The history is kept in `_lockkit_migrations`, separate from the application's own migrations. The
+/// command `sqlx migrate run --source migrations/<database> --config migrations/sqlx.toml` writes the same history, so
+/// both ways can be mixed.
 ///
 /// On PostgreSQL the tables and their history are in the first schema of the connection's `search_path`
 /// (`current_schema()`), whatever the other schemas contain. Services share leases if they have the same first schema.
@@ -68,7 +68,7 @@ impl<DB: Dialect> Leases<Pool<DB>>
 where
     Pool<DB>: LeaseStore,
 {
-    /// Creates lockkit's tables, or updates them to the current version. See [`migrate`](crate::sql::schema()).
+    /// Creates lockkit's tables, or updates them to the current version. See [`migrate`](crate::migrate).
     ///
     /// # Errors
     /// [`Error::Migration`].

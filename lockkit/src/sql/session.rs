@@ -448,7 +448,7 @@ async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Resul
 )]
 pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> + SessionStatements {}
 
-/// The statements of session locks. Hidden from users, who call the strategy.
+/// The statements of session locks. Hidden from the docs: users call the strategy.
 pub trait SessionStatements: Database {
     /// Whether poolers for this database can give a session to other clients between two transactions, even while the
     /// session holds a lock.

@@ -19,7 +19,7 @@ use crate::{
 )]
 pub trait RowOps: Dialect + RowStatements {}
 
-/// The statements of row locks. Hidden from users, who call the strategy.
+/// The statements of row locks. Hidden from the docs: users call the strategy.
 pub trait RowStatements: Database {
     /// The text of the selection, without the locking clause and index hints. Plans are cached by this text.
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String;

@@ -47,7 +47,7 @@ const MOST_SEGMENTS: u32 = 1024;
 /// numbers. The number only sets how many rows [`put`](Self::put) and [`rebalance`](Self::rebalance) spread the pieces
 /// over; callers take from all existing rows.
 ///
-/// Needs the table `lockkit_stock`; see [`migrate`](crate::sql::schema). A handle is cheap to clone.
+/// Needs the table `lockkit_stock`; see [`migrate`](crate::migrate). A handle is cheap to clone.
 ///
 /// # Example
 /// ```

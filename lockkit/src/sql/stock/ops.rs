@@ -16,7 +16,7 @@ use crate::{
 /// adds, removes or fills segments locks all of them, segment 0 first. Segment 0 is never removed.
 pub trait StockOps: Dialect + StockStatements {}
 
-/// The statements of stocks. Hidden from users, who call the strategy.
+/// The statements of stocks. Hidden from the docs: users call the strategy.
 pub trait StockStatements: Database {
     /// Takes the amount from one unlocked segment that has enough, preferably one of `first`. Does not wait, and keeps
     /// no lock on skipped segments. `None` when no unlocked segment has enough.

@@ -12,7 +12,7 @@ use crate::{
 /// Versions of rows.
 pub trait VersionOps: Dialect + VersionStatements {}
 
-/// The statements of versions. Hidden from users, who call the strategy.
+/// The statements of versions. Hidden from the docs: users call the strategy.
 pub trait VersionStatements: Database {
     /// Reads the row and its version.
     fn version_read(

@@ -41,9 +41,9 @@ impl<T> Deref for Versioned<T> {
 /// current time and always increases, at the precision of the column.
 ///
 /// Use it where conflicts are rare and reads dominate; on a hot row [`RowLock`](crate::RowLock) wastes less work. It
-/// locks nothing between the read and the write. Retry conflicts with [`RetryPolicy::retry`](crate::Policy::retry) or
-/// `#[with_lock(version, …)]`, each attempt in its own transaction: inside one REPEATABLE READ transaction every read
-/// would return the old version again.
+/// locks nothing between the read and the write. Retry conflicts with [`RetryPolicy::retry`](crate::RetryPolicy::retry)
+/// or `#[with_lock(version, …)]`, each attempt in its own transaction: inside one REPEATABLE READ transaction every
+/// read would return the old version again.
 ///
 /// # Example
 /// ```
