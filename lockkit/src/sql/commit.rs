@@ -36,7 +36,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
-    /// The row may be locked by the transaction; roll that back.
+    /// The transaction may or may not have locked the row; roll it back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         self.visit();
         self.check_trusted()?;
@@ -79,7 +79,7 @@ impl<DB: LeaseOps> MultiLease<Pool<DB>> {
     /// As [`Lease::verify`](crate::Lease::verify).
     ///
     /// # Cancel safety
-    /// The rows may be locked by the transaction; roll that back.
+    /// The transaction may or may not have locked the rows; roll it back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         for lease in self.leases() {
             lease.verify(conn).await?;

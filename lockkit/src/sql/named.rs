@@ -133,7 +133,7 @@ impl NamedLock {
     /// databases see [`holder`](Self::holder).
     ///
     /// # Cancel safety
-    /// The name may stay locked until the transaction ends; roll it back.
+    /// The transaction may or may not have locked the name; roll it back.
     pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
         let conn = conn.as_connection();
         let wait = self.wait.unwrap_or_default();

@@ -23,8 +23,8 @@ use crate::{
 /// (`current_schema()`), whatever the other schemas contain. Services share leases if they have the same first schema.
 /// On MySQL and MariaDB this opens one extra connection with the pool's options.
 ///
-/// An alteration of a table waits for transactions that have used the table. On servers it waits for up to a second at
-/// a time and about a minute in all; in between, the lease operations of other processes continue.
+/// Altering a table waits for transactions that have used the table. On servers it waits for up to a second at a time
+/// and about a minute in all; in between, the lease operations of other processes continue.
 ///
 /// # Errors
 /// [`Error::Migration`](crate::Error::Migration), for instance when tables are missing and the user may not create

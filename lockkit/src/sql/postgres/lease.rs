@@ -106,7 +106,8 @@ impl LeaseStatements for Postgres {
             let held = Self::lease_look(conn, &claim.key).await?;
             return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
         }
-        // An expired row is still locked by another transaction. When it will be free is unknown.
+        // No time is left if the lease has expired but another transaction still has the row locked. When it will be
+        // free is unknown.
         let left = duration(row.try_get("left_us")?);
         Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
     }

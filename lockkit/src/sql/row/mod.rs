@@ -241,7 +241,7 @@ impl<DB: RowOps> RowLock<DB> {
     /// transaction has rows of the table locked.
     ///
     /// # Cancel safety
-    /// The rows may stay locked until the transaction ends; roll it back.
+    /// The transaction may or may not have locked the rows; roll it back.
     pub async fn lock(self, conn: &mut impl AsConnection<DB>) -> Result<u64> {
         let least = self.least();
         let (table, rows) = self.select(conn.as_connection(), Columns::None).await?;

@@ -73,7 +73,7 @@ pub struct Stock<DB: StockOps> {
     wait: Wait,
 }
 
-/// The pieces that were taken from a stock. Dropping it returns nothing; use [`Stock::put`].
+/// The pieces that were taken from a stock. Dropping it puts nothing back; [`Stock::put`] does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Taken {
@@ -174,7 +174,7 @@ impl<DB: StockOps> Stock<DB> {
     /// [`Error::SoldOut`] nothing was taken, and the transaction can continue. Roll it back after any other error.
     ///
     /// # Cancel safety
-    /// The pieces may be taken until the transaction ends; roll it back.
+    /// The transaction may or may not have taken the pieces; roll it back.
     ///
     /// # Example
     /// ```

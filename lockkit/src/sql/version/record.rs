@@ -104,7 +104,7 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// its type; [`Error::InvalidIdentifier`]; [`Error::Database`]. The struct keeps its version.
     ///
     /// # Cancel safety
-    /// Outside a transaction the row may have been written; if it was, the next save is a conflict.
+    /// Outside a transaction the row may or may not have been written; if it was, the next save is a conflict.
     fn save<O: On<DB>>(&mut self, on: O) -> impl Future<Output = Result<O::Written<Saved<'_, DB, Self>>>> + Send
     where
         Self: Send,
@@ -123,7 +123,7 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// [`Error::Database`].
     ///
     /// # Cancel safety
-    /// Outside a transaction the row may have been deleted.
+    /// Outside a transaction the row may or may not have been deleted.
     fn delete(&self, on: impl On<DB>) -> impl Future<Output = Result<()>> + Send {
         save::delete(self, on)
     }

@@ -164,7 +164,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// version is NULL.
     ///
     /// # Cancel safety
-    /// Outside a transaction the version may have been replaced.
+    /// Outside a transaction the version may or may not have been replaced.
     pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
         let (query, table, values, expected) = self.query()?;
         let Some(expected) = expected else {
@@ -199,7 +199,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// ended; [`Error::InvalidIdentifier`]; [`Error::Database`].
     ///
     /// # Cancel safety
-    /// Outside a transaction the row may have been deleted.
+    /// Outside a transaction the row may or may not have been deleted.
     ///
     /// # Example
     /// ```
