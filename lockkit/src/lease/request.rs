@@ -241,8 +241,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     pub async fn acquire(self) -> Result<L> {
         self.check()?;
         self.check_not_reentrant()?;
-        let place = Place::waiting();
-        let leases = observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it(&place))).await?;
+        let leases = observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it())).await?;
         Ok(self.hand_out(leases))
     }
 
@@ -263,16 +262,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     pub async fn try_acquire(self) -> Result<Option<L>> {
         self.check()?;
         self.check_not_closed()?;
-        let place = Place::default();
-        let turn = if self.fair { self.try_fairly(&place).await } else { self.try_now(&place, true).await };
-        if !matches!(turn, Ok(Turn::Done(_))) {
-            place.give_back().await;
-        }
-        match turn? {
-            Turn::Done(leases) => Ok(Some(self.hand_out(leases))),
-            Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
-            Turn::Silent => Err(self.silence().await),
-        }
+        let leases = Box::pin(self.try_once()).await?;
+        Ok(leases.map(|it| self.hand_out(it)))
     }
 
     /// Acquires the lease, runs `body`, and releases it.
@@ -365,8 +356,23 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if self.inner.keeper.is_closed() { Err(Error::Closed { key: self.key.clone() }) } else { Ok(()) }
     }
 
-    /// Waits for the leases. What else was granted is in the place.
-    async fn wait_for_it(&self, place: &Place<S>) -> Result<Vec<Lease<S>>> {
+    /// Asks once, and gives back what it took on the way.
+    async fn try_once(&self) -> Result<Option<Vec<Lease<S>>>> {
+        let place = Place::default();
+        let turn = if self.fair { self.try_fairly(&place).await } else { self.try_now(&place, true).await };
+        if !matches!(turn, Ok(Turn::Done(_))) {
+            place.give_back().await;
+        }
+        match turn? {
+            Turn::Done(leases) => Ok(Some(leases)),
+            Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
+            Turn::Silent => Err(self.silence().await),
+        }
+    }
+
+    /// Waits for the leases.
+    async fn wait_for_it(&self) -> Result<Vec<Lease<S>>> {
+        let place = &Place::waiting();
         let started = Instant::now();
         let deadline = started + self.wait;
         // A writer that waits is before it in the line, and waits for this very task to have read.

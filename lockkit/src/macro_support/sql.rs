@@ -19,7 +19,6 @@ use crate::{
     holder::LockHolder,
     key::Key,
     lease::{Lease, Leases, MultiLease, store::LeaseStore},
-    policy::Wait,
     retry::Retry,
     scope::{Lock, Realm, Record, is_under},
     sql::{
@@ -170,27 +169,23 @@ pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -
 
 /// A transaction that holds row locks.
 pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
-    let bound = lock.bound();
-    let locking = async |conn: &mut DB::Connection| lock.until(deadline).lock(conn).await.map(drop);
-    tx_with(pool, bound, deadline, locking, DB::row_holder).await.map(|(tx, ())| tx)
+    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
+    match lock.until(deadline).lock(&mut *tx).await {
+        Ok(_) => Ok(tx),
+        Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
+    }
 }
 
-/// A transaction in which `lock` has locked something; rolled back when it could not, with the holder in the error.
-async fn tx_with<DB: Dialect, T>(
+/// The error of a transaction that could not take its lock, with the holder, after a rollback. Callers box it: it is larger than
+/// taking the lock, and part of the future of each function.
+async fn refused<DB: Dialect>(
     pool: &Pool<DB>,
-    wait: Option<Wait>,
-    deadline: Option<Instant>,
-    lock: impl AsyncFnOnce(&mut DB::Connection) -> Result<T>,
+    tx: Tx<DB>,
+    err: Error,
     holder: impl AsyncFnOnce(&mut DB::Connection, &Key) -> sqlx::Result<Option<LockHolder>>,
-) -> Result<(Tx<DB>, T)> {
-    let mut tx = begin_within(pool, wait, deadline).await?;
-    match lock(&mut tx).await {
-        Ok(locked) => Ok((tx, locked)),
-        Err(err) => {
-            tx.undo().await;
-            Err(with_holder(pool, err, holder).await)
-        }
-    }
+) -> Error {
+    tx.undo().await;
+    with_holder(pool, err, holder).await
 }
 
 /// The locked rows, as the body gets them.
@@ -219,9 +214,11 @@ pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
     lock: RowLock<DB>,
     _rows: PhantomData<R>,
 ) -> Result<(Tx<DB>, R)> {
-    let bound = lock.bound();
-    let locking = async |conn: &mut DB::Connection| R::fetch(lock.until(deadline), conn).await;
-    tx_with(pool, bound, deadline, locking, DB::row_holder).await
+    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
+    match R::fetch(lock.until(deadline), &mut *tx).await {
+        Ok(rows) => Ok((tx, rows)),
+        Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
+    }
 }
 
 /// A transaction that holds a named lock.
@@ -230,9 +227,11 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     if is_under(|it| it.realm == realm && it.key == *lock.key()) {
         return Err(Error::Reentrant { lock: "named lock", key: lock.key().clone(), hint: PASS_TX });
     }
-    let bound = lock.bound();
-    let locking = async |conn: &mut DB::Connection| lock.until(deadline).lock::<DB>(conn).await;
-    tx_with(pool, bound, deadline, locking, DB::named_holder).await.map(|(tx, ())| tx)
+    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
+    match lock.until(deadline).lock(&mut *tx).await {
+        Ok(()) => Ok(tx),
+        Err(err) => Err(Box::pin(refused(pool, tx, err, DB::named_holder)).await),
+    }
 }
 
 /// As [`until`](super::until), under row locks that the attempt's transaction holds.

@@ -1,4 +1,4 @@
-//! Leases of a pool inside a transaction: `verify`, and `commit`, which gives the lease back in the same atomic act.
+//! Leases of a pool inside a transaction: `verify`, and `commit`, which commits and releases the lease atomically.
 
 use std::time::Duration;
 
@@ -16,27 +16,27 @@ use crate::{
     task::{no_answer, timed_out},
 };
 
-/// The least and the most time that a commit may take; in between it is the ttl of its lease.
+/// Lower and upper limit of the time for a commit; between them the limit is the lease's ttl.
 const LEAST_COMMIT: Duration = Duration::from_secs(5);
 const MOST_COMMIT: Duration = Duration::from_secs(30);
 
 impl<DB: LeaseOps> Lease<Pool<DB>> {
-    /// Inside a transaction: makes sure that this lease is current, and keeps everybody else from taking it until the
+    /// Inside a transaction: checks that this lease is current, and prevents others from taking it until the
     /// transaction ends, even if the lease expires meanwhile.
     ///
-    /// Call it before reading what the lease protects. A transaction whose first statement is `verify` has real
-    /// exclusion for data in the same database.
+    /// Call it before reading the data that the lease protects. A transaction whose first statement is `verify` has
+    /// real exclusion for data in the same database.
     ///
-    /// The lease is renewed beside it, however long the transaction takes, except on SQLite, whose only write lock the
-    /// transaction has, and in PostgreSQL's REPEATABLE READ and SERIALIZABLE: there `verify` itself renews, and the
-    /// transaction must be shorter than the ttl.
+    /// The lease is renewed concurrently, however long the transaction takes. Two cases are different: on SQLite the
+    /// transaction holds the only write lock, and in PostgreSQL's REPEATABLE READ and SERIALIZABLE the snapshot is
+    /// fixed. There `verify` itself renews, and the transaction must be shorter than the ttl.
     ///
     /// # Errors
     /// [`Error::Lost`] unless the lease is current; [`Error::InvalidOption`] outside a transaction;
     /// [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
-    /// The row may or may not be locked in the transaction; roll that back.
+    /// The transaction may or may not have locked the row; roll it back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         self.visit();
         self.check_trusted()?;
@@ -55,31 +55,31 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
         self.check_trusted()
     }
 
-    /// Commits the transaction if, and only if, the lease is still held at that moment, and gives the lease back: one
-    /// atomic act. Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
+    /// Commits the transaction if, and only if, the lease is still held at that moment, and releases the lease in the
+    /// same commit. Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
     ///
-    /// This is what keeps a stale holder (stopped, slow, partitioned away) from writing after somebody else took over.
+    /// This prevents a stale holder (stopped, slow or partitioned) from writing after another process took the lease.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is not held any more; the transaction is rolled back. Otherwise those of
-    /// [`Tx::commit`](crate::Tx::commit); the lease is released in the background then.
+    /// [`Error::Lost`] when the lease is not held any more; the transaction is rolled back. Otherwise the errors of
+    /// [`Tx::commit`](crate::Tx::commit); the lease is then released in the background.
     ///
     /// # Cancel safety
-    /// Dropping this future leaves it unknown whether the commit happened, as with any commit. The lease is given back
-    /// in either case.
+    /// If this future is dropped, the outcome of the commit is unknown, as with any commit. The lease is released in
+    /// either case.
     pub async fn commit<T: AnyTx<DB>>(self, tx: T) -> Result<()> {
         commit(std::slice::from_ref(&self), tx).await
     }
 }
 
 impl<DB: LeaseOps> MultiLease<Pool<DB>> {
-    /// As [`Lease::verify`](crate::Lease::verify), for all of the leases.
+    /// As [`Lease::verify`](crate::Lease::verify), for all leases.
     ///
     /// # Errors
     /// As [`Lease::verify`](crate::Lease::verify).
     ///
     /// # Cancel safety
-    /// The rows may or may not be locked in the transaction; roll that back.
+    /// The transaction may or may not have locked the rows; roll it back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         for lease in self.leases() {
             lease.verify(conn).await?;
@@ -87,8 +87,8 @@ impl<DB: LeaseOps> MultiLease<Pool<DB>> {
         Ok(())
     }
 
-    /// As [`Lease::commit`](crate::Lease::commit): commits if, and only if, all of the leases are still held at that
-    /// moment, and gives them back.
+    /// As [`Lease::commit`](crate::Lease::commit): commits if, and only if, all leases are still held at that moment,
+    /// and releases them.
     ///
     /// # Errors
     /// As [`Lease::commit`](crate::Lease::commit).
@@ -100,7 +100,7 @@ impl<DB: LeaseOps> MultiLease<Pool<DB>> {
     }
 }
 
-/// Commits the transaction if all of the leases are still held, and gives them back.
+/// Commits the transaction if all leases are still held, and releases them.
 async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: T) -> Result<()> {
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
         undo(tx).await;
@@ -124,27 +124,27 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
     let given_up = timeout(limit, given_up).await;
     let refused = match given_up.unwrap_or_else(|_| Err(no_answer(doing, leases.first().map(Lease::key)))) {
         Ok(None) => {
-            // From here on only the answer tells whether the work was done.
+            // From here on only the answer tells whether the commit happened.
             let committed = timeout(limit, tx.commit_open()).await;
             match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() })) {
                 Ok(()) => {
                     committing.into_iter().for_each(Committing::committed);
                     return Ok(());
                 }
-                // The leases are given back, in case that it did not happen.
+                // The leases are released, in case the commit did not happen.
                 Err(err @ Error::OutcomeUnknown { .. }) => return Err(err),
                 Err(err) => err,
             }
         }
         Ok(Some(lost)) => {
-            // The loss is the news; a rollback that fails is done by the database.
+            // The loss is the error to report. If the rollback fails, the database does it.
             undo(tx).await;
             lost.kept().lose(LossReason::Stolen);
             lost.lost_error(lost.kept().lost().unwrap_or(LossReason::Stolen))
         }
         Err(err) => {
-            // It may have the rows of some leases locked, and sqlx rolls back on a connection of the caller's only when that
-            // is used again.
+            // The transaction may have locked the rows of some leases, and sqlx rolls back on the caller's connection
+            // only when that connection is used again.
             undo(tx).await;
             err
         }
@@ -153,12 +153,12 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
     Err(refused)
 }
 
-/// Rolls back a transaction that was refused, if the server answers in time. What takes longer is done by the drop.
+/// Rolls back a refused transaction, if the server answers in time. Otherwise dropping the transaction rolls it back.
 async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
     drop(timeout(ROLLBACK_LIMIT, tx.roll_back()).await);
 }
 
-/// The error of a transaction that refused to give the lease up: nothing was committed.
+/// The error when the transaction failed to release the lease. Nothing was committed.
 fn give_up_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::NoTransaction => Error::TransactionEnded { source: source.into() },

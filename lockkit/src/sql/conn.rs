@@ -1,4 +1,4 @@
-//! Where a statement runs: on a connection of the caller's, or on one that is borrowed from a pool for it alone.
+//! Where a statement runs: on the caller's connection, or on one borrowed from a pool for this statement.
 
 use std::{
     future::Future,
@@ -28,21 +28,22 @@ pub trait On<DB: Dialect>: Send + sealed::Sealed {
     #[doc(hidden)]
     type Conn: Finish + DerefMut<Target = DB::Connection> + Send;
 
-    /// What a write returns that a transaction may still undo. Nothing on a pool, where the statement itself commits.
+    /// The return value of a write that a transaction may still undo. `()` on a pool, where the statement itself
+    /// commits.
     type Written<W>;
 
     /// Gets the connection.
     #[doc(hidden)]
     fn reach(self, doing: &'static str) -> impl Future<Output = Result<Self::Conn>> + Send;
 
-    /// Leaves out what is known to be committed.
+    /// Converts the value of a write: `()` where the write is already committed.
     #[doc(hidden)]
     fn written<W>(write: W) -> Self::Written<W>;
 }
 
-/// A connection that must hear that nothing is on its way any more.
+/// A connection that must be told when no statement is in flight any more.
 pub trait Finish {
-    /// Every statement has been answered.
+    /// Declares that every statement has been answered.
     fn finish(self);
 }
 
@@ -75,7 +76,7 @@ impl<DB: Dialect> On<DB> for &Pool<DB> {
     fn written<W>(_write: W) {}
 }
 
-/// A connection of the caller's.
+/// The caller's connection.
 #[derive(Debug)]
 pub struct Lent<'c, DB: Dialect>(&'c mut DB::Connection);
 
@@ -121,16 +122,16 @@ impl<DB: Dialect> DerefMut for Pooled<DB> {
     }
 }
 
-/// A connection on which a statement may be on its way.
+/// A connection on which a statement may be in flight.
 struct Busy<DB: Dialect> {
     conn: PoolConnection<DB>,
-    /// The drop may happen on a thread outside of it.
+    /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
 }
 
 impl<DB: Dialect> Hold for Busy<DB> {
     fn abandon(self) {
-        // It may be waiting for somebody's lock, and would keep its place in the pool until that is granted.
+        // The statement may be waiting for a lock, and would occupy a place in the pool until the lock is granted.
         let _inside = self.runtime.enter();
         drop(self.conn.detach());
     }

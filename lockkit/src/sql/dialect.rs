@@ -1,4 +1,4 @@
-//! A database that lockkit speaks to: its faults, its transactions, its schema, and the types that are its connections.
+//! A database that lockkit supports: its faults, its transactions, its schema, and its connection types.
 
 use std::{fmt::Debug, future::Future, time::Duration};
 
@@ -28,7 +28,7 @@ pub trait Known<Ops = ()>: Database {
 #[derive(Debug)]
 pub enum Sessions {}
 
-/// A database that lockkit speaks to: its faults, its transactions and its schema.
+/// A database that lockkit supports: its faults, its transactions and its schema.
 #[diagnostic::on_unimplemented(
     message = "lockkit does not know the database `{Self}`",
     note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
@@ -42,7 +42,7 @@ pub trait Dialect:
 {
 }
 
-/// What lockkit asks of every database. Hidden from users.
+/// The operations that lockkit needs of every database. Hidden from users.
 pub trait Driver: Database {
     /// Whether the database is behind a network, so that an answer may never arrive.
     const IS_REMOTE: bool = true;
@@ -50,7 +50,7 @@ pub trait Driver: Database {
     /// Whether an open transaction of `begin` blocks all other writers, because the database has one write lock.
     const ONE_WRITER: bool = false;
 
-    /// Whether `begin` changes settings of the session, so that `restore_session` must follow the end of the transaction.
+    /// Whether `begin` changes settings of the session. If so, `restore_session` must run after the transaction.
     const CHANGES_SESSION: bool;
 
     /// What a driver's error means. Decided by code; text is never matched.
@@ -59,7 +59,7 @@ pub trait Driver: Database {
     /// How long the connection waits for the lock of the whole database. `None` where there is no such lock.
     fn waits_for(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Option<Duration>>> + Send;
 
-    /// Makes the connection wait for the lock of the whole database for so long.
+    /// Sets how long the connection waits for the lock of the whole database.
     fn wait_for(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Probes the database before the first statement on a connection of this pool. An error is not reported here:
@@ -79,14 +79,15 @@ pub trait Driver: Database {
     /// Commits the transaction of `begin` that `check_begun` found open.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Restores the settings of the session that `begin` changed, and rolls back what ran after the transaction ended.
+    /// Restores the settings of the session that `begin` changed, and rolls back statements that ran after the
+    /// transaction ended.
     fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Fails when sqlx counts an open transaction of the application and the database has already ended it.
     fn check_open(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// How deep the connection is in transactions that sqlx began: zero outside of any. Waits until the driver has done
-    /// what a dropped transaction left to do, where its count is not right before.
+    /// Depth of the transactions that sqlx began on the connection: zero outside of any. Where sqlx's count is wrong
+    /// until a dropped transaction is rolled back, this waits for the rollback.
     fn depth(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<usize>> + Send;
 
     /// Asks the server whether no transaction is open; does not trust sqlx's count.
@@ -126,12 +127,13 @@ impl<DB: Dialect> AsConnection<DB> for PoolConnection<DB> {
     }
 }
 
-/// How deep the connection is in transactions: zero outside of any.
+/// Depth of the transactions on the connection: zero outside of any.
 pub(crate) async fn depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<usize, Error> {
     DB::depth(conn).await.map_err(|err| failed::<DB>("counting the open transactions", None, err))
 }
 
-/// As [`depth`], by what sqlx has counted so far: on SQLite only right after the connection has answered something.
+/// As [`depth`], without waiting. On SQLite the count is reliable only right after the connection has answered a
+/// statement.
 pub(crate) fn counted_depth<DB: Database>(conn: &DB::Connection) -> usize {
     DB::TransactionManager::get_transaction_depth(conn)
 }

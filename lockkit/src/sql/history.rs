@@ -1,4 +1,4 @@
-//! What is there of lockkit's tables, going by the history of the migrations and by the tables themselves.
+//! The state of lockkit's tables, according to the history of the migrations and the tables themselves.
 
 use sqlx::{
     SqlSafeStr,
@@ -7,7 +7,7 @@ use sqlx::{
 
 use crate::{error::Error, sql::Dialect};
 
-/// The table of the history. Beside the application's own, so that both can be mixed.
+/// The table of the history. It is separate from the application's own history, so both can be mixed.
 pub(super) const HISTORY: &str = "_lockkit_migrations";
 
 /// lockkit's migrations (number, name, statements).
@@ -23,23 +23,23 @@ pub(super) fn migrator<const N: usize>(migrations: [(i64, &'static str, &'static
 /// One row of the history.
 pub(super) struct Applied {
     pub(super) number: i64,
-    /// In hexadecimal digits.
+    /// As hexadecimal digits.
     pub(super) checksum: String,
     pub(super) is_complete: bool,
 }
 
-/// What is there.
+/// The state of lockkit's tables.
 pub(super) enum Schema {
-    /// Everything.
+    /// All migrations are applied.
     UpToDate,
-    /// Less than everything, as the history says.
+    /// A migration is missing in the history, or incomplete.
     Behind,
-    /// The history says everything, but a table or column is missing.
+    /// The history is complete, but a table or column is missing.
     Dropped,
 }
 
-/// Compares the history with the migrations. Needs no right to create tables; where the history may not be read either,
-/// the tables decide.
+/// Compares the history with the migrations. Needs no CREATE privilege. If the history may not be read either, the
+/// tables alone decide.
 pub(super) fn schema<DB: Dialect>(
     migrator: &Migrator,
     history: sqlx::Result<Vec<Applied>>,
@@ -56,12 +56,12 @@ pub(super) fn schema<DB: Dialect>(
         Ok(_) => Ok(Schema::Dropped),
         Err(err) if DB::is_denied(&err) && are_tables_there => Ok(Schema::UpToDate),
         Err(source) if DB::is_denied(&source) => Err(Error::HistoryDenied { source: source.into() }),
-        // The history is missing, or whatever is wrong shows again when it is written.
+        // The history does not exist, or the same error will occur when it is written.
         Err(_) => Ok(Schema::Behind),
     }
 }
 
-/// Nothing is wrong where the tables are there and only the history could not be written.
+/// Ignores a denied write of the history if the tables exist.
 pub(super) fn migrated<DB: Dialect>(done: Result<(), MigrateError>, are_tables_there: bool) -> Result<(), Error> {
     match done {
         Err(MigrateError::Execute(err)) if DB::is_denied(&err) && are_tables_there => Ok(()),
@@ -69,7 +69,8 @@ pub(super) fn migrated<DB: Dialect>(done: Result<(), MigrateError>, are_tables_t
     }
 }
 
-/// The error of a migration of lockkit's. Not a `From`: an application's own migrations would become it by a `?`.
+/// The error of one of lockkit's migrations. Not a `From`, because `?` would then also convert the errors of an
+/// application's own migrations.
 pub(super) fn failed(source: impl Into<MigrateError>) -> Error {
     Error::Migration { source: Box::new(source.into()) }
 }

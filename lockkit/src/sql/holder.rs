@@ -1,5 +1,5 @@
-//! The holder of a lock, read from the server after a wait for it has failed. What goes wrong here is no error: the
-//! caller hears that the lock is held, without a name.
+//! Reads the holder of a lock from the server after a wait for it has failed. A failure here is not an error: the
+//! caller gets [`Error::Contended`] without a holder.
 
 use std::time::Duration;
 
@@ -13,15 +13,16 @@ use crate::{
     sql::{Dialect, connection},
 };
 
-/// How long the server may take to say it.
+/// Longest time for the server to report the holder.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// The holder, asked on the connection that has waited.
+/// The holder, as seen on the connection that has waited.
 pub(crate) async fn seen(look: impl Future<Output = sqlx::Result<Option<LockHolder>>>) -> Option<Box<Holder>> {
     timeout(LIMIT, look).await.ok()?.ok()?.map(|it| Box::new(it.into()))
 }
 
-/// The error of a wait whose transaction has been rolled back, with the holder that a connection of the pool sees.
+/// The error of a wait, completed with the holder. A connection of the pool reads it, because the transaction of the
+/// wait has been rolled back.
 pub(crate) async fn with_holder<DB: Dialect>(
     pool: &Pool<DB>,
     err: Error,

@@ -1,4 +1,4 @@
-//! The name of a table or column: the only text that may become part of a statement.
+//! Names of tables and columns: the only text from the caller that becomes part of a statement.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 
 /// A checked table or column name.
 ///
-/// Letters, digits and underscores of ASCII, not starting with a digit, at most 63 bytes (PostgreSQL's limit,
-/// the smallest of the three). What passes cannot end a quoted identifier, so a dialect may splice it into SQL
-/// between its quotes; this type is the one way there.
+/// ASCII letters, digits and underscores, not starting with a digit, at most 63 bytes (the limit of PostgreSQL, the
+/// smallest of the three). Such a name cannot end a quoted identifier, so a dialect may splice it into SQL between its
+/// quotes. This type is the only way to do so.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Ident(String);
 
 impl Ident {
-    /// Checks `name`; [`Error::InvalidIdentifier`] says what is wrong with it.
+    /// Checks `name`. [`Error::InvalidIdentifier`] says what is wrong with it.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let refuse = |reason| Err(invalid(name, reason));
         if name.is_empty() {
@@ -50,9 +50,9 @@ fn invalid(name: &str, reason: &'static str) -> Error {
     Error::InvalidIdentifier { name: name.escape_debug().take(100).collect(), reason }
 }
 
-/// A checked table name, with its schema where one was given: `items` or `app.items`.
+/// A checked table name, with a schema if one was given: `items` or `app.items`.
 ///
-/// The schema is that of PostgreSQL, the database of MySQL and MariaDB, and the attached file of SQLite.
+/// The schema is a schema on PostgreSQL, a database on MySQL and MariaDB, and an attached file on SQLite.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct TableName {
     schema: Option<Ident>,
@@ -60,7 +60,7 @@ pub(crate) struct TableName {
 }
 
 impl TableName {
-    /// Checks both parts of `name`; [`Error::InvalidIdentifier`] says what is wrong with it.
+    /// Checks both parts of `name`. [`Error::InvalidIdentifier`] says what is wrong with it.
     pub(crate) fn new(name: &str) -> Result<Self> {
         if name.matches('.').count() > 1 {
             return Err(invalid(name, "it has more than a schema and a name; write `app.items`"));
@@ -71,7 +71,7 @@ impl TableName {
         }
     }
 
-    /// The schema, unless it is the connection's.
+    /// The schema; `None` stands for the connection's own.
     #[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
     pub(crate) fn schema(&self) -> Option<&str> {
         self.schema.as_ref().map(Ident::as_str)
@@ -83,7 +83,7 @@ impl TableName {
         self.name.as_str()
     }
 
-    /// Each part between quotes, to become part of a statement.
+    /// The name with each part quoted, for use in a statement.
     pub(crate) fn quoted(&self, quote: char) -> String {
         let Self { schema, name } = self;
         match schema {

@@ -1,4 +1,5 @@
-//! What leases are on every database: how rows are read, renewals sent, and several taken one after the other.
+//! The part of leases that all databases share: how rows are read, renewals are sent, and several leases are taken one
+//! after the other.
 
 use std::{
     future::Future,
@@ -29,7 +30,7 @@ use crate::{
 )]
 pub trait LeaseOps: Dialect + LeaseStatements {}
 
-/// The statements of leases. Hidden from users, who call the strategy.
+/// The statements of leases. Hidden from the docs: users call the strategy.
 pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
@@ -165,10 +166,10 @@ pub(super) struct HeldRow<'a> {
     pub(super) renewals: i64,
 }
 
-/// A held lease as its row was read.
+/// A held lease, as read from its row.
 pub(super) struct Found {
     held: LeaseRecord,
-    /// The expiry and the ttl of a row that was written later than now: the clock was set back since.
+    /// The expiry and the ttl of a row that was written at a later time than now: the clock was set back since.
     ahead: Option<(i64, i64)>,
 }
 
@@ -193,12 +194,12 @@ impl HeldRow<'_> {
     }
 }
 
-/// Whether a row was granted or renewed later than now.
+/// Whether a row was granted or renewed at a later time than now.
 pub(super) fn is_ahead(expires_us: i64, ttl_us: i64, now_us: i64) -> bool {
     expires_us.saturating_sub(ttl_us) > now_us
 }
 
-/// The held leases; their expiries are cut in the store too if the clock was set back.
+/// The held leases. If the clock was set back, their expiries are cut in the store too.
 pub(super) async fn leases_found<DB: LeaseOps>(
     conn: &mut DB::Connection,
     found: impl Iterator<Item = sqlx::Result<Found>>,
@@ -214,7 +215,7 @@ pub(super) async fn leases_found<DB: LeaseOps>(
     Ok(leases)
 }
 
-/// Cuts the expiry. Ignores a fault that passes and a read-only server: the next look tries again.
+/// Cuts the expiry. Ignores a transient fault and a read-only server: the next look tries again.
 pub(super) async fn lease_cut<DB: LeaseOps>(
     conn: &mut DB::Connection,
     key: &Key,
@@ -227,7 +228,7 @@ pub(super) async fn lease_cut<DB: LeaseOps>(
     }
 }
 
-/// The previous holder, from the row before the claim; `None` when the lease had been released.
+/// The previous holder, from the row before the claim. `None` when the lease had been released.
 #[cfg_attr(not(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
     let token = Token::from_bytes(token?.try_into().ok()?);
@@ -243,7 +244,8 @@ pub(super) fn asked(renewals: &[Renewal]) -> String {
     format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
-/// Releases as one parameter: as [`asked`], with the least holding time, and the token that stays where that is not over.
+/// Releases as one parameter: as [`asked`], with the `min_hold`, and the token that stays in the row until `min_hold`
+/// has passed.
 #[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn given_back(releases: &[Release]) -> String {
     let row = |Release { key, token, min_hold }: &Release| {
@@ -258,8 +260,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }
 
-/// The least text that is greater than every text that starts with `prefix`. Without this bound, a list of the leases
-/// with a prefix would read all rows behind them.
+/// The smallest text that is greater than every text that starts with `prefix`. Without this bound, a list of the
+/// leases with a prefix would read all rows after them.
 pub(super) fn prefix_end(prefix: &str) -> String {
     let end = prefix.char_indices().rev().find_map(|(at, last)| {
         let next = (last..=char::MAX).nth(1)?;

@@ -1,5 +1,5 @@
-//! Tells waiting requests of the releases of other processes, where the database notifies. A notification that is missed costs a
-//! pause.
+//! Wakes waiting requests on releases by other processes, where the database has notifications. A missed notification
+//! delays a request by one polling pause.
 
 use std::{
     collections::HashMap,
@@ -27,10 +27,10 @@ use crate::{
     task::timed_out,
 };
 
-/// The pause before a listener that lost its connection opens another.
+/// Pause before a listener that lost its connection reconnects.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// Hearing that a lease was given back, instead of asking again and again.
+/// Notifications of released leases, as an alternative to polling only.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot tell those who wait that a lease was given back",
     note = "only PostgreSQL can (LISTEN and NOTIFY); elsewhere waiters ask again and again, which needs no setting"
@@ -39,45 +39,45 @@ pub trait ListenOps: LeaseOps + ListenStatements {}
 
 /// The statements of [`ListenOps`].
 pub trait ListenStatements: Driver {
-    /// A connection that hears.
+    /// The type of a connection that receives notifications.
     type Listener: Send;
 
-    /// Opens one.
+    /// Opens a listening connection.
     fn listen(pool: &Pool<Self>) -> impl Future<Output = sqlx::Result<Self::Listener>> + Send;
 
-    /// Lets those who free the lease know that somebody waits for it.
+    /// Announces that a request in this process waits for the lease, so that a release notifies.
     fn listen_for(listener: &mut Self::Listener, key: &Key) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Nobody waits for it here any more.
+    /// Withdraws the announcement: no request in this process waits for the lease any more.
     fn listen_no_more(listener: &mut Self::Listener, key: &Key) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Waits until a lease was given back; `None` when the connection broke, and something may not have been heard.
+    /// Waits until a lease is released. `None` when the connection broke; notifications may have been missed then.
     fn heard(listener: &mut Self::Listener) -> impl Future<Output = sqlx::Result<Option<Key>>> + Send;
 }
 
 impl<DB: ListenOps> LeasesBuilder<Pool<DB>> {
-    /// Wakes those who wait for a lease when another process gives it back, instead of at their next question (every
-    /// 250 ms at most). PostgreSQL only: `LISTEN` and `NOTIFY`, on a connection of its own that is opened with the first
-    /// wait and kept. A notification that is missed costs one question. Permits, readers and writers still ask.
+    /// Wakes waiters when another process releases a lease, instead of at their next poll (a pause of at most 250 ms).
+    /// PostgreSQL only: it uses `LISTEN` and `NOTIFY`, on one extra connection that is opened with the first wait and
+    /// kept. A missed notification costs one poll. Permits, readers and writers still poll.
     ///
-    /// It is for those who wait to decide; releases notify by themselves where somebody listens, and only there, because
-    /// `NOTIFY` makes all commits of the server that notify wait for each other.
+    /// Only the waiting process needs this setting. A release sends `NOTIFY` if, and only if, a waiter listens, because
+    /// all commits that notify wait for each other on the whole server.
     ///
-    /// Not behind a pooler in transaction mode, which hands on no notifications.
+    /// Do not use it behind a pooler in transaction mode, which forwards no notifications.
     pub fn listen(mut self) -> Self {
         self.tell = Some(|pool| Arc::new(Listening::<DB>::new(pool)));
         self
     }
 }
 
-/// Listens for a pool: a task that starts with the first wait, and again when the runtime that it ran on has ended.
+/// The listener of a pool: a task that starts with the first wait, and is restarted when its runtime has ended.
 struct Listening<DB: ListenOps> {
     pool: Pool<DB>,
     interest: UnboundedSender<Interest>,
     stopped: Arc<Mutex<Option<Listener>>>,
 }
 
-/// A request waits for the lease of this key, or no longer.
+/// Tells the task that a request starts or stops waiting for the lease of this key.
 #[derive(Debug)]
 enum Interest {
     From(Key, Arc<Notify>),
@@ -99,7 +99,7 @@ impl<DB: ListenOps> TellsReleases for Listening<DB> {
             tokio::spawn(listen(self.pool.clone(), running));
         }
         let waiting = Waiting { interest: self.interest.clone(), key: key.clone(), freed: Arc::default() };
-        // The receiver lives as long as `self`, or the task.
+        // Sending cannot fail: the receiver lives as long as `self`, or the task.
         let _ = self.interest.send(Interest::From(key.clone(), waiting.freed.clone()));
         Box::pin(async move { waiting.freed.notified().await })
     }
@@ -111,7 +111,7 @@ impl<DB: ListenOps> fmt::Debug for Listening<DB> {
     }
 }
 
-/// One request that waits.
+/// One waiting request.
 struct Waiting {
     interest: UnboundedSender<Interest>,
     key: Key,
@@ -152,7 +152,7 @@ async fn listen<DB: ListenOps>(pool: Pool<DB>, mut running: Guard<Running>) {
     }
 }
 
-/// Listens on one connection. Ends when that breaks, or when no request can wait any more.
+/// Listens on one connection. Returns when the connection breaks, or when no request can wait any more.
 async fn listen_until_broken<DB: ListenOps>(
     pool: &Pool<DB>,
     Listener { interest, waiting }: &mut Listener,
@@ -174,7 +174,7 @@ async fn listen_until_broken<DB: ListenOps>(
         };
         match changed {
             Some(Interest::From(key, freed)) => {
-                // Kept first: a listener that breaks now listens for the key again.
+                // Recorded first: if the connection breaks now, the next one listens for the key again.
                 let requests = waiting.entry(key.clone()).or_default();
                 requests.push(freed);
                 if requests.len() == 1 {
@@ -194,7 +194,7 @@ async fn listen_until_broken<DB: ListenOps>(
     }
 }
 
-/// The server's answer, in the time that it is given.
+/// The server's answer, or an error after the time limit.
 async fn answered<T>(question: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
     timeout(LIMIT, question).await.unwrap_or_else(|_| Err(timed_out().into()))
 }

@@ -1,9 +1,9 @@
-//! Everything that speaks SQL. A strategy is written once, over the operation trait in its own file; each database implements
-//! these traits in a folder of its own, with the only SQL of the crate.
+//! All SQL of the crate. A strategy is written once, over the operation trait in its own file. Each database implements
+//! these traits in its own folder, which contains all of its SQL.
 //!
-//! Each operation is bind, run, map: one statement where the database can, no policy. The traits are implemented on
-//! sqlx's marker types ([`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`]) behind the feature of the same name,
-//! and are sealed: users name them in bounds, and implement [`LeaseStore`](crate::LeaseStore) for other stores.
+//! Each operation binds, runs and maps: one statement where the database can, and no policy. The traits are implemented
+//! on sqlx's marker types ([`sqlx::Postgres`], [`sqlx::MySql`], [`sqlx::Sqlite`]) behind the feature of the same name,
+//! and are sealed. Users name them in bounds, and implement [`LeaseStore`](crate::LeaseStore) for other stores.
 
 mod commit;
 pub(crate) mod conn;

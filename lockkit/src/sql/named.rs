@@ -1,4 +1,4 @@
-//! Named locks for a transaction: for what has no row to lock yet.
+//! Named locks: a name locked for a transaction, for data that has no row to lock yet.
 
 use std::{future::Future, time::Duration};
 
@@ -24,21 +24,22 @@ const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// Locks a name for the rest of a transaction.
 ///
-/// Use it where there is no row to lock yet, as in "one order per user": lock the user's name, look, insert, commit. For
-/// rows that exist use [`RowLock`](crate::RowLock); for work that outlives a transaction a [lease](crate::Leases).
+/// Use it where there is no row to lock yet, as in "one order per user": lock the user's name, look, insert, commit.
+/// For rows that exist use [`RowLock`](crate::RowLock); for work that outlives a transaction, a [lease](crate::Leases).
 ///
 /// | database | what is locked |
 /// |---|---|
-/// | PostgreSQL | an advisory lock on 64 bits of SHA-256 of the key. Two different names among a million share one with a chance of 3 in 10^8, and then only wait for each other. Needs no table |
-/// | MySQL, MariaDB | a row of `lockkit_named` with the whole name. It is kept, so the table grows with the number of different names |
+/// | PostgreSQL | an advisory lock on 64 bits of SHA-256 of the key. Among a million names, two share a lock with probability 3 in 10^8; they then only wait for each other. Needs no table |
+/// | MySQL, MariaDB | a row of `lockkit_named` with the whole name. Rows are kept, so the table grows with the number of different names |
 /// | SQLite | the write lock of the database: all names are one lock |
 ///
-/// One round trip; two for a wait of less than a second on MySQL or MariaDB when the name is new. MySQL and MariaDB count longer
-/// waits in whole seconds. When two transactions use a new name for the first time in the same instant and wait for less than a
-/// second, the loser on MySQL is refused up to two seconds late, and its connection is closed.
+/// One round trip. On MySQL and MariaDB a wait of less than a second takes two when the name is new, and longer waits
+/// are counted in whole seconds. When two transactions use a new name for the first time in the same instant and wait
+/// for less than a second, MySQL refuses the loser up to two seconds late and its connection is closed.
 ///
-/// Lock first, then read, in a transaction from [`begin`](crate::begin): it is READ COMMITTED, so that reads after the
-/// lock see what the last holder committed. In a REPEATABLE READ transaction that has read already they would not.
+/// Lock first, then read, in a transaction from [`begin`](crate::begin). That transaction is READ COMMITTED, so reads
+/// after the lock see the commits of the previous holder. A REPEATABLE READ transaction that has already read would not
+/// see them.
 ///
 /// # Example
 /// ```
@@ -69,21 +70,22 @@ pub struct NamedLock {
 }
 
 impl NamedLock {
-    /// The lock of this name.
+    /// Creates a lock with this name.
     pub fn new(key: impl Into<Key>) -> Self {
         Self { key: key.into(), sharing: Sharing::Alone, wait: None }
     }
 
-    /// Takes the lock shared, as readers do: it excludes exclusive holders only, so no reader sees a writer half-way.
+    /// Takes the lock shared, as readers do. It excludes exclusive holders only, so no reader sees a half-finished
+    /// write.
     ///
-    /// | database | several at a time |
+    /// | database | shared by several transactions |
     /// |---|---|
     /// | PostgreSQL | yes |
-    /// | MySQL, MariaDB | yes; not with the transaction that uses the name for the first time ever, which makes its row |
-    /// | SQLite | no: the write lock of the database is held alone, as by every named lock |
+    /// | MySQL, MariaDB | yes, except with the transaction that uses the name for the first time ever, which inserts its row |
+    /// | SQLite | no: every named lock holds the exclusive write lock of the database |
     ///
-    /// A transaction that shares the lock and then asks for it alone waits for the others that share it. Two that do so
-    /// deadlock, and the database ends one.
+    /// A transaction that shares the lock and then requests it exclusively waits for the other sharers. Two
+    /// transactions that do so deadlock, and the database ends one of them.
     ///
     /// ```
     /// # use lockkit::NamedLock;
@@ -99,13 +101,13 @@ impl NamedLock {
         self
     }
 
-    /// How long to wait for another holder. Defaults to [`Wait::DEFAULT`], 10 s.
+    /// Longest wait for another holder. Defaults to [`Wait::DEFAULT`], 10 s.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = Some(wait.into());
         self
     }
 
-    /// This lock, with its wait cut to what is left until a deadline.
+    /// This lock, with its wait limited to the time left until a deadline.
     pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
         self.wait = Some(Wait::within(self.wait, deadline.map(|it| it.saturating_duration_since(Instant::now()))));
         self
@@ -122,14 +124,16 @@ impl NamedLock {
     /// Takes the lock until the transaction ends. Taking it again in the same transaction succeeds at once.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the holder where it is known: on PostgreSQL for [`Wait::Never`] and under
-    /// `#[with_lock]` (a wait that ran out leaves a transaction that answers nothing more), elsewhere as [`holder`](Self::holder)
-    /// says; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
+    /// [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
     /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::Database`]. Roll the transaction back
     /// after an error.
     ///
+    /// [`Error::Contended`] names the holder where it is known. On PostgreSQL that is for [`Wait::Never`] and under
+    /// `#[with_lock]`: after a wait that timed out, the transaction answers no further statement. For the other
+    /// databases see [`holder`](Self::holder).
+    ///
     /// # Cancel safety
-    /// The name may or may not be locked, until the transaction ends; roll it back.
+    /// The transaction may or may not have locked the name; roll it back.
     pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
         let conn = conn.as_connection();
         let wait = self.wait.unwrap_or_default();
@@ -141,7 +145,7 @@ impl NamedLock {
         }
         let started = Instant::now();
         let waited = || started.elapsed();
-        // The server keeps the bound; this is for the one statement that MySQL cannot bound.
+        // The server enforces the bound. The backstop is for the one statement that MySQL cannot bound.
         let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
             let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, wait)).await;
@@ -159,18 +163,18 @@ impl NamedLock {
         observed(Strategy::Named, &self.key, taking).await
     }
 
-    /// The session that holds the lock now, or one of those that share it; `None` when the server reports no holder.
-    /// For operators: the lock may be released before the answer arrives.
+    /// The session that holds the lock now, or one of the sessions that share it. `None` when the server reports no
+    /// holder. For operators: the lock may be released before the answer arrives.
     ///
-    /// | database | who can be seen |
+    /// | database | holders that are visible |
     /// |---|---|
-    /// | PostgreSQL | everybody |
-    /// | MySQL | everybody, but who locks a name for the first time ever only once somebody waits for it. Needs the rights PROCESS, and SELECT on `performance_schema.data_locks` |
-    /// | MariaDB | a holder that somebody waits for, as it was up to 0.1 s before. Needs the right PROCESS |
-    /// | SQLite | nobody |
+    /// | PostgreSQL | all |
+    /// | MySQL | all; the transaction that locks a name for the first time ever only once another one waits for it. Needs the privileges PROCESS, and SELECT on `performance_schema.data_locks` |
+    /// | MariaDB | only a holder with a waiter, from data up to 0.1 s old. Needs the privilege PROCESS |
+    /// | SQLite | none |
     ///
     /// # Errors
-    /// [`Error::InvalidKey`]; [`Error::PoolStarved`]; [`Error::Database`], also where a right is missing.
+    /// [`Error::InvalidKey`]; [`Error::PoolStarved`]; [`Error::Database`], also where a privilege is missing.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -201,7 +205,7 @@ impl NamedLock {
 )]
 pub trait NamedOps: Dialect + NamedStatements {}
 
-/// The statements of named locks. Hidden from users, who call the strategy.
+/// The statements of named locks. Hidden from the docs: users call the strategy.
 pub trait NamedStatements: Database {
     /// Takes the lock for the rest of the transaction. `false` when another session holds it and `wait` is
     /// [`Wait::Never`].
@@ -212,18 +216,19 @@ pub trait NamedStatements: Database {
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// The session that holds the lock, preferably another one than this. `None` also where the server does not tell.
+    /// The session that holds the lock, preferably one other than this. `None` also where the server does not report
+    /// it.
     fn named_holder(
         conn: &mut Self::Connection,
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
 }
 
-/// With whom a named or session lock is held.
+/// How a named or session lock is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// With nobody.
+    /// Exclusive: with no other holder.
     Alone,
-    /// With all who share it, too.
+    /// Together with all other shared holders.
     Shared,
 }

@@ -1,4 +1,4 @@
-//! Every pool of a supported database is a store of leases: borrow a connection, run one operation, give it back.
+//! Every pool of a supported database is a lease store: an operation borrows a connection, runs, and returns it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -22,24 +22,24 @@ use crate::{
     scope::Realm,
 };
 
-/// How many callers wait for a connection, by pool: for [`Error::PoolStarved`] to tell. A pool that nobody waits at is
-/// not in it.
+/// Number of callers that wait for a connection, by pool; reported in [`Error::PoolStarved`]. A pool without waiters
+/// has no entry.
 static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
 
-/// How long an idle connection may take to show that it still works. It may have died without a word, and sqlx would wait for
-/// its answer for as long as the caller does.
+/// Longest time for an idle connection to prove that it still works. The connection may have died silently, and sqlx
+/// would wait for its answer as long as the caller does.
 const PING_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a connection may take to show that it works as it goes back to its pool.
+/// Longest time for a connection to prove that it still works when it returns to its pool.
 const RETURN_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long a new connection may take that is opened to see whether the server answers at all.
+/// Longest time for the new connection that tests whether the server answers at all.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long one try for the lock of the whole database takes. SQLite tries three times within it.
+/// Busy timeout of one attempt to get the lock of the whole database. SQLite tries three times within it.
 const SHORT_TRY: Duration = Duration::from_millis(3);
 
-/// A connection of the pool, whose database is known.
+/// Gets a connection of the pool, after the probe of its database.
 pub(crate) async fn connection<DB: Dialect>(
     pool: &Pool<DB>,
     doing: &'static str,
@@ -50,7 +50,7 @@ pub(crate) async fn connection<DB: Dialect>(
     Ok(conn)
 }
 
-/// A connection of the pool.
+/// Gets a connection of the pool.
 pub(crate) async fn checkout<DB: Dialect>(
     pool: &Pool<DB>,
     doing: &'static str,
@@ -70,7 +70,7 @@ async fn checked_out<DB: Dialect>(
         let acquired = if DB::IS_REMOTE && pool.num_idle() > 0 {
             match timeout(ping_limit, pool.acquire()).await {
                 Ok(acquired) => acquired,
-                // Dropping the future has closed the connection that did not answer.
+                // Dropping the future closed the connection that did not answer.
                 Err(_) => continue,
             }
         } else {
@@ -86,7 +86,7 @@ async fn checked_out<DB: Dialect>(
     }
 }
 
-/// The error that says so when all connections of the pool are in use, and the server would answer on another one.
+/// [`Error::PoolStarved`] if all connections of the pool are in use and the server answers on another one.
 pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
     let (held, size) = (pool.size(), pool.options().get_max_connections());
     let waiting = waiting().get(&address(pool)).copied().unwrap_or(0).max(1);
@@ -99,19 +99,19 @@ pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
     }
     let options = pool.connect_options();
     match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
-        // It answers, be it that it has no room for another.
+        // The server answers, even if it refuses another connection.
         Ok(Ok(_) | Err(sqlx::Error::Database(_))) => Some(starved),
         Ok(Err(_)) | Err(_) => None,
     }
 }
 
-/// A connection with a statement on its way. Unless it is given back, it is closed: nobody knows when an answer will come, and
-/// until then it would keep its place in the pool.
+/// A connection with a statement in flight. Dropping it closes the connection: the answer may never come, and until
+/// then the connection would occupy a place in the pool.
 struct Call<DB: Dialect> {
     conn: PoolConnection<DB>,
     /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
-    /// How long the connection waited for the lock of the whole database, if it waits shortly now.
+    /// The connection's own busy timeout, while a shorter one is set.
     waited: Option<Duration>,
 }
 
@@ -153,9 +153,9 @@ async fn call<DB: Dialect, T>(
 
 /// As [`call`], for an operation that writes a lease.
 ///
-/// Where all writers share one lock, it waits for that in many short tries, for as long as the connection would. SQLite's
-/// own wait (<https://www.sqlite.org/c3ref/busy_timeout.html>) sleeps for 100 ms between two tries after a while, and may
-/// not get the lock at all beside others that write all the time.
+/// On a database with one lock for all writers, this waits for the lock in many short attempts, for as long as the
+/// connection's own busy timeout. SQLite's own wait (<https://www.sqlite.org/c3ref/busy_timeout.html>) soon sleeps for
+/// 100 ms between two attempts, and may never get the lock when others write all the time.
 async fn write<DB: Dialect, T>(
     pool: &Pool<DB>,
     ping_limit: Duration,
@@ -179,18 +179,18 @@ async fn write<DB: Dialect, T>(
         answer
     };
     let answer = answer.await;
-    // Dropping the call restores the wait if that failed.
+    // Dropping the call restores the busy timeout if that failed.
     drop(call);
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
 }
 
-/// For how long to try for the lock of the whole database.
+/// Until when to retry for the lock of the whole database.
 struct Tries {
     until: Option<Instant>,
 }
 
 impl Tries {
-    /// Whether to try again after this error, after a moment.
+    /// Whether to retry after this error. Sleeps for a moment first.
     async fn again<DB: Dialect>(&self, err: &sqlx::Error) -> bool {
         let again = DB::fault(err) == Fault::Contended && self.until.is_some_and(|it| Instant::now() < it);
         if again {
@@ -200,7 +200,7 @@ impl Tries {
     }
 }
 
-/// Runs the operation until it is not refused for the lock of the whole database.
+/// Retries the operation while it is refused because of the lock of the whole database.
 macro_rules! tried {
     ($tries:ident, $operation:expr) => {
         loop {
@@ -212,7 +212,7 @@ macro_rules! tried {
     };
 }
 
-/// Gives the connection back. sqlx pings it first, without a bound of its own.
+/// Returns the connection to the pool. sqlx pings it first, without a timeout of its own.
 pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     if DB::IS_REMOTE {
         let returning = conn.return_to_pool();
@@ -220,7 +220,7 @@ pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     }
 }
 
-/// How long a ping may take where a lease of this ttl is at stake.
+/// Longest time for a ping before an operation on a lease with this ttl.
 fn ping_limit(ttl: Duration) -> Duration {
     (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT)
 }
@@ -246,7 +246,7 @@ impl Drop for Waiting {
     }
 }
 
-/// What all handles to one pool have in common.
+/// The address of the options, which all handles to one pool share.
 pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
     std::ptr::from_ref(pool.options()).addr()
 }
@@ -256,7 +256,7 @@ fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `otherwise` where the database would have had to wait for another transaction, or undid the statement for one.
+/// Replaces an error that another transaction caused, such as a lock wait or a rollback, by `otherwise`.
 fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
     match result {
         Err(Error::Database { fault, .. }) if fault.is_of_the_moment() => Ok(otherwise),
@@ -326,11 +326,12 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
 }
 
 impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
-    /// Gives the leases this many connections of their own, opened when needed, with the options of the pool.
+    /// Gives the leases a pool of this many connections, opened on demand, with the options of the given pool.
     ///
-    /// Without it they share the pool with the service, and renewals wait when all of its connections are in use. A
-    /// service whose transactions acquire leases needs it, or a pool that is larger than the number of such transactions:
-    /// see [`Error::PoolStarved`]. Two are enough for most. Transactions still begin in the pool that was given.
+    /// Without it the leases share the service's pool, and renewals wait when all of its connections are in use. A
+    /// service whose transactions acquire leases needs either this or a pool larger than the number of such
+    /// transactions: see [`Error::PoolStarved`]. Two connections are enough for most services. Transactions still begin
+    /// in the given pool.
     ///
     /// # Panics
     /// Outside a Tokio runtime.
@@ -342,17 +343,17 @@ impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
 }
 
 impl Realm {
-    /// The named locks of this pool.
+    /// The realm of this pool's named locks.
     pub(crate) fn named<DB: Dialect>(pool: &Pool<DB>) -> Self {
         Self::Named(address(pool))
     }
 
-    /// The row locks of this pool.
+    /// The realm of this pool's row locks.
     pub(crate) fn rows<DB: Dialect>(pool: &Pool<DB>) -> Self {
         Self::Rows(address(pool))
     }
 
-    /// The session locks of this pool.
+    /// The realm of this pool's session locks.
     pub(crate) fn sessions<DB: Dialect>(pool: &Pool<DB>) -> Self {
         Self::Sessions(address(pool))
     }

@@ -1,4 +1,5 @@
-//! What a row lock or a version asks for, and the clauses that are the same on every database but for quotes and marks.
+//! The queries of row locks and versions, and the clauses that every database shares except for quotes and
+//! placeholders.
 
 use std::fmt;
 
@@ -34,8 +35,8 @@ impl<DB: Database> Values<DB> {
         Ok(())
     }
 
-    /// Adds a value that `column` is compared with. [`Error::InvalidOption`] where it is NULL: that equals nothing in SQL,
-    /// so no row would match, whatever is in the table.
+    /// Adds a value that is compared with `column`. [`Error::InvalidOption`] for NULL: NULL equals nothing in SQL, so
+    /// no row would ever match.
     pub(crate) fn add_compared<'v, T>(&mut self, option: &'static str, column: &Ident, value: T) -> Result<(), Error>
     where
         DB: Dialect,
@@ -89,7 +90,7 @@ pub struct RowQuery {
     pub(crate) columns: Columns,
 }
 
-/// A column and how many values it may have.
+/// A column and the number of values that are compared with it.
 #[derive(Debug, Clone)]
 pub(crate) struct By {
     pub(crate) column: Ident,
@@ -108,11 +109,11 @@ pub(crate) enum Columns {
 /// How strong a row lock is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Strength {
-    /// Stops writers.
+    /// Blocks writers.
     Share,
-    /// Stops writers and other locks of this kind.
+    /// Blocks writers and other locks of this kind.
     Update,
-    /// Blocks also transactions that only reference the row's key.
+    /// Also blocks transactions that only reference the row's key.
     KeyChange,
 }
 
@@ -148,7 +149,7 @@ pub(super) fn matching(by: &[By], first: usize, quote: char, placeholder: fn(usi
     terms.join(" AND ")
 }
 
-/// The WHERE clause of a row lock; empty where it selects by its order alone.
+/// The WHERE clause of a row lock. Empty where only the order selects the rows.
 pub(super) fn filter(query: &RowQuery, quote: char, placeholder: fn(usize) -> String) -> String {
     if query.by.is_empty() {
         return String::new();
@@ -156,7 +157,8 @@ pub(super) fn filter(query: &RowQuery, quote: char, placeholder: fn(usize) -> St
     format!("WHERE {}", matching(&query.by, 1, quote, placeholder))
 }
 
-/// The UPDATE that writes the columns of a row and moves its version on, if it is the one bound last, as number `last`.
+/// The UPDATE that writes the columns of a row and increments its version, if the row has the version that is bound
+/// last, as number `last`.
 pub(super) fn save(query: &SaveQuery, last: usize, quote: char, placeholder: fn(usize) -> String) -> String {
     let SaveQuery { row: VersionQuery { table, by, version }, columns } = query;
     let values =
@@ -178,8 +180,8 @@ pub(super) fn order_and_limit(query: &RowQuery, quote: char) -> String {
     format!("ORDER BY {}{limit}", columns.join(", "))
 }
 
-/// The smallest step in microseconds that the precision of a timestamp keeps, going by its trailing zeros; `micros` is
-/// the expression of its microseconds.
+/// The step in microseconds of a timestamp column's precision, derived from trailing zeros. `micros` is the expression
+/// for the timestamp's microseconds.
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
 pub(super) fn timestamp_step(micros: &str) -> String {
     let zeros: Vec<_> = [1_000_000, 100_000, 10_000, 1000, 100, 10]

@@ -12,27 +12,28 @@ use crate::{
     task::finished,
 };
 
-/// Creates lockkit's tables, or brings them up to date.
+/// Creates lockkit's tables, or updates them to the current version.
 ///
-/// Does nothing when they are up to date; a table that was dropped is made again. Any number of processes may call it at once. The history is kept in
-/// `_lockkit_migrations`, so it does not mix with the application's own migrations, and is the same that
-/// `sqlx migrate run --source migrations/<database> --config migrations/sqlx.toml` keeps: both ways can be mixed.
+/// Does nothing when they are up to date; a table that was dropped is created again. Any number of processes may call
+/// this at once. The history is kept in `_lockkit_migrations`, separate from the application's own migrations. The
+/// command `sqlx migrate run --source migrations/<database> --config migrations/sqlx.toml` writes the same history, so
+/// both ways can be mixed.
 ///
 /// On PostgreSQL the tables and their history are in the first schema of the connection's `search_path`
-/// (`current_schema()`), whatever is in the others: services share leases if that is the same. On MySQL and MariaDB it opens
-/// one connection of its own with the pool's options.
+/// (`current_schema()`), whatever the other schemas contain. Services share leases if they have the same first schema.
+/// On MySQL and MariaDB this opens one extra connection with the pool's options.
 ///
-/// A change of a table waits for transactions that have used it, on servers for up to a second at a time and about a minute in
-/// all. In between the leases of other processes go on.
+/// Altering a table waits for transactions that have used the table. On servers it waits for up to a second at a time
+/// and about a minute in all; in between, the lease operations of other processes continue.
 ///
 /// # Errors
-/// [`Error::Migration`](crate::Error::Migration), for instance when the user may not create tables and some are missing, or
-/// such a transaction does not end;
-/// [`Error::HistoryDenied`](crate::Error::HistoryDenied),
+/// [`Error::Migration`](crate::Error::Migration), for instance when tables are missing and the user may not create
+/// them, or when a transaction that uses a table does not end; [`Error::HistoryDenied`](crate::Error::HistoryDenied),
 /// [`Error::MigrationCutShort`](crate::Error::MigrationCutShort).
 ///
 /// # Cancel safety
-/// Once begun it goes on in a task of its own, whether or not this future is dropped; it can be run again at any time.
+/// Once started, the migration continues in its own task even if this future is dropped. It can be run again at any
+/// time.
 ///
 /// # Example
 /// ```
@@ -42,9 +43,9 @@ use crate::{
 /// # Ok(()) }
 /// ```
 pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
-    // Processes that migrate at once can collide while they write the same history: MariaDB does not know the endless
-    // GET_LOCK by which sqlx would serialise them, and SQLite has no such lock. The loser finds the work done.
-    // Those who wait for a transaction of the application's try again, too.
+    // Concurrent migrations can collide when they write the same history: MariaDB does not support the infinite
+    // GET_LOCK that sqlx serialises migrations with, and SQLite has no such lock. The loser retries and finds the work
+    // done. A wait for a transaction of the application is retried too.
     let policy = RetryPolicy::new()
         .attempts(50)
         .backoff(Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(200) });
@@ -58,7 +59,7 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
         matches!(fault, Some(Fault::Duplicate | Fault::Contended | Fault::Deadlock | Fault::Serialization))
     };
     let pool = pool.clone();
-    // In a task of its own: a run that is dropped half-way keeps the lock by which migrations wait for each other.
+    // Runs in its own task: if a migration were dropped half-way, its connection would keep sqlx's migration lock.
     let running = tokio::spawn(async move { policy.retry_if(collided, |_| async { DB::migrate(&pool).await }).await });
     finished("migrating", running).await
 }
@@ -67,7 +68,7 @@ impl<DB: Dialect> Leases<Pool<DB>>
 where
     Pool<DB>: LeaseStore,
 {
-    /// Creates lockkit's tables, or brings them up to date. See [`migrate`](crate::migrate()).
+    /// Creates lockkit's tables, or updates them to the current version. See [`migrate`](crate::migrate()).
     ///
     /// # Errors
     /// [`Error::Migration`].

@@ -1,4 +1,4 @@
-//! Session locks: held by a connection of their own, and free as soon as it ends.
+//! Session locks: each one is held by its own connection, and is free as soon as that connection ends.
 
 use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
 
@@ -32,10 +32,10 @@ const SLICE: Duration = Duration::from_secs(1);
 /// Minimum polling interval when less remains than the server's resolution.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a connection may take to come where the caller's own wait is shorter.
+/// Shortest time allowed for getting a connection, even when the caller's own wait is shorter.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 
-/// Longest time for an answer beyond the wait of the statement. A connection that takes longer counts as broken.
+/// Longest time for an answer beyond the wait of the statement. After it, the connection counts as broken.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Rounds of the pooler probe. One round misses a busy pooler about 1 time in 8.
@@ -43,31 +43,31 @@ const POOLER_LOOKS: u32 = 5;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// What to do instead of taking again what the same task holds.
+/// Advice in the error when a task asks for a lock that it already holds.
 const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the code that \
                     needs the lock, and take the lock in one place";
 
-/// Locks a name until it is released, or its connection ends: PostgreSQL, MySQL and MariaDB.
+/// Locks a name until it is released or its connection ends. Works on PostgreSQL, MySQL and MariaDB.
 ///
-/// Use it for a role that one process of many has for long, such as leader: when that process crashes, the lock is free
-/// at once, without a ttl to wait for. It needs no table.
+/// Use it for a long-lived role that one of many processes has, such as leader. When that process crashes, the lock is
+/// free at once: there is no ttl to wait for. It needs no table.
 ///
-/// Use a [lease](crate::Leases) instead where the lock protects data in the same database: a lease can make a commit
-/// depend on still being held, a session lock cannot. A holder that was stopped, or cut off from the server, learns of its
-/// loss only when it asks, and somebody else may hold the lock by then. Use a lease too where there are many locks at once
-/// (each session lock takes a connection for itself), on SQLite (which has no session locks), and behind a pooler in
-/// transaction mode. Use a [`NamedLock`](crate::NamedLock) for what is one transaction.
+/// Use a [lease](crate::Leases) instead where the lock protects data in the same database. A lease can make a commit
+/// depend on still being held; a session lock cannot. A holder that was stopped, or cut off from the server, learns of
+/// its loss only at its next check, and another process may hold the lock by then. Use a lease too for many locks at
+/// once (each session lock occupies one connection), on SQLite (which has no session locks), and behind a pooler in
+/// transaction mode. Use a [`NamedLock`](crate::NamedLock) for work that fits in one transaction.
 ///
 /// | database | what is locked |
 /// |---|---|
-/// | PostgreSQL | an advisory lock on 64 bits of SHA-256 of the key, others than those of named locks. Advisory locks belong to one database |
+/// | PostgreSQL | an advisory lock on 64 bits of SHA-256 of the key, in a namespace separate from named locks. Advisory locks belong to one database |
 /// | MySQL, MariaDB | `GET_LOCK` of the SHA-256 of the key and the name of the connection's database. Local to one node of a cluster |
 ///
-/// The lock keeps one connection of the pool for itself until it is released. On PostgreSQL a second connection beside
-/// the pool is opened for a moment, before the lock is taken, to see whether a pooler in transaction mode stands in between.
+/// The lock occupies one connection of the pool until it is released. On PostgreSQL, `acquire` first opens a second
+/// connection outside the pool for a moment, to detect a pooler in transaction mode.
 ///
-/// Waiters are served in no particular order. Two processes that take two session locks in different orders wait for
-/// each other without the server noticing: bound the wait, or take them in one order.
+/// Waiters are served in no particular order. The server does not detect a deadlock between two processes that take two
+/// session locks in different orders: bound the wait, or take the locks in one order.
 ///
 /// # Example
 /// ```no_run
@@ -92,16 +92,15 @@ pub struct SessionLock {
 }
 
 impl SessionLock {
-    /// The lock of this name.
+    /// Creates a lock with this name.
     pub fn new(key: impl Into<Key>) -> Self {
         Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::DEFAULT, heartbeat: DEFAULT_HEARTBEAT }
     }
 
-    /// Takes the lock shared: it excludes exclusive holders only. PostgreSQL only; `GET_LOCK` of MySQL and MariaDB
-    /// knows no shared locks, so there [`acquire`](Self::acquire) refuses it with [`Error::InvalidOption`].
+    /// Takes the lock shared: it excludes exclusive holders only. PostgreSQL only: `GET_LOCK` of MySQL and MariaDB has
+    /// no shared mode, so [`acquire`](Self::acquire) returns [`Error::InvalidOption`] there.
     ///
-    /// A stream of sessions that share the lock does not keep out one that waits to have it alone: PostgreSQL grants in
-    /// the order of the requests.
+    /// A stream of shared sessions does not starve an exclusive waiter: PostgreSQL grants in the order of the requests.
     ///
     /// ```no_run
     /// # async fn f(pool: sqlx::PgPool) -> Result<(), lockkit::Error> {
@@ -113,33 +112,33 @@ impl SessionLock {
         self
     }
 
-    /// How long to wait for another holder, and for a connection. Defaults to [`Wait::DEFAULT`], 10 s. With
-    /// [`Wait::Unbounded`], as a process in reserve needs it, the wait has no end.
+    /// Longest wait for another holder, and for a connection. Defaults to [`Wait::DEFAULT`], 10 s. [`Wait::Unbounded`]
+    /// waits forever, as a standby process needs.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
     }
 
-    /// How often to ask the server, on the lock's own connection, whether the lock is still held. Defaults to 1 s.
+    /// Interval at which the lock's own connection checks that the lock is still held. Defaults to 1 s.
     pub fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = every;
         self
     }
 
-    /// Takes the lock, and keeps a connection of the pool for it. While it waits it keeps that connection too.
+    /// Takes the lock, and keeps a connection of the pool for it. The connection is in use during the wait too.
     ///
-    /// The server keeps the bound of the wait. A connection may take up to 1 s to come even where the wait is shorter,
-    /// and a server that does not answer is given up 5 s late.
+    /// The server enforces the wait. Getting a connection may take up to 1 s even where the wait is shorter. If the
+    /// server does not answer, this fails 5 s after the wait ended.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the session that holds the lock; [`Error::Reentrant`] in a function under the
-    /// same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::InvalidKey`];
-    /// [`Error::InvalidOption`]; [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only replica, whose locks are not
-    /// those of its primary.
+    /// [`Error::Contended`] after the wait, with the session that holds the lock; [`Error::Reentrant`] in a function
+    /// under the same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::InvalidKey`];
+    /// [`Error::InvalidOption`]; [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only
+    /// replica: its locks are not those of its primary.
     ///
     /// # Cancel safety
-    /// Dropping this future leaves nothing locked. The connection is closed; a server that is waiting on it notices
-    /// within a second.
+    /// Dropping this future leaves nothing locked. The connection is closed; a server that is waiting for the lock on
+    /// its behalf notices within a second.
     #[must_use = "await it, and bind the session: `let session = ….acquire(&pool).await?`"]
     pub async fn acquire<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Session<DB>> {
         self.key.check()?;
@@ -159,10 +158,11 @@ impl SessionLock {
         observed(Strategy::Session, &key, Box::pin(self.take(pool))).await
     }
 
-    /// As [`acquire`](Self::acquire) without waiting for a holder; `None` when another session holds the lock.
+    /// As [`acquire`](Self::acquire), without waiting for a holder. Returns `None` when another session holds the lock,
+    /// or when the calling code already runs under it.
     ///
     /// # Errors
-    /// Those of [`acquire`](Self::acquire) but [`Error::Contended`].
+    /// The errors of [`acquire`](Self::acquire), except [`Error::Contended`] and [`Error::Reentrant`].
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -174,9 +174,9 @@ impl SessionLock {
         }
     }
 
-    /// The server's session that holds the lock now, or one of those that share it; `None` when no session holds it.
-    /// For operators: the lock may be released before the answer arrives. It needs no privilege on PostgreSQL; on
-    /// MySQL and MariaDB the user and host of others need PROCESS.
+    /// The server's session that holds the lock now, or one of the sessions that share it. `None` when no session holds
+    /// it. For operators: the lock may be released before the answer arrives. PostgreSQL requires no privilege. MySQL
+    /// and MariaDB require PROCESS to show the user and host of other sessions.
     ///
     /// # Errors
     /// [`Error::InvalidKey`]; [`Error::PoolStarved`]; [`Error::Database`].
@@ -232,10 +232,10 @@ impl SessionLock {
                     Err(err) if DB::fault(&err) == Fault::Unavailable => {
                         return Err(Error::Contended { key: self.key, waited, holder: None });
                     }
-                    // A right is missing, say.
+                    // For example, a privilege is missing.
                     Err(_) => None,
                 };
-                // This session has taken nothing, so its connection is as good as before.
+                // This session has locked nothing, so its connection can go back to the pool.
                 drop(held.defuse());
                 return Err(Error::Contended { key: self.key, waited, holder });
             }
@@ -244,7 +244,8 @@ impl SessionLock {
         }
     }
 
-    /// The server's session behind a connection, which must be the connection's own.
+    /// The id of the server's session behind this connection. Fails on a read-only replica, and when a pooler shares
+    /// the session with other clients.
     async fn session_to_lock<DB: SessionOps>(&self, pool: &Pool<DB>, conn: &mut DB::Connection) -> Result<i64> {
         let doing = "looking at the session for session lock";
         let failed = |err| failed::<DB>(doing, Some(&self.key), err);
@@ -257,12 +258,13 @@ impl SessionLock {
         if !DB::POOLERS_SHARE_SESSIONS {
             return Ok(ours.id);
         }
-        // A pooler gives the session of an idle connection to the next client, most often the session used last. So a
-        // second connection looks too: either it gets this session, or other clients got it before and our next look
-        // runs in another one. Without a second connection, all looks would see one session while no other client is
-        // active. The looks alternate unevenly, for poolers that hand out sessions in turn.
+        // A pooler gives the session of an idle connection to the next client, and prefers the session that was used
+        // last. So a second connection competes for it: either that connection gets our session, or another client got
+        // it first and our next statement runs in a different session. Without the second connection, every probe would
+        // see the same session as long as no other client is active. The probes alternate unevenly, to catch poolers
+        // that hand out sessions in turn.
         let competing = async {
-            // Beside the pool, which may have no second connection.
+            // Opened outside the pool, which may have no second connection.
             let mut other = DB::Connection::connect_with(&pool.connect_options()).await?;
             let mut is_ours = true;
             for _ in 0..POOLER_LOOKS {
@@ -281,13 +283,12 @@ impl SessionLock {
 
 /// A session lock that this process holds.
 ///
-/// Its connection does nothing else; it is asked every second whether it still has the lock. Dropping this closes the
-/// connection, which frees the lock; [`release`](Self::release) also says whether the lock was held to the end, and
-/// gives the connection back to its pool.
+/// Its connection does nothing else. It checks at every heartbeat, by default each second, that the lock is still held.
+/// Dropping the session closes the connection, which frees the lock. [`release`](Self::release) also reports whether
+/// the lock was held to the end, and returns the connection to its pool.
 ///
-/// Between two heartbeats the lock may be lost without this process knowing, and for as long as the process is stopped
-/// or the server does not answer (5 s at most). What must never happen without the lock needs a
-/// [lease](crate::Leases) and its fence.
+/// The process may not know of a loss until the next heartbeat, nor while it is stopped or the server does not answer
+/// (5 s at most). Work that must never run without the lock needs a [lease](crate::Leases) and its fence.
 #[must_use = "the lock is released as soon as the session is dropped: bind it, `let session = …` (`let _ = …` drops it at once)"]
 pub struct Session<DB: Database> {
     key: Key,
@@ -298,7 +299,7 @@ pub struct Session<DB: Database> {
     database: PhantomData<fn() -> DB>,
 }
 
-/// Answered when the lock is held; dropped without an answer when it is not.
+/// Answered when the lock is held. Dropped without an answer when it is not.
 type Question = oneshot::Sender<()>;
 
 impl<DB: Database> Session<DB> {
@@ -317,9 +318,10 @@ impl<DB: Database> Session<DB> {
         &self.key
     }
 
-    /// Asks the server whether this session still holds the lock. One round trip; `false` after 5 s without an answer.
+    /// Whether this session still holds the lock. Asks the server, in one round trip; returns `false` after 5 s without
+    /// an answer.
     ///
-    /// Once it is `false` it stays so, and the connection is closed.
+    /// Once this is `false`, it stays `false` and the connection is closed.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -328,8 +330,8 @@ impl<DB: Database> Session<DB> {
         self.questions.send(answer).await.is_ok() && answered.await.is_ok()
     }
 
-    /// Resolves when the lock is found to be lost, never otherwise: at the next heartbeat after its connection ended, or
-    /// 5 s after the server stopped answering one.
+    /// Resolves when the lock is found to be lost: at the next heartbeat after its connection ended, or 5 s after the
+    /// server stopped answering a heartbeat. Otherwise it never resolves.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -337,21 +339,22 @@ impl<DB: Database> Session<DB> {
         self.questions.closed().await;
     }
 
-    /// Gives the lock back, and its connection to the pool.
+    /// Releases the lock, and returns its connection to the pool.
     ///
     /// # Errors
-    /// [`Error::SessionLost`] when the lock had been lost before, or the server does not say that it was held.
+    /// [`Error::SessionLost`] when the lock was lost before the release, or the server does not confirm that it was
+    /// held.
     ///
     /// # Cancel safety
-    /// The release goes on in the background if this future is dropped.
+    /// If this future is dropped, the release continues in the background.
     pub async fn release(self) -> Result<()> {
         let Self { questions, kept, .. } = self;
-        // The end of the questions is what tells the task to release.
+        // Closing the channel tells the task to release the lock.
         drop(questions);
         finished("releasing session lock", kept.defuse().0).await
     }
 
-    /// What runs a body under this lock, and drops it when the lock is found to be lost.
+    /// Runs a body under this lock, and drops the body when the lock is found to be lost.
     pub(crate) fn watch(&self) -> Watch<'_> {
         let lost = async {
             self.lost().await;
@@ -360,12 +363,13 @@ impl<DB: Database> Session<DB> {
         Watch::new(OnLost::Stop, || Ok(()), lost).in_span(holding(Strategy::Session, &self.key))
     }
 
-    /// What a body under this lock is under. That it was lost since is heard at the next heartbeat, which stops the body.
+    /// The scope entry of a body that runs under this lock. It does not detect a loss: the next heartbeat does, and
+    /// stops the body.
     pub(crate) fn lock(&self) -> Lock {
         Lock::of(self.realm, self.key.clone())
     }
 
-    /// Gives the lock back. What was done under it counts only if the lock was held to the end.
+    /// Releases the lock. The result of the body counts only if the lock was held to the end.
     pub(crate) async fn end_with<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
         let released = self.release().await;
         let value = result?;
@@ -385,13 +389,13 @@ struct Keeping(JoinHandle<Result<()>>);
 
 impl Hold for Keeping {
     fn abandon(self) {
-        // The task drops the connection wherever it is, and that closes it.
+        // Aborting drops the connection at the task's current await, and that closes it.
         self.0.abort();
     }
 }
 
-/// Checks at each heartbeat and each question whether the lock is held. Releases it when all senders of questions are
-/// dropped.
+/// Checks at each heartbeat and for each question whether the lock is held. Releases the lock when all senders of
+/// questions are dropped.
 async fn keep<DB: SessionOps>(
     lock: SessionLock,
     id: i64,
@@ -414,12 +418,12 @@ async fn keep<DB: SessionOps>(
             },
         };
         match answered(Duration::ZERO, DB::session_holds(conn, id, &key)).await {
-            // The caller may have been dropped.
+            // The receiver is gone if the caller was dropped.
             Ok(true) => question.map(|it| it.send(())),
             not_held => break (not_held.err(), question),
         };
     };
-    // Closed before the loss is reported.
+    // Closes the connection before the loss is reported.
     drop(held);
     let reason = if lost.is_some() { LossReason::Unreachable } else { LossReason::Stolen };
     observe::lost(Strategy::Session, &key, None, granted.elapsed(), reason);
@@ -432,10 +436,10 @@ async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Resul
     timeout(slice + ANSWER_LIMIT, question).await.unwrap_or_else(|_| silence())
 }
 
-/// Locks of a session of the server, which outlive its transactions and end with it.
+/// Locks that belong to a session of the server. They outlive its transactions and end with it.
 ///
 /// Every operation names its session. If a pooler or proxy moved the connection to another session, the operation
-/// notices and locks nothing there.
+/// detects that and locks nothing there.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no session locks",
     label = "this database has no session locks",
@@ -444,19 +448,20 @@ async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Resul
 )]
 pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> + SessionStatements {}
 
-/// The statements of session locks. Hidden from users, who call the strategy.
+/// The statements of session locks. Hidden from the docs: users call the strategy.
 pub trait SessionStatements: Database {
-    /// Whether poolers for this database give a session to other clients between two transactions, even while it
-    /// holds a lock.
+    /// Whether poolers for this database can give a session to other clients between two transactions, even while the
+    /// session holds a lock.
     const POOLERS_SHARE_SESSIONS: bool;
 
     /// Whether several sessions can share a lock.
     const HAS_SHARED_LOCKS: bool;
 
-    /// The session that runs this statement. Not a prepared statement, since such a pooler may lose it.
+    /// The session that runs this statement. The statement is not prepared, because a pooler in transaction mode may
+    /// lose prepared statements.
     fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
 
-    /// Takes the lock, or waits for it up to `slice`, or less where the server counts in seconds.
+    /// Takes the lock, or waits for it up to `slice`; less where the server counts in seconds.
     fn session_lock(
         conn: &mut Self::Connection,
         id: i64,
@@ -491,17 +496,17 @@ pub trait SessionStatements: Database {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerSession {
     pub(crate) id: i64,
-    /// A read-only replica, whose locks are not those of its primary.
+    /// Whether the server is a read-only replica. The locks of a replica are not those of its primary.
     pub(crate) is_replica: bool,
 }
 
 /// The answer to one attempt to take a session lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionAnswer {
-    /// The session holds it now, and did not before.
+    /// The session holds the lock now, and did not hold it before.
     Granted,
-    /// It was held, by another session or by this one already.
+    /// The lock was already held, by another session or by this one.
     Held,
-    /// The statement ran in another session than it named, and locked nothing.
+    /// The statement ran in a session other than the one it named, and locked nothing.
     Elsewhere,
 }

@@ -1,9 +1,9 @@
 //! The text of a statement, written as one literal.
 
-/// A statement whose text is made when it is first run and kept for the life of the process.
+/// A statement whose text is formatted at its first use and kept for the life of the process.
 ///
-/// The places in the literal are filled as by [`format!`], with constants or with named arguments. Values are never among
-/// them: a statement binds those.
+/// The placeholders in the literal are filled as by [`format!`], with constants or named arguments. They never contain
+/// values: a statement binds values.
 macro_rules! statement {
     ($text:literal $(, $place:ident = $clause:expr)* $(,)?) => {{
         static TEXT: std::sync::LazyLock<String> =

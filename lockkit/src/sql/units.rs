@@ -1,4 +1,4 @@
-//! Durations and fences as the columns have them.
+//! Durations and fences as the columns store them.
 
 use std::time::Duration;
 

@@ -23,28 +23,28 @@ use crate::{
     },
 };
 
-// What holds a lease, in the record locks of InnoDB (https://dev.mysql.com/doc/refman/8.4/en/innodb-locks-set.html):
-// a transaction that pins it has a shared lock on the token's entry in its index, and on nothing else, because a
-// shared lock that the index alone can answer does not touch the row. Renewals write the row and not the index.
-// Claims and releases write both.
+// The record locks that hold a lease (https://dev.mysql.com/doc/refman/8.4/en/innodb-locks-set.html): a transaction
+// that pins it has a shared lock on the token's entry in its index, and on nothing else, because a shared lock that the
+// index alone can answer does not touch the row. Renewals write the row and not the index. Claims and releases write
+// both.
 
-/// Bit 63 of the answer says that the lease is held; the rest is then the time left.
+/// Bit 63 of the answer: the lease is held. The other bits are the time left.
 const HELD: u64 = 1 << 63;
 
-/// Bit 62 of the answer says that the lease was taken over. The row has the previous holder.
+/// Bit 62 of the answer to a claim that was granted: the lease was taken over. The row contains the previous holder.
 const TAKEN_OVER: u64 = 1 << 62;
 
-/// Bit 62 of an answer that says that the lease is held, or that it was renewed: it was granted or renewed later than
-/// now, so the clock was set back since.
+/// Bit 62 of the answer to a renewal, or to a claim of a held lease: the row was granted or renewed at a later time
+/// than now, so the clock was set back since.
 const AHEAD: u64 = 1 << 62;
 
-/// Whether the last holder did not release the row's lease.
+/// Whether the last holder of the row's lease did not release it.
 const KEPT: &str = "(lockkit_lease.token IS NOT NULL AND LEFT(lockkit_lease.token, 8) <> REPEAT(CHAR(0), 8))";
 
-/// Takes the lease or says how long it is held, in the OK packet alone.
+/// Takes the lease or reports how long it is held. The OK packet alone carries the answer.
 ///
-/// Assignments run from left to right and see the values already assigned, so their order matters. Should the
-/// statement wait for the row after all, its clock is older than the grant, which only makes the lease shorter.
+/// Assignments run from left to right and see the values already assigned, so their order matters. If the statement
+/// waits for the row after all, its clock is older than the grant, which only makes the lease shorter.
 fn claim(source: &str) -> String {
     format!(
         "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
@@ -95,9 +95,10 @@ fn claim(source: &str) -> String {
     )
 }
 
-/// What a claim reads so that it never waits for the row. MariaDB refuses to wait by the setting at the front. On MySQL, where
-/// INSERT has no such setting, the claim first locks the row, and the token's entry if it is to be taken over, with NOWAIT in
-/// the same statement. The name is bound twice on both.
+/// The source of a claim's values, which makes sure that the claim never waits for the row. On MariaDB the setting at
+/// the front of the statement refuses to wait. MySQL's INSERT has no such setting, so there the claim first locks the
+/// row with NOWAIT in the same statement, and also the token's entry if it will take the lease over. The name is bound
+/// twice on both servers.
 fn locked_at_once() -> String {
     format!(
         "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
@@ -112,7 +113,7 @@ fn acquire() -> &'static str {
     statement!("{claim}", claim = claim(&locked_at_once()))
 }
 
-/// Without that lock. Looking for a row that is not there yet locks the gap around it, so two first grants of
+/// A claim without that lock. Locking a row that does not exist yet locks the gap around it, so two first grants of
 /// neighbouring names can deadlock; the insert alone cannot.
 fn acquire_new() -> &'static str {
     statement!("{claim}", claim = claim("FROM DUAL WHERE ? IS NOT NULL"))
@@ -131,8 +132,8 @@ async fn run_claim(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim)
     Ok(done.last_insert_id())
 }
 
-/// The leases that a statement is about, as rows: one parameter, whatever their number. The index is named because a
-/// table of few rows would be scanned, and rows that others have locked waited for.
+/// The leases of a renewal as rows, in one parameter for any number of them. The index is named because the server
+/// would scan a table of few rows, and wait for rows that others have locked.
 fn renewed() -> String {
     format!(
         "JSON_TABLE(?, '$[*]' COLUMNS (
@@ -144,7 +145,7 @@ fn renewed() -> String {
     )
 }
 
-/// As [`renewed`], for leases that are given back.
+/// As [`renewed`], for leases to be released.
 const RETURNED: &str = "JSON_TABLE(?, '$[*]' COLUMNS (
          name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
          token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
@@ -152,13 +153,13 @@ const RETURNED: &str = "JSON_TABLE(?, '$[*]' COLUMNS (
          nobody   CHAR(32) CHARACTER SET ascii PATH '$[3]'
      )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)";
 
-/// The tokens among those asked for that hold their lease.
+/// The requested tokens that hold their lease.
 async fn held_of(conn: &mut MySqlConnection, asked: &str) -> sqlx::Result<HashSet<Vec<u8>>> {
     let sql = statement!("SELECT l.token FROM {RETURNED} WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}");
     Ok(sqlx::query_scalar(sql).bind(asked).fetch_all(conn).await?.into_iter().collect())
 }
 
-/// What is left of the least holding time, a bound value unless it is named.
+/// The rest of the least holding time. `min_hold` is a placeholder or a column.
 fn left(min_hold: &str, acquired_us: &str) -> String {
     format!("({min_hold} - GREATEST(0, {NOW} - {acquired_us}))")
 }
@@ -222,7 +223,7 @@ impl LeaseStatements for MySql {
     async fn lease_renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Answer>> {
         let (answers, is_ahead) = renew(conn, renewals).await?;
         if is_ahead {
-            // The clock was set back, and the expiries are cut by now.
+            // The clock was set back. `renew` has cut the expiries, so run it again.
             return renew(conn, renewals).await.map(|(answers, _)| answers);
         }
         Ok(answers)
@@ -234,8 +235,8 @@ impl LeaseStatements for MySql {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
-        // Looking for the token's entry locks the gaps beside it in REPEATABLE READ, which MariaDB need not do to refuse
-        // to wait for it.
+        // Looking up the token's entry locks the gaps beside it in REPEATABLE READ. Only MySQL needs that lookup in
+        // order not to wait for the entry.
         let done = sqlx::query(statement!(
             "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
              UPDATE (
@@ -265,13 +266,13 @@ impl LeaseStatements for MySql {
         if done.rows_affected() > 0 {
             return Ok(Answer::Done);
         }
-        // Lost, or locked by a transaction that pins it?
+        // Nothing was changed: the lease is lost, or a transaction that pins it has it locked.
         let held = Self::lease_look(conn, key).await?;
         Ok(if held.is_some_and(|it| it.token == token) { Answer::Busy } else { Answer::Gone })
     }
 
     async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
-        // The UPDATE cannot say which rows it changed, so those that are there are read before it.
+        // The UPDATE cannot return the rows that it changed, so the held tokens are read before it.
         let asked = given_back(releases);
         let held = held_of(conn, &asked).await?;
         let done = sqlx::query(statement!(
@@ -305,9 +306,10 @@ impl LeaseStatements for MySql {
     }
 
     async fn lease_pin(conn: &mut MySqlConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
-        // Only where `begin` made the transaction READ COMMITTED: in REPEATABLE READ the lock would be on the gaps beside
-        // the entry, too, and keep others from taking other leases. A token that is NULL is looked for nowhere.
-        // The expiry is read beside it, without a lock: reading it from the locked entry would lock the row.
+        // The lock is taken only if `begin` made the transaction READ COMMITTED. In REPEATABLE READ it would include
+        // the gaps beside the entry, and prevent others from taking other leases. Otherwise the token is compared with
+        // NULL, which matches no entry. A separate subquery reads the expiry without a lock: reading it from the locked
+        // entry would lock the row.
         let current: Option<bool> = sqlx::query_scalar(statement!(
             "SELECT (SELECT l.expires_us > {NOW} FROM lockkit_lease AS l WHERE l.name = ?)
              FROM lockkit_lease AS t FORCE INDEX (lockkit_token)
@@ -402,7 +404,7 @@ impl LeaseStatements for MySql {
         if names.is_empty() {
             return Ok(0);
         }
-        // A fence above the clock must not be forgotten: the next one is made from the clock.
+        // A fence above the clock must be kept: the next fence would be made from the clock, and be lower.
         let sql = format!(
             "DELETE FROM lockkit_lease
              WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? AND name IN ({})",
@@ -416,10 +418,11 @@ impl LeaseStatements for MySql {
     }
 }
 
-/// Renews; also says whether one of the renewed was granted or renewed later than now. Its expiry is cut then.
+/// Renews. Also returns whether a renewed row had been granted or renewed at a later time than now; its expiry is cut
+/// then.
 async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<(Vec<Answer>, bool)> {
-    // The OK packet has the clock that this statement renewed by. It may be older than a row that another renewal wrote
-    // while this one waited, so no expiry is cut here.
+    // The OK packet contains the clock of this statement. That clock may be older than a row that another renewal wrote
+    // while this statement waited, so no expiry is cut here.
     let asked = asked(renewals);
     let done = sqlx::query(statement!(
         "UPDATE (
@@ -462,7 +465,7 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
             answers.push(Answer::Gone);
             continue;
         };
-        // One that was renewed lives for its ttl from the clock of the renewal, and would after a cut.
+        // A renewed lease lives at least for its ttl from the clock of the renewal, even after a cut.
         let ttl = micros(*ttl);
         let lives = renewed_us.is_some_and(|it| expires_us >= it.saturating_add(ttl));
         let lives = lives && ttl_us.is_none_or(|it| it >= ttl);
@@ -513,7 +516,7 @@ fn found(row: &MySqlRow) -> sqlx::Result<Found> {
     .found()
 }
 
-/// Text in VARBINARY columns is bytes to the driver.
+/// The driver returns text in VARBINARY columns as bytes.
 fn text(row: &MySqlRow, column: &str) -> sqlx::Result<String> {
     Ok(String::from_utf8_lossy(row.try_get(column)?).into_owned())
 }

@@ -15,25 +15,27 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     let migrator = migrator(MIGRATIONS);
     let mut conn = pool.acquire().await.map_err(failed)?;
     let applied = history(&mut conn).await;
-    // Read after the history: another process may be writing both.
+    // Read after the history, because another process may be writing both.
     let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;
     drop(conn);
     let schema = schema::<MySql>(&migrator, applied, are_tables_there)?;
     if let Schema::UpToDate = schema {
         return Ok(());
     }
-    // On a pool of its own: a run that fails would leave its lock on a connection of the application's.
+    // On a separate pool: a failed migration would leave sqlx's lock on one of the application's connections.
     let own = pool.options().clone().min_connections(0).max_connections(1);
     let own = own.connect_with((*pool.connect_options()).clone()).await.map_err(failed)?;
     let forget = async |sql: String| own.execute(AssertSqlSafe(sql)).await;
-    // While DDL waits for a transaction that has used the table, every other statement on it waits behind: renewals, too.
+    // While DDL waits for a transaction that has used the table, every other statement on the table queues behind it,
+    // including renewals.
     own.execute("SET lock_wait_timeout = 1").await.map_err(failed)?;
     if let Schema::Dropped = schema {
-        // The statements can be repeated.
+        // All migrations run again. Their statements are repeatable.
         forget(format!("DELETE FROM {HISTORY}")).await.map_err(failed)?;
     }
-    // DDL commits as it goes: a run that was cut short leaves a mark for ever, and on MariaDB, where sqlx's lock is none,
-    // one that is still at work leaves it for a moment. The statements can be repeated, so the mark is not needed.
+    // DDL commits immediately, so an interrupted migration leaves its row in the history marked as incomplete. On
+    // MariaDB, where sqlx's lock has no effect, a running migration is marked like that too for a moment. The
+    // statements are repeatable, so the mark is deleted.
     let mut done = migrator.run(&own).await;
     if let Err(MigrateError::Dirty(number)) = done {
         match forget(format!("DELETE FROM {HISTORY} WHERE NOT success")).await {
@@ -41,7 +43,7 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
             Err(err) if MySql::is_denied(&err) => {
                 return Err(Error::MigrationCutShort { number });
             }
-            // Another process has it locked, say.
+            // For example, another process has locked the history.
             Err(err) => return Err(failed(err)),
         }
         done = migrator.run(&own).await;
@@ -60,7 +62,7 @@ async fn history(conn: &mut MySqlConnection) -> sqlx::Result<Vec<Applied>> {
     applied.collect()
 }
 
-/// Whether each table has the column that the migrations added last, as far as this user can see.
+/// Whether each table exists with its newest column, as far as this user can see.
 async fn are_tables_there(conn: &mut MySqlConnection) -> sqlx::Result<bool> {
     let there: i64 = sqlx::query_scalar(
         "SELECT COUNT(*) FROM information_schema.columns

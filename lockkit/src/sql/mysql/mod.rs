@@ -1,8 +1,8 @@
-//! MySQL 8.0 and later, MariaDB 10.6 and later: the statements, and what their error numbers mean.
+//! MySQL 8.0 and later, MariaDB 10.6 and later: the statements, and the meaning of error numbers.
 //!
-//! Where the two servers differ, one statement serves both: MariaDB runs the text of `/*M! … */` and skips
-//! `/*!80000 … */`, MySQL the other way round
-//! (<https://mariadb.com/kb/en/comment-syntax/>, <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
+//! Where the two servers differ, one statement serves both. MariaDB runs the text of `/*M! … */` and skips that of
+//! `/*!80000 … */`; MySQL does the opposite (<https://mariadb.com/kb/en/comment-syntax/>,
+//! <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// The server's clock in microseconds, the same in every session time zone. It stands still during a statement.
+/// The server's clock in microseconds, the same in every session time zone. It is constant during a statement.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 const MIGRATIONS: [(i64, &str, &str); 4] = [
@@ -46,25 +46,26 @@ mod version;
 pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
     // https://mariadb.com/kb/en/mariadb-error-code-reference/, https://dev.mysql.com/doc/mysql-errors/8.4/en/
     match err.number() {
-        // The last: KILL QUERY, after which GET_LOCK and lock waits did nothing but wait.
+        // 1317 is KILL QUERY. It interrupted a GET_LOCK or a lock wait, and nothing was changed.
         1205 | 3572 | 1969 | 3024 | 1317 => Fault::Contended,
         1213 => Fault::Deadlock,
         1020 => Fault::Serialization,
         1062 => Fault::Duplicate,
         1146 | 1054 => Fault::NoTable,
-        // The savepoint is gone: that of `begin`, or that of `check_open`, which does not last in autocommit.
+        // The savepoint does not exist: either that of `begin`, or that of `check_open`, which does not last in
+        // autocommit.
         1305 => Fault::NoTransaction,
         1290 | 1792 | 1836 => Fault::ReadOnly,
         1665 => Fault::StatementLog,
-        // No connection to be had: 1040, 1203, 1226. A node of a Galera cluster that has lost the others: 1047 before
-        // a statement, 1180 in a COMMIT, which may or may not have reached them.
+        // 1040, 1203 and 1226: no connection is available. 1047 and 1180: a node of a Galera cluster has lost the other
+        // nodes, before a statement (1047) or in a COMMIT (1180), which may have reached them.
         1040 | 1047 | 1053 | 1158..=1161 | 1180 | 1203 | 1226 | 1927 | 4031 => Fault::Unavailable,
         _ => Fault::Other,
     }
 }
 
-/// Restores the lock wait timeout after a named lock, also after one that was cut short. MariaDB takes a variable
-/// that was never set for text, hence the CAST.
+/// Restores the lock wait timeout after a named lock, also after an interrupted one. The CAST is needed because MariaDB
+/// treats a variable that was never set as text.
 const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
                             CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
@@ -121,18 +122,19 @@ impl Driver for MySql {
     }
 
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
-        // A deadlock victim has lost its transaction, and its next statement begins another one, without autocommit:
-        // then nothing that follows is committed by itself. The savepoint marks the first transaction. The other
-        // variable tells the statements of the transaction what no system variable tells.
+        // The server rolls back the transaction of a deadlock victim. With autocommit off, its next statement begins
+        // another transaction, so nothing that follows is committed by itself. The savepoint marks the first
+        // transaction. `@lockkit_read_committed` tells later statements the isolation level, which no system variable
+        // shows.
         let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; SAVEPOINT lockkit; \
                      SET @lockkit_autocommit = @@autocommit, autocommit = 0, @lockkit_read_committed = 1";
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
     }
 
     async fn check_begun(conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        // The savepoint ends with its transaction. In a message of its own: a node of a Galera cluster that must roll
-        // back for another node says so in the answer to the message, and where more statements follow in it, that
-        // answer is lost and they run in a new transaction.
+        // The savepoint ends with its transaction. RELEASE is sent in a message of its own: if a node of a Galera
+        // cluster must roll back for another node, it reports that in the answer to this message. If more statements
+        // followed in the message, that answer would be lost and they would run in a new transaction.
         conn.execute("RELEASE SAVEPOINT lockkit").await.map(drop)
     }
 
@@ -141,7 +143,8 @@ impl Driver for MySql {
     }
 
     async fn restore_session(conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        // Switching autocommit on would commit what ran after the transaction ended.
+        // ROLLBACK comes first: switching autocommit on would commit the statements that ran after the transaction
+        // ended.
         let restore = format!(
             "ROLLBACK; SET autocommit = IFNULL(@lockkit_autocommit, 1), @lockkit_read_committed = NULL; {RESTORE_WAIT}"
         );
@@ -154,7 +157,7 @@ impl Driver for MySql {
     }
 
     async fn depth(conn: &mut MySqlConnection) -> sqlx::Result<usize> {
-        // Counted when a transaction is dropped, not when its rollback is run.
+        // sqlx counts a dropped transaction at once, before its rollback runs.
         Ok(MySqlTransactionManager::get_transaction_depth(conn))
     }
 
@@ -163,7 +166,7 @@ impl Driver for MySql {
     }
 
     fn is_denied(err: &sqlx::Error) -> bool {
-        // The whole database, a table, a column.
+        // Access denied to the database, a table or a column.
         let number = err.as_database_error().and_then(|it| it.try_downcast_ref()).map(MySqlDatabaseError::number);
         number.is_some_and(|it| matches!(it, 1044 | 1142 | 1143))
     }
@@ -173,11 +176,11 @@ impl Driver for MySql {
     }
 }
 
-/// Whether this process asks the server for the first time.
+/// Whether this is the first use of the server in this process.
 fn is_first_use(server: &MySqlConnectOptions) -> bool {
     static USED: Mutex<Vec<(String, u16)>> = Mutex::new(Vec::new());
 
-    // No code panics while it holds the lock.
+    // No code panics while it holds this mutex.
     let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
     let (host, port) = (server.get_host(), server.get_port());
     let is_first = !used.iter().any(|it| (&*it.0, it.1) == (host, port));
@@ -187,7 +190,7 @@ fn is_first_use(server: &MySqlConnectOptions) -> bool {
     is_first
 }
 
-/// What this server is not suited for.
+/// Warnings about uses for which this server is not suited.
 async fn caveats(conn: &mut MySqlConnection) -> sqlx::Result<Vec<&'static str>> {
     let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'log_bin'; \
                  SHOW VARIABLES LIKE 'binlog_format'";
@@ -229,8 +232,8 @@ fn placeholder(_number: usize) -> String {
     "?".to_owned()
 }
 
-/// The bound of a wait: on MariaDB a prefix of the statement, on MySQL a hint inside it. Neither takes a bound value,
-/// so the time is rounded up to two digits, which keeps the number of prepared statements small.
+/// The bound of a wait: a prefix of the statement on MariaDB, a hint inside it on MySQL. Neither accepts a bound value.
+/// The time is rounded up to two digits, which limits the number of prepared statements.
 fn bounded(wait: Wait) -> (String, String) {
     let Wait::AtMost(_) = wait else {
         return (String::new(), String::new());
@@ -244,5 +247,5 @@ fn bounded(wait: Wait) -> (String, String) {
     )
 }
 
-/// The same, in the words of each server.
+/// The locking clause of a shared lock, in the syntax of each server.
 const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";

@@ -11,21 +11,23 @@ use crate::{
     sql::{Driver, NamedStatements, Sharing, history::hex},
 };
 
-/// Locks the row whether or not it is there, and never waits where another session has it.
+/// Locks the row, and inserts it if it does not exist. Never waits for another session's lock.
 ///
-/// No look before it that would lock the gap, and an exclusive lock on the duplicate where a plain INSERT takes a shared
-/// one. Each server refuses to wait in its own way, as in the statement that acquires a lease.
+/// It takes no separate read first, which would lock the gap. On a duplicate it locks the row exclusively, where a
+/// plain INSERT takes a shared lock. Each server has its own way not to wait, as in the statement that acquires a
+/// lease.
 const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
     INSERT INTO lockkit_named (name)
     SELECT ? /*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_named AS l ON l.name = */ /*M! FROM DUAL WHERE */
     ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */
     ON DUPLICATE KEY UPDATE name = VALUES(name)";
 
-/// Locks the row whether or not it is there, as an insert without a bound does. The bound, which the servers count in seconds, is
-/// that of the statement on MariaDB, and on MySQL the session's for this one message. A message of several statements
-/// takes no bound values, so the name is in it as a literal. What a message that was cut short has left to restore is kept.
+/// Locks the row, and inserts it if it does not exist, like an insert without a bound. The servers count the bound in
+/// seconds. On MariaDB it applies to the statement; on MySQL it is set for the session during this one message. A
+/// message of several statements takes no bound values, so the name is a literal in it. A timeout that an interrupted
+/// message has not restored yet is kept for a later restore.
 async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
-    // The most that the servers take.
+    // The largest value that the servers accept.
     let seconds = seconds.min(1_073_741_824);
     let name = hex(key.as_bytes());
     let sql = format!(
@@ -37,7 +39,8 @@ async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) 
     );
     let locked = conn.execute(AssertSqlSafe(sql)).await;
     if locked.is_err() {
-        // What follows the statement that failed was not run. A connection that broke has no session any more.
+        // If a statement fails, the rest of the message is not run. If the connection broke, there is no session to
+        // restore.
         drop(conn.execute(RESTORE_WAIT).await);
     }
     locked.map(drop)
@@ -69,7 +72,7 @@ impl NamedStatements for MySql {
             }
             let made = sqlx::query(NAMED_AT_ONCE).bind(key.as_bytes()).bind(key.as_bytes()).execute(&mut *conn).await;
             match made {
-                // Somebody made the row meanwhile: there is one to wait for now.
+                // Another transaction inserted the row concurrently: wait for that row now.
                 Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
                 made => return made.map(|_| true),
             }
@@ -77,8 +80,8 @@ impl NamedStatements for MySql {
     }
 
     async fn named_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // On MySQL the thread of a lock of the row may be that of a session which waits for it; that of the table is its
-        // holder's. MariaDB lists locks only while somebody waits for them, as they were up to 0.1 s before.
+        // On MySQL the thread of a row lock may belong to a session that waits for the lock; the thread of the table
+        // lock is the holder's. MariaDB lists locks only while a session waits for them, from data up to 0.1 s old.
         // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-data-locks-table.html,
         // https://mariadb.com/kb/en/information-schema-innodb_locks-table/
         let row = sqlx::query(

@@ -19,7 +19,7 @@ use crate::{
 
 impl RowStatements for MySql {
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String {
-        // A number is not looked up in an index of text.
+        // The types are part of the text: an index on text cannot look up a number.
         let mut types: Vec<_> = values.types.iter().map(TypeInfo::name).collect();
         types.dedup();
         format!("{} /* {} */", selection(query, &Access::default(), ""), types.join(", "))
@@ -38,11 +38,11 @@ impl RowStatements for MySql {
         if free.keys.is_empty() {
             return Ok(judged(free, Access::default()));
         }
-        // The optimizer prefers a scan on a small table even where an index could serve. It is told to use one even if it
-        // would do so today: tomorrow the table may be small.
+        // The optimizer prefers a scan on a small table even where an index could serve. The index is forced even if
+        // the optimizer would choose it today: the choice depends on the table's size, which can change.
         let keys: Vec<_> = free.keys.split(',').map(quoted).collect();
         let mut access = Access { force: format!(" FORCE INDEX ({})", keys.join(", ")), ..Access::default() };
-        // MySQL scans an index that has all that is selected rather than look up several of its values.
+        // MySQL scans an index that contains all selected columns instead of looking up several values in it.
         let many = query.by.iter().any(|it| it.values > 1);
         if many && query.columns == Columns::None {
             access.columns = Some(uncovered(conn, query).await?);
@@ -54,9 +54,9 @@ impl RowStatements for MySql {
             Err(err) if Self::row_plan_is_old(&err) => return Ok(judged(free, Access::default())),
             Err(err) => return Err(err),
         };
-        // All that is selected may be in that index even so, and then the plan depends on the number of rows. A join looks
-        // the values up, always. Not for text, of which two values may be one to the column; and not where the order
-        // decides which rows are locked.
+        // The index may contain all selected columns even so, and then the plan depends on the number of rows. A join
+        // always looks the values up. It is not used for text, because a column may treat two different texts as equal,
+        // nor where the order decides which rows are locked.
         let integers = values.types.iter().all(|it| it.name().contains("INT"));
         if many && forced.is_covered && integers && query.limit.is_none() && !query.skip_locked {
             let joined = Access { joined: true, columns: None, ..access.clone() };
@@ -88,7 +88,8 @@ impl RowStatements for MySql {
     }
 
     async fn row_holder(conn: &mut MySqlConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // A session that locks rows also has an intention lock on the table. MariaDB does not list those.
+        // On MySQL a session that locks rows also has an intention lock on the table. MariaDB does not list these
+        // locks.
         let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
         let rows = sqlx::query(
             "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
@@ -112,7 +113,7 @@ impl RowStatements for MySql {
     }
 
     fn row_plan_is_old(err: &sqlx::Error) -> bool {
-        // There is no such index; there is no such column.
+        // 1176: no such index. 1054: no such column.
         let number = err.as_database_error().and_then(|it| it.try_downcast_ref::<MySqlDatabaseError>());
         number.is_some_and(|it| matches!(it.number(), 1176 | 1054))
     }
@@ -123,9 +124,9 @@ struct Explained {
     access: String,
     /// The indexes that the optimizer considered, separated by commas.
     keys: String,
-    /// Whether the index has all that is selected.
+    /// Whether the index contains all selected columns.
     is_covered: bool,
-    /// Whether all rows that match are read, to be sorted.
+    /// Whether all matching rows are read and sorted.
     is_sorted: bool,
     /// Whether something is computed first, such as the rows of a view.
     is_derived: bool,
@@ -142,7 +143,8 @@ fn judged(step: Explained, access: Access) -> Plan {
 
 /// How the server finds the first rows in an order.
 async fn queue_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Values<MySql>) -> sqlx::Result<Plan> {
-    // An index that delivers the order is forced: the optimizer would rather sort a small table, and lock all of it.
+    // Forces an index that delivers the order. Otherwise the optimizer would sort a small table, and lock all of its
+    // rows.
     let keys: Vec<String> = sqlx::query_scalar(
         "SELECT CAST(INDEX_NAME AS CHAR) FROM information_schema.STATISTICS
          WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND SEQ_IN_INDEX = 1 AND COLUMN_NAME = ?",
@@ -152,13 +154,13 @@ async fn queue_plan(conn: &mut MySqlConnection, query: &RowQuery, values: &Value
     .bind(query.order_by.first().map(Ident::as_str))
     .fetch_all(&mut *conn)
     .await?;
-    // One after another: all at once, the optimizer would take the wrong one.
+    // One index at a time: given all of them, the optimizer could choose one that does not deliver the order.
     for key in keys {
         let access = Access { force: format!(" FORCE INDEX ({})", quoted(&key)), ..Access::default() };
         match explain(conn, query, values, &access).await {
             Ok(Some(step)) if step.access != "ALL" && !step.is_sorted => return Ok(Plan::Served(access)),
             Ok(None) => return Ok(Plan::NoRows),
-            // It is invisible to the optimizer.
+            // The index is invisible to the optimizer.
             Err(err) if !MySql::row_plan_is_old(&err) => return Err(err),
             Ok(Some(_)) | Err(_) => {}
         }
@@ -182,14 +184,14 @@ async fn is_view(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<b
     Ok(found.unwrap_or(false))
 }
 
-/// How the server finds the rows of the table, if it has to look for any.
+/// How the server finds the rows of the table. `None` if it does not need to read any.
 async fn explain(
     conn: &mut MySqlConnection,
     query: &RowQuery,
     values: &Values<MySql>,
     access: &Access,
 ) -> sqlx::Result<Option<Explained>> {
-    // Without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
+    // EXPLAIN runs without the locking clause: MariaDB's EXPLAIN of a locking read by key waits for the row itself.
     let explain = AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {}", selection(query, access, "")));
     let explain = sqlx::query_with(explain, values.arguments.clone()).persistent(false);
     let mut found: Option<Explained> = None;
@@ -197,8 +199,8 @@ async fn explain(
     for row in explain.fetch_all(conn).await? {
         let text = |column| row.try_get::<Option<String>, _>(column).map(Option::unwrap_or_default);
         let (table, access, keys, extra) = (text("table")?, text("type")?, text("possible_keys")?, text("Extra")?);
-        // The values that a join looks up are read one after another, as they should be. Under the name of a view its
-        // tables are listed.
+        // Steps without a table name of their own are skipped: the values of a join are meant to be read one after
+        // another, and for a view its tables are listed too.
         if table.is_empty() || table.starts_with('<') {
             is_derived |= table.starts_with("<derived");
             continue;
@@ -207,7 +209,7 @@ async fn explain(
         let (is_covered, is_sorted) = (has("Using index"), has("Using filesort"));
         let plan = format!("type={access}, possible_keys={keys}, extra={extra}");
         let step = Explained { access, keys, is_covered, is_sorted, is_derived: false, plan };
-        // The worst of them counts.
+        // A scan in any step decides.
         if found.as_ref().is_none_or(|it| is_scan(&step) && !is_scan(it)) {
             found = Some(step);
         }
@@ -215,7 +217,7 @@ async fn explain(
     Ok(found.map(|it| Explained { is_derived, ..it }))
 }
 
-/// A small column that no index has; all columns where every one is in some index.
+/// A small column that is in no index. All columns if every column is in some index.
 async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<String> {
     // MariaDB opens every table of the server unless both the database and the table are compared with values.
     let column: Option<String> = sqlx::query_scalar(

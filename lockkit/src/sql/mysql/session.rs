@@ -12,20 +12,20 @@ use crate::{
     sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
 };
 
-/// The name of the lock with the bound key: 64 hexadecimal digits, which is all that MySQL allows, in a case that it
-/// ignores (<https://dev.mysql.com/doc/refman/8.4/en/locking-functions.html>).
+/// The name of the lock of the bound key: 64 hexadecimal digits, which is the longest name that MySQL allows. Its case
+/// is ignored (<https://dev.mysql.com/doc/refman/8.4/en/locking-functions.html>).
 ///
-/// These names belong to the whole server, so the database is part of them. No key and no database has a NUL in it.
+/// Lock names are global to the server, so the database is part of the hash. A key or database name never contains NUL.
 const NAME: &str = "SHA2(CONCAT('lockkit:session:',
               COALESCE(IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), ''), CHAR(0), ?), 256)";
 
 impl SessionStatements for MySql {
-    /// Proxies for MySQL keep a session that has called `GET_LOCK`.
+    /// Proxies for MySQL reserve a session that has called `GET_LOCK` for its client.
     const POOLERS_SHARE_SESSIONS: bool = false;
     const HAS_SHARED_LOCKS: bool = false;
 
     async fn session_look(conn: &mut MySqlConnection) -> sqlx::Result<ServerSession> {
-        // A replica has locks of its own. One that is said to be read-only is the only kind that shows.
+        // A replica has its own locks. Only a replica that is declared read-only can be detected.
         let sql = "SELECT CAST(CONNECTION_ID() AS SIGNED),
                        @@global.read_only NOT IN ('0', 'OFF') OR @@global.innodb_read_only <> 0";
         let row = sqlx::raw_sql(sql).fetch_one(conn).await?;
@@ -39,7 +39,7 @@ impl SessionStatements for MySql {
         _sharing: Sharing,
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
-        // MySQL waits for whole seconds and would round half a second; MariaDB keeps the fraction.
+        // MySQL waits for whole seconds and would round half a second up or down; MariaDB keeps the fraction.
         let answer: sqlx::Result<Option<i64>> = sqlx::query_scalar(statement!(
             "SELECT CAST(CASE
                  WHEN CONNECTION_ID() <> ? THEN -1
@@ -58,8 +58,8 @@ impl SessionStatements for MySql {
             Ok(Some(0)) => Ok(SessionAnswer::Held),
             Ok(Some(_)) => Ok(SessionAnswer::Elsewhere),
             Err(err) if Self::fault(&err) != Fault::Contended => Err(err),
-            // The wait was cut short, by KILL QUERY or a bound of the session's, which MariaDB answers with NULL and
-            // MySQL with an error. The lock may have been granted in the same instant.
+            // KILL QUERY or a timeout of the session interrupted the wait. MariaDB then answers NULL, and MySQL an
+            // error. The lock may have been granted in the same instant.
             Ok(None) | Err(_) => {
                 let holds = Self::session_holds(conn, id, key).await?;
                 Ok(if holds { SessionAnswer::Granted } else { SessionAnswer::Held })

@@ -15,11 +15,12 @@ use crate::{
     },
 };
 
-/// Takes from the first of these segments that is free. No random order: the servers would lock all of them to sort.
+/// Takes from the first unlocked segment among these. The order is not random, because the servers would lock all
+/// segments to sort them.
 ///
-/// No range of segments either: the servers also lock the row after it, which may be another stock's. Told which index to
-/// use, since on a small table the optimizer prefers a scan, which waits for segments that are locked. The number of the
-/// segment comes back in the OK packet.
+/// The condition is not a range of segments either: the servers also lock the row after a range, which may belong to
+/// another stock. The index is named because on a small table the optimizer prefers a scan, which waits for locked
+/// segments. The OK packet returns the number of the segment.
 fn take_free(among: &str) -> String {
     format!(
         "UPDATE (
@@ -57,7 +58,7 @@ impl StockStatements for MySql {
     }
 
     async fn stock_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Look> {
-        // Inside a transaction its isolation is not known, and under REPEATABLE READ what is read may be old.
+        // Inside a transaction the isolation is unknown, and in REPEATABLE READ the read may be old.
         let is_current = counted_depth::<Self>(conn) == 0;
         let rows: Vec<(u32, i64)> =
             sqlx::query_as("SELECT segment, quantity FROM lockkit_stock WHERE name = ? ORDER BY segment")
@@ -73,7 +74,7 @@ impl StockStatements for MySql {
         segments: RangeInclusive<u32>,
         wait: Wait,
     ) -> sqlx::Result<Vec<Segment>> {
-        // Rows are locked as they are read, so the index must be the one that delivers them in their order.
+        // Rows are locked as they are read, so the named index must deliver them in ascending order.
         let (before, hint) = bounded(wait);
         let (among, numbers) = among(segments);
         let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
@@ -132,7 +133,7 @@ fn taken_from(done: &MySqlQueryResult) -> Option<u32> {
     (done.rows_affected() > 0).then(|| u32::try_from(done.last_insert_id()).unwrap_or(0))
 }
 
-/// These segments, as a condition that reads no row beyond them, and the numbers to bind.
+/// A condition for these segments that reads no row after them, and the numbers to bind.
 fn among(segments: RangeInclusive<u32>) -> (String, Vec<u32>) {
     if *segments.end() == u32::MAX {
         return (String::new(), Vec::new());

@@ -29,7 +29,7 @@ impl VersionStatements for MySql {
             return Ok(None);
         };
         let kind = match row.try_column(version.as_str())?.type_info().name() {
-            // What the driver calls TINYINT(1).
+            // The driver's name for TINYINT(1).
             "BOOLEAN" => VersionKind::Number,
             name if name.contains("INT") => VersionKind::Number,
             "DATETIME" | "TIMESTAMP" => VersionKind::Timestamp,
@@ -102,7 +102,7 @@ impl VersionStatements for MySql {
     }
 }
 
-/// Compares the column with the expected version, which is bound next. A timestamp is compared as text.
+/// Compares the column with the expected version, which is the next bound value. A timestamp is compared as text.
 fn has_version(column: &Ident, expected: &Version) -> String {
     match expected {
         Version::Number(_) => format!("`{column}` = ?"),

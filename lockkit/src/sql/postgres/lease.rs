@@ -16,12 +16,11 @@ use crate::{
     },
 };
 
-// What holds a lease, in the row locks of PostgreSQL
-// (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a transaction that pins it has FOR
-// KEY SHARE, which is compatible with the FOR NO KEY UPDATE of renewals, and conflicts with the FOR UPDATE of claims,
-// releases and sweeps.
+// The row locks that hold a lease (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a
+// transaction that pins it has FOR KEY SHARE. That is compatible with the FOR NO KEY UPDATE of renewals, and conflicts
+// with the FOR UPDATE of claims, releases and sweeps.
 
-/// The leases held now, `$1` at most.
+/// Selects the leases held now, at most `$1` of them.
 fn list(condition: &str) -> String {
     format!(
         "SELECT {columns}
@@ -33,8 +32,8 @@ fn list(condition: &str) -> String {
     )
 }
 
-/// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
-/// `greatest` and `least` pass over NULL.
+/// Assigns the expiry of a renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
+/// the clock. `greatest` and `least` ignore NULL.
 fn lives(ttl: &str) -> String {
     format!(
         "expires_us = greatest(least(l.expires_us, {NOW} + l.ttl_us), {NOW} + {ttl}),
@@ -43,7 +42,7 @@ fn lives(ttl: &str) -> String {
     )
 }
 
-/// A lease that is given back stays taken by `nobody` for what is left of `min_hold`.
+/// Assigns the columns of a release. The token `nobody` holds the lease for the rest of `min_hold`.
 fn stays_taken(min_hold: &str, nobody: &str) -> String {
     let left = format!("({min_hold} - greatest(0, {NOW} - l.acquired_us))");
     format!(
@@ -55,8 +54,8 @@ fn stays_taken(min_hold: &str, nobody: &str) -> String {
 
 impl LeaseStatements for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-        // A held lease is only read: an INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a
-        // transaction id and wait for the disk each time it fails.
+        // A held lease is only read. An INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a transaction
+        // id and wait for the disk each time it fails.
         let row = query(statement!(
             "WITH free AS MATERIALIZED (
                  SELECT name, holder, fence, token, expires_us FROM lockkit_lease
@@ -96,7 +95,7 @@ impl LeaseStatements for Postgres {
         .fetch_optional(&mut *conn)
         .await?;
         let Some(row) = row else {
-            // Another process made the row at this moment.
+            // Another process inserted the row concurrently.
             return Ok(Acquired::Held { free_in: None });
         };
         if row.try_get("granted")? {
@@ -107,7 +106,8 @@ impl LeaseStatements for Postgres {
             let held = Self::lease_look(conn, &claim.key).await?;
             return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
         }
-        // Expired, but still locked by somebody: when it will be free is not known.
+        // No time is left if the lease has expired but another transaction still has the row locked. When it will be
+        // free is unknown.
         let left = duration(row.try_get("left_us")?);
         Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
     }
@@ -178,7 +178,7 @@ impl LeaseStatements for Postgres {
                 left = Self::lease_look(conn, &claim.key).await?.map_or(Duration::ZERO, |it| it.info.expires_in);
             }
             let free_in = (!left.is_zero()).then_some(left);
-            // The one that is in the way, not those that are free without it.
+            // Report a lease that blocks this claim, not one that is free by itself.
             if held.is_none() || free_in.is_some() {
                 held = Some(AcquiredAll::Held { key: claim.key.clone(), free_in });
             }
@@ -187,7 +187,7 @@ impl LeaseStatements for Postgres {
             return Ok(AcquiredAll::Granted(grants));
         };
         if !grants.is_empty() {
-            // Another process made one of the missing rows at this moment.
+            // Another process inserted one of the missing rows concurrently.
             lease_give_back::<Self>(conn, claims).await?;
         }
         Ok(held)
@@ -265,7 +265,7 @@ impl LeaseStatements for Postgres {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
-        // Not waiting for the disk is safe here: a release that a crash undoes is one that waits out its ttl.
+        // Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
         let row = query(statement!(
             "WITH mine AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
@@ -339,8 +339,9 @@ impl LeaseStatements for Postgres {
     }
 
     async fn lease_pin(conn: &mut PgConnection, key: &Key, token: Token, ttl: Duration) -> sqlx::Result<bool> {
-        // Where the transaction's snapshot is fixed, a renewal beside it would make its own writes to the row fail, so
-        // there the row is written now and renewals wait.
+        // In REPEATABLE READ and SERIALIZABLE the snapshot is fixed, and a concurrent renewal would make the
+        // transaction's own writes to the row fail. There the row is written now, and renewals wait for the
+        // transaction.
         let row = query(statement!(
             "WITH pinned AS MATERIALIZED (
                  SELECT name FROM lockkit_lease
@@ -396,7 +397,7 @@ impl LeaseStatements for Postgres {
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
         let rows = if prefix.is_empty() {
-            // No text is greater than every other one in every encoding.
+            // No upper bound: no text is greater than all others in every encoding.
             query(statement!("{list}", list = list(""))).bind(i64::from(limit)).fetch_all(&mut *conn).await?
         } else {
             query(statement!("{list}", list = list("starts_with(name, $2) AND name >= $2 AND name < $3 AND")))
@@ -410,7 +411,7 @@ impl LeaseStatements for Postgres {
     }
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
-        // A fence above the clock must not be forgotten: the next one is made from the clock.
+        // A fence above the clock must be kept: the next fence would be made from the clock, and be lower.
         let done = query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
@@ -437,7 +438,7 @@ fn columns() -> String {
 fn found(row: &PgRow) -> sqlx::Result<Found> {
     HeldRow {
         name: row.try_get("name")?,
-        // Not as a slice, which sqlx cannot lend from text.
+        // As a `Vec`: sqlx cannot borrow a slice from a value in text format.
         token: &row.try_get::<Vec<u8>, _>("token")?,
         holder: row.try_get("holder")?,
         fence: row.try_get("fence")?,

@@ -1,4 +1,4 @@
-//! Hearing on PostgreSQL that a lease was given back.
+//! Notifications of released leases on PostgreSQL.
 
 use sqlx::{Pool, Postgres, postgres::PgListener};
 
@@ -14,7 +14,7 @@ impl ListenStatements for Postgres {
     type Listener = PgListener;
 
     async fn listen(pool: &Pool<Self>) -> sqlx::Result<PgListener> {
-        // A listener keeps its connection, so it gets one that the application's pool does not miss.
+        // A listener keeps its connection, so the connection is not taken from the application's pool.
         let own = pool.options().clone().min_connections(0).max_connections(1);
         let own = own.connect_lazy_with((*pool.connect_options()).clone());
         let mut listener = PgListener::connect_with(&own).await?;

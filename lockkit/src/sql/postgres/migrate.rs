@@ -1,5 +1,5 @@
-//! lockkit's tables on PostgreSQL, made in one transaction. Nothing here is a prepared statement or a lock of the session,
-//! so that it works behind a pooler in transaction mode.
+//! lockkit's tables on PostgreSQL, created in one transaction. It uses no prepared statement and no session lock, so it
+//! works behind a pooler in transaction mode.
 
 use sqlx::{
     AssertSqlSafe, Executor, PgConnection, Pool, Postgres, Row, SqlStr,
@@ -17,7 +17,7 @@ pub(super) async fn migrate(pool: &Pool<Postgres>) -> Result<(), Error> {
     let migrator = migrator(MIGRATIONS);
     let mut tx = pool.begin_with(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED")).await.map_err(failed)?;
     let home = home(&mut tx).await.map_err(failed)?;
-    // In a savepoint: a history that is missing or may not be read fails the transaction.
+    // In a savepoint: reading a history that does not exist, or may not be read, fails the transaction.
     tx.execute("SAVEPOINT lockkit").await.map_err(failed)?;
     let applied = history(&mut tx, &home).await;
     tx.execute("ROLLBACK TO SAVEPOINT lockkit").await.map_err(failed)?;
@@ -32,12 +32,11 @@ pub(super) async fn migrate(pool: &Pool<Postgres>) -> Result<(), Error> {
     migrated::<Postgres>(done, are_tables_there)
 }
 
-/// The schema that the tables and their history are in, quoted: the first of the search path, where a new table is
-/// made. Tables further down the search path are not used; otherwise the result would depend on which service starts
-/// first.
+/// The schema of the tables and their history, quoted. It is the first schema of the search path, where a new table is
+/// created. Tables further down the search path are not used: the result would depend on which service starts first.
 async fn home(conn: &mut PgConnection) -> sqlx::Result<String> {
     let row = raw_sql("SELECT quote_ident(current_schema()) AS home").fetch_one(conn).await?;
-    // None: the first table that is made says so.
+    // NULL: creating the first table will fail with the reason.
     Ok(row.try_get::<Option<String>, _>("home")?.unwrap_or_else(|| "public".to_owned()))
 }
 
@@ -51,7 +50,7 @@ async fn history(conn: &mut PgConnection, home: &str) -> sqlx::Result<Vec<Applie
     applied.collect()
 }
 
-/// Whether each table has the column that the migrations added last. Every user can read the catalogue.
+/// Whether each table exists with its newest column. Every user can read the catalogue.
 async fn are_tables_there(conn: &mut PgConnection) -> sqlx::Result<bool> {
     let row = raw_sql(
         "SELECT count(*) = 2 AS there
@@ -67,11 +66,12 @@ async fn are_tables_there(conn: &mut PgConnection) -> sqlx::Result<bool> {
     row.try_get("there")
 }
 
-/// Applies what is missing. The history has the form that sqlx gives it.
+/// Applies the missing migrations. The history has the same form as sqlx's.
 async fn run(conn: &mut PgConnection, home: &str, migrator: &Migrator) -> Result<(), MigrateError> {
     let lock = format!("SELECT pg_advisory_xact_lock({})", advisory_number("migrate", &HISTORY.into()));
     conn.execute(AssertSqlSafe(lock)).await?;
-    // While DDL waits for a transaction that has used the table, every other statement on it waits behind: renewals, too.
+    // While DDL waits for a transaction that has used the table, every other statement on the table queues behind it,
+    // including renewals.
     let make = format!(
         "SET LOCAL lock_timeout = '500ms';
          SET LOCAL search_path = {home};
@@ -87,7 +87,7 @@ async fn run(conn: &mut PgConnection, home: &str, migrator: &Migrator) -> Result
     conn.execute(AssertSqlSafe(make)).await?;
     let mut applied = history(conn, home).await?;
     let are_tables_there = are_tables_there(conn).await?;
-    // What was cut short is run again, and all of it where a table was dropped: the statements can be repeated.
+    // An incomplete migration is run again; if a table was dropped, all migrations are. The statements are repeatable.
     if applied.iter().any(|it| !it.is_complete) {
         conn.execute(AssertSqlSafe(format!("DELETE FROM {HISTORY} WHERE NOT success"))).await?;
         applied.retain(|it| it.is_complete);

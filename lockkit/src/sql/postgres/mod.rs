@@ -1,4 +1,4 @@
-//! PostgreSQL 12 and later: the statements, and what its SQLSTATEs mean.
+//! PostgreSQL 12 and later: the statements, and the meaning of SQLSTATEs.
 
 use sha2::{Digest, Sha256};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// The server's clock in microseconds, read anew wherever it stands: `now()` would be the start of the transaction,
+/// The server's clock in microseconds, read at each occurrence. `now()` would be the start of the transaction, which is
 /// long past in a statement that waited.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
@@ -31,8 +31,8 @@ const MIGRATIONS: [(i64, &str, &str); 3] = [
     (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
 ];
 
-/// Notifies the waiters of the lease that it was released, if there are any. Waiters share an advisory lock with the
-/// number `bell`; if it cannot be locked exclusively, somebody waits. NOTIFY takes a lock of the whole server at
+/// Notifies the waiters of the lease, if there are any, that it was released. Waiters share an advisory lock with the
+/// number `bell`; if that lock cannot be taken exclusively, a waiter exists. NOTIFY takes a lock of the whole server at
 /// commit, so a release without waiters does not use it (<https://www.postgresql.org/docs/current/sql-notify.html>).
 fn ring(bell: &str) -> String {
     format!(
@@ -40,8 +40,8 @@ fn ring(bell: &str) -> String {
     )
 }
 
-/// A session that holds the advisory lock with the number `$1`, and the time since `start`, a column of
-/// `pg_stat_activity`. Prefers another session to this one. The view has the halves of the number in two columns:
+/// Selects a session that holds the advisory lock with the number `$1`, and the time since `start`, a column of
+/// `pg_stat_activity`. Prefers a session other than this one. The view stores the halves of the number in two columns:
 /// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
 fn holder_since(start: &str) -> String {
     format!(
@@ -75,18 +75,19 @@ pub use pooler::behind_pooler;
 pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
     // https://www.postgresql.org/docs/current/errcodes-appendix.html
     match err.code() {
-        // A lock timeout. A statement timeout, which lockkit never sets, or a cancelled statement: it did nothing but wait.
+        // 55P03 is a lock timeout. 57014 is a cancelled statement or a statement timeout, which lockkit never sets.
+        // Either way the statement only waited and changed nothing.
         "55P03" | "57014" => Fault::Contended,
         "40P01" => Fault::Deadlock,
         "40001" => Fault::Serialization,
         "23505" => Fault::Duplicate,
         "42P01" | "42703" | "3F000" => Fault::NoTable,
-        // The timeout of an idle transaction strikes between two statements only, so the next one was not run.
+        // The timeout of an idle transaction fires between two statements, so the next statement was not run.
         "25P01" | "25P02" | "25P03" => Fault::NoTransaction,
         "25006" => Fault::ReadOnly,
         "22021" | "22P05" => Fault::Encoding,
         "57P01" | "57P02" | "57P03" | "57P05" | "25P04" | "53300" => Fault::Unavailable,
-        // PgBouncer, too, says so (08P01) when it has no connection to lend.
+        // PgBouncer also reports 08P01 when it has no connection to lend.
         code if code.starts_with("08") => Fault::Unavailable,
         _ => Fault::Other,
     }
@@ -153,9 +154,9 @@ impl Driver for Postgres {
     }
 
     async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // A COMMIT of a failed transaction answers success and rolls back. In one message with a SELECT before it,
-        // the SELECT fails instead and the COMMIT is not run. The chained transaction is empty; it gives the queued
-        // ROLLBACK that corrects sqlx's count of open transactions something to end.
+        // A COMMIT of a failed transaction reports success and rolls back. So a SELECT precedes it in the same message:
+        // if the transaction has failed, the SELECT fails and the COMMIT is not run. The chained transaction is empty;
+        // the queued ROLLBACK, which corrects sqlx's count of open transactions, ends it.
         conn.execute("SELECT 1; COMMIT AND CHAIN").await?;
         PgTransactionManager::start_rollback(conn);
         Ok(())
@@ -171,12 +172,12 @@ impl Driver for Postgres {
     }
 
     async fn depth(conn: &mut PgConnection) -> sqlx::Result<usize> {
-        // Counted when a transaction is dropped, not when its rollback is run.
+        // sqlx counts a dropped transaction at once, before its rollback runs.
         Ok(PgTransactionManager::get_transaction_depth(conn))
     }
 
     async fn is_idle(conn: &mut PgConnection) -> bool {
-        // 25P01: there is no transaction to have a savepoint in. One that has failed would say 25P02.
+        // 25P01 means that no transaction is open. A failed transaction reports 25P02.
         let err = Self::check_open(conn).await.err();
         err.and_then(sqlx::Error::into_database_error).is_some_and(|it| it.code().as_deref() == Some("25P01"))
     }
@@ -203,13 +204,13 @@ fn placeholder(number: usize) -> String {
     format!("${number}")
 }
 
-/// The least number of a type that is not built in.
+/// The lowest number of a type that is not built in.
 const FIRST_OF_USERS: u32 = 16384;
 
 /// The types of the bound values, as a comment.
 ///
-/// sqlx keeps prepared statements by their text, with the types that the values had at first. Values of other types would
-/// be sent in a form that the server takes for something else, so a statement of other types needs another text.
+/// sqlx caches prepared statements by their text, with the types of the first values. The server would misread values
+/// of other types in such a statement, so a statement with other types needs another text.
 fn typed(types: &[PgTypeInfo]) -> String {
     let mut names: Vec<_> = types.iter().map(type_name).collect();
     if names.windows(2).all(|two| two[0] == two[1]) {
@@ -218,7 +219,7 @@ fn typed(types: &[PgTypeInfo]) -> String {
     format!("/* {} */", names.join(", "))
 }
 
-/// The name of a built-in type, the number of another one where it is known, or else the name that the user gave it.
+/// The name of a built-in type. For another type, its number if known, otherwise the name that the user gave it.
 fn type_name(type_info: &PgTypeInfo) -> String {
     let name = type_info.name();
     match type_info.oid() {
@@ -235,7 +236,7 @@ fn plain(char: char) -> String {
     char.escape_unicode().collect()
 }
 
-/// 64 bits of SHA-256 of the key, in a namespace of lockkit's own among the advisory locks of the database.
+/// 64 bits of SHA-256 of the key, in a namespace of its own among the advisory locks of the database.
 fn advisory_number(namespace: &str, key: &Key) -> i64 {
     let digest = Sha256::new().chain_update(format!("lockkit:{namespace}:")).chain_update(key.as_bytes()).finalize();
     let (first, _) = digest.as_slice().split_at(8);

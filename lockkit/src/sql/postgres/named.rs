@@ -10,7 +10,7 @@ use crate::{
     sql::{NamedStatements, Sharing, statement::statement},
 };
 
-/// The functions that lock an advisory lock until the end of the transaction: by waiting, or only if it is free.
+/// The functions that take an advisory lock until the end of the transaction: one that waits, and one that only tries.
 fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
     match sharing {
         Sharing::Alone => ("SELECT pg_advisory_xact_lock($1)", "SELECT pg_try_advisory_xact_lock($1)"),
@@ -18,7 +18,7 @@ fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
     }
 }
 
-/// The value that is put back depends on the lock, so it is put back after the wait.
+/// The expression that restores the bound depends on the lock, so it is evaluated after the wait.
 fn bounded(function: &str) -> String {
     format!(
         "WITH was AS MATERIALIZED (

@@ -1,10 +1,11 @@
-//! A pooler between this process and PostgreSQL that lends a session for one transaction only, such as `PgBouncer` in
-//! transaction mode: whether there is one, and how statements are sent through it.
+//! Detects a pooler in transaction mode between this process and PostgreSQL, such as `PgBouncer`, and sends statements
+//! so that they work through it.
 //!
-//! sqlx prepares each statement by a name and runs it by that name in a later message, which such a pooler may send to
-//! another session of the server. There the name is unknown, or it is that of *another* client's statement. An unnamed
-//! statement is prepared and run in two messages as well. So behind such a pooler lockkit's own statements are plain text,
-//! in one message; statements with values of the caller's types are unnamed and in a transaction, which has one session.
+//! A pooler in transaction mode lends a server session for one transaction only. sqlx prepares each statement by name
+//! and runs it by that name in a later message, and the pooler may send that message to another session. In that
+//! session the name is unknown, or belongs to *another* client's statement. An unnamed statement is prepared and run in
+//! two messages as well. So behind such a pooler lockkit sends its own statements as plain text in one message.
+//! Statements with values of the caller's types are unnamed and run in a transaction, which stays in one session.
 
 use std::{
     collections::HashSet,
@@ -23,7 +24,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
-/// Whether a pooler is in use. One answer for the process: a connection does not tell its pool.
+/// Whether a pooler is in use. One answer for the whole process, because a connection does not know its pool.
 static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 const UNKNOWN: u8 = 0;
@@ -31,7 +32,7 @@ const MET: u8 = 1;
 const TOLD_YES: u8 = 2;
 const TOLD_NO: u8 = 3;
 
-/// The servers and databases that were asked.
+/// The servers and databases that were already probed.
 static ASKED: LazyLock<Mutex<HashSet<Target>>> = LazyLock::new(Mutex::default);
 
 /// Host, port and database.
@@ -39,15 +40,17 @@ type Target = (String, u16, Option<String>);
 
 /// Tells lockkit whether a pooler in transaction mode stands between this process and PostgreSQL.
 ///
-/// Without this call lockkit finds out by itself, once for each database, when it first takes a connection from a pool:
-/// `PgBouncer` keeps a setting from the server (`extra_float_digits`) that sqlx sends with every connection. From then on no
-/// statement of lockkit's in this process is prepared by name. Call it with `true` at start when the first statement of
-/// lockkit's may run in a transaction of your own (`pool.begin()`) or behind another pooler, and with `false` where
-/// the pooler is in session mode or prepares statements by itself (`PgBouncer` with `max_prepared_statements`).
+/// Without this call lockkit probes once for each database, when it first takes a connection from a pool: `PgBouncer`
+/// does not forward a setting (`extra_float_digits`) that sqlx sends with every connection. Once a pooler is found,
+/// this process prepares none of lockkit's statements by name.
 ///
-/// sqlx prepares *your* statements by name, whatever `statement_cache_capacity` says. Behind a pooler that does not know prepared
-/// statements they can fail, or run another client's statement; use `query(…).persistent(false)` in a transaction, or a
-/// pooler that does.
+/// Call it with `true` at start when lockkit's first statement may run in your own transaction (`pool.begin()`) or
+/// behind a pooler other than `PgBouncer`. Call it with `false` where the pooler is in session mode or supports
+/// prepared statements (`PgBouncer` with `max_prepared_statements`).
+///
+/// sqlx prepares *your* statements by name, whatever `statement_cache_capacity` is. Behind a pooler without support for
+/// prepared statements they can fail, or run another client's statement. Use `query(…).persistent(false)` in a
+/// transaction, or a pooler with that support.
 ///
 /// # Example
 /// ```
@@ -62,11 +65,11 @@ fn is_met() -> bool {
 }
 
 fn meet() {
-    // What the user has said stays.
+    // An explicit setting by the user stays.
     let _ = KNOWN.compare_exchange(UNKNOWN, MET, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Looks for a pooler before the first statement on this database. One round trip, without a prepared statement.
+/// Probes for a pooler before the first statement on this database. One round trip, without a prepared statement.
 pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
     if KNOWN.load(Ordering::Relaxed) != UNKNOWN {
         return;
@@ -79,7 +82,7 @@ pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
     // sqlx sets it at the start of every session.
     let sql = "SELECT source = 'client' AS is_ours FROM pg_catalog.pg_settings WHERE name = 'extra_float_digits'";
     let asked = raw_sql(sql).fetch_one(conn).await;
-    // An error is for the statement that comes next; the question is asked again after it.
+    // An error is left to the next statement, which fails in the same way; the probe runs again after it.
     if let Ok(is_ours) = asked.and_then(|row| row.try_get::<bool, _>("is_ours")) {
         ASKED.lock().unwrap_or_else(PoisonError::into_inner).insert(target);
         if !is_ours {
@@ -88,13 +91,14 @@ pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
     }
 }
 
-/// Whether the error says that a prepared statement was looked for, or made, in another session. Nothing was executed.
+/// Whether the error says that a prepared statement was looked up, or created, in another session. Nothing was
+/// executed.
 fn is_lost_statement(err: &sqlx::Error) -> bool {
     has_code(err, &["42P05", "26000"])
 }
 
-/// As [`is_lost_statement`], or that another client's statement of that name has other values. For statements whose values
-/// always have the same types: otherwise that has other causes too.
+/// As [`is_lost_statement`], or another client's statement of that name takes other values. Only for statements whose
+/// values always have the same types: for others, the error has other causes too.
 fn is_lost_own_statement(err: &sqlx::Error) -> bool {
     is_lost_statement(err) || has_code(err, &["08P01"])
 }
@@ -103,8 +107,8 @@ fn has_code(err: &sqlx::Error, codes: &[&str]) -> bool {
     err.as_database_error().and_then(DatabaseError::code).is_some_and(|it| codes.contains(&&*it))
 }
 
-/// The answer to a statement that was sent by its name. `None` when a pooler lost the name and nothing was executed: then the
-/// statement must be sent without one.
+/// The answer to a statement that was sent by its name. `None` when a pooler lost the name and nothing was executed:
+/// the caller then sends the statement unnamed.
 fn unless_lost<T>(
     conn: &PgConnection,
     answer: sqlx::Result<T>,
@@ -113,7 +117,7 @@ fn unless_lost<T>(
     match answer {
         Err(err) if is_lost(&err) => {
             meet();
-            // The failed statement has ended the transaction.
+            // The failed statement has aborted the transaction.
             in_a_transaction(conn).then_some(Err(err))
         }
         answer => Some(answer),
@@ -129,7 +133,7 @@ pub(super) fn query(sql: &'static str) -> Statement {
     Statement { sql, values: Vec::new() }
 }
 
-/// See [`query`]. Used as sqlx's.
+/// A statement made by [`query`]. Used like sqlx's.
 #[must_use = "a statement does nothing until it is executed"]
 pub(super) struct Statement {
     sql: &'static str,
@@ -178,7 +182,8 @@ impl Statement {
         Ok(arguments)
     }
 
-    /// The statement with its values in it. No `$` stands in lockkit's statements but in front of the number of a value.
+    /// The statement with its values spliced in. In lockkit's statements `$` occurs only in front of the number of a
+    /// value.
     fn text(&self) -> sqlx::Result<String> {
         let mut parts = self.sql.split('$');
         let mut text = parts.next().unwrap_or_default().to_owned();
@@ -193,7 +198,7 @@ impl Statement {
     }
 }
 
-/// A value of one of the types that lockkit's own statements have.
+/// A value of one of the types that lockkit's own statements use.
 pub(super) enum Value {
     Bool(bool),
     Int(i32),
@@ -221,7 +226,7 @@ impl Value {
         }
     }
 
-    /// As an expression of the same type.
+    /// The value as an SQL expression of the same type.
     fn text(&self) -> sqlx::Result<String> {
         let array = |values: Vec<String>, of: &str| format!("(ARRAY[{}]::{of}[])", values.join(","));
         let numbers = |values: &mut dyn Iterator<Item = String>| values.collect::<Vec<_>>();
@@ -240,7 +245,7 @@ impl Value {
     }
 }
 
-/// A text as a literal that means the same whatever `standard_conforming_strings` and `backslash_quote` are.
+/// The text as a literal that means the same for every setting of `standard_conforming_strings` and `backslash_quote`.
 fn literal(value: &str) -> sqlx::Result<String> {
     if value.contains('\0') {
         return Err(sqlx::Error::Encode("a text of PostgreSQL cannot have the character NUL".into()));
@@ -250,7 +255,7 @@ fn literal(value: &str) -> sqlx::Result<String> {
 
 fn bytes(value: &[u8]) -> String {
     let hex = value.iter().fold(String::new(), |mut text, byte| {
-        // A String takes all that is written.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     });
@@ -283,8 +288,8 @@ value_from! {
     Vec<&[u8]> => |it| Self::ManyBytes(it.into_iter().map(<[u8]>::to_vec).collect()),
 }
 
-/// Makes another text of a statement. sqlx would run one that this connection has prepared by name before, whatever
-/// `persistent` says.
+/// Makes the text of a statement different. sqlx would otherwise run the named statement that this connection has
+/// already prepared for the same text, whatever `persistent` is.
 const UNNAMED: &str = " /* unnamed */";
 
 /// Runs a statement with values of the caller's types.
@@ -310,7 +315,7 @@ pub(super) async fn fetch_all(
     Ok(rows)
 }
 
-/// As [`fetch_all`], for the number of rows that were changed.
+/// As [`fetch_all`], but returns the number of changed rows.
 pub(super) async fn execute(
     conn: &mut PgConnection,
     sql: String,
@@ -333,8 +338,8 @@ pub(super) async fn execute(
     Ok(done)
 }
 
-/// Whether no transaction is open, neither one that sqlx counts nor one that the application began as text: there the
-/// transaction is older than the message.
+/// Whether no transaction is open. Detects also a transaction that the application began as text and sqlx does not
+/// count: it started before this message.
 async fn is_idle(conn: &mut PgConnection) -> sqlx::Result<bool> {
     if in_a_transaction(conn) {
         return Ok(false);

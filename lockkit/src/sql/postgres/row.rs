@@ -31,7 +31,7 @@ impl RowStatements for Postgres {
         let plan = explain(conn, query, values).await?;
         let candidates = known.map(|it| it.candidates).unwrap_or_default();
         if !candidates.is_empty() {
-            // Only the planner knows these, and it would scan a small table.
+            // Only the planner can judge these indexes, and it would scan a small table.
             let was: String = pooler::query(
                 "WITH was AS MATERIALIZED (
                      SELECT current_setting('enable_seqscan') AS v
@@ -70,8 +70,8 @@ impl RowStatements for Postgres {
                 format!("{} {strength} OF r {never}", selection(query, &types, ""))
             }
             Wait::AtMost(_) => {
-                // One message: set the bound, lock, put the old bound back. The last filter depends on no row, so it
-                // is evaluated once and first; it counts `locked`, which locks every row; and only then resets.
+                // One message: set the bound, lock, restore the old bound. The last filter depends on no row, so it is
+                // evaluated once and first. It counts `locked`, which locks every row, and then restores the bound.
                 let bound = arguments.len() + 1;
                 let select = selection(query, &types, "bound, ");
                 arguments.add(lock_timeout(query.wait)).map_err(sqlx::Error::Encode)?;
@@ -95,8 +95,8 @@ impl RowStatements for Postgres {
     }
 
     async fn row_holder(conn: &mut PgConnection, table: &Key) -> sqlx::Result<Option<LockHolder>> {
-        // PostgreSQL marks a locked row in the table itself. A session that marks or writes rows holds one of these
-        // table locks. A prepared transaction has no session.
+        // PostgreSQL marks a locked row in the table itself, so row locks are not listed. But a session that locks or
+        // writes rows holds one of these table locks. A prepared transaction has no session.
         let name = table.split('.').map(|it| format!("\"{it}\"")).collect::<Vec<_>>().join(".");
         let rows = pooler::query(
             "SELECT
@@ -129,14 +129,14 @@ impl RowStatements for Postgres {
     }
 }
 
-/// What the catalogue says about the table of a row lock.
+/// The catalogue's data on the table of a row lock.
 ///
-/// It decides where it can. A plan would not do: the planner prefers a scan on a small table even where an index could
-/// serve, and an index that only serves the order, or a value that can match nothing, hides one.
+/// The catalogue decides where it can, because a plan can mislead. The planner prefers a scan on a small table even
+/// where an index could serve. An index that only serves the order, or a value that matches nothing, can hide a scan.
 struct Catalogued {
     is_view: bool,
     is_served: bool,
-    /// The indexes that only the planner can judge, as a plan names them.
+    /// The indexes that only the planner can judge, named as in a plan.
     candidates: Vec<String>,
 }
 
@@ -154,10 +154,10 @@ async fn catalogued(
     let is_queue = by.is_empty();
     let (columns, types): (Vec<_>, Vec<_>) =
         if is_queue { query.order_by.iter().map(|it| (it.as_str(), 0)).unzip() } else { by.into_iter().unzip() };
-    // An index serves that looks up one of the columns; or, for a queue, one that has their order, forwards or backwards.
-    // It does neither with another collation or kind of order than the column's, nor looks up a value of a type that it
-    // does not compare with: the planner may convert that value, or else every row. The indexes of tables that inherit
-    // are their own.
+    // An index serves if it looks up one of the columns; for a queue, if it has the order of the columns, forwards or
+    // backwards. It does not serve if its collation or sort order is not the column's, nor if it cannot compare a value
+    // of this type: the planner may convert that value, or else every row. Tables that inherit from this one have their
+    // own indexes.
     let row = pooler::query(
         "SELECT
              t.relkind IN ('v', 'm'),
@@ -221,7 +221,7 @@ async fn catalogued(
     Ok(Some(Catalogued { is_view: row.try_get(0)?, is_served: row.try_get(1)?, candidates: row.try_get(2)? }))
 }
 
-/// The number of a built-in type; zero for another one, which is compared with itself.
+/// The number of a built-in type. Zero for another type, which is compared with itself.
 fn known_type(type_info: &PgTypeInfo) -> i64 {
     type_info.oid().filter(|it| it.0 < FIRST_OF_USERS).map_or(0, |it| it.0.into())
 }
@@ -233,8 +233,8 @@ async fn explain(conn: &mut PgConnection, query: &RowQuery, values: &Values<Post
     rows.iter().map(|row| row.try_get(0)).collect()
 }
 
-/// Whether the plan reads these indexes alone, and either looks rows up in each or needs all of its rows. Those of a queue
-/// come in their order.
+/// Whether the plan reads only these indexes, and either looks rows up in each or needs all of its rows. For a queue,
+/// the indexes must deliver the order.
 fn is_served_by(indexes: &[String], plan: &[String], is_queue: bool) -> bool {
     let (mut reads, mut looks_up, mut filters) = (0, false, false);
     for step in plan.iter().map(|it| it.trim_start_matches([' ', '-', '>'])) {
@@ -263,7 +263,7 @@ fn is_served_by(indexes: &[String], plan: &[String], is_queue: bool) -> bool {
     reads > 0 && (looks_up || !filters)
 }
 
-/// The selection without its lock, from the table joined to what `before` names.
+/// The selection without its locking clause. `before` is joined to the table.
 fn selection(query: &RowQuery, types: &[PgTypeInfo], before: &str) -> String {
     let columns = match query.columns {
         Columns::All => "r.*",

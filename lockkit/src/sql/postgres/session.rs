@@ -12,7 +12,7 @@ use crate::{
     sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
 };
 
-/// Whether this session holds the lock with the number `$2`, whose halves are two columns of the view:
+/// Whether this session holds the lock with the number `$2`. The view stores the halves of the number in two columns:
 /// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
 const HOLDS: &str = "EXISTS (
     SELECT FROM pg_locks
@@ -20,8 +20,8 @@ const HOLDS: &str = "EXISTS (
       AND (classid::bigint << 32 | objid::bigint) = $2
 )";
 
-/// Locks in the session `$1`, with a bound of `$3` ms. A setting that is local to the transaction ends with this statement,
-/// which is one; the lock does not.
+/// Locks in the session `$1`, with a bound of `$3` ms. The statement is its own transaction, so a setting that is local
+/// to the transaction ends with it; the lock does not.
 fn lock_by(wait: &str, at_once: &str) -> String {
     format!(
         "WITH session AS MATERIALIZED (
@@ -43,7 +43,7 @@ impl SessionStatements for Postgres {
     const HAS_SHARED_LOCKS: bool = true;
 
     async fn session_look(conn: &mut PgConnection) -> sqlx::Result<ServerSession> {
-        // A standby has advisory locks of its own.
+        // A standby has its own advisory locks.
         let row = sqlx::raw_sql("SELECT pg_backend_pid(), pg_is_in_recovery()").fetch_one(conn).await?;
         Ok(ServerSession { id: row.try_get::<i32, _>(0)?.into(), is_replica: row.try_get(1)? })
     }
@@ -55,7 +55,7 @@ impl SessionStatements for Postgres {
         sharing: Sharing,
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
-        // `lock_timeout = 0` means no bound; a slice of zero calls the function that does not wait.
+        // `lock_timeout = 0` means no bound, so a slice of zero calls the function that does not wait.
         let sql = match sharing {
             Sharing::Alone => statement!("{lock}", lock = lock_by("pg_advisory_lock", "pg_try_advisory_lock")),
             Sharing::Shared => {
@@ -72,7 +72,7 @@ impl SessionStatements for Postgres {
             Ok(None) => Ok(SessionAnswer::Elsewhere),
             Ok(Some(true)) => Ok(SessionAnswer::Granted),
             Ok(Some(false)) => Ok(SessionAnswer::Held),
-            // The lock may have been granted in the same instant, and a session keeps it whatever became of the statement.
+            // The lock may have been granted in the same instant. A session keeps it even if the statement failed.
             Err(err) if Self::fault(&err) == Fault::Contended => {
                 let holds = Self::session_holds(conn, id, key).await?;
                 Ok(if holds { SessionAnswer::Granted } else { SessionAnswer::Held })

@@ -21,8 +21,9 @@ impl StockStatements for Postgres {
         amount: i64,
         first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
-        // A segment that was emptied between the statement's snapshot and its lock is passed over, but stays locked. Kept
-        // until the end of a transaction that goes on to wait for others, it would be locked out of their order.
+        // A segment that was emptied between the statement's snapshot and its lock is skipped, but stays locked. The
+        // savepoint releases that lock: kept in a transaction that then waits for others, it would violate the lock
+        // order.
         let in_a_transaction = counted_depth::<Self>(conn) > 0;
         if in_a_transaction {
             conn.execute("SAVEPOINT lockkit_stock").await?;
@@ -66,7 +67,7 @@ impl StockStatements for Postgres {
         let is_current = match rows.first() {
             Some(row) if in_a_transaction => row.try_get("is_current")?,
             Some(_) => true,
-            // The isolation is not known.
+            // Without a row, the isolation is unknown.
             None => !in_a_transaction,
         };
         let segments = rows.iter().map(|row| Ok(segment(row.try_get::<i32, _>(0)?.into(), row.try_get(1)?)));
@@ -79,7 +80,7 @@ impl StockStatements for Postgres {
         segments: RangeInclusive<u32>,
         wait: Wait,
     ) -> sqlx::Result<Vec<Segment>> {
-        // As for row locks, in one message: set the bound, lock, put the old bound back.
+        // One message, as for row locks: set the bound, lock, restore the old bound.
         let rows = query(
             "WITH was AS MATERIALIZED (
                  SELECT current_setting('lock_timeout') AS v
@@ -103,7 +104,7 @@ impl StockStatements for Postgres {
         .bind(key.as_str())
         .bind(column(*segments.start()))
         .bind(column(*segments.end()))
-        // Zero would be no bound.
+        // Zero would mean no bound.
         .bind(wait.millis().map(|it| format!("{}ms", it.clamp(1, i32::MAX as u64))))
         .fetch_all(conn)
         .await?;
@@ -143,7 +144,7 @@ impl StockStatements for Postgres {
     }
 }
 
-/// The number of a segment as its column has it.
+/// The number of a segment as its column stores it.
 fn column(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

@@ -98,8 +98,8 @@ impl VersionStatements for Postgres {
     }
 }
 
-/// Compares the column with the expected version, bound as value number `mark`. A timestamp is compared as text, which is exact
-/// where a float would not be.
+/// Compares the column with the expected version, bound as value number `mark`. A timestamp is compared as text, which
+/// is exact; a float would not be.
 fn has_version(column: &Ident, expected: &Version, mark: usize) -> String {
     match expected {
         Version::Number(_) => format!("\"{column}\" = ${mark}"),

@@ -1,4 +1,5 @@
-//! Row locks: `SELECT … FOR UPDATE` on the caller's own rows, bounded by the server, refused when it would scan.
+//! Row locks: `SELECT … FOR UPDATE` on the caller's own rows. The server bounds the wait, and a lock that would scan
+//! the table is refused.
 
 pub(crate) mod ops;
 pub(crate) mod plan;
@@ -21,34 +22,35 @@ use crate::{
     },
 };
 
-/// Locks rows of a table of yours for the rest of a transaction.
+/// Locks rows of your table for the rest of a transaction.
 ///
-/// Use it for read-check-write on rows that exist. When there is no row yet, use [`NamedLock`](crate::NamedLock); when
-/// the work calls other services, a [lease](crate::Leases); when conflicts are rare, [`VersionedRow`](crate::VersionedRow).
+/// Use it for read-check-write on rows that exist. When the row does not exist yet, use
+/// [`NamedLock`](crate::NamedLock); when the work calls other services, a [lease](crate::Leases); when conflicts are
+/// rare, [`VersionedRow`](crate::VersionedRow).
 ///
 /// | database | lock | bounded wait |
 /// |---|---|---|
-/// | PostgreSQL | `FOR NO KEY UPDATE`: stops writers, not those who only refer to the row by a foreign key | `lock_timeout` for this statement alone |
+/// | PostgreSQL | `FOR NO KEY UPDATE`: blocks writers, but not inserts that only reference the row by a foreign key | `lock_timeout` for this statement alone |
 /// | MySQL | `FOR UPDATE` | `MAX_EXECUTION_TIME` for this statement alone |
 /// | MariaDB | `FOR UPDATE` | `max_statement_time` for this statement alone |
 /// | SQLite | the write lock of the whole database, as `BEGIN IMMEDIATE` takes it; there are no row locks | busy timeout |
 ///
-/// One round trip on every server, with a bound or without. On PostgreSQL the bound is for each row that is waited for, on
-/// the others for all of them together. On SQLite `begin` is what waits for the write lock; a bounded lock in another
-/// transaction changes the connection's busy timeout for the moment, so let it finish.
+/// One round trip on every server, bounded or not. On PostgreSQL the bound applies to each locked row separately; on
+/// the other databases it applies to all rows together. On SQLite `begin` waits for the write lock. A bounded lock in
+/// any other SQLite transaction changes the connection's busy timeout while it runs, so do not drop its future early.
 ///
-/// **The plan check.** Without an index that serves the columns, InnoDB locks every row of the table and PostgreSQL reads
-/// all of it. Before a statement is run for the first time, lockkit asks the database for its plan (one statement more, up
-/// to five) and refuses with [`Error::FullScan`]; statements that passed are remembered by the process.
-/// SQLite refuses too, so that what is tested on it is true on a server. On MySQL and MariaDB the lock then names the indexes
-/// to use, since the optimizer would scan a small table. A partial index (`WHERE state = 'ready'`) serves if it has all rows
-/// that `by` selects.
+/// **The plan check.** Without an index on the columns, InnoDB locks every row of the table and PostgreSQL reads the
+/// whole table. Before a statement runs for the first time, lockkit asks the database for its plan (one extra
+/// statement, up to five) and refuses a scan with [`Error::FullScan`]. The process remembers the statements that
+/// passed. SQLite refuses scans too, so tests on SQLite also detect a missing index. On MySQL and MariaDB the lock then
+/// names the indexes to use, because the optimizer would scan a small table. A partial index (`WHERE state = 'ready'`)
+/// serves if it contains all rows that `by` selects.
 ///
-/// A view has no rows of its own to lock, and is refused with [`Error::InvalidOption`]; MySQL and MariaDB lock through a view
-/// that they merge into the query.
+/// A view has no rows of its own to lock, so it is refused with [`Error::InvalidOption`]. MySQL and MariaDB lock
+/// through a view that they merge into the query.
 ///
-/// **A queue of jobs** needs no column to choose by. `order_by`, `limit` and `skip_locked` together take the first rows that
-/// nobody else has, if an index has that order:
+/// **A job queue** needs no column to select by. `order_by`, `limit` and `skip_locked` together take the first rows
+/// that are not locked, if an index has that order:
 ///
 /// ```
 /// # use lockkit::RowLock;
@@ -66,8 +68,9 @@ use crate::{
 /// # Ok(()) }
 /// ```
 ///
-/// **After an error** roll the transaction back. PostgreSQL lets nothing else happen in it, and on MySQL or MariaDB it may
-/// be gone (deadlock) or half done. [`Tx::commit`](crate::Tx::commit) refuses such a transaction where the database says so.
+/// **After an error** roll the transaction back. PostgreSQL refuses every further statement in it. On MySQL or MariaDB
+/// the transaction may be gone (deadlock) or half done. [`Tx::commit`](crate::Tx::commit) refuses such a transaction
+/// where the database reports it.
 ///
 /// # Example
 /// ```
@@ -105,8 +108,9 @@ pub struct RowLock<DB: Database> {
 }
 
 impl<DB: RowOps> RowLock<DB> {
-    /// Rows of this table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
-    /// connection's: `"app.items"` (on MySQL and MariaDB the database, on SQLite the attached file).
+    /// Selects rows of this table. Write the name as the database stores it (letters, digits, `_`), with its schema if
+    /// that is not the connection's: `"app.items"`. The schema is a database on MySQL and MariaDB, and an attached file
+    /// on SQLite.
     pub fn table(name: &str) -> Self {
         Self {
             table: TableName::new(name),
@@ -121,8 +125,8 @@ impl<DB: RowOps> RowLock<DB> {
         }
     }
 
-    /// Rows whose column has this value. Call it again for every column of a composite key; the same column twice is an
-    /// error. So is `None`: NULL equals nothing in SQL, and no row would ever match.
+    /// Selects rows whose column has this value. Call it once for every column of a composite key. The same column
+    /// twice is an error. `None` is an error too: NULL equals nothing in SQL, so no row would ever match.
     pub fn by<'v, T>(self, column: &str, value: T) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
@@ -130,10 +134,11 @@ impl<DB: RowOps> RowLock<DB> {
         self.by_values("by", column, [value])
     }
 
-    /// Rows whose column has one of these values. They are locked in the order of the column, whatever the order of the
-    /// values, so that two transactions that want the same rows cannot deadlock.
+    /// Selects rows whose column has one of these values. The rows are locked in the order of the column, not of the
+    /// values, so two transactions that lock the same rows cannot deadlock.
     ///
-    /// [`lock`](Self::lock) fails with [`Error::NoSuchRow`] when a value of a unique column has no row (it counts rows).
+    /// [`lock`](Self::lock) fails with [`Error::NoSuchRow`] when a value of a unique column has no row. It compares the
+    /// number of rows.
     pub fn by_any<'v, T>(self, column: &str, values: impl IntoIterator<Item = T>) -> Self
     where
         T: Encode<'v, DB> + Type<DB> + Ord,
@@ -166,30 +171,32 @@ impl<DB: RowOps> RowLock<DB> {
         self
     }
 
-    /// Locks in the order of this column; call it again for more. Without it, in the order of the columns of `by`.
+    /// Locks in the order of this column. Call it again for more columns. Defaults to the order of the columns of `by`.
     ///
-    /// Give it where `by` matches many rows and the lock waits: rows locked in different orders can deadlock. MySQL and
-    /// MariaDB lock rows as they read them, so there an index must deliver this order, after the columns of `by`.
+    /// Set it where `by` matches many rows and the lock waits: two transactions that lock rows in different orders can
+    /// deadlock. MySQL and MariaDB lock rows as they read them, so there an index must deliver this order, after the
+    /// columns of `by`.
     pub fn order_by(mut self, column: &str) -> Self {
         let column = self.ident(column);
         self.order_by.extend(column);
         self
     }
 
-    /// Locks at most this many rows. On MySQL and MariaDB an index must deliver the order: where they have to sort, they
-    /// lock every row that matches before they pick.
+    /// Locks at most this many rows. On MySQL and MariaDB an index must deliver the order. Where they have to sort,
+    /// they lock every matching row before they apply the limit.
     pub fn limit(mut self, rows: u32) -> Self {
         self.limit = Some(rows);
         self
     }
 
-    /// Skips rows that another transaction has locked, as a queue of jobs does. On SQLite no row is skipped.
+    /// Skips rows that another transaction has locked, as a job queue does. On SQLite no row is skipped.
     pub fn skip_locked(mut self) -> Self {
         self.skip_locked = true;
         self
     }
 
-    /// Lets others read and share, but not write. The default stops other writers and other locks of its kind.
+    /// Lets other transactions read and share the rows, but not write them. The default lock blocks other writers and
+    /// other locks of its kind.
     pub fn share(mut self) -> Self {
         self.strength = Strength::Share;
         self
@@ -201,19 +208,19 @@ impl<DB: RowOps> RowLock<DB> {
         self
     }
 
-    /// How long to wait for rows that are locked. Defaults to [`Wait::DEFAULT`], 10 s.
+    /// Longest wait for locked rows. Defaults to [`Wait::DEFAULT`], 10 s.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = Some(wait.into());
         self
     }
 
-    /// What to do when the lock would scan the table. Defaults to [`PlanCheck::Deny`].
+    /// Sets what happens when the lock would scan the table. Defaults to [`PlanCheck::Deny`].
     pub fn check_plan(mut self, check: PlanCheck) -> Self {
         self.check = check;
         self
     }
 
-    /// This lock, with its wait cut to what is left until a deadline.
+    /// This lock, with its wait limited to the time left until a deadline.
     pub(crate) fn until(mut self, deadline: Option<Instant>) -> Self {
         self.wait = Some(Wait::within(self.wait, deadline.map(|it| it.saturating_duration_since(Instant::now()))));
         self
@@ -223,16 +230,18 @@ impl<DB: RowOps> RowLock<DB> {
         self.wait
     }
 
-    /// Locks the rows and returns how many they are.
+    /// Locks the rows and returns their number.
     ///
     /// # Errors
-    /// [`Error::NoSuchRow`] when no row matches, or a value of [`by_any`](Self::by_any) has none;
-    /// [`Error::Contended`] after the wait, with the holder where the server knows it (MySQL; PostgreSQL under `#[with_lock]`):
-    /// while just one other transaction has rows of the table locked; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
-    /// [`Error::InvalidOption`], also for a view, for a value that is NULL and outside a transaction; [`Error::Database`].
+    /// [`Error::NoSuchRow`] when no row matches, or a value of [`by_any`](Self::by_any) has no row;
+    /// [`Error::Contended`] after the wait; [`Error::FullScan`]; [`Error::InvalidIdentifier`];
+    /// [`Error::InvalidOption`], also for a view, for a NULL value and outside a transaction; [`Error::Database`].
+    ///
+    /// [`Error::Contended`] names the holder on MySQL, and on PostgreSQL under `#[with_lock]`, if exactly one other
+    /// transaction has rows of the table locked.
     ///
     /// # Cancel safety
-    /// The rows may or may not be locked, until the transaction ends; roll it back.
+    /// The transaction may or may not have locked the rows; roll it back.
     pub async fn lock(self, conn: &mut impl AsConnection<DB>) -> Result<u64> {
         let least = self.least();
         let (table, rows) = self.select(conn.as_connection(), Columns::None).await?;
@@ -242,7 +251,7 @@ impl<DB: RowOps> RowLock<DB> {
         Ok(rows.len() as u64)
     }
 
-    /// As [`lock`](Self::lock), and returns the rows. A lock that skips locked rows is contended when it finds none.
+    /// As [`lock`](Self::lock), and returns the rows. A lock that skips locked rows is contended when it finds no row.
     pub(crate) async fn lock_and_fetch<T>(self, conn: &mut DB::Connection) -> Result<Vec<T>>
     where
         T: for<'r> FromRow<'r, DB::Row>,
@@ -258,7 +267,7 @@ impl<DB: RowOps> RowLock<DB> {
         rows.iter().map(|row| decode::<DB, T>(&table, row)).collect()
     }
 
-    /// The least number of rows that must match. With a limit or a skip it is not an error that some are missing.
+    /// The least number of rows that must match. With a limit or a skip, missing rows are not an error.
     fn least(&self) -> usize {
         let all = self.limit.is_none() && !self.skip_locked;
         if all { self.by.iter().map(|it| it.values).product() } else { 1 }
@@ -267,7 +276,7 @@ impl<DB: RowOps> RowLock<DB> {
     /// Locks one row and returns it.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); [`Error::Database`] too when the row does not fit `T`.
+    /// The errors of [`lock`](Self::lock); [`Error::Database`] too when the row does not fit `T`.
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
@@ -280,10 +289,10 @@ impl<DB: RowOps> RowLock<DB> {
         decode::<DB, T>(&table, row)
     }
 
-    /// Locks one row, if there is one, and returns it.
+    /// Locks one row and returns it, or `None` when no row matches.
     ///
     /// # Errors
-    /// As [`fetch_one`](Self::fetch_one), but `None` when no row matches.
+    /// The errors of [`fetch_one`](Self::fetch_one), except that a missing row is `None`.
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
@@ -295,10 +304,10 @@ impl<DB: RowOps> RowLock<DB> {
         rows.first().map(|row| decode::<DB, T>(&table, row)).transpose()
     }
 
-    /// Locks all rows that match and returns them; none is not an error.
+    /// Locks all rows that match and returns them.
     ///
     /// # Errors
-    /// As [`fetch_one`](Self::fetch_one), but an empty list when no row matches.
+    /// The errors of [`fetch_one`](Self::fetch_one), except that no match is an empty list.
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
@@ -354,7 +363,7 @@ impl<DB: RowOps> RowLock<DB> {
         Ok((key, rows))
     }
 
-    /// A checked name, or the first failure kept for when the lock is asked for.
+    /// Checks a name. Keeps the first failure, which is returned when the lock is taken.
     fn ident(&mut self, name: &str) -> Option<Ident> {
         Ident::new(name).map_err(|err| self.fail(|| err)).ok()
     }

@@ -1,4 +1,4 @@
-//! What a row lock asks of a database.
+//! The operations of a row lock that a database implements.
 
 use std::future::Future;
 
@@ -19,19 +19,19 @@ use crate::{
 )]
 pub trait RowOps: Dialect + RowStatements {}
 
-/// The statements of row locks. Hidden from users, who call the strategy.
+/// The statements of row locks. Hidden from the docs: users call the strategy.
 pub trait RowStatements: Database {
     /// The text of the selection, without the locking clause and index hints. Plans are cached by this text.
     fn row_text(query: &RowQuery, values: &Values<Self>) -> String;
 
-    /// How the selection finds its rows.
+    /// How the database would find the rows of the selection.
     fn row_plan(
         conn: &mut Self::Connection,
         query: &RowQuery,
         values: &Values<Self>,
     ) -> impl Future<Output = sqlx::Result<Plan>> + Send;
 
-    /// Selects and locks the rows, read in this way. Inside a transaction.
+    /// Selects and locks the rows, with this access to the table. Inside a transaction.
     fn row_lock(
         conn: &mut Self::Connection,
         query: &RowQuery,
@@ -39,8 +39,8 @@ pub trait RowStatements: Database {
         access: &Access,
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
-    /// The session that has rows of the table locked, if there is exactly one other than this. `None` also where the
-    /// server does not tell.
+    /// The session that has rows of the table locked, if there is exactly one such session besides this one. `None`
+    /// also where the server does not report it.
     fn row_holder(
         conn: &mut Self::Connection,
         table: &Key,
@@ -50,18 +50,18 @@ pub trait RowStatements: Database {
     fn row_plan_is_old(err: &sqlx::Error) -> bool;
 }
 
-/// How the rows of a lock are found.
+/// How the database finds the rows of a lock.
 #[derive(Debug, Clone)]
 pub enum Plan {
-    /// An index serves, if the table is read in this way.
+    /// An index serves, with this access to the table.
     Served(Access),
-    /// The same, for these values: others may not be in the index.
+    /// An index serves for these values; it may not contain other values.
     ServedOnce(Access),
-    /// The values match nothing, so that there is no plan to judge.
+    /// The values match nothing, so there is no plan to judge.
     NoRows,
-    /// The whole table is read. The plan, in the database's words.
+    /// The whole table is read. Contains the plan, as the database prints it.
     Scan(String),
-    /// It is a view, whose rows cannot be locked, or not by an index of its own.
+    /// The table is a view. Its rows cannot be locked, or not through an index of its own.
     View,
 }
 
@@ -71,7 +71,7 @@ pub struct Access {
     /// The clause that names the indexes to use.
     #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) force: String,
-    /// What to select of rows that are only counted: a column that no index covers.
+    /// The column to select when rows are only counted: one that no index covers.
     #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) columns: Option<String>,
     /// Whether the values are joined to the table.

@@ -16,7 +16,8 @@ use crate::{
     },
 };
 
-/// A lease lives for this ttl from now, or until its expiry if that is later and was not written ahead of the clock.
+/// Assigns the expiry of a renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
+/// the clock.
 fn lives(ttl: &str) -> String {
     let until = format!("min(expires_us, coalesce({NOW} + ttl_us, expires_us))");
     format!(
@@ -26,12 +27,12 @@ fn lives(ttl: &str) -> String {
     )
 }
 
-/// What is left of the least holding time.
+/// The rest of the least holding time.
 fn left(min_hold: &str) -> String {
     format!("({min_hold} - max(0, {NOW} - acquired_us))")
 }
 
-/// A lease before it is acquired.
+/// The row of a lease before it is acquired.
 struct Before {
     holder: String,
     fence: i64,
@@ -41,8 +42,7 @@ struct Before {
 
 impl LeaseStatements for Sqlite {
     async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-        // The previous holder. The claim compares its fence, so that a claim of another process in between is
-        // noticed.
+        // Reads the previous holder. The claim compares its fence, which detects a claim of another process in between.
         let before: Option<Before> =
             sqlx::query_as("SELECT holder, fence, token, expires_us FROM lockkit_lease WHERE name = ?1")
                 .bind(claim.key.as_str())
@@ -66,8 +66,8 @@ impl LeaseStatements for Sqlite {
         .bind(micros(claim.ttl))
         .bind(before.as_ref().map(|it| it.fence))
         .bind(before.as_ref().map_or(0, |it| it.expires_us))
-        // Reads all rows: the statement commits when it ends, and a driver that stops at the first row misses an
-        // error of the commit.
+        // Reads all rows: the statement commits when it ends, and a driver that stops at the first row misses an error
+        // of the commit.
         .fetch_all(&mut *conn)
         .await?;
         if let Some(row) = rows.first() {
@@ -149,7 +149,7 @@ impl LeaseStatements for Sqlite {
 
     async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
         let asked = given_back(releases);
-        // The UPDATE can tell the names of the rows that it changed, and not the tokens that they had.
+        // The UPDATE can return the names of the rows that it changed, but not the tokens that they had.
         let held: Vec<Vec<u8>> = sqlx::query_scalar(
             "SELECT l.token
              FROM json_each(?1) AS asked
@@ -227,7 +227,7 @@ impl LeaseStatements for Sqlite {
     }
 
     async fn lease_sweep(conn: &mut SqliteConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
-        // A fence above the clock must not be forgotten: the next one is made from the clock.
+        // A fence above the clock must be kept: the next fence would be made from the clock, and be lower.
         let done = sqlx::query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (

@@ -13,7 +13,7 @@ pub(super) async fn migrate(pool: &Pool<Sqlite>) -> Result<(), Error> {
     let mut conn = pool.acquire().await.map_err(failed)?;
     let applied = history(&mut conn).await;
     let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;
-    // What was cut short is run again, and all of it where a table was dropped: the statements can be repeated.
+    // An incomplete migration is run again; if a table was dropped, all migrations are. The statements are repeatable.
     let is_cut_short = applied.as_ref().is_ok_and(|it| it.iter().any(|it| !it.is_complete));
     let forget = match schema::<Sqlite>(&migrator, applied, are_tables_there)? {
         Schema::UpToDate => return Ok(()),
@@ -24,7 +24,7 @@ pub(super) async fn migrate(pool: &Pool<Sqlite>) -> Result<(), Error> {
         conn.execute(AssertSqlSafe(sql)).await.map_err(failed)?;
     }
     drop(conn);
-    // On the pool itself: a database in memory is on no other connection.
+    // Uses the given pool, because an in-memory database is not visible to any other connection.
     migrated::<Sqlite>(migrator.run(pool).await, are_tables_there)
 }
 
@@ -38,7 +38,7 @@ async fn history(conn: &mut SqliteConnection) -> sqlx::Result<Vec<Applied>> {
     applied.collect()
 }
 
-/// Whether each table has the column that the migrations added last.
+/// Whether each table exists with its newest column.
 async fn are_tables_there(conn: &mut SqliteConnection) -> sqlx::Result<bool> {
     let there: i64 = sqlx::query_scalar(
         "SELECT (SELECT COUNT(*) FROM pragma_table_info('lockkit_lease') WHERE name = 'ttl_us')

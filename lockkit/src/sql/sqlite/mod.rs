@@ -1,7 +1,7 @@
-//! SQLite 3.42 and later: the statements, and what its extended result codes mean.
+//! SQLite 3.42 and later: the statements, and the meaning of extended result codes.
 //!
-//! SQLite has one lock for all writers of a database file. Every lock that lives in a transaction is that lock here.
-//! Names are quoted by backticks: what stands in double quotes and is no column, SQLite takes for a string.
+//! SQLite has one lock for all writers of a database file. Every lock that lasts for a transaction is that lock here.
+//! Names are quoted by backticks: SQLite treats a name in double quotes as a string if no such column exists.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::{
     },
 };
 
-/// The clock in microseconds, to the millisecond. It stands still during a statement, and starts after the wait for
-/// the write lock.
+/// The clock in microseconds, with a resolution of a millisecond. It is constant during a statement, and is read after
+/// the wait for the write lock.
 const NOW: &str = "CAST(unixepoch('subsec') * 1000000 AS INTEGER)";
 
 const MIGRATIONS: [(i64, &str, &str); 3] = [
@@ -44,7 +44,7 @@ pub(super) fn fault_of(err: &SqliteError) -> Fault {
         (517, _) => Fault::Serialization,
         (1555 | 2067, _) => Fault::Duplicate,
         (_, 5 | 6) => Fault::Contended,
-        // The statement could not be prepared: its table or a column is missing.
+        // The statement could not be prepared: its table or a column does not exist.
         (1, _) => Fault::NoTable,
         (_, 8) => Fault::ReadOnly,
         _ => Fault::Other,
@@ -99,7 +99,8 @@ impl Driver for Sqlite {
     }
 
     async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {
-        // IMMEDIATE: a transaction that reads first and writes later fails at once when another one wrote in between.
+        // IMMEDIATE, because a transaction that reads first and writes later fails at once if another one wrote in
+        // between.
         let statement = SqlStr::from_static("BEGIN IMMEDIATE");
         let old = busy_timeout(conn, wait).await?;
         let begun = SqliteTransactionManager::begin(conn, Some(statement)).await;
@@ -109,8 +110,8 @@ impl Driver for Sqlite {
 
     async fn check_begun(conn: &mut SqliteConnection) -> sqlx::Result<()> {
         // A full disk or `INSERT OR ROLLBACK` ends the transaction, and later statements would commit by themselves.
-        // There is no transaction within a transaction, so a BEGIN that works has found none; the second ROLLBACK is
-        // the error that says so.
+        // SQLite has no nested transactions, so if BEGIN succeeds, no transaction was open; then the second ROLLBACK
+        // fails with the error to return.
         match conn.execute("BEGIN").await {
             Ok(_) => conn.execute("ROLLBACK; ROLLBACK").await.map(drop),
             Err(_) => Ok(()),
@@ -132,21 +133,21 @@ impl Driver for Sqlite {
     async fn depth(conn: &mut SqliteConnection) -> sqlx::Result<usize> {
         let depth = SqliteTransactionManager::get_transaction_depth(conn);
         if depth == 0 {
-            // What is left to do only ends transactions.
+            // Pending rollbacks can only lower the count.
             return Ok(depth);
         }
-        // The worker thread rolls back what was dropped, and counts then. It answers in the order of the questions.
+        // The worker thread rolls back dropped transactions and then updates the count. It handles requests in order.
         conn.ping().await?;
         Ok(SqliteTransactionManager::get_transaction_depth(conn))
     }
 
     async fn is_idle(conn: &mut SqliteConnection) -> bool {
-        // There is no transaction within a transaction. This one takes no lock.
+        // SQLite has no nested transactions, so BEGIN fails inside one. This BEGIN takes no lock.
         conn.execute("BEGIN; ROLLBACK").await.is_ok()
     }
 
     fn is_denied(_err: &sqlx::Error) -> bool {
-        // There are no users. A file that may not be written is read-only.
+        // SQLite has no users. A file without write permission is reported as read-only.
         false
     }
 
@@ -155,7 +156,7 @@ impl Driver for Sqlite {
     }
 }
 
-/// Bounds how long the connection waits for the write lock; returns the bound that it had.
+/// Bounds the connection's wait for the write lock. Returns the old bound.
 async fn busy_timeout(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<Option<i64>> {
     let Some(millis) = wait.millis() else {
         return Ok(None);
@@ -174,12 +175,12 @@ async fn restore_busy_timeout(conn: &mut SqliteConnection, old: Option<i64>) -> 
 
 async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> sqlx::Result<()> {
     let millis = millis.clamp(0, i64::from(i32::MAX));
-    // A PRAGMA takes no bound value, and is not worth a place among the prepared statements.
+    // A PRAGMA takes no bound value, and does not need caching as a prepared statement.
     sqlx::query(AssertSqlSafe(format!("PRAGMA busy_timeout = {millis}"))).persistent(false).execute(conn).await?;
     Ok(())
 }
 
-/// Takes the write lock for the rest of the transaction, if the transaction does not have it yet.
+/// Takes the write lock for the rest of the transaction, unless the transaction already has it.
 async fn take_write_lock(conn: &mut SqliteConnection, wait: Wait, no_op: String) -> sqlx::Result<()> {
     let old = busy_timeout(conn, wait).await?;
     let taken = sqlx::query(AssertSqlSafe(no_op)).execute(&mut *conn).await;

@@ -18,7 +18,7 @@ impl RowStatements for Sqlite {
     }
 
     async fn row_plan(conn: &mut SqliteConnection, query: &RowQuery, values: &Values<Self>) -> sqlx::Result<Plan> {
-        // An EXPLAIN does not notice that another connection has made an index; a statement that runs does.
+        // An EXPLAIN does not detect an index that another connection has created; running a statement does.
         let look = format!("SELECT 1 FROM {} LIMIT 0", query.table.quoted('`'));
         sqlx::query(AssertSqlSafe(look)).execute(&mut *conn).await?;
         let is_view = sqlx::query_scalar(
@@ -41,11 +41,11 @@ impl RowStatements for Sqlite {
         for step in &steps {
             let is_scan = step.starts_with("SCAN");
             let is_served = match reads_partial_index(conn, query, step).await? {
-                // In the order of an index, it stops at the limit.
+                // An index that delivers the order allows the read to stop at the limit.
                 _ if query.by.is_empty() => !step.contains("TEMP B-TREE"),
-                // All rows of a partial index are meant. With another column some would be filtered out.
+                // The values match all rows of a partial index. A further column would filter some of them out.
                 true if is_scan && query.by.len() > 1 => false,
-                // Another value is in no such index.
+                // Other values are not in the partial index.
                 true => return Ok(Plan::ServedOnce(Access::default())),
                 false => !is_scan,
             };
@@ -81,7 +81,7 @@ async fn reads_partial_index(conn: &mut SqliteConnection, query: &RowQuery, step
     let Some((_, index)) = step.split_once(" INDEX ") else {
         return Ok(false);
     };
-    // What is looked up follows the name.
+    // The columns that are looked up follow the name.
     let name = index.rsplit_once(" (").map_or(index, |(name, _)| name);
     sqlx::query_scalar("SELECT count(*) > 0 FROM pragma_index_list(?1, ?2) WHERE name IN (?3, ?4) AND partial")
         .bind(query.table.name())

@@ -22,7 +22,8 @@ impl StockStatements for Sqlite {
         first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
         if counted_depth::<Self>(conn) == 0 {
-            // There is one lock for all, and a statement of its own would wait for it as long as the connection does.
+            // All writers share one lock, and a separate statement would wait for it as long as the connection's busy
+            // timeout.
             return Ok(None);
         }
         sqlx::query_scalar(
@@ -52,7 +53,7 @@ impl StockStatements for Sqlite {
                 .bind(key.as_str())
                 .fetch_all(conn)
                 .await?;
-        // Inside a transaction no other connection can have written since this one tried to take.
+        // Inside a transaction, no other connection can have written since this one attempted to take.
         Ok(Look { segments: rows.into_iter().map(|(number, it)| segment(number, it)).collect(), is_current: true })
     }
 

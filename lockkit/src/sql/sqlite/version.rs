@@ -96,7 +96,7 @@ impl VersionStatements for Sqlite {
     }
 }
 
-/// Compares the column with the expected version, which is bound next. A timestamp is compared as text.
+/// Compares the column with the expected version, which is the next bound value. A timestamp is compared as text.
 fn has_version(column: &Ident, expected: &Version) -> String {
     match expected {
         Version::Number(_) => format!("`{column}` = ?"),
@@ -104,8 +104,8 @@ fn has_version(column: &Ident, expected: &Version) -> String {
     }
 }
 
-/// What the column holds in a row: SQLite's columns have no type of their own. A text is a timestamp if SQLite reads it as
-/// one, since a bump would make NULL of any other.
+/// The type of the value in a row, because SQLite's columns have no fixed type. A text is a timestamp if SQLite can
+/// parse it; a bump would turn any other text into NULL.
 fn kind_of(version: &Ident) -> String {
     format!(
         "CASE typeof(`{version}`)

@@ -1,4 +1,4 @@
-//! One attempt to take from a stock or to spread it: its statements, its locks, and until when it waits for others.
+//! One attempt to take from a stock or to spread it: its statements, its locks and the deadline of its waits.
 
 use std::{cmp::Reverse, future::Future, ops::RangeInclusive, time::Duration};
 
@@ -18,11 +18,11 @@ use crate::{
     task::until,
 };
 
-/// For errors.
+/// The operation, as named in errors.
 pub(super) const DOING: &str = "using stock";
 
-/// Time beyond the bound before the connection counts as broken. A server may apply the bound to each row anew, and
-/// MySQL does not bound the statement that makes a stock.
+/// Time beyond the bound before the connection counts as broken. A server may apply the bound to each row separately,
+/// and MySQL does not bound the statement that creates a stock.
 const BACKSTOP: Duration = Duration::from_secs(1);
 
 pub(super) const FIRST: RangeInclusive<u32> = 0..=0;
@@ -35,7 +35,7 @@ impl<DB: StockOps> Stock<DB> {
         Waiting { started, bound }
     }
 
-    /// Takes in one statement, or else in a transaction of its own.
+    /// Takes in one statement, or if that fails, in its own transaction.
     pub(super) async fn take_alone(&self, amount: u64, wanted: i64) -> Result<Taken> {
         let waiting = self.waiting();
         let segments = {
@@ -45,7 +45,7 @@ impl<DB: StockOps> Stock<DB> {
             }
             DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
         };
-        // What others are taking counts as left here, so this is not said too early.
+        // Uncommitted takes still count as left here, so this does not report sold out too early.
         let left = sum(&segments);
         if left < amount {
             return Err(self.sold_out(amount, left));
@@ -55,7 +55,7 @@ impl<DB: StockOps> Stock<DB> {
             let number = enough[fastrand::usize(..enough.len())].number;
             let mut tx = self.begin(waiting).await?;
             match self.take_locked(&mut tx, number..=number, amount, waiting).await {
-                // Its lock must not be kept while others are waited for: that would be in no order.
+                // Release the segment's lock before waiting for others: locking it first would violate the lock order.
                 Err(Error::SoldOut { .. }) => tx.rollback().await?,
                 taken => return self.end(tx, taken).await,
             }
@@ -65,7 +65,7 @@ impl<DB: StockOps> Stock<DB> {
         self.end(tx, taken).await
     }
 
-    /// Takes from one free segment, without waiting.
+    /// Takes from one unlocked segment, without waiting.
     pub(super) async fn take_any(
         &self,
         conn: &mut DB::Connection,
@@ -76,17 +76,17 @@ impl<DB: StockOps> Stock<DB> {
         DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(waiting, err))
     }
 
-    /// Waits for all segments, and takes from as few as have enough.
+    /// Waits for all segments, and takes from as few as possible.
     pub(super) async fn gather(&self, conn: &mut DB::Connection, amount: u64, waiting: Waiting) -> Result<Taken> {
-        // Every operation that moves pieces between segments locks the first segment first. So after this no pieces
-        // move, and the next statement finds all that are left.
+        // Every operation that moves pieces between segments locks segment 0 first. So no pieces move after this, and
+        // the next statement finds all pieces that are left.
         if self.lock(conn, FIRST, waiting).await?.is_empty() {
             return Err(self.sold_out(amount, 0));
         }
         self.take_locked(conn, ALL, amount, waiting).await
     }
 
-    /// Waits for these segments, and takes from as few as have enough; sold out if they have less together.
+    /// Waits for these segments, and takes from as few as possible. Sold out if the segments together hold too few.
     pub(super) async fn take_locked(
         &self,
         conn: &mut DB::Connection,
@@ -116,7 +116,7 @@ impl<DB: StockOps> Stock<DB> {
         Ok(Taken { parts })
     }
 
-    /// Spreads what is left and `more` evenly over the segments, in a transaction of its own.
+    /// Spreads the pieces that are left plus `more` evenly over the segments, in its own transaction.
     pub(super) async fn spread(&self, more: u64) -> Result<()> {
         let waiting = self.waiting();
         let mut tx = self.begin(waiting).await?;
@@ -125,7 +125,7 @@ impl<DB: StockOps> Stock<DB> {
     }
 
     async fn spread_in(&self, conn: &mut DB::Connection, more: u64, waiting: Waiting) -> Result<()> {
-        // Nothing below may run without this lock: a statement does not see the segments that another one makes meanwhile.
+        // Everything below needs this lock: a statement does not see segments that a concurrent transaction creates.
         if self.lock(conn, FIRST, waiting).await?.is_empty() {
             if more == 0 {
                 return Ok(());
@@ -157,7 +157,7 @@ impl<DB: StockOps> Stock<DB> {
         begin_within(&self.pool, Some(waiting.left(self.wait)), None).await
     }
 
-    /// Commits what went well.
+    /// Commits if the result is `Ok`, and rolls back otherwise.
     async fn end<T>(&self, tx: Tx<DB>, result: Result<T>) -> Result<T> {
         match result {
             Ok(done) => tx.commit().await.map(|()| done),
@@ -177,7 +177,7 @@ impl<DB: StockOps> Stock<DB> {
         self.bounded(waiting, DB::stock_lock(conn, &self.key, segments, waiting.left(self.wait))).await
     }
 
-    /// Runs what may wait on the server.
+    /// Runs a statement that may wait on the server.
     async fn bounded<T>(&self, waiting: Waiting, work: impl Future<Output = sqlx::Result<T>> + Send) -> Result<T> {
         match until(waiting.bound.map(|it| it + BACKSTOP), work).await {
             Some(result) => result.map_err(|err| self.failed(waiting, err)),
@@ -201,7 +201,7 @@ impl<DB: StockOps> Stock<DB> {
     }
 }
 
-/// When an operation began, and until when it waits for others.
+/// Start and deadline of an operation that waits for others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     started: Instant,
@@ -209,7 +209,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// What is left of the wait.
+    /// The time left of the wait.
     fn left(self, wait: Wait) -> Wait {
         wait.cut(self.bound.map(|it| it.saturating_duration_since(Instant::now())))
     }

@@ -1,4 +1,4 @@
-//! Segmented stock: a very hot counter, spread over several rows so that many can take from it at once.
+//! Segmented stock: a hot counter spread over several rows, so that many callers can take from it at once.
 
 use std::fmt;
 
@@ -22,30 +22,30 @@ pub(crate) mod segment;
 /// Default number of rows that a stock is spread over.
 const SEGMENTS: u32 = 32;
 
-/// The most rows that a stock can be spread over.
+/// Largest number of rows that a stock can be spread over.
 const MOST_SEGMENTS: u32 = 1024;
 
-/// A number of pieces that many callers take from at once, never more than there are.
+/// A counter of pieces that many callers take from concurrently, without ever taking more than there are.
 ///
-/// When all transactions update one row, one of them commits per write to the disk. A stock is spread over several
-/// rows, its segments: a caller takes from one that no other transaction has locked, trying some random ones first.
-/// Use it for one very hot counter that can be divided: pieces on sale, seats, quota. For an ordinary counter one
-/// guarded `UPDATE … SET n = n - 1 WHERE id = … AND n >= 1` is simpler; to read, check and write more than a number,
-/// lock the row with [`RowLock`](crate::RowLock).
+/// When all transactions update one row, only one of them commits per write to the disk. A stock is spread over several
+/// rows, its segments, and a caller takes from a segment that no other transaction has locked. It tries a few random
+/// segments first. Use a stock for one very hot counter that can be divided: pieces on sale, seats, quota. For an
+/// ordinary counter one guarded `UPDATE … SET n = n - 1 WHERE id = … AND n >= 1` is simpler. To read, check and write
+/// more than a number, lock the row with [`RowLock`](crate::RowLock).
 ///
-/// A locked segment is skipped, but it is not empty. Where no single free segment has enough, the caller waits: for
-/// one that has, or for all of them in their order, to gather from several. [`Error::SoldOut`] is returned only after
-/// a check that counts the locked segments.
+/// A locked segment is skipped, but not counted as empty. Where no single unlocked segment has enough, the caller waits
+/// for a segment that has, or for all segments in ascending order to gather from several. [`Error::SoldOut`] is
+/// returned only after a check that counts the locked segments.
 ///
-/// | database | [`take`](Self::take) when a free segment has enough | when not |
+/// | database | [`take`](Self::take) when an unlocked segment has enough | otherwise |
 /// |---|---|---|
-/// | PostgreSQL | one statement: `FOR NO KEY UPDATE SKIP LOCKED` and the update | a look; then, unless it is sold out, a transaction that waits |
-/// | MySQL, MariaDB | the same (`FOR UPDATE SKIP LOCKED`); a second one if none of four random ones is | the same |
-/// | SQLite | a look and a transaction: there is one lock for all writers, so segments gain nothing | the same |
+/// | PostgreSQL | one statement: `FOR NO KEY UPDATE SKIP LOCKED` and the update | a read; then, unless sold out, a transaction that waits |
+/// | MySQL, MariaDB | the same (`FOR UPDATE SKIP LOCKED`); a second statement if none of four random segments has enough | the same |
+/// | SQLite | a read and a transaction: there is one lock for all writers, so segments gain nothing | the same |
 ///
-/// Give it at least as many segments as transactions take from it at once; the default is 32. Every process may have
-/// another number: it only says over how many rows [`put`](Self::put) and [`rebalance`](Self::rebalance) spread, and
-/// whatever rows there are, are taken from.
+/// Use at least as many segments as there are concurrent transactions; the default is 32. Processes may use different
+/// numbers. The number only sets how many rows [`put`](Self::put) and [`rebalance`](Self::rebalance) spread the pieces
+/// over; callers take from all existing rows.
 ///
 /// Needs the table `lockkit_stock`; see [`migrate`](crate::migrate()). A handle is cheap to clone.
 ///
@@ -73,7 +73,7 @@ pub struct Stock<DB: StockOps> {
     wait: Wait,
 }
 
-/// What was taken from a stock. Dropping it gives nothing back; [`Stock::put`] does.
+/// The pieces that were taken from a stock. Dropping it puts nothing back; [`Stock::put`] does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Taken {
@@ -85,32 +85,31 @@ impl Taken {
         Self { parts: vec![Segment { number, quantity }] }
     }
 
-    /// How many.
+    /// Number of pieces taken.
     pub fn amount(&self) -> u64 {
         sum(&self.parts)
     }
 
-    /// From which segments, and how many from each; one unless none had enough.
+    /// The segments and the number of pieces from each. More than one segment only if no single segment had enough.
     pub fn segments(&self) -> impl Iterator<Item = (u32, u64)> {
         self.parts.iter().map(|it| (it.number, it.quantity))
     }
 }
 
 impl<DB: StockOps> Stock<DB> {
-    /// The stock of this name. It is made by the first [`put`](Self::put).
+    /// Creates a handle to the stock with this name. The first [`put`](Self::put) creates the stock itself.
     pub fn new(pool: Pool<DB>, key: impl Into<Key>) -> Self {
         Self { pool, key: key.into(), segments: SEGMENTS, wait: Wait::DEFAULT }
     }
 
-    /// Over how many rows to spread what is put, 1 to 1024. Defaults to 32.
+    /// Number of rows to spread the pieces over, 1 to 1024. Defaults to 32.
     #[must_use]
     pub fn segments(mut self, segments: u32) -> Self {
         self.segments = segments;
         self
     }
 
-    /// How long to wait for segments that others have locked, where waiting is needed. Defaults to
-    /// [`Wait::DEFAULT`], 10 s.
+    /// Longest wait for segments that others have locked. Defaults to [`Wait::DEFAULT`], 10 s.
     #[must_use]
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
@@ -122,58 +121,60 @@ impl<DB: StockOps> Stock<DB> {
         &self.key
     }
 
-    /// Adds pieces, and makes the stock if there is none.
+    /// Adds pieces, and creates the stock if it does not exist.
     ///
-    /// It locks all segments and spreads the new sum evenly over them. It waits for transactions that are taking, so
+    /// This locks all segments and spreads the new sum evenly over them. It waits for transactions that are taking, so
     /// use it to fill a stock, not as often as `take`.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for zero, or when the stock would hold more than `i64::MAX`: nothing was added then.
-    /// [`Error::Contended`] after the wait; [`Error::RetriesExhausted`] when the database undid it time and again;
+    /// [`Error::InvalidOption`] for zero, or when the stock would hold more than `i64::MAX`; nothing is added then.
+    /// [`Error::Contended`] after the wait; [`Error::RetriesExhausted`] when the database rolled back every attempt;
     /// [`Error::InvalidKey`]; [`Error::NotMigrated`]; [`Error::OutcomeUnknown`] when the connection broke during the
     /// commit; [`Error::Database`].
     ///
     /// # Cancel safety
-    /// Dropping this future leaves it unknown whether the pieces were added, as with any commit: all of them or none.
+    /// If this future is dropped, either all pieces were added or none; the outcome is unknown, as with any commit.
     pub async fn put(&self, amount: u64) -> Result<()> {
         self.check()?;
         column(amount)?;
         RetryPolicy::new().retry(|_| self.spread(amount)).await
     }
 
-    /// Takes this many pieces, from one segment if one has as many, or else from several.
+    /// Takes this many pieces, from one segment if possible, otherwise from several.
     ///
     /// # Errors
-    /// [`Error::SoldOut`] when fewer are left than wanted, also when there is no such stock;
-    /// [`Error::Contended`] after the wait; [`Error::InvalidOption`] for zero or more than `i64::MAX`; otherwise as
-    /// [`put`](Self::put). After an error nothing was taken, except that it is not known after
-    /// [`Error::OutcomeUnknown`] and an [`Error::Database`] whose connection broke.
+    /// [`Error::SoldOut`] when fewer pieces are left than wanted, or the stock does not exist; [`Error::Contended`]
+    /// after the wait; [`Error::InvalidOption`] for zero or more than `i64::MAX`; otherwise as [`put`](Self::put).
+    /// After an error nothing was taken, with two exceptions: after [`Error::OutcomeUnknown`], and after an
+    /// [`Error::Database`] with a broken connection, the outcome is unknown.
     ///
     /// # Cancel safety
-    /// Dropping this future leaves it unknown whether the pieces were taken, as with any commit: all of them or none. No
-    /// transaction and no lock stays.
+    /// If this future is dropped, either all pieces were taken or none; the outcome is unknown, as with any commit. No
+    /// transaction and no lock remains.
     pub async fn take(&self, amount: u64) -> Result<Taken> {
         self.check()?;
         let wanted = column(amount)?;
         RetryPolicy::new().retry(|_| self.take_alone(amount, wanted)).await
     }
 
-    /// Takes this many pieces as a part of your transaction: they are back if it rolls back.
+    /// Takes this many pieces as part of your transaction. A rollback returns them.
     ///
-    /// The segment stays locked until the transaction ends, and others pass over it meanwhile; so take last, and commit.
-    /// A transaction that takes from several stocks, or twice from one, can deadlock with another one that does when they
-    /// run low, and on MySQL and MariaDB, which may keep the lock of a segment that was passed over, one that takes once
-    /// can too. Run the transaction again when [`is_retryable`](crate::is_retryable) says so.
+    /// The segment stays locked until the transaction ends, and other callers skip it meanwhile. So take last, then
+    /// commit.
     ///
-    /// Use a transaction from [`begin`](crate::begin). In a REPEATABLE READ one the database may undo it
-    /// because somebody else took first.
+    /// When stocks run low, two transactions that each take from several stocks, or twice from one stock, can deadlock.
+    /// MySQL and MariaDB may keep the lock of a skipped segment, so there a transaction that takes once can deadlock
+    /// too. Run the transaction again when [`is_retryable`](crate::is_retryable) returns `true`.
+    ///
+    /// Use a transaction from [`begin`](crate::begin). The database may abort a REPEATABLE READ transaction when
+    /// another one took first.
     ///
     /// # Errors
-    /// As [`take`](Self::take), but nothing is retried; [`Error::InvalidOption`] also outside a transaction. Nothing was
-    /// taken after [`Error::SoldOut`], and the transaction goes on. Roll it back after any other error.
+    /// As [`take`](Self::take), but nothing is retried; [`Error::InvalidOption`] also outside a transaction. After
+    /// [`Error::SoldOut`] nothing was taken, and the transaction can continue. Roll it back after any other error.
     ///
     /// # Cancel safety
-    /// The pieces may or may not be taken, until the transaction ends; roll it back.
+    /// The transaction may or may not have taken the pieces; roll it back.
     ///
     /// # Example
     /// ```
@@ -199,7 +200,7 @@ impl<DB: StockOps> Stock<DB> {
         }
         let waiting = self.waiting();
         if DB::ONE_WRITER {
-            // The statement that takes would wait for it as long as the connection does.
+            // The statement that takes would wait for the write lock as long as the connection's busy timeout.
             self.lock(conn, FIRST, waiting).await?;
         }
         if let Some(number) = self.take_any(conn, wanted, waiting).await? {
@@ -210,8 +211,8 @@ impl<DB: StockOps> Stock<DB> {
         if look.is_current && left < amount {
             return Err(self.sold_out(amount, left));
         }
-        // The first segments that together have enough: what this locks it keeps until the transaction ends, so it must
-        // go by the order, and should leave the others to the others.
+        // Lock the first segments that together have enough. The locks stay until the transaction ends, so they must be
+        // taken in ascending order, and should leave the remaining segments to other callers.
         let mut missing = amount;
         let last = look.segments.iter().find(|it| {
             missing = missing.saturating_sub(it.quantity);
@@ -226,13 +227,13 @@ impl<DB: StockOps> Stock<DB> {
         self.gather(conn, amount, waiting).await
     }
 
-    /// How many are left. What others have taken but not committed counts as left.
+    /// Number of pieces left. Uncommitted takes still count as left.
     ///
     /// # Errors
     /// [`Error::InvalidKey`]; [`Error::NotMigrated`]; [`Error::Database`].
     ///
     /// # Cancel safety
-    /// It only reads.
+    /// Cancel safe: this only reads.
     pub async fn left(&self) -> Result<u64> {
         self.check()?;
         let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
@@ -240,17 +241,17 @@ impl<DB: StockOps> Stock<DB> {
         Ok(sum(&look.segments))
     }
 
-    /// Spreads what is left evenly over the segments, and removes those beyond their number.
+    /// Spreads the pieces that are left evenly over the segments, and removes segments beyond their number.
     ///
-    /// Not needed for correctness: callers find the pieces in any segment. Use it when the number of segments was
-    /// changed, or when large amounts are wanted from a stock that has become uneven. Like [`put`](Self::put) it
-    /// locks all of them for the moment.
+    /// Correctness does not need it: callers find the pieces in any segment. Use it after the number of segments was
+    /// changed, or before large takes from a stock that has become uneven. Like [`put`](Self::put), it locks all
+    /// segments while it runs.
     ///
     /// # Errors
     /// As [`put`](Self::put).
     ///
     /// # Cancel safety
-    /// Dropping this future leaves the sum as it is, spread as before or evenly.
+    /// If this future is dropped, the sum is unchanged; the pieces are spread as before or evenly.
     pub async fn rebalance(&self) -> Result<()> {
         self.check()?;
         RetryPolicy::new().retry(|_| self.spread(0)).await

@@ -17,7 +17,7 @@ pub(crate) fn segment(number: i64, quantity: i64) -> Segment {
     Segment { number: u32::try_from(number).unwrap_or(0), quantity: u64::try_from(quantity).unwrap_or(0) }
 }
 
-/// The quantity of a segment as its column has it. `put` refuses more than fits.
+/// The quantity of a segment as its column stores it. `put` refuses quantities that do not fit.
 pub(crate) fn quantity(segment: &Segment) -> i64 {
     i64::try_from(segment.quantity).unwrap_or(i64::MAX)
 }
@@ -27,13 +27,13 @@ pub(super) fn sum(segments: &[Segment]) -> u64 {
     segments.iter().fold(0, |sum, it| sum.saturating_add(it.quantity))
 }
 
-/// Spreads `total` pieces over `segments` segments. Two quantities differ by one at most.
+/// Spreads `total` pieces over `segments` segments. The quantities differ by at most one.
 pub(super) fn even(total: u64, segments: u32) -> impl Iterator<Item = Segment> {
     let (each, rest) = (total / u64::from(segments), total % u64::from(segments));
     (0..segments).map(move |number| Segment { number, quantity: each + u64::from(u64::from(number) < rest) })
 }
 
-/// An amount as the database has it.
+/// An amount as the database stores it.
 pub(super) fn column(amount: u64) -> Result<i64> {
     let reason = match i64::try_from(amount) {
         Ok(0) => "is zero; at least one piece is needed to do anything".to_owned(),

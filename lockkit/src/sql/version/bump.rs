@@ -1,4 +1,4 @@
-//! The version that a write made, which is tentative until its transaction commits.
+//! The version that a write produced. It is tentative until its transaction commits.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use crate::{
     version::Version,
 };
 
-/// The version that a [`bump`](crate::VersionedRow::bump) moved a row on to.
+/// The new version of a row, as written by [`bump`](crate::VersionedRow::bump).
 ///
-/// Outside a transaction it is committed, and [`committed`](Self::committed) returns it. Inside one it is only
-/// tentative: if the transaction or a savepoint in it is rolled back, another writer can commit *the same number*
-/// with other content, and a write that expects it would overwrite that. So this is no [`Version`]; it compares with
-/// one and prints as one, is the expected version of a further bump in the same transaction, and becomes one through
-/// [`commit`](Self::commit).
+/// A bump outside a transaction is committed, and [`committed`](Self::committed) returns its version. A bump inside a
+/// transaction is only tentative. If the transaction or a savepoint in it is rolled back, another writer can commit
+/// *the same number* with other content, and a write that expects the number would overwrite that content. So this type
+/// is not a [`Version`]. It compares and prints like one, and a further bump in the same transaction accepts it as
+/// expected. [`commit`](Self::commit) turns it into a [`Version`].
 ///
-/// Without that, read the row again after the commit.
+/// If other code commits the transaction, read the row again after the commit.
 ///
 /// # Example
 /// ```
@@ -46,19 +46,19 @@ impl Bumped {
         Self { version, made: Made { depth } }
     }
 
-    /// The version, if it is committed: the bump was made outside a transaction.
+    /// The version if the bump was made outside a transaction, and is therefore committed.
     pub fn committed(&self) -> Option<&Version> {
         self.made.is_committed().then_some(&self.version)
     }
 
-    /// Commits the transaction that the bump was made in, and returns the version when that has succeeded.
+    /// Commits the transaction of the bump, and returns the version once the commit has succeeded.
     ///
     /// # Errors
-    /// As those of [`Tx::commit`](crate::Tx::commit). [`Error::InvalidOption`] when the bump was made in a nested
-    /// transaction: that may have been rolled back by itself. Everything is rolled back then.
+    /// The errors of [`Tx::commit`](crate::Tx::commit). [`Error::InvalidOption`] when the bump was made in a nested
+    /// transaction, which may have been rolled back on its own; the whole transaction is rolled back then.
     ///
     /// # Cancel safety
-    /// As that of [`Tx::commit`](crate::Tx::commit).
+    /// As [`Tx::commit`](crate::Tx::commit).
     pub async fn commit<DB: Dialect>(self, tx: impl AnyTx<DB>) -> Result<Version> {
         commit(&[self.made], tx).await?;
         Ok(self.version)
@@ -83,7 +83,7 @@ impl fmt::Display for Bumped {
     }
 }
 
-/// What a bump may expect: a [`Version`] that was read, a number, or a [`Bumped`] of the same transaction.
+/// The version that a bump expects: a [`Version`] that was read, a number, or a [`Bumped`] of the same transaction.
 #[derive(Debug)]
 pub struct Expected {
     version: Version,
@@ -91,7 +91,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// The version, if it can be expected this deep in transactions.
+    /// The version, unless it was made in a deeper transaction than the given depth.
     pub(crate) fn at(self, depth: usize) -> Result<Version> {
         self.made.check_open(depth)?;
         Ok(self.version)
@@ -110,8 +110,8 @@ impl From<Bumped> for Expected {
     }
 }
 
-/// How deep in transactions a version was made. A transaction that sqlx does not know of (the user's own BEGIN or
-/// SAVEPOINT) is not counted.
+/// Transaction depth at which a version was made. Transactions unknown to sqlx (the user's own BEGIN or SAVEPOINT) are
+/// not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) depth: usize,
@@ -122,7 +122,7 @@ impl Made {
         self.depth == 0
     }
 
-    /// Fails where the transaction that it was made in has surely ended.
+    /// Fails if the transaction of the version has certainly ended.
     pub(crate) fn check_open(self, depth: usize) -> Result<()> {
         if depth >= self.depth {
             return Ok(());
@@ -135,9 +135,9 @@ impl Made {
     }
 }
 
-/// Commits what makes all of these versions final.
+/// Commits the transaction, which makes all of these versions final.
 pub(crate) async fn commit<DB: Dialect>(made: &[Made], mut tx: impl AnyTx<DB>) -> Result<()> {
-    // At the outermost level a version is undone with the whole transaction only, and then `tx` would be gone.
+    // A version made at depth 1 is undone only with the whole transaction, and then `tx` would be gone.
     if made.iter().any(|it| it.depth > 1) {
         tx.roll_back().await?;
         let reason = "cannot vouch for a version of a nested transaction, which may have been rolled back by itself; commit \

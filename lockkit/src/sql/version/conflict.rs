@@ -1,14 +1,14 @@
-//! Zero rows changed, as an error.
+//! Turns "zero rows changed" into an error.
 
 use crate::{
     error::{Error, Raced, Result},
     sql::RowsAffected,
 };
 
-/// Turns "no row was changed" into [`Error::Conflict`], on every database's query result and on the row that a statement
-/// with `RETURNING` may give back.
+/// Turns "no row was changed" into [`Error::Conflict`]. Implemented for the query result of every database, and for the
+/// optional row of a statement with `RETURNING`.
 ///
-/// Use it after a write of your own that compares the version:
+/// Use it after your own write that compares the version:
 ///
 /// ```
 /// use lockkit::OrConflict;
@@ -36,13 +36,13 @@ use crate::{
 /// # Ok(()) }
 /// ```
 pub trait OrConflict: Sized {
-    /// What there is when a row was changed: the query result itself, or the row that an `Option` holds.
+    /// The result when a row was changed: the query result itself, or the row inside the `Option`.
     type Output;
 
-    /// The result or row, or [`Error::Conflict`] when the statement changed no row.
+    /// Returns the result or row, or [`Error::Conflict`] when the statement changed no row.
     ///
     /// # Errors
-    /// [`Error::Conflict`] without versions: only the statement knew them.
+    /// [`Error::Conflict`] without versions: only the statement contains them.
     fn or_conflict(self) -> Result<Self::Output>;
 }
 

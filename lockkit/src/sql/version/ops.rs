@@ -1,4 +1,4 @@
-//! What versions ask of a database.
+//! The operations on versions that a database implements.
 
 use std::future::Future;
 
@@ -12,7 +12,7 @@ use crate::{
 /// Versions of rows.
 pub trait VersionOps: Dialect + VersionStatements {}
 
-/// The statements of versions. Hidden from users, who call the strategy.
+/// The statements of versions. Hidden from the docs: users call the strategy.
 pub trait VersionStatements: Database {
     /// Reads the row and its version.
     fn version_read(
@@ -21,7 +21,8 @@ pub trait VersionStatements: Database {
         values: Values<Self>,
     ) -> impl Future<Output = sqlx::Result<Option<(Self::Row, Version)>>> + Send;
 
-    /// Moves the version from `expected` to its successor and returns that; `None` when the row has another version.
+    /// Replaces the version `expected` by its successor and returns the successor. `None` when the row has another
+    /// version.
     fn version_bump(
         conn: &mut Self::Connection,
         query: &VersionQuery,
@@ -29,8 +30,8 @@ pub trait VersionStatements: Database {
         expected: &Version,
     ) -> impl Future<Output = sqlx::Result<Option<Version>>> + Send;
 
-    /// Writes the columns and adds one to the version. `false` when the row has another version than `expected`, and
-    /// nothing was written. The values of the columns come before those of the key.
+    /// Writes the columns and adds one to the version. `false` when the row does not have the version `expected`;
+    /// nothing is written then. The values of the columns come before those of the key.
     fn version_save(
         conn: &mut Self::Connection,
         query: &SaveQuery,
@@ -38,7 +39,7 @@ pub trait VersionStatements: Database {
         expected: i64,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// Deletes the row. `false` when it has another version than `expected`, or is gone.
+    /// Deletes the row. `false` when the row does not have the version `expected`, or does not exist.
     fn version_delete(
         conn: &mut Self::Connection,
         query: &VersionQuery,
@@ -47,7 +48,7 @@ pub trait VersionStatements: Database {
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 }
 
-/// How many rows a statement changed, on each database's query result.
+/// Number of rows that a statement changed, on each database's query result.
 pub trait RowsAffected: sealed::Sealed {
     /// The number of rows.
     fn affected(&self) -> u64;
@@ -72,7 +73,7 @@ impl VersionKind {
     }
 }
 
-/// The version that the database printed as `text`, which is `None` for NULL.
+/// Parses the version that the database printed as `text`. `None` stands for NULL, which is an error.
 pub(crate) fn parse_version(kind: VersionKind, text: Option<String>) -> sqlx::Result<Version> {
     let Some(text) = text else {
         return Err(sqlx::Error::Decode("the version of the row is NULL".into()));

@@ -1,4 +1,4 @@
-//! A struct as its row is stored: the table, the key, the other columns and the version.
+//! A struct as it is stored in a row: the table, the key, the other columns and the version.
 
 use std::{fmt, future::Future};
 
@@ -14,9 +14,9 @@ use crate::{
     },
 };
 
-/// A struct that is one row of a table, with an integer version that every save moves on.
+/// A struct that is one row of a table, with an integer version that every save increments.
 ///
-/// `#[derive(Versioned)]` implements it, which is one line; this is what it writes, for when you want to write it by hand:
+/// `#[derive(Versioned)]` implements this trait in one line. By hand it looks like this:
 ///
 /// ```
 /// use lockkit::{
@@ -71,7 +71,7 @@ use crate::{
     note = "write `#[derive(lockkit::Versioned)]` on it"
 )]
 pub trait VersionedStruct<DB: VersionOps>: Sized {
-    /// The table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
+    /// The table, named as the database stores it (letters, digits, `_`), with its schema if that is not the
     /// connection's: `"app.items"`.
     const TABLE: &'static str;
 
@@ -81,30 +81,30 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     /// The type of the version.
     type Version: VersionField;
 
-    /// The version that was read.
+    /// The version of the struct, as it was read.
     fn version(&self) -> &Self::Version;
 
-    /// The version, to be moved on by a save.
+    /// The version of the struct. A save updates it.
     fn version_mut(&mut self) -> &mut Self::Version;
 
-    /// Adds the columns that say which row it is.
+    /// Adds the columns that identify the row.
     fn key(&self, columns: &mut Columns<DB>);
 
-    /// Adds the columns that a save writes: all but those of the key and the version.
+    /// Adds the columns that a save writes: all columns except those of the key and the version.
     fn values(&self, columns: &mut Columns<DB>);
 
-    /// Writes the row if its version is still that of the struct, and moves the version on, all in one statement.
+    /// Writes the row if it still has the version of the struct, and increments the version, in one statement.
     ///
-    /// On `&pool` the struct has the new version then, and there is nothing to return. On a connection this returns a
-    /// [`Saved`]. Inside a transaction the struct keeps the version that it had, which is the committed one, until
-    /// [`Saved::commit`] has committed the new one: whatever is rolled back, a savepoint too, has then never been in memory.
-    /// A `Saved` that is dropped leaves the struct with the old version, and if the transaction was committed without it,
-    /// the next save is a conflict.
+    /// On `&pool` the struct then has the new version, and this returns `()`. On a connection this returns a [`Saved`].
+    /// Inside a transaction the struct keeps its old, committed version until [`Saved::commit`] has committed the new
+    /// one. So the struct never gets a version that is rolled back, with the transaction or with a savepoint. If the
+    /// `Saved` is dropped, the struct keeps the old version; if the transaction is committed without it, the next save
+    /// is a conflict.
     ///
     /// # Errors
     /// [`Error::Conflict`] when another writer changed the row since it was read (`found` is its version now), or
-    /// deleted it (`found` is `None`): load it again. [`Error::InvalidOption`] when the version cannot be any higher;
-    /// [`Error::InvalidIdentifier`]; [`Error::Database`]. The struct keeps its version.
+    /// deleted it (`found` is `None`); load the row again. [`Error::InvalidOption`] when the version is the highest of
+    /// its type; [`Error::InvalidIdentifier`]; [`Error::Database`]. The struct keeps its version.
     ///
     /// # Cancel safety
     /// Outside a transaction the row may or may not have been written; if it was, the next save is a conflict.
@@ -115,10 +115,10 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
         save::save(self, on)
     }
 
-    /// Deletes the row if its version is still that of the struct, in one statement.
+    /// Deletes the row if it still has the version of the struct, in one statement.
     ///
-    /// The struct stays as it is. When a transaction around this is rolled back, the row is there again, with the version
-    /// that the struct has; when it is committed, a later save or delete of the struct is a conflict.
+    /// The struct is unchanged. If the surrounding transaction is rolled back, the row exists again with the struct's
+    /// version. If it is committed, a later save or delete of the struct is a conflict.
     ///
     /// # Errors
     /// [`Error::Conflict`] when another writer changed the row since it was read (`found` is its version now), or
@@ -132,7 +132,7 @@ pub trait VersionedStruct<DB: VersionOps>: Sized {
     }
 }
 
-/// The type of the version in a struct: `i16`, `i32` or `i64`.
+/// The type of a struct's version: `i16`, `i32` or `i64`.
 #[diagnostic::on_unimplemented(
     message = "the version of a struct is an `i16`, `i32` or `i64`, not `{Self}`",
     label = "not an integer that can count versions",
@@ -143,7 +143,7 @@ pub trait VersionField: sealed::Sealed + Sized {
     #[doc(hidden)]
     fn number(&self) -> i64;
 
-    /// `None` where there is no room for it.
+    /// The version with this number. `None` when the number does not fit the type.
     #[doc(hidden)]
     fn from_number(number: i64) -> Option<Self>;
 }
@@ -170,27 +170,27 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Columns and their values, on the way to the database.
+/// Columns and their values, to be sent to the database.
 pub struct Columns<DB: Database> {
     pub(crate) names: Vec<Ident>,
     pub(crate) values: Values<DB>,
-    /// Whether rows are found by them.
+    /// Whether the columns identify the row, so their values are compared.
     are_key: bool,
     failed: Option<Error>,
 }
 
 impl<DB: VersionOps> Columns<DB> {
-    /// Columns that are written.
+    /// Columns to be written.
     pub(crate) fn new() -> Self {
         Self { names: Vec::new(), values: Values::new(), are_key: false, failed: None }
     }
 
-    /// Columns that say which row it is.
+    /// Columns that identify the row.
     pub(crate) fn of_key() -> Self {
         Self { are_key: true, ..Self::new() }
     }
 
-    /// Adds a column. The name as the database stores it (letters, digits, `_`).
+    /// Adds a column, named as the database stores it (letters, digits, `_`).
     pub fn add<'v, T>(&mut self, column: &str, value: T) -> &mut Self
     where
         T: Encode<'v, DB> + Type<DB>,
@@ -213,7 +213,7 @@ impl<DB: VersionOps> Columns<DB> {
         self
     }
 
-    /// Fails with the first thing that was wrong.
+    /// Returns the columns, or the first error of an [`add`](Self::add).
     pub(crate) fn checked(self) -> Result<Self> {
         match self.failed {
             Some(err) => Err(err),

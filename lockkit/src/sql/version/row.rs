@@ -1,4 +1,4 @@
-//! A row that is read with its version, and whose version is moved on by hand.
+//! Reads a row with its version, and updates the version explicitly.
 
 use std::{fmt, ops::Deref};
 
@@ -17,7 +17,7 @@ use crate::{
     version::Version,
 };
 
-/// A row together with the version it had when it was read.
+/// A row together with the version that it had when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Versioned<T> {
@@ -35,15 +35,15 @@ impl<T> Deref for Versioned<T> {
     }
 }
 
-/// Reads a row with its version, and later moves the version on if it is still the same.
+/// Reads a row with its version, and later replaces the version if it is still the same.
 ///
-/// The version column may be an integer, which counts up, or a timestamp, which moves to the database's now and always
-/// forward, at whatever precision the column has.
+/// The version column may be an integer or a timestamp. An integer counts up. A timestamp is set to the database's
+/// current time and always increases, at the precision of the column.
 ///
-/// Use it where conflicts are rare and reads dominate; on a hot row [`RowLock`](crate::RowLock) wastes less work. It holds
-/// nothing between the read and the write. Retry conflicts with [`RetryPolicy::retry`](crate::RetryPolicy::retry) or
-/// `#[with_lock(version, …)]`, each attempt in a transaction of its own: inside one REPEATABLE READ transaction every read
-/// would find the old version again.
+/// Use it where conflicts are rare and reads dominate; on a hot row [`RowLock`](crate::RowLock) wastes less work. It
+/// locks nothing between the read and the write. Retry conflicts with [`RetryPolicy::retry`](crate::RetryPolicy::retry)
+/// or `#[with_lock(version, …)]`, each attempt in its own transaction: inside one REPEATABLE READ transaction every
+/// read would return the old version again.
 ///
 /// # Example
 /// ```
@@ -76,14 +76,14 @@ pub struct VersionedRow<DB: Database> {
 }
 
 impl<DB: VersionOps> VersionedRow<DB> {
-    /// A row of this table. The name as the database stores it (letters, digits, `_`), with its schema if that is not the
-    /// connection's: `"app.items"`.
+    /// Selects a row of this table. Write the name as the database stores it (letters, digits, `_`), with its schema if
+    /// that is not the connection's: `"app.items"`.
     pub fn table(name: &str) -> Self {
         Self { table: TableName::new(name), by: Vec::new(), values: Values::new(), version: None, expected: None }
     }
 
-    /// The row whose column has this value. Call it again for every column of a composite key. The same column twice is
-    /// an error, and so is `None`: NULL equals nothing in SQL, and no row would ever match.
+    /// Selects the row whose column has this value. Call it once for every column of a composite key. The same column
+    /// twice is an error. `None` is an error too: NULL equals nothing in SQL, so no row would ever match.
     pub fn by<'v, T>(mut self, column: &str, value: T) -> Self
     where
         T: Encode<'v, DB> + Type<DB>,
@@ -103,7 +103,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
         self
     }
 
-    /// The column that holds the version: an integer or a timestamp. Defaults to `version`.
+    /// Names the column of the version: an integer or a timestamp. Defaults to `version`.
     pub fn version(mut self, column: &str) -> Self {
         match Ident::new(column) {
             Ok(column) => self.version = Some(column),
@@ -112,8 +112,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
         self
     }
 
-    /// The version that [`bump`](Self::bump) expects: the one that was read, or in the same transaction the one of the
-    /// bump before.
+    /// Sets the version that [`bump`](Self::bump) expects: the version that was read, or the result of the previous
+    /// bump in the same transaction.
     pub fn expected(mut self, version: impl Into<Expected>) -> Self {
         self.expected = Some(version.into());
         self
@@ -121,15 +121,15 @@ impl<DB: VersionOps> VersionedRow<DB> {
 
     /// Reads the row and its version, without locking anything.
     ///
-    /// In a transaction that has changed the row itself, this finds the version of that change, and no database can tell
-    /// that it is not committed yet. Keep such a version no longer than the transaction.
+    /// In a transaction that has already changed the row, this returns the version of that change. No database reports
+    /// that the version is not committed yet, so do not use it after the transaction.
     ///
     /// # Errors
-    /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the row
-    /// does not fit `T` or its version is NULL, or neither an integer nor a timestamp.
+    /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the
+    /// row does not fit `T`, or its version is NULL or neither an integer nor a timestamp.
     ///
     /// # Cancel safety
-    /// Cancel safe: it only reads.
+    /// Cancel safe: this only reads.
     pub async fn read<T>(self, conn: &mut impl AsConnection<DB>) -> Result<Versioned<T>>
     where
         T: for<'r> FromRow<'r, DB::Row>,
@@ -152,18 +152,19 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Ok(Versioned { row, version })
     }
 
-    /// Moves the version on if it is still the expected one. Inside a transaction the row is locked from then on, so
-    /// write the other columns in the same transaction.
+    /// Replaces the expected version by its successor, if the row still has it. Inside a transaction the row is locked
+    /// from then on, so write the other columns in the same transaction.
     ///
-    /// What it returns tells the new version, which is yours to keep only once it is committed: see [`Bumped`].
+    /// The result has the new version. Use that version elsewhere only once it is committed: see [`Bumped`].
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
-    /// [`Error::InvalidOption`] without [`expected`](Self::expected), for a [`Bumped`] of a transaction that has ended, and for
-    /// a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`], also when the version is NULL.
+    /// [`Error::Conflict`] when the row has another version, or does not exist (`found` is `None` then);
+    /// [`Error::InvalidOption`] without [`expected`](Self::expected), for a [`Bumped`] of a transaction that has ended,
+    /// and for a timestamp outside a transaction; [`Error::InvalidIdentifier`]; [`Error::Database`], also when the
+    /// version is NULL.
     ///
     /// # Cancel safety
-    /// Outside a transaction the version may or may not have been moved.
+    /// Outside a transaction the version may or may not have been replaced.
     pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
         let (query, table, values, expected) = self.query()?;
         let Some(expected) = expected else {
@@ -188,14 +189,14 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
     }
 
-    /// Deletes the row if its version is still the expected one, in one statement.
+    /// Deletes the row if it still has the expected version, in one statement.
     ///
-    /// Inside a transaction the row is gone for others with the commit, and is there again after a rollback.
+    /// Inside a transaction the deletion becomes visible to others with the commit; a rollback undoes it.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the row has another version, or is gone (`found` is `None` then);
-    /// [`Error::InvalidOption`] without [`expected`](Self::expected), and for a [`Bumped`] of a transaction that has ended;
-    /// [`Error::InvalidIdentifier`]; [`Error::Database`].
+    /// [`Error::Conflict`] when the row has another version, or does not exist (`found` is `None` then);
+    /// [`Error::InvalidOption`] without [`expected`](Self::expected), and for a [`Bumped`] of a transaction that has
+    /// ended; [`Error::InvalidIdentifier`]; [`Error::Database`].
     ///
     /// # Cancel safety
     /// Outside a transaction the row may or may not have been deleted.
@@ -250,7 +251,7 @@ fn not_expected(caller: &str) -> Error {
     Error::InvalidOption { option: "expect", reason }
 }
 
-/// Deletes the row, unless it has another version.
+/// Deletes the row if it has the expected version.
 pub(crate) async fn delete_row<DB: VersionOps>(
     conn: &mut DB::Connection,
     query: &VersionQuery,
@@ -269,10 +270,10 @@ pub(crate) async fn delete_row<DB: VersionOps>(
     Err(Error::Conflict { table: Some(table.clone()), expected: Some(expected), found, source: Raced })
 }
 
-/// Reads the row as [`VersionedRow::read`] does, also on a pool.
+/// Reads the row like [`VersionedRow::read`], but also accepts a pool.
 ///
 /// # Errors
-/// As those of [`VersionedRow::read`].
+/// The errors of [`VersionedRow::read`].
 pub async fn load<DB, T>(on: impl On<DB>, row: VersionedRow<DB>) -> Result<T>
 where
     DB: VersionOps,

@@ -1,4 +1,4 @@
-//! Saves of structs. The version in memory moves on when the database has committed it.
+//! Saves structs. The version in memory changes once the database has committed the new one.
 
 use std::{
     fmt,
@@ -27,18 +27,18 @@ use crate::{
     version::Version,
 };
 
-/// A struct that was saved.
+/// A struct that was saved and whose new version may not be committed yet.
 ///
-/// A save on `&pool` has none: it is committed, and the struct has its new version. The same holds for a save on a
-/// connection outside a transaction; drop this then. Inside a transaction the struct still has the version that is
-/// committed, and gets the new one from [`commit`](Self::commit). If the transaction ends in any other way, the
-/// struct keeps its version: after a rollback it can be saved again, and after a commit without this the next save is
-/// a conflict. No write of another transaction is overwritten.
+/// A save on `&pool` returns no `Saved`: it is committed, and the struct has its new version. After a save on a
+/// connection outside a transaction the struct has its new version too; drop the `Saved` then. Inside a transaction the
+/// struct keeps the committed version, and gets the new one from [`commit`](Self::commit). If the transaction ends in
+/// any other way, the struct keeps its version: it can be saved again after a rollback, and the next save is a conflict
+/// after a commit by other code. No write of another transaction is overwritten.
 ///
-/// Where other code commits the transaction, as under `#[with_lock(version, tx = tx)]`, and the struct is not used
-/// after that, write `let _ = item.save(&mut *tx).await?;`.
+/// If other code commits the transaction, as under `#[with_lock(version, tx = tx)]`, and the struct is not used
+/// afterwards, write `let _ = item.save(&mut *tx).await?;`.
 ///
-/// The struct is borrowed until then, and can be changed and saved again through this.
+/// The struct is borrowed until then. It can be changed and saved again through the `Saved`.
 ///
 /// # Example
 /// ```
@@ -68,7 +68,7 @@ use crate::{
               is committed elsewhere and the struct is not used after it"]
 pub struct Saved<'a, DB: Database, T> {
     row: &'a mut T,
-    /// The new version, while the struct does not have it.
+    /// The new version, until the struct has it.
     pending: Option<Pending<T>>,
     also: Vec<Box<dyn Settle + 'a>>,
     database: PhantomData<fn() -> DB>,
@@ -77,19 +77,19 @@ pub struct Saved<'a, DB: Database, T> {
 struct Pending<T> {
     number: i64,
     made: Made,
-    /// Gives the struct its new version.
+    /// Sets the new version on the struct.
     settle: fn(&mut T, i64),
 }
 
 impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
-    /// Saves the struct again in the same transaction, as [`VersionedStruct::save`] does.
+    /// Saves the struct again in the same transaction, like [`VersionedStruct::save`].
     ///
     /// # Errors
-    /// As those of [`VersionedStruct::save`]. [`Error::InvalidOption`] when the transaction that it was saved in, or a nested
+    /// The errors of [`VersionedStruct::save`]. [`Error::InvalidOption`] when the transaction of the save, or a nested
     /// one, has ended.
     ///
     /// # Cancel safety
-    /// As that of [`VersionedStruct::save`].
+    /// As [`VersionedStruct::save`].
     pub async fn save(self, on: impl On<DB>) -> Result<Self>
     where
         T: VersionedStruct<DB> + Send,
@@ -99,15 +99,15 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
         Ok(Self { also, ..write(row, expected, made, on).await? })
     }
 
-    /// Deletes the row of the struct in the same transaction, as [`VersionedStruct::delete`] does. What is left to commit
-    /// are the structs that were added by [`and`](Self::and).
+    /// Deletes the row of the struct in the same transaction, like [`VersionedStruct::delete`]. The result then only
+    /// commits the structs that were added with [`and`](Self::and).
     ///
     /// # Errors
-    /// As those of [`VersionedStruct::delete`]. [`Error::InvalidOption`] when the transaction that it was saved in, or a
+    /// The errors of [`VersionedStruct::delete`]. [`Error::InvalidOption`] when the transaction of the save, or a
     /// nested one, has ended.
     ///
     /// # Cancel safety
-    /// As that of [`VersionedStruct::delete`].
+    /// As [`VersionedStruct::delete`].
     pub async fn delete(self, on: impl On<DB>) -> Result<Self>
     where
         T: VersionedStruct<DB> + Send,
@@ -118,7 +118,7 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
         Ok(Self { pending: None, ..self })
     }
 
-    /// The version that the row has in this transaction, and where it was made.
+    /// The version that the row has in this transaction, and the depth at which it was made.
     fn expected(&self) -> (i64, Made)
     where
         T: VersionedStruct<DB>,
@@ -129,22 +129,22 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
         }
     }
 
-    /// This and another one, to be committed together.
+    /// Combines this save with another one, to commit both together.
     #[must_use = "the structs do not have their new versions until `commit` is awaited"]
     pub fn and<U: Send>(mut self, other: Saved<'a, DB, U>) -> Self {
         self.also.push(Box::new(other));
         self
     }
 
-    /// Commits the transaction that the struct was saved in, and gives the struct its new version when that has succeeded.
+    /// Commits the transaction of the save, and sets the new version on the struct once the commit has succeeded.
     ///
     /// # Errors
-    /// As those of [`Tx::commit`](crate::Tx::commit). [`Error::InvalidOption`] when it was saved in a nested transaction: that
-    /// may have been rolled back by itself, so load the struct again after the commit instead. Everything is rolled back
-    /// then. The struct keeps its version.
+    /// The errors of [`Tx::commit`](crate::Tx::commit). [`Error::InvalidOption`] when the struct was saved in a nested
+    /// transaction, which may have been rolled back on its own; the whole transaction is rolled back then. In that case
+    /// load the struct again after the commit instead. The struct keeps its version after an error.
     ///
     /// # Cancel safety
-    /// As that of [`Tx::commit`](crate::Tx::commit). The struct keeps its version.
+    /// As [`Tx::commit`](crate::Tx::commit). The struct keeps its version.
     pub async fn commit(self, tx: impl AnyTx<DB>) -> Result<()>
     where
         T: Send,
@@ -158,12 +158,12 @@ impl<'a, DB: VersionOps, T> Saved<'a, DB, T> {
     }
 }
 
-/// What is done to saves of structs of any type.
+/// Operations on saves of structs of any type.
 trait Settle: Send {
-    /// Lists how deep in transactions they were made.
+    /// Lists the transaction depths at which the versions were made.
     fn made(&self, list: &mut Vec<Made>);
 
-    /// Gives the structs their new versions.
+    /// Sets the new versions on the structs.
     fn settle(self: Box<Self>);
 }
 
@@ -203,7 +203,7 @@ where
     DB: VersionOps,
     T: VersionedStruct<DB>,
 {
-    // The task that runs this has to have no reference to the struct.
+    // The task that runs this must not hold a reference to the struct.
     let (which, expected) = (Which::new(row), row.version().number());
     async move { which?.delete(expected, Made { depth: 0 }, on).await }
 }
@@ -252,7 +252,7 @@ fn set_version<DB: VersionOps, T: VersionedStruct<DB>>(row: &mut T, number: i64)
     }
 }
 
-/// Which row a struct is.
+/// The table and key that identify the row of a struct.
 struct Which<DB: Database> {
     key: Key,
     query: VersionQuery,
@@ -286,13 +286,13 @@ impl<DB: VersionOps> Which<DB> {
     }
 }
 
-/// What is sent to save a struct.
+/// The statement and values that save a struct.
 struct Statement<DB: Database> {
     key: Key,
     query: SaveQuery,
-    /// The values of the columns, then those of the key.
+    /// The values of the columns, then the values of the key.
     values: Values<DB>,
-    /// Those of the key.
+    /// The values of the key.
     which: Values<DB>,
 }
 
@@ -308,7 +308,7 @@ impl<DB: VersionOps> Statement<DB> {
         Ok(Self { key, query: SaveQuery { row: query, columns }, values, which })
     }
 
-    /// The inner error is the version that was found instead.
+    /// The inner error is the version that the row has instead.
     async fn run(self, conn: &mut DB::Connection, expected: i64) -> sqlx::Result<Result<(), Option<Version>>> {
         let Self { query, values, which, .. } = self;
         if DB::version_save(conn, &query, values, expected).await? {
