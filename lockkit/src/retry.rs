@@ -58,8 +58,8 @@ impl RetryPolicy {
     /// gets the number of the attempt, counted from 1.
     ///
     /// [`is_retryable`] decides whether a failure is retried. The deadline bounds everything: an attempt that is still
-    /// running at the deadline is dropped, and no pause lasts past it. If the fastest attempt so far took longer than
-    /// the time that is left, no further attempt is started.
+    /// running at the deadline is dropped, and no pause lasts past it. No further attempt is started if the pause and
+    /// the fastest attempt so far would not fit before the deadline.
     ///
     /// # Errors
     /// The attempt's own error if it is not retryable; [`Error::RetriesExhausted`], with the last error as its source,
