@@ -28,8 +28,8 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
 /// All locks have the same default: [`Wait::DEFAULT`], 10 s. It applies to single and multiple leases, permits, readers
 /// and writers, to row, named and session locks, to stocks, to the write lock that [`begin`](crate::begin) takes on
 /// SQLite, and to each of them under `#[with_lock]`. Leases may have another default
-/// ([`LeasesBuilder::wait`](crate::LeasesBuilder::wait)). Under an attribute with a `deadline`, the default wait lasts
-/// until the deadline. A lock waits without a bound only with [`Wait::Unbounded`].
+/// ([`LeasesBuilder::wait`](crate::store::LeasesBuilder::wait)). Under an attribute with a `deadline`, the default wait
+/// lasts until the deadline. A lock waits without a bound only with [`Wait::Unbounded`].
 ///
 /// The server enforces the wait of row locks, named locks and stocks.
 ///
@@ -128,7 +128,8 @@ pub enum OnLost {
     #[default]
     Stop,
     /// The body runs to its end, for work that must not stop half-way. It can check
-    /// [`is_trusted`](crate::Lease::is_trusted). Its result is replaced by [`Error::Lost`](crate::Error::Lost).
+    /// [`is_trusted`](crate::Lease::is_trusted). A successful result is replaced by
+    /// [`Error::Lost`](crate::Error::Lost).
     Continue,
 }
 

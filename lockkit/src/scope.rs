@@ -73,8 +73,8 @@ impl Lock {
     }
 }
 
-/// The scope in which two locks of one key are the same lock, as far as this process knows. The addressed object
-/// outlives the body.
+/// The scope in which two locks of one key are the same lock, as far as this process knows. The variants hold the
+/// address of an object that outlives the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Realm {
     /// The leases of one `Leases`.

@@ -132,7 +132,7 @@ pub(super) struct Unheard<S: LeaseStore> {
     tried: Vec<runtime::Id>,
 }
 
-/// Whether the answer settles the claim, so that no other lease can be left to release.
+/// Whether the answer settles the claim, so that no unreported grant can be left to release.
 fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
     // The statement was refused: the table is missing, or the database cannot store a character of the key.
     let is_refused = |err: &Error| match err {

@@ -60,8 +60,8 @@ impl<S: LeaseStore> LeasesBuilder<S> {
 
     /// How long a lease lives without a renewal. Defaults to 30 s; at least 50 ms.
     ///
-    /// It bounds how long a lease stays taken after its process dies. A short ttl tolerates shorter outages of the
-    /// store.
+    /// It bounds how long a lease stays taken after its process dies. A shorter ttl survives only shorter outages
+    /// of the store.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -80,7 +80,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
         self
     }
 
-    /// How often to delete keys without a holder for a week. Defaults to 10 minutes.
+    /// How often to delete keys that had no holder for a week. Defaults to 10 minutes.
     pub fn sweep_every(mut self, every: Duration) -> Self {
         self.sweep = Some(Sweep { every, retention: RETENTION });
         self

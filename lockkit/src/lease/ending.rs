@@ -25,7 +25,7 @@ use crate::{
 pub enum Released {
     /// The lease was held until now. It is free.
     WhileHeld,
-    /// The lease was already lost, so part of the work may have run without it. The release changed nothing.
+    /// The lease was already lost. All work since the loss ran without it. The release changed nothing.
     AlreadyLost,
 }
 

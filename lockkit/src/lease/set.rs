@@ -93,7 +93,8 @@ impl<S: LeaseStore> MultiLease<S> {
     /// Releases all of the leases. Returns [`Released::AlreadyLost`] if one of them was already lost.
     ///
     /// # Errors
-    /// [`Error::Database`] when the store cannot be reached. The ttl frees the leases that were not released.
+    /// [`Error::Database`](crate::Error::Database) when the store cannot be reached. The ttl frees the leases that were
+    /// not released.
     ///
     /// # Cancel safety
     /// The release continues in the background if this future is dropped.

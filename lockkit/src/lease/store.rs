@@ -64,7 +64,7 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Reads the currently held leases whose key starts with `prefix`, in the order of their keys, at most `limit`.
     fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<LeaseRecord>>> + Send;
 
-    /// Deletes up to `limit` keys without a holder for `retention`, and returns how many were deleted. A later grant
+    /// Deletes up to `limit` keys that had no holder for `retention`, and returns how many were deleted. A later grant
     /// must still have a greater fence than any that was deleted.
     fn lease_sweep(&self, retention: Duration, limit: u32) -> impl Future<Output = Result<u64>> + Send;
 

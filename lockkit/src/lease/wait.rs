@@ -37,7 +37,7 @@ pub(crate) enum Turn<T> {
     /// The lease is taken.
     Done(T),
     /// Another holder has the lease. It becomes free after `free_in`, unless it is renewed or released earlier. `None`:
-    /// another transaction has the row locked now, so the expiry is unknown.
+    /// the expiry is unknown, for example because another transaction has the row locked.
     Held { free_in: Option<Duration> },
     /// Older tickets exist, or this request is the next one. Retry after `ahead` releases in this process, or after
     /// `pause`.
@@ -95,8 +95,8 @@ impl Lines {
     /// [`FIRST_ANSWER`] even if `deadline` is earlier, so a short wait still gets an answer.
     ///
     /// `ask(true)` tries to take the lease. `ask(false)` may read first, because the lease was held a moment ago. A
-    /// release of any of `keys` in this process ends a pause. After the first refusal, `freed_in_store` also ends a
-    /// pause.
+    /// release of any of `keys` in this process ends a pause. After the first attempt without a grant, `freed_in_store`
+    /// also ends a pause.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
         key: &Key,

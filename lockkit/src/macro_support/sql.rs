@@ -30,7 +30,7 @@ use crate::{
 };
 use tokio::time::Instant;
 
-/// As [`own_leases`], for a transaction in the database of the leases.
+/// As [`own_leases`](super::own_leases), for a transaction in the database of the leases.
 pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as Known>::Itself>> {
     S::with_pool(leases)
 }
@@ -235,7 +235,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     tx_with(pool, bound, deadline, locking, DB::named_holder).await.map(|(tx, ())| tx)
 }
 
-/// As [`until`], with the row locks of the attempt's transaction registered.
+/// As [`until`](super::until), with the row locks of the attempt's transaction registered.
 pub fn under_rows_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
@@ -245,7 +245,7 @@ pub fn under_rows_until<DB: Dialect, F: Future>(
     Bounded::new(Some(rows(pool, key)), retry.deadline(), body)
 }
 
-/// As [`until`], with the named lock of the attempt's transaction registered.
+/// As [`until`](super::until), with the named lock of the attempt's transaction registered.
 pub fn under_name_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
