@@ -63,7 +63,7 @@ const STRICT: Order = Order { ticket_ttl: Duration::from_secs(3), front: 1, over
 const LOOSE: Order = Order { ticket_ttl: Duration::from_millis(1500), front: 2, overtakes: true };
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Tries to take what the mode asks for. Takes a ticket after [`PATIENCE`].
+    /// One attempt at the leases of the mode. Takes a ticket after [`PATIENCE`].
     pub(super) async fn turn_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         // A writer that waits for the last readers, or a request that gathers permits: new requests already wait for
         // it.
