@@ -1,5 +1,5 @@
-//! A body that runs under locks and until a deadline. It is met as a `dyn Future` while it is polled, so what runs it is compiled
-//! once and not for every body, and is `Send` if the body is. Knows no database.
+//! Runs a body under locks and until a deadline. The body is passed to each poll as a `dyn Future`, so this code is
+//! compiled once instead of once per body, and its future is `Send` if the body is. Knows no database.
 
 use std::{
     future::Future,
@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::scope::Record;
 
-/// Runs a body with a record of the locks that it is under.
+/// Runs a body with its locks registered.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct Under<'a, F> {
     record: Record,
@@ -37,7 +37,7 @@ impl<F: Future> Future for Under<'_, F> {
     }
 }
 
-/// Runs a body until a deadline; `None` when that comes first.
+/// Runs a body until a deadline. Yields `None` if the deadline comes first.
 pub(crate) struct Bounded<'a, F> {
     bound: Bound,
     body: Pin<&'a mut F>,
@@ -46,7 +46,7 @@ pub(crate) struct Bounded<'a, F> {
 /// The locks and the deadline of a body.
 struct Bound {
     record: Option<Record>,
-    /// Also heard by a body that always has something to do.
+    /// Unconstrained by tokio's cooperative budget, so that a body that is always ready cannot starve it.
     deadline: Option<Pin<Box<Unconstrained<Sleep>>>>,
 }
 

@@ -4,10 +4,10 @@ use std::fmt;
 
 /// The fencing token: strictly greater for every new holder of the same key, for the life of the database.
 ///
-/// A fence is `greatest(previous + 1, the database's clock in microseconds)`. It rises across release, expiry,
-/// theft, sweeping, restarts and failover. Hand it to whatever the lease protects, and let that refuse a fence
-/// smaller than the greatest it has seen
-/// (M. Kleppmann, "How to do distributed locking", 2016, names the technique).
+/// A fence is `greatest(previous + 1, the database's clock in microseconds)`. It rises across release, expiry, theft,
+/// sweeping, restarts and failover. Pass it to the resource that the lease protects. The resource should refuse a fence
+/// smaller than the greatest that it has seen (M. Kleppmann, "How to do distributed locking", 2016, names the
+/// technique).
 ///
 /// ```
 /// use lockkit::Fence;
@@ -25,7 +25,7 @@ impl Fence {
         self.0
     }
 
-    /// The number as databases store it; no fence is too large for it.
+    /// The number as databases store it. Every fence fits.
     pub fn as_i64(self) -> i64 {
         i64::try_from(self.0).unwrap_or(i64::MAX)
     }

@@ -1,4 +1,4 @@
-//! What must be undone if its owner is dropped, the one `Drop` that undoes it, and the body that runs under it.
+//! A resource with a cleanup on drop, and the watch that runs a body under a lock.
 
 use std::{
     fmt,
@@ -19,13 +19,13 @@ use crate::{
     policy::OnLost,
 };
 
-/// Something that may not simply be forgotten.
+/// A resource that needs cleanup when its owner is dropped.
 pub(crate) trait Hold: Send + Sized {
-    /// Undoes it after its owner was dropped: never blocks, never panics, may leave work to a background task.
+    /// Cleans up after the owner was dropped. Never blocks and never panics. May leave work to a background task.
     fn abandon(self);
 }
 
-/// Owns a [`Hold`] and abandons it on drop, unless it was taken out before.
+/// Owns a [`Hold`] and abandons it on drop, unless [`defuse`](Self::defuse) took it out before.
 pub(crate) struct Guard<H: Hold>(Option<H>);
 
 impl<H: Hold> Guard<H> {
@@ -38,7 +38,7 @@ impl<H: Hold> Guard<H> {
         self.0.as_mut().expect("BUG: a guard is empty only after `defuse`, which consumes it")
     }
 
-    /// Takes the hold out; nothing will be abandoned.
+    /// Takes the resource out, so that nothing is abandoned.
     pub(crate) fn defuse(mut self) -> H {
         self.0.take().expect("BUG: a guard is empty only after `defuse`, which consumes it")
     }
@@ -67,24 +67,24 @@ impl<H: Hold> fmt::Debug for Guard<H> {
 }
 
 tokio::task_local! {
-    /// The commits of the body that runs now.
+    /// The commits of the running body.
     static COMMITS: Arc<Commits>;
 }
 
-/// The commits of one body that were sent and not answered yet.
+/// The commits of one body that were sent and have no answer yet.
 struct Commits {
     unanswered: AtomicUsize,
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     around: Option<Arc<Self>>,
 }
 
-/// A commit that is on its way. Until this is dropped, no body around it is stopped: only the answer to the commit tells
+/// A commit in flight. Until this is dropped, no enclosing body is stopped, because only the answer to the commit tells
 /// whether the work was done.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct CommitSent(Option<Arc<Commits>>);
 
 impl CommitSent {
-    /// The commit is sent next.
+    /// Registers a commit that is sent next.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn now() -> Self {
         let innermost = COMMITS.try_with(Arc::clone).ok();
@@ -99,18 +99,18 @@ impl Drop for CommitSent {
     }
 }
 
-/// The innermost body and those around it.
+/// The innermost body and all enclosing ones.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 fn bodies(innermost: Option<&Commits>) -> impl Iterator<Item = &Commits> {
     std::iter::successors(innermost, |it| it.around.as_deref())
 }
 
-/// Runs a body, and ends it with an error when the lock that it runs under is lost.
+/// Runs a body, and ends it with an error when its lock is lost.
 ///
-/// A body whose commit is on its way is not ended: the caller would repeat work that was done.
+/// A body with a commit in flight is not ended. Otherwise the caller could repeat work that was committed.
 ///
-/// It meets the body only while it polls it, as a `dyn Future`. So it is compiled once and not for every body, and the future that
-/// runs a body is `Send` if the body is.
+/// The body is passed to each poll as a `dyn Future`. So this code is compiled once instead of once per body, and the
+/// future that runs a body is `Send` if the body is.
 pub struct Watch<'a> {
     on_lost: OnLost,
     check: Box<dyn Fn() -> Result<()> + Send + Sync + 'a>,
@@ -126,7 +126,7 @@ impl fmt::Debug for Watch<'_> {
 }
 
 impl<'a> Watch<'a> {
-    /// `check` says whether the lock is held, `lost` ends when it is lost.
+    /// `check` fails if the lock is no longer held. `lost` completes when the lock is lost.
     pub(crate) fn new(
         on_lost: OnLost,
         check: impl Fn() -> Result<()> + Send + Sync + 'a,
@@ -142,7 +142,7 @@ impl<'a> Watch<'a> {
         Self { span, ..self }
     }
 
-    /// Polls the body, whose result is made of an error by `fail`.
+    /// Polls the body. `fail` turns an error of the watch into a result of the body.
     pub(crate) fn poll<R>(
         &mut self,
         context: &mut Context<'_>,
@@ -182,7 +182,7 @@ impl<'a> Watch<'a> {
         self.lost(context)
     }
 
-    /// The commit was answered during this poll: from here on the loss must wake the body again.
+    /// Polls for a loss if the commit was answered during this poll. From here on, the loss must wake the body again.
     fn after(&mut self, was_committing: bool, context: &mut Context<'_>) -> Result<()> {
         if was_committing && !self.is_committing() { self.lost(context) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! Who holds a lock, as shown to people. Never compared to decide who owns what.
+//! The holder of a lock, for display. Never compared to decide ownership.
 
 use std::{
     fmt,
@@ -7,20 +7,21 @@ use std::{
 
 use crate::{error::rounded, fence::Fence, key::Key};
 
-/// Who holds a lock that could not be taken: the lease, or the session of the database server. For people to read.
+/// The holder of a lock that could not be taken, for display: a lease, or a session of the database server.
 ///
-/// Displayed as "host-7/4711/9f3a, held for 2.0 s, expires in 28 s unless renewed (renewed once)", or as [`LockHolder`] is.
+/// Displayed as "host-7/4711/9f3a, held for 2.0 s, expires in 28 s unless renewed (renewed once)", or as [`LockHolder`]
+/// is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder {
     /// The holder of a lease.
     Lease(LeaseInfo),
-    /// The server's session that holds a row, named or session lock.
+    /// The server session that holds a row, named or session lock.
     Session(LockHolder),
 }
 
 impl Holder {
-    /// The lease, if the lock is one.
+    /// The lease, if the lock is a lease.
     pub fn as_lease(&self) -> Option<&LeaseInfo> {
         match self {
             Self::Lease(lease) => Some(lease),
@@ -28,7 +29,7 @@ impl Holder {
         }
     }
 
-    /// The server's session, if the lock is a row, named or session lock.
+    /// The server session, if the lock is a row, named or session lock.
     pub fn as_session(&self) -> Option<&LockHolder> {
         match self {
             Self::Lease(_) => None,
@@ -36,8 +37,8 @@ impl Holder {
         }
     }
 
-    /// Whether another caller of the same [`Leases`](crate::Leases), and so of this process, holds the lock. `false` where the
-    /// lock is not a lease.
+    /// Whether another caller of the same [`Leases`](crate::Leases), and so of this process, holds the lock. `false` if
+    /// the lock is not a lease.
     pub fn is_this_process(&self) -> bool {
         self.as_lease().is_some_and(|it| it.is_this_process)
     }
@@ -64,33 +65,34 @@ impl fmt::Display for Holder {
     }
 }
 
-/// One lease that is held, as the store describes it.
+/// One held lease, as the store describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseInfo {
     /// The lease.
     pub key: Key,
-    /// The holding process: host, process id and a random part, unless the service named itself.
+    /// The holding process: host, process id and a random part, unless the service set its own name.
     pub holder: String,
     /// The fencing token.
     pub fence: Fence,
-    /// When the lease was acquired, by the store's clock.
+    /// When the lease was acquired, according to the store's clock.
     pub acquired_at: SystemTime,
     /// How long the lease has been held.
     pub held_for: Duration,
-    /// How long the lease lives without a renewal.
+    /// Time until the lease expires unless it is renewed.
     pub expires_in: Duration,
-    /// How often the holder has renewed the lease. No renewal after a third of the ttl means that the holder hangs or is dead.
+    /// How often the holder has renewed the lease. If there is no renewal after a third of the ttl, the holder hangs or
+    /// is dead.
     pub renewals: u64,
-    /// The ttl that the lease was last granted or renewed for, where the store keeps it.
+    /// The ttl of the last grant or renewal, if the store keeps it.
     pub ttl: Option<Duration>,
-    /// Whether a caller of the [`Leases`](crate::Leases) that were asked, and so of this process, holds the lease.
+    /// Whether a caller of the queried [`Leases`](crate::Leases), and so of this process, holds the lease.
     pub is_this_process: bool,
 }
 
 impl LeaseInfo {
-    /// For stores: a lease acquired just now, that expires at once and was never renewed. Set the other fields as the store
-    /// knows them; `is_this_process` is set by [`Leases`](crate::Leases).
+    /// For stores: describes a lease that was acquired just now, expires at once and was never renewed. Set the other
+    /// fields as the store knows them. [`Leases`](crate::Leases) sets `is_this_process`.
     pub fn new(key: Key, holder: impl Into<String>, fence: Fence, acquired_at: SystemTime) -> Self {
         Self {
             key,
@@ -116,23 +118,23 @@ impl LeaseInfo {
     }
 }
 
-/// The server's session that holds a row, named or session lock, as the server describes it.
+/// The server session that holds a row, named or session lock, as the server describes it.
 ///
 /// Displayed as "session 4711 of `shop` from 10.0.0.7 (`orders`), for 2.0 s at most".
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockHolder {
-    /// What ends it: `pg_terminate_backend(id)` on PostgreSQL, `KILL id` on MySQL and MariaDB.
+    /// The id that ends the session: `pg_terminate_backend(id)` on PostgreSQL, `KILL id` on MySQL and MariaDB.
     pub id: i64,
-    /// The user that it logged in as.
+    /// The user name of the session.
     pub user: Option<String>,
-    /// Where it comes from. `None` for a local connection, and on PostgreSQL for a user who may not see it (who is neither the
-    /// same user nor in `pg_read_all_stats`).
+    /// The address of the client. `None` for a local connection. On PostgreSQL also `None` if the current user may not
+    /// see it: that needs the same user or the role `pg_read_all_stats`.
     pub host: Option<String>,
-    /// `application_name` of its connection: PostgreSQL only.
+    /// The `application_name` of the connection. PostgreSQL only.
     pub application: Option<String>,
-    /// The age of its transaction (row or named lock) or connection (session lock): no server says when a lock was taken.
-    /// PostgreSQL only, and for those who may see it.
+    /// The age of the transaction (row or named lock) or connection (session lock), because no server reports when a
+    /// lock was taken. PostgreSQL only, and only if the current user may see it.
     pub held_at_most: Option<Duration>,
 }
 
@@ -156,12 +158,12 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// The subject of the sentence of [`Error::Contended`](crate::Error::Contended).
+/// The subject of the message of [`Error::Contended`](crate::Error::Contended).
 pub(crate) fn whom(holder: Option<&Holder>) -> &'static str {
     if holder.is_some_and(Holder::is_this_process) { "this process" } else { "somebody else" }
 }
 
-/// The end of the sentence of [`Error::Contended`](crate::Error::Contended).
+/// The end of the message of [`Error::Contended`](crate::Error::Contended).
 pub(crate) fn details(holder: Option<&Holder>) -> String {
     match holder {
         None => String::new(),

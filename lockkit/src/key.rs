@@ -6,16 +6,16 @@ use crate::error::{Error, Result};
 
 /// The name of a lock: printable UTF-8, 1 to 255 bytes, compared byte by byte.
 ///
-/// Anything that is text converts into a `Key`, so every function of lockkit that wants a key takes
-/// `impl Into<Key>`. The conversion itself never fails; a text that cannot be a key is refused with
-/// [`Error::InvalidKey`] by the first operation that uses it, before anything is sent to the database.
-/// [`Key::new`] refuses it at once.
+/// Text converts into a `Key`, so every function of lockkit with a key takes `impl Into<Key>`. The conversion never
+/// fails. If the text is not a valid key, the first operation that uses it returns [`Error::InvalidKey`], before it
+/// sends anything to the database. [`Key::new`] returns the error at once.
 ///
-/// Keys are stored whole, never shortened or hashed in the lease table, and differ when any byte differs:
-/// `"ABC"`, `"abc"` and `"abc "` are three keys on every database.
+/// The lease table stores keys whole, never shortened or hashed. Keys differ if any byte differs: `"ABC"`, `"abc"` and
+/// `"abc "` are three keys on every database.
 ///
-/// A PostgreSQL database whose encoding is not UTF8 stores only what its encoding has: on one in LATIN1 a lease or stock
-/// with the key `"заказ:42"` is refused with [`Error::InvalidKey`]. Named and session locks, which are hashed there, are not.
+/// A PostgreSQL database whose encoding is not UTF8 can store only the characters of its encoding. On a LATIN1
+/// database, a lease or stock with the key `"заказ:42"` fails with [`Error::InvalidKey`]. Named and session locks work,
+/// because their keys are hashed there.
 ///
 /// ```
 /// use lockkit::Key;
@@ -35,7 +35,7 @@ impl Key {
     /// The longest key, in bytes of UTF-8.
     pub const MAX_BYTES: usize = 255;
 
-    /// A checked key.
+    /// Creates a checked key.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] says what is wrong with `text`.
@@ -50,7 +50,7 @@ impl Key {
         &self.text
     }
 
-    /// Fails when the text that this was made from cannot be a key.
+    /// Returns an error if the text is not a valid key.
     pub(crate) fn check(&self) -> Result<()> {
         match self.fault {
             None => Ok(()),
@@ -73,7 +73,8 @@ fn fault_of(text: &str) -> Option<&'static str> {
     }
 }
 
-/// Two keys that look the same to an operator would not be. Joiners stay, which emoji and some scripts need.
+/// Characters that an operator cannot see, so two different keys would look the same. Joiners are allowed, because
+/// emoji and some scripts need them.
 fn is_invisible(char: char) -> bool {
     matches!(char, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

@@ -1,10 +1,10 @@
-//! How long to wait, when to try again and when to give up. Pure: no clock, no I/O, no database.
+//! Waits, retries and pauses. Pure: no clock, no I/O, no database.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Refuses durations that cannot be meant: zero, or more than a year.
+/// Refuses invalid durations: zero, or more than 365 days.
 pub(crate) fn check_duration(option: &'static str, value: Duration) -> Result<()> {
     if value.is_zero() {
         return Err(Error::InvalidOption { option, reason: "is zero; give it a duration".to_owned() });
@@ -12,7 +12,7 @@ pub(crate) fn check_duration(option: &'static str, value: Duration) -> Result<()
     check_wait(option, value)
 }
 
-/// Refuses durations of more than a year; zero means "do not wait".
+/// Refuses durations of more than 365 days. Zero means "do not wait".
 pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
     if value > Wait::MAX {
         return Err(Error::InvalidOption {
@@ -23,15 +23,15 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
     Ok(())
 }
 
-/// How long to wait for the holder of a lock, before [`Error::Contended`].
+/// How long to wait for the holder of a lock before [`Error::Contended`].
 ///
-/// One rule for all: a lock that is not told how long to wait waits for [`Wait::DEFAULT`], 10 s. That goes for leases, several
-/// of them, permits, readers and writers, for row, named and session locks, for stocks, for the write lock that
-/// [`begin`](crate::begin) takes on SQLite, and for each of them under `#[with_lock]`. Leases may have another default
-/// ([`LeasesBuilder::wait`](crate::store::LeasesBuilder::wait)), and under an attribute with a `deadline` the wait lasts until that.
-/// Nothing waits for ever unless it is told to, with [`Wait::Unbounded`].
+/// All locks have the same default: [`Wait::DEFAULT`], 10 s. It applies to single and multiple leases, permits, readers
+/// and writers, to row, named and session locks, to stocks, to the write lock that [`begin`](crate::begin) takes on
+/// SQLite, and to each of them under `#[with_lock]`. Leases may have another default
+/// ([`LeasesBuilder::wait`](crate::store::LeasesBuilder::wait)). Under an attribute with a `deadline`, the default wait
+/// lasts until the deadline. A lock waits without a bound only with [`Wait::Unbounded`].
 ///
-/// The server enforces the wait of a row or named lock.
+/// The server enforces the wait of row locks, named locks and stocks.
 ///
 /// ```
 /// use lockkit::{NamedLock, Wait};
@@ -42,24 +42,25 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Do not wait: fail with [`Error::Contended`] at once.
+    /// Does not wait: fails with [`Error::Contended`] at once.
     Never,
-    /// Wait at most this long, then fail with [`Error::Contended`]. At least one millisecond.
+    /// Waits at most this long, then fails with [`Error::Contended`]. At least one millisecond.
     AtMost(Duration),
-    /// Wait without a bound of lockkit's own. Leases and session locks then wait for ever. Row and named locks wait as long as
-    /// the server lets a statement wait: for ever on PostgreSQL unless `lock_timeout` is set, `innodb_lock_wait_timeout`
-    /// (50 s) on MySQL and MariaDB, the connection's busy timeout on SQLite.
+    /// Waits without a bound set by lockkit. Leases and session locks then wait for ever. Row locks, named locks and
+    /// stocks wait as long as the server lets a statement wait: for ever on PostgreSQL unless `lock_timeout` is set,
+    /// `innodb_lock_wait_timeout` (50 s) on MySQL and MariaDB, the connection's busy timeout on SQLite.
     Unbounded,
 }
 
 impl Wait {
-    /// The longest duration that any option takes: 365 days.
+    /// The longest duration that any option accepts: 365 days.
     pub const MAX: Duration = Duration::from_hours(365 * 24);
 
-    /// The wait of every lock that is not told otherwise: 10 s.
+    /// The default wait of every lock: 10 s.
     pub const DEFAULT: Self = Self::AtMost(Duration::from_secs(10));
 
-    /// What was asked for, or the default, cut to what is left until a deadline. A deadline alone is the bound.
+    /// The given wait or the default, cut to the time that is left until a deadline. Without a given wait, the deadline
+    /// is the only bound.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn within(asked: Option<Self>, left: Option<Duration>) -> Self {
         match (asked, left) {
@@ -69,7 +70,7 @@ impl Wait {
         }
     }
 
-    /// How long that is; a year where there is no bound.
+    /// The longest wait as a duration: zero for [`Never`](Self::Never), 365 days for [`Unbounded`](Self::Unbounded).
     pub(crate) fn limit(self) -> Duration {
         match self {
             Self::Never => Duration::ZERO,
@@ -78,7 +79,8 @@ impl Wait {
         }
     }
 
-    /// The bound in milliseconds, at least 1; `None` where there is none.
+    /// The wait in milliseconds: 0 for [`Never`](Self::Never), at least 1 for [`AtMost`](Self::AtMost), `None` for
+    /// [`Unbounded`](Self::Unbounded).
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn millis(self) -> Option<u64> {
         match self {
@@ -95,7 +97,7 @@ impl Wait {
         }
     }
 
-    /// This wait, cut to what is left until a deadline.
+    /// This wait, cut to the time that is left until a deadline.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn cut(self, left: Option<Duration>) -> Self {
         match (self, left) {
@@ -119,21 +121,22 @@ impl From<Duration> for Wait {
     }
 }
 
-/// What becomes of a body when the lease that it runs under is lost.
+/// What happens to a body when its lease is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnLost {
-    /// It is dropped at its next await point.
+    /// The body is dropped at its next await point.
     #[default]
     Stop,
-    /// It runs to its end, for bodies that must not stop half-way. It can ask [`is_trusted`](crate::Lease::is_trusted),
-    /// and its result is [`Error::Lost`](crate::Error::Lost) all the same.
+    /// The body runs to its end, for work that must not stop half-way. It can check
+    /// [`is_trusted`](crate::Lease::is_trusted). A successful result is replaced by
+    /// [`Error::Lost`](crate::Error::Lost).
     Continue,
 }
 
-/// How often and how long to try again: attempts and a deadline, whichever is reached first.
+/// How often and how long to retry: a number of attempts and a deadline. Whichever is reached first ends the retries.
 ///
-/// A policy without either stops after [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts: nothing in lockkit retries for ever.
-/// A policy with a deadline alone makes as many attempts as fit before it.
+/// A policy without either stops after [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, so nothing in lockkit retries for
+/// ever. A policy with only a deadline makes as many attempts as fit before it.
 ///
 /// ```
 /// use lockkit::RetryPolicy;
@@ -151,16 +154,16 @@ pub enum OnLost {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RetryPolicy {
-    /// The greatest number of attempts, the first one included.
+    /// The maximum number of attempts, including the first one.
     pub attempts: Option<u32>,
-    /// The time for everything together: waiting for a connection, lock waits, the body and the pauses.
+    /// The total time for everything: waiting for a connection, lock waits, the body and the pauses.
     pub deadline: Option<Duration>,
     /// The pauses between attempts.
     pub backoff: Backoff,
 }
 
 impl RetryPolicy {
-    /// How many attempts a policy makes that sets neither attempts nor a deadline.
+    /// The number of attempts of a policy that sets neither attempts nor a deadline.
     pub const DEFAULT_ATTEMPTS: u32 = 5;
 
     /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline and the default [`Backoff`].
@@ -168,28 +171,28 @@ impl RetryPolicy {
         Self { attempts: None, deadline: None, backoff: Backoff::new() }
     }
 
-    /// At most this many attempts, the first one included.
+    /// Sets the maximum number of attempts, including the first one.
     #[must_use]
     pub const fn attempts(mut self, attempts: u32) -> Self {
         self.attempts = Some(attempts);
         self
     }
 
-    /// At most this much time for everything together.
+    /// Sets the total time for everything.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// The pauses between attempts.
+    /// Sets the pauses between attempts.
     #[must_use]
     pub const fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// The number of attempts after which this policy ends, whatever the time.
+    /// The number of attempts after which this policy ends, regardless of the time.
     pub(crate) fn most_attempts(&self) -> u32 {
         match (self.attempts, self.deadline) {
             (Some(attempts), _) => attempts,
@@ -213,25 +216,26 @@ impl RetryPolicy {
     }
 }
 
-/// Pauses that grow, with full jitter: each is drawn evenly from zero to `base`, then to twice that, up to `cap`.
+/// Growing pauses with full jitter. The first is uniformly random between zero and `base`, the next between zero and
+/// twice `base`, and so on up to `cap`.
 ///
-/// Full jitter spreads out callers that failed together better than a fixed or partly random pause
-/// (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+/// Full jitter spreads out callers that failed together better than a fixed or partly random pause (M. Brooker,
+/// "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
-    /// The longest first pause. Defaults to 5 ms.
+    /// The upper bound of the first pause. Defaults to 5 ms.
     pub base: Duration,
-    /// The longest pause of all. Defaults to 250 ms.
+    /// The upper bound of every pause. Defaults to 250 ms.
     pub cap: Duration,
 }
 
 impl Backoff {
-    /// 5 ms, doubling up to 250 ms.
+    /// The default: 5 ms, doubling up to 250 ms.
     pub const fn new() -> Self {
         Self { base: Duration::from_millis(5), cap: Duration::from_millis(250) }
     }
 
-    /// The longest pauses, in order, without jitter: `base`, twice that, and so on up to `cap`.
+    /// The upper bounds of the pauses, in order and without jitter: `base`, twice that, and so on up to `cap`.
     pub(crate) fn ceilings(self) -> impl Iterator<Item = Duration> + Send {
         std::iter::successors(Some(self.base.min(self.cap)), move |it| Some(it.saturating_mul(2).min(self.cap)))
     }
@@ -243,12 +247,12 @@ impl Default for Backoff {
     }
 }
 
-/// Evenly from zero to `ceiling`.
+/// A uniformly random duration between zero and `ceiling`.
 pub(crate) fn full_jitter(ceiling: Duration) -> Duration {
     ceiling.mul_f64(fastrand::f64())
 }
 
-/// Evenly from half of `ceiling` to all of it.
+/// A uniformly random duration between half of `ceiling` and `ceiling`.
 pub(crate) fn half_jitter(ceiling: Duration) -> Duration {
     ceiling.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

@@ -1,4 +1,4 @@
-//! The one retry loop, and the default test for what is worth another attempt.
+//! The one retry loop, and the default test for retryable errors.
 
 use std::{error::Error as StdError, future::Future, time::Duration};
 
@@ -11,11 +11,11 @@ use crate::{
     task::until,
 };
 
-/// Whether a fresh attempt may succeed where this error came up: somewhere down its chain of sources is a conflict of
-/// versions, a deadlock, a serialization failure or a stale snapshot.
+/// Whether another attempt may succeed after this error: whether its chain of sources contains a version conflict, a
+/// deadlock, a serialization failure or a stale snapshot.
 ///
-/// This is the default test of [`RetryPolicy::retry`] and `#[with_lock]`. It sees through any wrapping that keeps
-/// [`source`](StdError::source), transparent ones too, and through `sqlx::Error` that never passed through lockkit.
+/// This is the default test of [`RetryPolicy::retry`] and `#[with_lock]`. It works through any wrapper that keeps
+/// [`source`](StdError::source), including transparent ones, and for a `sqlx::Error` that never passed through lockkit.
 ///
 /// ```
 /// use lockkit::OrConflict;
@@ -41,7 +41,7 @@ pub fn is_retryable(err: &(dyn StdError + 'static)) -> bool {
     chain(err).any(<dyn StdError>::is::<Raced>) || fault(err).is_some_and(Fault::is_transient)
 }
 
-/// The fault of an error of any kind: the first that a driver reported, or a store, down its chain of sources.
+/// The first fault in the chain of sources of an error, as a driver or a store reported it.
 fn fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
     #[cfg(feature = "sql")]
     if let Some(fault) = crate::sql::fault_in_chain(err) {
@@ -54,20 +54,21 @@ fn fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
 }
 
 impl RetryPolicy {
-    /// Runs `attempt` until it succeeds, fails for good, or this policy ends. It gets the number of the attempt,
-    /// counted from 1.
+    /// Runs `attempt` until it succeeds, fails with an error that is not retryable, or this policy ends. The closure
+    /// gets the number of the attempt, counted from 1.
     ///
-    /// A failure is for good unless [`is_retryable`] says otherwise. The deadline bounds everything: an attempt that
-    /// is still running then is dropped, a pause is not slept past it, and an attempt that could not finish before it
-    /// (going by the fastest so far) is not started.
+    /// [`is_retryable`] decides whether a failure is retried. The deadline bounds everything: an attempt that is still
+    /// running at the deadline is dropped, and no pause lasts past it. No further attempt is started if the pause and
+    /// the fastest attempt so far would not fit before the deadline.
     ///
     /// # Errors
-    /// The attempt's own error when it is for good; [`Error::RetriesExhausted`] with the last one as its source when
-    /// attempts or time ran out; [`Error::InvalidOption`] for zero attempts or a zero deadline.
+    /// The attempt's own error if it is not retryable; [`Error::RetriesExhausted`], with the last error as its source,
+    /// when attempts or time ran out; [`Error::InvalidOption`] for zero attempts or a zero deadline.
     ///
     /// # Cancel safety
-    /// As cancel safe as `attempt` is. That goes for the deadline too: an attempt that it drops in the middle of a COMMIT
-    /// may have committed. `#[with_lock(…, tx = tx)]` keeps the commit out of the deadline; by hand, leave room for it.
+    /// As cancel safe as `attempt` is. The same applies to the deadline: an attempt that it drops in the middle of a
+    /// COMMIT may have committed. `#[with_lock(…, tx = tx)]` keeps the commit out of the deadline. Without the
+    /// attribute, leave time for the commit.
     ///
     /// # Example
     /// ```
@@ -111,9 +112,9 @@ impl RetryPolicy {
         self.retry_if(|err: &E| is_retryable(err), attempt).await
     }
 
-    /// As [`retry`](Self::retry), with a test of your own for what is worth another attempt.
+    /// As [`retry`](Self::retry), with your own test for retryable errors.
     ///
-    /// The error may be of any type that boxes, such as `anyhow::Error`.
+    /// The error can be any type that converts into a boxed error, such as `anyhow::Error`.
     ///
     /// # Errors
     /// As [`retry`](Self::retry).
@@ -137,7 +138,7 @@ impl RetryPolicy {
     }
 }
 
-/// Where a retry stands. [`RetryPolicy::retry`] and the macro's loops all turn on this.
+/// The state of a retry loop. [`RetryPolicy::retry`] and the macro's loops use it.
 #[derive(Debug)]
 pub struct Retry {
     policy: RetryPolicy,
@@ -149,7 +150,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Checks the policy; its clock starts now.
+    /// Checks the policy and starts its clock.
     ///
     /// # Errors
     /// [`Error::InvalidOption`].
@@ -166,7 +167,7 @@ impl Retry {
         })
     }
 
-    /// The instant at which everything ends.
+    /// The deadline of the whole loop.
     pub fn deadline(&self) -> Option<Instant> {
         self.policy.deadline.map(|it| self.started + it)
     }
@@ -178,8 +179,8 @@ impl Retry {
         self.attempts
     }
 
-    /// What becomes of an attempt (`None`: cut off by the deadline): the final result, or `None` after the pause
-    /// before the next one.
+    /// Evaluates an attempt, which is `None` if the deadline cut it off. Returns the final result, or `None` after the
+    /// pause before the next attempt.
     pub async fn step<T, E>(
         &mut self,
         outcome: Option<Result<T, E>>,

@@ -1,5 +1,5 @@
-//! Which locks the code that runs now is under, so that a task does not wait for itself. Only a body that lockkit runs is
-//! known: a guard that the caller keeps may be given to another task.
+//! The locks that the running code is under, so that a task does not wait for itself. Only bodies that lockkit runs are
+//! known, because a guard that the caller keeps may be given to another task.
 
 use std::{
     fmt,
@@ -13,27 +13,27 @@ use tokio::task;
 use crate::{key::Key, lease::store::Token};
 
 tokio::task_local! {
-    /// The locks of this body, and of those around it.
+    /// The locks of this body and of its enclosing ones.
     static LOCKS: Arc<Scope>;
 }
 
 pub(crate) struct Scope {
     locks: Vec<Lock>,
-    /// Where the body is polled at this moment; `None` while it is dropped.
+    /// Where the body is being polled. `None` while it is dropped.
     place: Mutex<Option<Place>>,
 }
 
-/// Where a body is polled. It may be another place each time.
+/// The task and the enclosing scope of a poll. They can differ from poll to poll.
 #[derive(Clone)]
 struct Place {
-    /// A body can drive other tasks, as a `LocalSet` does. Those are not under its locks.
+    /// A body can drive other tasks, as a `LocalSet` does. Those tasks are not under its locks.
     task: Option<task::Id>,
     around: Option<Arc<Scope>>,
 }
 
 impl Scope {
     fn place(&self) -> MutexGuard<'_, Option<Place>> {
-        // No code panics while it holds the lock.
+        // Ignores poisoning: no code panics while it holds the lock.
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -41,8 +41,8 @@ impl Scope {
         self.place().as_ref()?.around.clone()
     }
 
-    /// Runs `poll`, which polls the body. Where that is, is found anew each time: the body may have gone on in another task,
-    /// which is not under what was around the first.
+    /// Runs `poll`, which polls the body. Determines the place anew each time, because the body may have moved to
+    /// another task. That task is not under the locks that enclosed the first poll.
     fn at<T>(&self, poll: impl FnOnce() -> T) -> T {
         *self.place() = Some(Place { task: task::try_id(), around: innermost() });
         let polled = poll();
@@ -60,9 +60,9 @@ impl Scope {
 pub(crate) struct Lock {
     pub(crate) key: Key,
     pub(crate) realm: Realm,
-    /// Of a lease.
+    /// The token, if the lock is a lease.
     pub(crate) token: Option<Token>,
-    /// Whether the body still is under it.
+    /// Whether the body is still under the lock.
     pub(crate) still: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
@@ -73,8 +73,8 @@ impl Lock {
     }
 }
 
-/// Where two locks of one key are one lock, as far as this process knows. Whatever the address is of lives longer than the
-/// body.
+/// The scope in which two locks of one key are the same lock, as far as this process knows. The variants hold the
+/// address of an object that outlives the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Realm {
     /// The leases of one `Leases`.
@@ -88,12 +88,12 @@ pub(crate) enum Realm {
     /// The session locks of one pool.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Sessions(usize),
-    /// Nothing is known of it but the key.
+    /// A lock of which only the key is known.
     #[cfg_attr(not(feature = "testing"), allow(dead_code))]
     Elsewhere,
 }
 
-/// The locks of this kind that the code which runs now is under.
+/// The locks of the running code that `which` selects.
 fn find<T>(which: impl Fn(&Lock) -> Option<T>) -> Vec<T> {
     let mut found = Vec::new();
     let mut scope = innermost();
@@ -104,17 +104,17 @@ fn find<T>(which: impl Fn(&Lock) -> Option<T>) -> Vec<T> {
     found
 }
 
-/// How many of these locks the code that runs now is under.
+/// The number of locks of the running code that `which` selects.
 pub(crate) fn count(which: impl Fn(&Lock) -> bool) -> usize {
     find(|it| which(it).then_some(())).len()
 }
 
-/// Whether the code that runs now is under one of these locks.
+/// Whether the running code is under a lock that `which` selects.
 pub(crate) fn is_under(which: impl Fn(&Lock) -> bool) -> bool {
     count(which) > 0
 }
 
-/// The leases of this kind that the code which runs now is under.
+/// The leases of the running code that `which` selects.
 pub(crate) fn leases(which: impl Fn(&Lock) -> bool) -> Vec<(Key, Token)> {
     find(|it| it.token.filter(|_| which(it)).map(|token| (it.key.clone(), token)))
 }
@@ -123,7 +123,7 @@ fn innermost() -> Option<Arc<Scope>> {
     LOCKS.try_with(Arc::clone).ok().filter(|it| it.is_of_this_task())
 }
 
-/// The locks of a body that is polled where they are entered.
+/// The locks of a body, to enter them for each poll.
 #[derive(Clone)]
 pub struct Record(Arc<Scope>);
 
@@ -138,20 +138,20 @@ impl Record {
         Self(Arc::new(Scope { locks: locks.into_iter().collect(), place: Mutex::new(None) }))
     }
 
-    /// Runs `body` under the locks. They are on record while it is dropped, too.
+    /// Runs `body` under the locks. They are also registered while the body is dropped.
     pub(crate) async fn run<F: Future>(self, body: F) -> F::Output {
         let Self(scope) = self;
         let mut body = pin!(LOCKS.scope(scope.clone(), body));
         poll_fn(|context| scope.at(|| body.as_mut().poll(context))).await
     }
 
-    /// Runs `poll`, with a record that it is under the locks.
+    /// Runs `poll` with the locks registered.
     pub(crate) fn enter<T>(&self, poll: impl FnOnce() -> T) -> T {
         self.0.at(|| LOCKS.sync_scope(self.0.clone(), poll))
     }
 }
 
-/// Whether the code that runs now is under the lock of this key; if not, what it is under.
+/// Whether the running code is under the lock of this key. If not, the error lists its locks.
 #[cfg(feature = "testing")]
 pub(crate) fn is_locked(key: &Key) -> Result<(), String> {
     let mut scope = innermost();

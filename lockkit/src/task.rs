@@ -1,4 +1,4 @@
-//! Tasks that go on without their caller, and work that ends at a deadline. Knows no store and no database.
+//! Tasks that continue without their caller, and work with a deadline. Knows no store and no database.
 
 use std::{future::Future, io};
 
@@ -12,7 +12,7 @@ use crate::{
     key::Key,
 };
 
-/// The result of a task that goes on even if the caller is dropped.
+/// Waits for a task that continues even if the caller is dropped.
 pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>) -> Result<T> {
     match task.await {
         Ok(result) => result,
@@ -26,17 +26,17 @@ pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>
     }
 }
 
-/// No answer came in time.
+/// The error of a call without an answer in time.
 pub(crate) fn no_answer(doing: &'static str, key: Option<&Key>) -> Error {
     Error::database(doing, key, Fault::Unavailable, timed_out())
 }
 
-/// What the operating system would say of a server that does not answer, if it noticed.
+/// The I/O error of a server that does not answer, as the operating system would report it.
 pub(crate) fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time")
 }
 
-/// Runs `work` until `deadline`; `None` when that comes first. `work` is dropped then.
+/// Runs `work` until `deadline`. Drops `work` and returns `None` if the deadline comes first.
 pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match deadline {
         Some(deadline) => timeout_at(deadline, work).await.ok(),

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// What the version column of a row holds: a number that counts up, or a timestamp that moves forward.
+/// The value of a row's version column: a number that counts up, or a timestamp that moves forward.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Version {
-    /// An integer column; a bump adds one.
+    /// An integer column. Each update adds one.
     Number(i64),
-    /// A timestamp column, in the database's own exact notation; a bump moves it to now, or just past the old
-    /// value where the clock has not moved on.
+    /// A timestamp column, in the database's own exact notation. Each update sets it to the current time, or just past
+    /// the old value if the clock has not advanced.
     Timestamp(String),
 }
 

@@ -1,4 +1,4 @@
-//! One question to the store: the claims of a request, sent by a task of its own.
+//! One attempt at the store: the claims of a request, sent by a separate task.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,36 +23,36 @@ use crate::{
     task::finished,
 };
 
-/// The answer to claims.
+/// The result of an attempt.
 #[derive(Debug)]
 pub(super) enum Attempt<S: LeaseStore> {
-    /// All of the leases, in the order of the claims.
+    /// All leases, in the order of the claims.
     Granted(Vec<Lease<S>>),
-    /// Somebody else holds the lease of this key, and nothing was taken.
+    /// Another holder has the lease of this key. Nothing was taken.
     Held {
         key: Key,
         free_in: Option<Duration>,
-        /// The claims, to be sent again. None where an answer came too late.
+        /// The claims to send again. Empty if the grant came too late.
         claims: Vec<Waiting<S>>,
     },
     /// No answer came.
     Silent,
 }
 
-/// A claim that was answered: somebody else holds its lease. It keeps its token until the wait ends, so that a store with a queue
-/// of its own keeps its place.
+/// A claim that was refused because another holder has the lease. It keeps its token until the wait ends, so that a
+/// store with its own queue keeps its place.
 #[derive(Debug)]
 pub(super) struct Waiting<S: LeaseStore> {
     pub(super) key: Key,
     pub(super) token: Token,
-    /// Gives the place in the store's queue back.
+    /// Gives up the place in the store's queue on drop.
     place: Option<Guard<Unheard<S>>>,
 }
 
-/// Sends claims that are in the order of their keys; some may have been sent before.
+/// Sends the claims, which are in the order of their keys. Some may have been sent before.
 ///
-/// A task sends them: should the caller be dropped, the task still hears the answer. A lease that nobody takes from the task is
-/// dropped with its result, and so released.
+/// A separate task sends them, so the answer is received even if the caller is dropped. A lease that the caller does
+/// not take from the task is dropped with the task's result, and so released.
 pub(super) async fn attempt<S: LeaseStore>(
     inner: Arc<Inner<S>>,
     claims: Vec<Claim>,
@@ -66,7 +66,7 @@ pub(super) async fn attempt<S: LeaseStore>(
     let sending = tokio::spawn(async move {
         let _unfinished = unfinished;
         let sent = Instant::now();
-        // Some may have been granted even if no answer comes.
+        // Some claims may be granted even if no answer arrives.
         let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
         for it in before.into_iter().filter_map(|it| it.place) {
             drop(it.defuse());
@@ -93,14 +93,14 @@ pub(super) async fn attempt<S: LeaseStore>(
         }
         match answer? {
             Some(AcquiredAll::Granted(grants)) => {
-                // All of them, before the first error: each lease gives itself back.
+                // All leases are built before the first error returns, so that each of them is released.
                 let leases: Vec<_> = claims
                     .into_iter()
                     .zip(grants)
                     .map(|(claim, grant)| Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms.clone())))
                     .collect();
                 let leases = leases.into_iter().collect::<Result<Vec<_>>>()?;
-                // An answer that took longer than the leases live is no lease.
+                // If the answer took longer than the leases live, they are not granted.
                 Ok(match leases.iter().find(|it| !it.is_trusted()) {
                     None => Attempt::Granted(leases),
                     Some(late) => Attempt::Held { key: late.key().clone(), free_in: None, claims: Vec::new() },
@@ -122,13 +122,13 @@ async fn send<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> Result<Optio
     }))
 }
 
-/// The name of several keys together.
+/// The combined name of several keys.
 pub(super) fn joined<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Key {
     keys.into_iter().map(Key::as_str).collect::<Vec<_>>().join(" + ").into()
 }
 
-/// A claim whose answer was not heard yet, or that has a place in the store's own queue. Dropped, it is given back in the background;
-/// on another runtime if the first one ends.
+/// A claim without an answer so far, or one with a place in the store's own queue. On drop it is released in the
+/// background, on another runtime if the first one ends.
 pub(super) struct Unheard<S: LeaseStore> {
     inner: Arc<Inner<S>>,
     claim: Claim,
@@ -136,9 +136,9 @@ pub(super) struct Unheard<S: LeaseStore> {
     tried: Vec<runtime::Id>,
 }
 
-/// Whether the answer to a claim leaves nothing to give back but what it says.
+/// Whether the answer settles the claim, so that no unreported grant can be left to release.
 fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
-    // The statement was refused: no table; a character that the database does not have.
+    // The statement was refused: the table is missing, or the database cannot store a character of the key.
     let is_refused = |err: &Error| match err {
         Error::NotMigrated { .. } | Error::InvalidKey { .. } => true,
         Error::Database { fault, .. } => *fault == Fault::Encoding,

@@ -1,4 +1,4 @@
-//! Calls to a store that end: each is given up when no answer has come in time.
+//! Calls to a store, each with a time limit.
 
 use std::{
     future::Future,
@@ -18,25 +18,25 @@ use crate::{
     task::no_answer,
 };
 
-/// The most time that any answer may take.
+/// Upper bound of the limit of an answer about one lease.
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 
-/// The least time that a store is given, however short a ttl is.
+/// Lower bound of the limit of an answer, however short the ttl is.
 const LEAST: Duration = Duration::from_millis(500);
 
 /// How long a store may take to find out why it did not answer.
 const REASON_LIMIT: Duration = Duration::from_millis(1200);
 
-/// The time for each lease where a store takes or releases one after the other.
+/// Time limit per lease where a store acquires or releases leases one after the other.
 const EACH: Duration = Duration::from_millis(100);
 
-/// How long an answer about a lease of this ttl may take: half of the ttl, between 500 ms and 5 s. A grant that comes later
-/// leaves little to trust, and whoever waits for the connection waits no longer than that.
+/// Time limit of an answer about a lease of this ttl: half of the ttl, between 500 ms and 5 s. A later grant would
+/// leave little trust. The limit also bounds how long a call waits for a connection.
 pub(crate) fn limit_for(ttl: Duration) -> Duration {
     (ttl / 2).clamp(LEAST, LIMIT)
 }
 
-/// Whether the error says that no answer came, so that asking again may help.
+/// Whether the error means that no answer came, so that another attempt may help.
 pub(crate) fn is_silence(err: &Error) -> bool {
     match err {
         Error::PoolStarved { .. } => true,
@@ -48,20 +48,20 @@ pub(crate) fn is_silence(err: &Error) -> bool {
     }
 }
 
-/// A store whose calls all end.
+/// A store whose calls have a time limit.
 ///
-/// A call that takes too long is dropped. It may have been carried out all the same, as any call whose answer is lost.
+/// A call that reaches its limit is dropped. The store may have executed it all the same, as with any lost answer.
 #[derive(Debug)]
 pub(crate) struct Bounded<S> {
     store: S,
     heard: Mutex<Heard>,
 }
 
-/// What was heard of the store.
+/// The last answer and the current outage of the store.
 #[derive(Debug, Default)]
 struct Heard {
     last_answer: Option<Instant>,
-    /// When the first call was made that was not answered, if none was answered since.
+    /// The start of the first unanswered call since the last answer. `None` if there is no such call.
     silent_since: Option<Instant>,
 }
 
@@ -70,7 +70,7 @@ impl<S: LeaseStore> Bounded<S> {
         Self { store, heard: Mutex::default() }
     }
 
-    /// The store itself.
+    /// The store without time limits.
     pub(crate) fn unbounded(&self) -> &S {
         &self.store
     }
@@ -79,13 +79,13 @@ impl<S: LeaseStore> Bounded<S> {
         self.store.profile()
     }
 
-    /// How long the store has not answered, since its last answer.
+    /// How long the store has not answered. `None` if it answered its last call, or if there was no call.
     pub(crate) fn unreachable_for(&self) -> Option<Duration> {
         self.heard().silent_since.map(|it| it.elapsed())
     }
 
     fn heard(&self) -> MutexGuard<'_, Heard> {
-        // No code panics while it holds the lock.
+        // Ignores poisoning: no code panics while it holds the lock.
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -93,7 +93,7 @@ impl<S: LeaseStore> Bounded<S> {
         *self.heard() = Heard { last_answer: Some(Instant::now()), silent_since: None };
     }
 
-    /// A call that was made at `asked` was not answered.
+    /// Records that a call made at `asked` got no answer.
     fn unanswered(&self, asked: Instant) {
         let mut heard = self.heard();
         if heard.last_answer.is_none_or(|it| it < asked) {
@@ -101,12 +101,13 @@ impl<S: LeaseStore> Bounded<S> {
         }
     }
 
-    /// `None` when no answer came.
+    /// Returns `None` if no answer came.
     pub(crate) async fn acquire(&self, claim: &Claim) -> Result<Option<Acquired>> {
         self.answer(limit_for(claim.ttl), self.store.lease_acquire(claim)).await.transpose()
     }
 
-    /// `None` when no answer came. A store may take one lease after the other.
+    /// Returns `None` if no answer came. The limit grows with the number of claims, because a store may take one lease
+    /// after the other.
     pub(crate) async fn acquire_all(&self, claims: &[Claim]) -> Result<Option<AcquiredAll>> {
         let limit = claims.first().map_or(LIMIT, |it| limit_for(it.ttl)).max(EACH * saturated(claims.len()));
         self.answer(limit, self.store.lease_acquire_all(claims)).await.transpose()
@@ -128,7 +129,8 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
-    /// Releases the lease, waiting for a transaction that has its row locked. `false` when the token no longer held it.
+    /// Releases the lease. Waits for a transaction that has the row locked. Returns `false` if the token no longer held
+    /// the lease.
     pub(crate) async fn release_now(&self, release: &Release, limit: Duration) -> Result<bool> {
         loop {
             match self.release(release, limit).await? {
@@ -139,7 +141,7 @@ impl<S: LeaseStore> Bounded<S> {
         }
     }
 
-    /// A store may release one lease after the other.
+    /// The limit grows with the number of releases, because a store may release one lease after the other.
     pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let limit = LIMIT.max(EACH * saturated(releases.len()));
         let answer = self.answer(limit, self.store.lease_release_all(releases)).await;
@@ -156,7 +158,7 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("sweeping leases", None, answer).await
     }
 
-    /// Why no answer came.
+    /// Records that no answer came, and returns the reason.
     pub(crate) async fn silence(&self, doing: &'static str, key: Option<&Key>) -> Error {
         self.unanswered(Instant::now());
         let reason = timeout(REASON_LIMIT, self.store.unanswered()).await.ok().flatten();

@@ -15,7 +15,8 @@ use crate::{
     policy::{Wait, check_duration},
 };
 
-/// How long the store remembers a key without a holder. A clock that steps back by less cannot lower a fence.
+/// How long the store remembers a key after its last holder. A clock that steps back by less than this cannot lower a
+/// fence.
 const RETENTION: Duration = Duration::from_hours(7 * 24);
 
 /// Settings of [`Leases`].
@@ -23,9 +24,9 @@ const RETENTION: Duration = Duration::from_hours(7 * 24);
 #[must_use = "settings do nothing until `build` is called"]
 pub struct LeasesBuilder<S: LeaseStore> {
     pub(crate) store: S,
-    /// The store that the leases are kept through, where it is not the one that was given.
+    /// The store for the leases, if it is not the one that was given.
     pub(crate) own: Option<S>,
-    /// Makes what tells of releases, where it is not the store itself.
+    /// Creates the source of release notifications, if it is not the store itself.
     pub(crate) tell: Option<Tell<S>>,
     ttl: Duration,
     wait: Wait,
@@ -34,12 +35,12 @@ pub struct LeasesBuilder<S: LeaseStore> {
     holder: Option<String>,
 }
 
-/// Makes what tells of releases.
+/// Creates the source of release notifications.
 pub(crate) type Tell<S> = fn(S) -> Arc<dyn TellsReleases>;
 
-/// Tells waiting requests that leases were given back. Telling late, or not at all, costs a pause.
+/// Notifies waiting requests of releases. A late or missing notification costs one pause.
 pub(crate) trait TellsReleases: fmt::Debug + Send + Sync {
-    /// Ends when the lease may have been given back since this was first polled.
+    /// Completes when the lease may have been released since the first poll of this future.
     fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k>;
 }
 
@@ -59,44 +60,45 @@ impl<S: LeaseStore> LeasesBuilder<S> {
 
     /// How long a lease lives without a renewal. Defaults to 30 s; at least 50 ms.
     ///
-    /// It bounds how long a lease stays taken after its process dies. Short ones survive fewer hiccups.
+    /// It bounds how long a lease stays taken after its process dies. A shorter ttl survives only shorter outages
+    /// of the store.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long requests for leases try before they give up, unless they are told otherwise. Defaults to [`Wait::DEFAULT`],
-    /// 10 s; zero tries once.
+    /// How long requests for leases wait, unless they set their own wait. Defaults to [`Wait::DEFAULT`], 10 s. Zero
+    /// tries once.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
     }
 
-    /// How often to renew a lease. Defaults to a third of its ttl, which leaves time for two more tries.
+    /// How often to renew a lease. Defaults to a third of its ttl, so two retries fit before expiry.
     pub fn renew_every(mut self, every: Duration) -> Self {
         self.renew_every = Some(every);
         self
     }
 
-    /// How often to delete keys that nobody has held for a week. Defaults to 10 minutes.
+    /// How often to delete keys that had no holder for a week. Defaults to 10 minutes.
     pub fn sweep_every(mut self, every: Duration) -> Self {
         self.sweep = Some(Sweep { every, retention: RETENTION });
         self
     }
 
-    /// Never delete old keys. Nothing depends on it but the size of the table.
+    /// Never deletes old keys. This affects only the size of the table.
     pub fn never_sweep(mut self) -> Self {
         self.sweep = None;
         self
     }
 
-    /// What operators see as the holder. Defaults to host, process id and a random part; 255 bytes at most.
+    /// The holder name that operators see. Defaults to host, process id and a random part; at most 255 bytes.
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
         self
     }
 
-    /// Checks the settings.
+    /// Checks the settings and returns the [`Leases`].
     ///
     /// # Errors
     /// [`Error::InvalidOption`] names the setting that cannot work.
@@ -138,7 +140,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     }
 }
 
-/// A ttl must leave room for its margin and a few renewals.
+/// Refuses a ttl that leaves no room for its margin and a few renewals.
 pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Result<()> {
     check_duration("ttl", ttl)?;
     let least = store.profile().least_ttl;
@@ -149,13 +151,13 @@ pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Res
     Ok(())
 }
 
-/// Host, process id and a random part: enough for people to find the process.
+/// Host, process id and a random part: enough to find the process.
 fn this_process() -> String {
     let host: String = host_name().chars().filter(|it| !it.is_control()).take(50).collect();
     format!("{host}/{}/{:06x}", std::process::id(), fastrand::u32(..1 << 24))
 }
 
-/// The name from the kernel on Linux, elsewhere from the environment; `host` if neither has one.
+/// The kernel's host name on Linux, otherwise the one in the environment. `host` if both are missing.
 fn host_name() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let variables = ["HOSTNAME", "COMPUTERNAME"].into_iter().filter_map(|name| std::env::var(name).ok());

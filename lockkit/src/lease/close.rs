@@ -1,4 +1,4 @@
-//! The end of a process that holds leases, and how it fares until then.
+//! Closing the leases of a process, and their health until then.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,30 +14,30 @@ use crate::{
     task::finished,
 };
 
-/// How long [`Leases::close`] takes at most.
+/// Time limit of [`Leases::close`].
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// How the leases of a process fare, for a readiness probe. Made by [`Leases::health`].
+/// The state of the leases of a process, for a readiness probe. Made by [`Leases::health`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// How many leases this process holds and renews.
+    /// The number of leases that this process holds and renews.
     pub held: usize,
-    /// How long the store has failed to answer, since its last answer. `None` when its last call was answered, or none was made.
+    /// Time since the store stopped answering. `None` if it answered its last call, or if there was no call.
     pub unreachable_for: Option<Duration>,
-    /// [`Leases::close`] was called.
+    /// Whether [`Leases::close`] was called.
     pub closed: bool,
 }
 
 impl Health {
-    /// Whether leases can be taken, as far as this process knows without asking.
+    /// Whether leases can be acquired, as far as this process knows. Does not ask the store.
     pub fn is_ready(&self) -> bool {
         !self.closed && self.unreachable_for.is_none()
     }
 }
 
 impl<S: LeaseStore> Leases<S> {
-    /// How the leases of this process fare. Local, no I/O.
+    /// The state of the leases of this process. Local, no I/O.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,22 +53,22 @@ impl<S: LeaseStore> Leases<S> {
         Health { held: keeper.held(), unreachable_for: self.0.store().unreachable_for(), closed: keeper.is_closed() }
     }
 
-    /// Gives everything back that this process holds, for its orderly end. All clones are closed.
+    /// Releases all leases of this process, for an orderly shutdown. Closes all clones.
     ///
-    /// New requests fail with [`Error::Closed`](crate::Error::Closed). Bodies that run under a lease end with
-    /// [`Error::Lost`](crate::Error::Lost), unless their commit is on its way. Leases are given back many in one statement, and
-    /// claims, commits and releases on their way are waited for, also those of leases that were dropped before. Takes 5 s at
-    /// most.
+    /// New requests fail with [`Error::Closed`](crate::Error::Closed). Bodies under a lease end with
+    /// [`Error::Lost`](crate::Error::Lost), unless their commit is in flight. Leases are released in batches. This call
+    /// also waits for claims, commits and releases in flight, including releases of leases that were dropped before. It
+    /// takes at most 5 s.
     ///
-    /// Call it last, after the work was drained: a lease that is dropped as `main` returns stays taken until its ttl is over,
-    /// because the runtime ends before the release is sent.
+    /// Call it last, after the work is drained. If a lease is dropped as `main` returns, the runtime ends before the
+    /// release is sent, so the lease stays taken until its ttl ends.
     ///
     /// # Errors
-    /// [`Error::Database`](crate::Error::Database) when the store does not answer in time. What is not given back is freed by
-    /// its ttl.
+    /// [`Error::Database`](crate::Error::Database) when the store does not answer in time. The ttl frees the leases
+    /// that were not released.
     ///
     /// # Cancel safety
-    /// It goes on in the background if this future is dropped.
+    /// The close continues in the background if this future is dropped.
     ///
     /// # Panics
     /// Outside a Tokio runtime.
@@ -94,7 +94,7 @@ impl<S: LeaseStore> Leases<S> {
 }
 
 async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
-    // Another call that comes meanwhile waits for what this one gives back.
+    // A second call to `close` waits for the releases of this one.
     let releasing = inner.keeper.unfinished();
     let held = inner.keeper.close();
     for kept in &held {
@@ -110,14 +110,14 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
                         let mut answers = answers.into_iter();
                         releases.retain(|_| answers.next() == Some(Answer::Busy));
                     }
-                    // A connection that broke says nothing of the next one.
+                    // The next connection may work although this one broke.
                     Err(Error::Database { fault: Fault::Unavailable, .. }) => {}
                     Err(err) => return Err(err),
                 }
                 if releases.is_empty() {
                     break;
                 }
-                // Others are pinned by a transaction, which ends when its body does.
+                // The remaining leases are pinned by transactions, which end with their bodies.
                 sleep(BUSY_PAUSE).await;
             }
             for kept in batch {

@@ -1,4 +1,4 @@
-//! How a lease ends: given back by its holder, in the background when that is dropped, or by a commit.
+//! How a lease ends: released by its holder, released in the background on drop, or released by a commit.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,17 +20,17 @@ use crate::{
     },
 };
 
-/// What became of a lease that was given back.
+/// The result of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
-    /// It was held until now, and is free.
+    /// The lease was held until now. It is free.
     WhileHeld,
-    /// It had been lost before: whatever was done since then was done without it. Nothing was changed.
+    /// The lease was already lost. All work since the loss ran without it. The release changed nothing.
     AlreadyLost,
 }
 
-/// A lease whose commit is on its way. If that is dropped half-way nobody knows whether the commit gave the lease back, so it is
-/// given back once more.
+/// A lease whose commit is in flight. If this is dropped before the answer, the outcome of the commit is unknown, so
+/// the lease is released once more.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct Committing<S: LeaseStore> {
     kept: Arc<Kept>,
@@ -39,10 +39,10 @@ pub(crate) struct Committing<S: LeaseStore> {
 }
 
 impl<S: LeaseStore> Lease<S> {
-    /// The lease is given up by the commit of a transaction that begins now.
+    /// Prepares to release the lease with the commit of a transaction.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn begin_commit(&self) -> Guard<Committing<S>> {
-        // A renewal that finds the row given up must not take that for a loss.
+        // After the commit, a renewal finds no lease. That must not be reported as a loss.
         self.inner.keeper.forget(self.kept.token);
         let unfinished = self.inner.keeper.unfinished();
         Guard::new(Committing { kept: self.kept.clone(), inner: self.inner.clone(), unfinished })
@@ -50,7 +50,7 @@ impl<S: LeaseStore> Lease<S> {
 }
 
 impl<S: LeaseStore> Committing<S> {
-    /// The commit gave the lease back.
+    /// The commit released the lease.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(committing: Guard<Self>) {
         let Self { kept, inner, unfinished: _ } = committing.defuse();
@@ -58,12 +58,12 @@ impl<S: LeaseStore> Committing<S> {
         inner.lines.given_back(kept.line());
     }
 
-    /// Nothing was committed. The lease is still held, by the caller whose body this is or until it is dropped.
+    /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn refused(committing: Guard<Self>) {
         let Self { kept, inner, unfinished } = committing.defuse();
         if kept.lost().is_none() && !inner.keeper.keep(&kept) {
-            // Closed meanwhile, which did not see the lease.
+            // The `Leases` were closed in the meantime, and the close did not see this lease.
             kept.lose(LossReason::Closed);
             give_back_later(inner, kept, unfinished, Vec::new());
         }
@@ -78,7 +78,7 @@ impl<S: LeaseStore> Hold for Committing<S> {
     }
 }
 
-/// Gives the lease back, waiting for a transaction that pins it.
+/// Releases the lease. Waits for a transaction that pins it.
 pub(super) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     inner.keeper.forget(kept.token);
     if inner.store().release_now(&kept.release(), limit_for(kept.ttl())).await? {
@@ -90,15 +90,15 @@ pub(super) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> R
     Ok(Released::AlreadyLost)
 }
 
-/// Gives the lease back in the background, again and again until the store has answered or the lease has expired; on another
-/// runtime if the first one ends.
+/// Releases the lease in the background. Retries until the store has answered or the lease has expired. Moves to
+/// another runtime if the first one ends.
 fn give_back_later<S: LeaseStore>(
     inner: Arc<Inner<S>>,
     kept: Arc<Kept>,
     unfinished: Unfinished,
     mut tried: Vec<runtime::Id>,
 ) {
-    // Without a runtime the ttl frees it.
+    // Without a runtime, the ttl frees the lease.
     let Some(runtime) = inner.keeper.runtime(&tried) else { return };
     tried.push(runtime.id());
     let releasing = Guard::new(Releasing { inner: inner.clone(), kept: kept.clone(), unfinished, tried });
@@ -115,12 +115,12 @@ fn give_back_later<S: LeaseStore>(
     });
 }
 
-/// The pause before a release is tried again that got no answer.
+/// Pause before a release without an answer is retried.
 pub(super) fn retry_pause(ttl: Duration) -> Duration {
     (ttl / 10).clamp(BUSY_PAUSE, Duration::from_secs(1))
 }
 
-/// A release in the background. If its runtime ends, it goes on on another one.
+/// A release in the background. If its runtime ends, it continues on another one.
 struct Releasing<S: LeaseStore> {
     inner: Arc<Inner<S>>,
     kept: Arc<Kept>,
@@ -136,7 +136,7 @@ impl<S: LeaseStore> Hold for Releasing<S> {
 }
 
 impl<S: LeaseStore> Inner<S> {
-    /// The lease was given back in good order.
+    /// Records the release and wakes the queue.
     fn ended(&self, kept: &Kept) {
         self.keeper.forget(kept.token);
         kept.released();
@@ -144,7 +144,7 @@ impl<S: LeaseStore> Inner<S> {
     }
 }
 
-/// The duty to give a lease back.
+/// The obligation to release a lease.
 pub(super) struct Owned<S: LeaseStore> {
     pub(super) kept: Arc<Kept>,
     pub(super) inner: Arc<Inner<S>>,
@@ -154,7 +154,7 @@ impl<S: LeaseStore> Hold for Owned<S> {
     fn abandon(self) {
         let Self { kept, inner } = self;
         inner.keeper.forget(kept.token);
-        // Given back by the body that ran under it, or by closing: nothing is left to release.
+        // Nothing to release: the body under the lease or `close` has released it.
         if matches!(kept.lost(), Some(LossReason::Released | LossReason::Closed)) {
             return;
         }

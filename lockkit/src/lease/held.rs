@@ -1,4 +1,4 @@
-//! A lease that was granted: what its holder can ask of it, and how it ends.
+//! A granted lease: the operations of its holder, and how it ends.
 
 use std::{fmt, iter::once_with, sync::Arc, time::Duration};
 
@@ -25,21 +25,22 @@ use crate::{
     scope::{Lock, Record},
 };
 
-/// A lease that this process holds, renewed in the background until it is given back.
+/// A lease that this process holds. lockkit renews it in the background until it is released.
 ///
-/// Dropping it releases it in the background, best effort; the ttl is the backstop. Prefer
-/// [`release`](Self::release), which says whether the lease was held to the end, or [`commit`](Self::commit), which
+/// Dropping the lease releases it in the background, best effort. If that fails, the ttl frees it. Prefer
+/// [`release`](Self::release), which reports whether the lease was held to the end, or [`commit`](Self::commit), which
 /// makes a transaction depend on it.
 #[must_use = "the lease is released as soon as it is dropped: bind it, `let lease = …` (`let _ = …` drops it at once)"]
 pub struct Lease<S: LeaseStore> {
     pub(super) kept: Arc<Kept>,
     pub(super) inner: Arc<Inner<S>>,
-    /// Common to all shares of the lease; absent in the lease that a body run under it gets.
+    /// Shared by all shares of the lease. `None` in the handle that a body under the lease gets.
     owned: Option<Arc<Guard<Owned<S>>>>,
 }
 
 impl<S: LeaseStore> Lease<S> {
-    /// A lease that comes after [`Leases::close`](crate::Leases::close) is given back.
+    /// Starts renewing a granted lease. A lease that was granted after [`Leases::close`](crate::Leases::close) is
+    /// released.
     pub(super) fn granted(inner: Arc<Inner<S>>, kept: Kept) -> Result<Self> {
         let kept = Arc::new(kept);
         let is_kept = inner.keeper.keep(&kept);
@@ -49,35 +50,35 @@ impl<S: LeaseStore> Lease<S> {
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
     }
 
-    /// The same lease for a body that runs under it.
+    /// A handle to the same lease for a body that runs under it. Dropping the handle releases nothing.
     fn without_ownership(&self) -> Self {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
     }
 
-    /// What the process knows of the lease.
+    /// The state of the lease in this process.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
     }
 
-    /// The current runtime can renew the lease too.
+    /// Registers the current runtime, so that it can renew the lease too.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn visit(&self) {
         self.inner.keeper.visit();
     }
 
-    /// What makes this acquisition unique.
+    /// The token of this acquisition.
     #[cfg(feature = "testing")]
     pub(crate) fn token(&self) -> crate::lease::store::Token {
         self.kept.token
     }
 
-    /// Another handle to the same lease, which is released when the last of them is released or dropped.
+    /// Another handle to the same lease. The lease is released when its last handle is released or dropped.
     ///
-    /// This is how code that holds a lease hands it to code that needs it too. Acquiring the key a second time would
-    /// wait for the first: a lock that let the same process in twice could not tell two of its tasks apart.
+    /// Use it to hand a lease to other code that needs it. Acquiring the key a second time would wait for the first
+    /// lease: a lock that lets the same process in twice cannot keep two of its tasks apart.
     ///
-    /// A share of the lease that a body run under it got ends with that body.
+    /// A share of the handle that a body gets ends with that body.
     pub fn share(&self) -> Self {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: self.owned.clone() }
     }
@@ -87,35 +88,35 @@ impl<S: LeaseStore> Lease<S> {
         &self.kept.key
     }
 
-    /// The fencing token: greater than that of every holder of this key before.
+    /// The fencing token. It is greater than the token of every earlier holder of this key.
     pub fn fence(&self) -> Fence {
         self.kept.grant.fence
     }
 
-    /// Whom the lease was taken over from, if the holder before let it expire instead of giving it back: it died, hung or
-    /// was cut off, and may have left work half done.
+    /// The previous holder, if it let the lease expire instead of releasing it. That holder died, hung or was cut off,
+    /// and may have left work half done.
     pub fn previous(&self) -> Option<&Previous> {
         self.kept.grant.previous.as_ref()
     }
 
-    /// The instant after which this process must stop believing that it holds the lease, unless a renewal moves it:
-    /// the start of the last successful request plus the ttl, less 1 % (at least 10 ms). Monotonic.
+    /// The instant after which this process must stop acting as the holder, unless a renewal moves it: the start of the
+    /// last successful request plus the ttl, minus 1 % of the ttl (at least 10 ms). Monotonic.
     ///
-    /// The clock behind it counts while the process is stopped, but on Linux not while the whole machine sleeps:
-    /// after that only the fence, [`verify`](Self::verify) and [`commit`](Self::commit) protect.
+    /// The clock keeps counting while the process is stopped. On Linux it does not count while the machine is
+    /// suspended: after a suspend, only the fence, [`verify`](Self::verify) and [`commit`](Self::commit) protect.
     pub fn trusted_until(&self) -> std::time::Instant {
         self.kept.until().into_std()
     }
 
-    /// Whether this process may still believe that it holds the lease. Local, no I/O.
+    /// Whether this process may still act as the holder of the lease. Local, no I/O.
     ///
-    /// True now says nothing of a moment later; what must not happen without the lease belongs in a transaction that
-    /// ends with [`commit`](Self::commit).
+    /// The lease can be lost a moment after this returned `true`. A write that must not happen without the lease
+    /// belongs in a transaction that ends with [`commit`](Self::commit).
     pub fn is_trusted(&self) -> bool {
         self.kept.lost().is_none()
     }
 
-    /// Resolves when the lease is lost, never otherwise. Works without reaching the store.
+    /// Completes when the lease is lost, and never otherwise. Works while the store is unreachable.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -123,14 +124,14 @@ impl<S: LeaseStore> Lease<S> {
         self.kept.wait_until_lost().await
     }
 
-    /// Makes the lease live for at least `ttl` from now, and renews it with that ttl from here. Never shortens it.
+    /// Extends the lease to at least `ttl` from now, and uses that ttl for later renewals. Never shortens the lease.
     ///
     /// # Errors
-    /// [`Error::Lost`] when it is not held any more; [`Error::InvalidOption`]; [`Error::Database`] when the store
-    /// cannot be asked: the lease goes on until its trust runs out.
+    /// [`Error::Lost`] when the lease is no longer held; [`Error::InvalidOption`]; [`Error::Database`] when the store
+    /// cannot be reached. In the last case the lease stays trusted until its current trust ends.
     ///
     /// # Cancel safety
-    /// The lease is extended or not; it stays held either way, at least as long as before.
+    /// After a drop the lease may or may not be extended. It stays held either way, at least as long as before.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         check_ttl(self.inner.store(), ttl)?;
         self.inner.keeper.visit();
@@ -145,26 +146,28 @@ impl<S: LeaseStore> Lease<S> {
                     break;
                 }
                 Some(Answer::Gone) => self.kept.lose(LossReason::Stolen),
-                // Another statement has its row locked.
+                // Another statement has the row of the lease locked.
                 Some(Answer::Busy) | None => sleep(BUSY_PAUSE).await,
             }
         }
         self.check_trusted()
     }
 
-    /// Gives the lease back, and says whether it was held until now. Of several [shares](Self::share) the last one does.
+    /// Releases the lease and returns whether it was held until now. If the lease has several [shares](Self::share),
+    /// only the release of the last one releases the lease.
     ///
-    /// While a transaction of your own pins the lease ([`verify`](Self::verify)) this waits for its end: end it first.
+    /// While one of your own transactions pins the lease ([`verify`](Self::verify)), this waits for that transaction.
+    /// End it first.
     ///
-    /// The key stays known, so that the next holder's fence is greater.
+    /// The store remembers the key, so that the next holder gets a greater fence.
     ///
     /// # Errors
-    /// [`Error::Database`] when the store cannot be asked. The lease is not renewed any more, and its ttl frees it.
-    /// [`Error::InvalidOption`] for the lease of a function under `#[with_lock]`, which gives it back itself when its body
-    /// returns; it stays held.
+    /// [`Error::Database`] when the store cannot be reached. The lease is no longer renewed, and its ttl frees it.
+    /// [`Error::InvalidOption`] for the lease of a function under `#[with_lock]`: the attribute releases that lease
+    /// when the body returns, and it stays held until then.
     ///
     /// # Cancel safety
-    /// The release goes on in the background if this future is dropped.
+    /// The release continues in the background if this future is dropped.
     pub async fn release(mut self) -> Result<Released> {
         if self.owned.is_none() && self.kept.ends_with_body() {
             let reason =
@@ -183,12 +186,12 @@ impl<S: LeaseStore> Lease<S> {
         Ok(released)
     }
 
-    /// For the caller. What is given back before that was not held by anybody.
+    /// Marks the lease as returned to the caller. `min_hold` does not apply to a lease that is released before that.
     pub(super) fn hand_out(&self) {
         self.kept.hand_out();
     }
 
-    /// Gives back what was granted a moment ago, without waking those who wait: nothing has changed for them.
+    /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
         self.inner.keeper.forget(self.kept.token);
         let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
@@ -197,7 +200,7 @@ impl<S: LeaseStore> Lease<S> {
         Ok(())
     }
 
-    /// What runs a body under this lease.
+    /// The watch that runs a body under this lease.
     fn watch(&self) -> Watch<'_> {
         self.inner.keeper.visit();
         let lost = async { self.lost_error(self.kept.wait_until_lost().await) };
@@ -205,7 +208,7 @@ impl<S: LeaseStore> Lease<S> {
         Watch::new(self.kept.terms.on_lost, || self.check_body(), lost).in_span(span)
     }
 
-    /// What a body under this lease is under.
+    /// The lock that a body under this lease is registered with.
     pub(crate) fn lock(&self) -> Lock {
         let kept = self.kept.clone();
         Lock {
@@ -216,7 +219,7 @@ impl<S: LeaseStore> Lease<S> {
         }
     }
 
-    /// A body may go on while the lease is trusted, and after it has given the lease back itself.
+    /// Succeeds while the lease is trusted, and after the body itself has released it.
     pub(super) fn check_body(&self) -> Result<()> {
         match self.kept.lost() {
             None | Some(LossReason::Released) => Ok(()),

@@ -1,7 +1,7 @@
-//! Keeps the leases of a process alive: renews those that are due, many in one statement, and sweeps.
+//! Keeps the leases of a process alive: renews due leases in batches, and sweeps old keys.
 //!
-//! One task for each runtime that leases were granted on renews the leases of that runtime. When a runtime ends, its leases go
-//! to the task of another one at once.
+//! Each runtime on which leases were granted has one task, which renews the leases of that runtime. When a runtime
+//! ends, its leases move at once to the task of another runtime.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -30,29 +30,29 @@ use crate::{
     policy::half_jitter,
 };
 
-/// The most leases that one statement renews or gives back.
+/// Maximum number of leases in one renewal or release statement.
 pub(crate) const BATCH: usize = 500;
 
-/// The most renewal statements of one task at a time.
+/// Maximum number of concurrent renewal statements of one task.
 const LANES: usize = 4;
 
-/// The most rows that one sweep statement deletes.
+/// Maximum number of rows that one sweep statement deletes.
 const SWEEP_BATCH: u32 = 500;
 
-/// Who holds this lease sweeps: one process at a time.
+/// The lease of the sweeper. Only its holder sweeps, so one process sweeps at a time.
 const SWEEPER: &str = "lockkit/sweeper";
 
-/// How long the others wait for a sweeper that died.
+/// The ttl of the sweeper's lease. After a sweeper dies, other processes wait at most this long.
 const SWEEPER_TTL: Duration = Duration::from_mins(1);
 
-/// How often to forget old keys, and how old they must be.
+/// How often to sweep, and how long a key must be unused before it is deleted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sweep {
     pub(crate) every: Duration,
     pub(crate) retention: Duration,
 }
 
-/// The handle to the tasks; they end when the last handle is gone.
+/// Handle to the renewal tasks. They end when the last handle is dropped.
 pub(crate) struct Keeper<S: LeaseStore>(Arc<Shared<S>>);
 
 struct Shared<S> {
@@ -61,14 +61,14 @@ struct Shared<S> {
     sweep: Option<Sweep>,
     state: Mutex<State>,
     outage: AtomicBool,
-    /// How many claims, commits and releases are on their way.
+    /// The number of claims, commits and releases in flight.
     unfinished: watch::Sender<usize>,
 }
 
 #[derive(Default)]
 struct State {
     entries: HashMap<Token, Entry>,
-    /// One for each runtime in use.
+    /// One per runtime in use.
     rounds: Vec<Round>,
     next_sweep: Option<Instant>,
     is_closed: bool,
@@ -78,7 +78,7 @@ struct State {
 struct Round {
     runtime: Handle,
     schedule: BTreeSet<(Instant, Token)>,
-    /// When the task looks at the schedule again.
+    /// When the task will next check the schedule.
     planned: Option<Instant>,
     changed: Arc<Notify>,
     task: Task,
@@ -88,16 +88,16 @@ struct Round {
 enum Task {
     NotStarted,
     Running,
-    /// Its runtime has ended, and no other is known.
+    /// The runtime has ended, and no other runtime is known.
     Ended,
 }
 
-/// What a task has to do when it looks at its schedule.
+/// The work that is due when a task checks its schedule.
 #[derive(Default)]
 struct Due {
     renewals: Vec<Arc<Kept>>,
     lost: Vec<Arc<Kept>>,
-    /// When to look again.
+    /// When to check again.
     next: Option<Instant>,
 }
 
@@ -128,7 +128,7 @@ impl<S: LeaseStore> Keeper<S> {
         &self.0.holder
     }
 
-    /// Renews the lease from now on, on the current runtime. `false` when the keeper is closed.
+    /// Starts to renew the lease on the current runtime. Returns `false` if the keeper is closed.
     pub(crate) fn keep(&self, kept: &Arc<Kept>) -> bool {
         let mut state = self.0.state();
         if state.is_closed {
@@ -137,7 +137,7 @@ impl<S: LeaseStore> Keeper<S> {
         let runtime = Handle::current();
         let is_adopting = state.visit(&runtime);
         let due = if is_adopting { Instant::now() } else { first_renewal(kept) };
-        // Without an entry of before, should there be one.
+        // Removes any earlier entry of this token.
         state.forget(kept.token);
         state.entries.insert(kept.token, Entry { kept: kept.clone(), due, runtime: runtime.id() });
         let round = state.round_of(runtime.id()).expect("BUG: `visit` has made the round");
@@ -148,8 +148,8 @@ impl<S: LeaseStore> Keeper<S> {
         true
     }
 
-    /// The current runtime can renew leases too, should that of others end. Its task starts at once, to tell when the runtime
-    /// ends.
+    /// Registers the current runtime, so that it can take over leases when another runtime ends. Starts the runtime's
+    /// task at once, because the task's drop detects the end of the runtime.
     pub(crate) fn visit(&self) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut state = self.0.state();
@@ -163,7 +163,7 @@ impl<S: LeaseStore> Keeper<S> {
         }
     }
 
-    /// A runtime that is thought to live, other than these.
+    /// A runtime that is not known to have ended and is not in `other_than`.
     pub(crate) fn runtime(&self, other_than: &[Id]) -> Option<Handle> {
         let is_other = |it: &Handle| !other_than.contains(&it.id());
         if let Some(here) = Handle::try_current().ok().filter(is_other) {
@@ -174,17 +174,17 @@ impl<S: LeaseStore> Keeper<S> {
         living.find(|it| is_other(it)).cloned()
     }
 
-    /// The lease was renewed just now by somebody else than the task.
+    /// The lease has just been renewed outside the renewal task.
     pub(crate) fn renewed(&self, kept: &Kept) {
         self.0.reschedule(kept.token, first_renewal(kept));
     }
 
-    /// Renews the lease no more.
+    /// Stops renewing the lease.
     pub(crate) fn forget(&self, token: Token) {
         self.0.state().forget(token);
     }
 
-    /// Takes no more leases, and renews none from now on. Returns those that were renewed.
+    /// Refuses new leases and stops all renewals. Returns the leases that were renewed until now.
     pub(crate) fn close(&self) -> Vec<Arc<Kept>> {
         let mut state = self.0.state();
         state.is_closed = true;
@@ -196,30 +196,30 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.state().is_closed
     }
 
-    /// Whether the lease of this token is renewed.
+    /// Whether the lease with this token is renewed.
     pub(crate) fn keeps(&self, token: Token) -> bool {
         self.0.state().entries.contains_key(&token)
     }
 
-    /// How many leases are renewed.
+    /// The number of leases that are renewed.
     pub(crate) fn held(&self) -> usize {
         self.0.state().entries.len()
     }
 
-    /// Something is on its way that [`finished`](Self::finished) waits for, until this is dropped.
+    /// Registers an operation in flight. [`finished`](Self::finished) waits until the result is dropped.
     pub(crate) fn unfinished(&self) -> Unfinished {
         self.0.unfinished.send_modify(|it| *it += 1);
         Unfinished(self.0.unfinished.clone())
     }
 
-    /// Waits until nothing is on its way.
+    /// Waits until no operation is in flight.
     pub(crate) async fn finished(&self) {
-        // The sender is a part of `self`, so this does not fail.
+        // Cannot fail: `self` owns the sender.
         let _ = self.0.unfinished.subscribe().wait_for(|it| *it == 0).await;
     }
 }
 
-/// A claim, commit or release on its way.
+/// A claim, commit or release in flight.
 #[derive(Debug)]
 pub(crate) struct Unfinished(watch::Sender<usize>);
 
@@ -229,7 +229,8 @@ impl Drop for Unfinished {
     }
 }
 
-/// When to renew a lease that was granted or renewed just now. A slow answer may have left little of its trust.
+/// The first renewal of a lease that has just been granted or renewed. A slow answer may have used up most of the
+/// trust, so the pause is at most a third of the time that is left.
 fn first_renewal(kept: &Kept) -> Instant {
     let now = Instant::now();
     let left = kept.until().saturating_duration_since(now);
@@ -237,8 +238,8 @@ fn first_renewal(kept: &Kept) -> Instant {
 }
 
 impl State {
-    /// Makes a round for this runtime, if it has none, and gives it the leases of runtimes that have ended. `true` if there were
-    /// any: they are due now, since a renewal of theirs may have ended with its runtime.
+    /// Creates the round of this runtime if it is missing, and moves the leases of ended runtimes to it. Returns `true`
+    /// if it moved any. Those are due now, because a renewal in flight may have ended with its runtime.
     fn visit(&mut self, runtime: &Handle) -> bool {
         if self.round_of(runtime.id()).is_none() {
             self.rounds.push(Round {
@@ -282,7 +283,7 @@ impl State {
 }
 
 impl Round {
-    /// What must be done so that the task looks at its schedule at `due`.
+    /// What to do so that the task checks its schedule at `due`.
     fn waking(&mut self, due: Instant) -> Waking {
         match self.task {
             Task::Running if self.planned.is_some_and(|it| it <= due) => Waking::None,
@@ -295,8 +296,8 @@ impl Round {
     }
 }
 
-/// How to wake the task of a round, when the state is locked no more: a task that is spawned on a runtime that has ended is
-/// dropped at once, and then locks the state.
+/// How to wake the task of a round after the state is unlocked. A task that is spawned on an ended runtime is dropped
+/// at once, and its drop locks the state.
 enum Waking {
     None,
     Notify(Arc<Notify>),
@@ -317,7 +318,7 @@ impl Waking {
 }
 
 impl<S> Shared<S> {
-    /// No code panics while it holds the lock.
+    /// Ignores poisoning: no code panics while it holds the lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -336,7 +337,7 @@ impl<S: LeaseStore> Shared<S> {
         waking.wake(self);
     }
 
-    /// The leases of this runtime that are due, and with them those that would be soon; and when the next ones are.
+    /// The due leases of this runtime, together with those that are due soon, and the time of the next check.
     fn take_due(&self, runtime: Id, now: Instant) -> Due {
         let mut state = self.state();
         let State { entries, rounds, .. } = &mut *state;
@@ -347,7 +348,7 @@ impl<S: LeaseStore> Shared<S> {
         if let Some((first, token)) = round.schedule.first().copied()
             && first <= now
         {
-            // One draw for all of them, so that leases renewed together stay together.
+            // One random factor for all of them, so that leases that are renewed together stay together.
             let spread = 0.75 + fastrand::f64() / 4.0;
             let soon = now + entries.get(&token).map_or(Duration::ZERO, |it| it.kept.pause() / 2);
             let candidates: Vec<_> = round.schedule.range(..=(soon, Token::LAST)).copied().collect();
@@ -363,7 +364,8 @@ impl<S: LeaseStore> Shared<S> {
                     lost.push(kept);
                     continue;
                 }
-                // Should this renewal never be answered, another one is sent beside it; and when the trust is over that is told.
+                // If this renewal gets no answer, another one is sent at this time. If the trust ends before, the loss
+                // is reported then.
                 entry.due = (now + pause.mul_f64(spread)).min(kept.until());
                 round.schedule.insert((entry.due, token));
                 due.push(kept);
@@ -373,7 +375,7 @@ impl<S: LeaseStore> Shared<S> {
         Due { renewals: due, lost, next: round.planned }
     }
 
-    /// Whether it is time to sweep; and when it will be.
+    /// Whether a sweep is due, and when the next one is.
     fn take_sweep(&self, now: Instant) -> (bool, Option<Instant>) {
         let Some(sweep) = self.sweep else { return (false, None) };
         let mut state = self.state();
@@ -385,7 +387,7 @@ impl<S: LeaseStore> Shared<S> {
         (due && !state.is_closed, Some(next))
     }
 
-    /// This runtime ends. Its leases go to another one, or to the next that comes.
+    /// This runtime has ended. Its leases move to another runtime, or to the next one that is registered.
     fn leave(self: &Arc<Self>, runtime: Id) {
         let mut state = self.state();
         let Some(round) = state.round_of(runtime) else { return };
@@ -414,7 +416,7 @@ impl<S: LeaseStore> fmt::Debug for Keeper<S> {
     }
 }
 
-/// Owned by the task of a round: dropped when its runtime ends.
+/// Owned by the task of a round, so it is dropped when the task's runtime ends.
 struct Leaving<S: LeaseStore> {
     shared: Weak<Shared<S>>,
     runtime: Id,
@@ -434,7 +436,7 @@ async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
         let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
         renew_all(&shared, &renewals);
         for kept in lost {
-            // Tells of it, by code of the application's: not while the state is locked.
+            // Reporting a loss runs application code, so the state must not be locked here.
             kept.lost();
         }
         let (sweeps, next_sweep) = shared.take_sweep(now);
@@ -466,7 +468,8 @@ fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: &[Arc<Kept>]) {
     }
 }
 
-/// Renews some leases with one statement. An error means unknown, and the trust that is left goes on.
+/// Renews a batch of leases with one statement. After an error the outcome is unknown, and each lease stays trusted
+/// until its current trust ends.
 async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
     let sent = Instant::now();
     let renewals: Vec<_> = batch.iter().map(|it| it.renewal()).collect();
@@ -481,7 +484,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                 match answer {
                     Answer::Done if kept.renewed(sent, renewal.ttl) => {}
                     Answer::Busy => ask_again_soon(shared, kept),
-                    // Not there any more when this process is giving it back.
+                    // The lease is no longer in the state if this process is releasing it. That is not a loss.
                     Answer::Done | Answer::Gone => {
                         if shared.state().forget(kept.token).is_some() {
                             kept.lose(LossReason::Stolen);
@@ -507,7 +510,7 @@ fn ask_again_soon<S: LeaseStore>(shared: &Arc<Shared<S>>, kept: &Kept) {
     shared.reschedule(kept.token, (Instant::now() + pause).min(kept.until()));
 }
 
-/// Forgets old keys, unless another process is at it.
+/// Deletes old keys, unless another process is sweeping.
 async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
     let Shared { store, holder, .. } = &*shared;
     let claim = Claim::new(SWEEPER, Token::random(), holder.clone(), SWEEPER_TTL);

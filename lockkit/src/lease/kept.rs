@@ -1,4 +1,4 @@
-//! One lease of this process: what the store granted, what the process believes of it, and how it is to be kept.
+//! One lease of this process: its grant, its trust, and how it is renewed and released.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use crate::{
     policy::OnLost,
 };
 
-/// One lease of this process: what the store granted, and what the process believes.
+/// One lease of this process: its grant and its trust.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) key: Key,
@@ -33,26 +33,27 @@ pub(crate) struct Kept {
     ttl: Mutex<Duration>,
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pinned: AtomicBool,
-    /// The caller has it. Its request may wait for more than this lease, or be dropped with it.
+    /// The lease was returned to the caller. Before that, the request may still wait for other leases, or be dropped
+    /// together with this one.
     handed_out: AtomicBool,
-    /// Only the end of the body that runs under it gives it back.
+    /// The lease is released only when the body that runs under it ends.
     ends_with_body: AtomicBool,
-    /// The loss was told, or there is none to tell.
+    /// The end of the lease was reported.
     told: AtomicBool,
 }
 
-/// How a lease is to be kept and given back.
+/// How a lease is renewed and released.
 #[derive(Debug, Clone)]
 pub(crate) struct Terms {
     pub(crate) renew_every: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) on_lost: OnLost,
-    /// The waiting line of the requests for what this lease is a part of; `None` for that of its own key.
+    /// The queue that a release of this lease wakes. `None` for the queue of the lease's own key.
     pub(crate) line: Option<Key>,
 }
 
 impl Kept {
-    /// `sent` is when the claim was sent.
+    /// `sent` is the time at which the claim was sent.
     pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
         let Claim { key, token, ttl, .. } = claim;
         let ttl = grant.ttl.map_or(ttl, |it| it.min(ttl));
@@ -71,7 +72,7 @@ impl Kept {
         }
     }
 
-    /// The waiting line of the requests that may go on when the lease is given back.
+    /// The queue that a release of this lease wakes.
     pub(crate) fn line(&self) -> &Key {
         self.terms.line.as_ref().unwrap_or(&self.key)
     }
@@ -80,18 +81,18 @@ impl Kept {
         *lock(&self.ttl)
     }
 
-    /// What every renewal from now on asks for.
+    /// Sets the ttl of all later renewals.
     pub(crate) fn set_ttl(&self, ttl: Duration) {
         *lock(&self.ttl) = ttl;
     }
 
-    /// A transaction of this process has kept everybody else from taking the lease.
+    /// Records that a transaction of this process locked the lease's row, so no other process could take the lease.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);
     }
 
-    /// The caller has it from now on.
+    /// Records that the caller has the lease.
     pub(crate) fn hand_out(&self) {
         self.handed_out.store(true, Ordering::Relaxed);
     }
@@ -109,17 +110,17 @@ impl Kept {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Until when the lease is trusted if nothing more is heard.
+    /// The instant at which the trust ends unless a renewal succeeds.
     pub(crate) fn until(&self) -> Instant {
         self.trust.until()
     }
 
-    /// Whether the lease is lost, without telling of it.
+    /// Whether the lease is lost. Does not report the loss.
     pub(crate) fn is_lost(&self) -> bool {
         self.trust.lost().is_some()
     }
 
-    /// Why the lease is lost, if it is. Whoever sees a loss first tells of it.
+    /// Why the lease is lost. `None` while it is trusted. The first call that sees the loss reports it.
     pub(crate) fn lost(&self) -> Option<LossReason> {
         let lost = self.trust.lost();
         if let Some(reason) = lost
@@ -131,36 +132,36 @@ impl Kept {
         lost
     }
 
-    /// The store says that the lease is gone, or it was given back. The first reason stays.
+    /// Records that the store reported the lease as gone, or that the lease was released. The first reason stays.
     pub(crate) fn lose(&self, reason: LossReason) {
         self.trust.lose(reason);
         self.lost();
     }
 
-    /// Waits until the lease is lost. Giving it back is not losing it.
+    /// Waits until the lease is lost. Never completes after a release, which is not a loss.
     pub(crate) async fn wait_until_lost(&self) -> LossReason {
         let reason = self.trust.wait_until_lost().await;
         self.lost();
         reason
     }
 
-    /// The lease was renewed by a request sent at `sent`. `false` when it had been lost before that.
+    /// Records a renewal whose request was sent at `sent`. Returns `false` if the lease was already lost.
     pub(crate) fn renewed(&self, sent: Instant, ttl: Duration) -> bool {
         self.trust.renewed(sent, ttl)
     }
 
-    /// A renewal failed: unknown, so the trust that is left goes on.
+    /// Records a failed renewal. Its outcome is unknown, so the lease stays trusted until the current trust ends.
     pub(crate) fn unreachable(&self) {
         self.trust.unreachable();
     }
 
-    /// The lease was given back in good order.
+    /// Records a release while the lease was held.
     pub(crate) fn released(&self) {
         self.trust.lose(LossReason::Released);
         self.tell_of_release();
     }
 
-    /// The lease was given up by a commit that succeeded, however long the answer took.
+    /// Records that a successful commit released the lease, however long the answer took.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(&self) {
         self.trust.committed();
@@ -178,7 +179,7 @@ impl Kept {
     }
 
     pub(crate) fn release(&self) -> Release {
-        // Nobody has worked under a lease whose request gave up, or was dropped.
+        // No work was done under a lease that the caller never got, so `min_hold` does not apply.
         let is_handed_out = self.handed_out.load(Ordering::Relaxed);
         let min_hold = if is_handed_out { self.terms.min_hold } else { Duration::ZERO };
         Release { key: self.key.clone(), token: self.token, min_hold }
@@ -191,14 +192,14 @@ impl Kept {
     }
 }
 
-/// A lease that cannot be given back is freed by its ttl; nobody waits for the error.
+/// Logs a failed release. The ttl frees the lease, and no caller waits for the error.
 pub(crate) fn release_failed<T>(released: Result<T>) {
     if let Err(err) = released {
         observe::tolerated("releasing a lease, which its ttl will free", &err);
     }
 }
 
-/// No code panics while it holds one of these locks.
+/// Ignores poisoning: no code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

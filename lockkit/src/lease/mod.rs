@@ -10,7 +10,8 @@
 //!     └──── dropped      └────── release, commit, drop ───────────────────────▶ released (for ever)
 //! ```
 //!
-//! A dropped question is answered all the same, by a task of its own, and what it was granted is given back.
+//! If a request is dropped while a query is in flight, a separate task still receives the answer and releases a granted
+//! lease.
 
 mod attempt;
 pub(crate) mod bounded;
@@ -62,14 +63,14 @@ use crate::{
     },
 };
 
-/// The most leases that [`Leases::list`] returns.
+/// Maximum number of leases that [`Leases::list`] returns.
 const LIST_LIMIT: u32 = 10_000;
 
 /// Gives out leases that live in one store: the table `lockkit_lease` of a database, or a store of your own.
 ///
-/// Make one per service and clone it freely; clones share their waiting lines and the task that renews.
-/// Use it when the work outlives a transaction, calls other services, or must run in one of many processes.
-/// For one short transaction [`RowLock`](crate::RowLock) or [`NamedLock`](crate::NamedLock) is simpler and faster.
+/// Make one per service and clone it freely. Clones share their queues and the renewal tasks. Use it when the work
+/// outlives a transaction, calls other services, or must run in only one of many processes. For one short transaction,
+/// [`RowLock`](crate::RowLock) or [`NamedLock`](crate::NamedLock) is simpler and faster.
 ///
 /// # Example
 /// ```
@@ -91,7 +92,7 @@ const LIST_LIMIT: u32 = 10_000;
 pub struct Leases<S: LeaseStore>(Arc<Inner<S>>);
 
 struct Inner<S: LeaseStore> {
-    /// What the caller gave. Transactions begin here; the keeper's store may have connections of its own.
+    /// The store that the caller gave. Transactions begin here. The keeper's store may have connections of its own.
     given: S,
     keeper: Keeper<S>,
     lines: Lines,
@@ -106,7 +107,7 @@ impl<S: LeaseStore> Inner<S> {
         self.keeper.store()
     }
 
-    /// Ends when the store tells that the lease was given back.
+    /// Completes when the store reports a release of the lease.
     fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
         match &self.tell {
             Some(tell) => tell.freed(key),
@@ -121,7 +122,7 @@ impl<S: LeaseStore> Leases<S> {
         Self::builder(store).assemble()
     }
 
-    /// Leases with settings of your own.
+    /// A builder for leases with your own settings.
     pub fn builder(store: S) -> LeasesBuilder<S> {
         LeasesBuilder::new(store)
     }
@@ -131,13 +132,13 @@ impl<S: LeaseStore> Leases<S> {
         &self.0.given
     }
 
-    /// A request for the lease of this key: set what differs from the defaults, then
+    /// A request for the lease of this key. Set the options that differ from the defaults, then call
     /// [`acquire`](LeaseRequest::acquire), [`try_acquire`](LeaseRequest::try_acquire) or [`run`](LeaseRequest::run).
     pub fn lease(&self, key: impl Into<Key>) -> LeaseRequest<S> {
         LeaseRequest::new(self.0.clone(), key.into(), Mode::Exclusive)
     }
 
-    /// Who holds the lease now; `None` when it is free or expired. Reads only.
+    /// The current holder of the lease. `None` if the lease is free or expired. Reads only.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::NotMigrated`], [`Error::Database`].
@@ -150,7 +151,8 @@ impl<S: LeaseStore> Leases<S> {
         self.0.store().look(key, LIMIT).await
     }
 
-    /// The leases held now whose key starts with `prefix`, in the order of their keys, 10,000 at most. Reads only.
+    /// The currently held leases whose key starts with `prefix`, in the order of their keys, at most 10,000. Reads
+    /// only.
     ///
     /// # Errors
     /// [`Error::NotMigrated`], [`Error::Database`].
@@ -159,19 +161,19 @@ impl<S: LeaseStore> Leases<S> {
         Ok(held.into_iter().map(|it| self.0.shown(it)).collect())
     }
 
-    /// Takes the lease from its holder and leaves it free, for operators. Returns what was taken; `None` when there was nothing
-    /// to take.
+    /// Takes the lease from its holder and leaves it free, for operators. Returns the lease that was taken, or `None`
+    /// if it was not held.
     ///
-    /// The old holder is told at its next renewal, and its commits are refused from now on. The next holder gets a
-    /// greater fence. Between a look at the holder and the decision to take the lease from it, another may have come: use
-    /// [`steal_if`](Self::steal_if) where somebody has looked.
+    /// The old holder learns of the loss at its next renewal. Its commits are refused from now on. The next holder gets
+    /// a greater fence. If an operator decides after a look at the holder, another process may hold the lease by then:
+    /// use [`steal_if`](Self::steal_if) in that case.
     ///
     /// # Errors
     /// [`Error::Contended`] when a transaction that pins the lease does not end within the default wait;
     /// [`Error::InvalidKey`], [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
-    /// The lease is freed or not; repeat it if in doubt.
+    /// After a drop the lease may or may not be free. Repeat the call if in doubt.
     pub async fn steal(&self, key: impl Into<Key>) -> Result<Option<LeaseInfo>> {
         let key = key.into();
         match self.look(&key).await? {
@@ -180,8 +182,8 @@ impl<S: LeaseStore> Leases<S> {
         }
     }
 
-    /// As [`steal`](Self::steal), but only from the holder with this fence, as [`show`](Self::show) has told. `None` when that
-    /// one no longer holds the lease: nobody was harmed then, whoever holds it now.
+    /// As [`steal`](Self::steal), but only from the holder with this fence, as returned by [`show`](Self::show).
+    /// Returns `None` if that holder no longer has the lease. In that case the current holder, if any, keeps it.
     ///
     /// # Errors
     /// As [`steal`](Self::steal).
@@ -213,7 +215,8 @@ impl<S: LeaseStore> Leases<S> {
         }
     }
 
-    /// A token has one fence, so the release by its token takes the lease from this holder and no other.
+    /// Releases the lease by the token of `held`. A token has only one fence, so this takes the lease only from that
+    /// holder.
     async fn take_from(&self, key: Key, held: LeaseRecord) -> Result<Option<LeaseInfo>> {
         let started = Instant::now();
         let release = Release { key: key.clone(), token: held.token, min_hold: Duration::ZERO };

@@ -1,8 +1,9 @@
 //! Several permits of one semaphore together: all of them or none.
 //!
-//! Permits that are free at once are taken at once, and nothing is kept otherwise. A request that has waited for long enough to
-//! have a ticket takes the lease `<key>/permit/gather`, which one request at a time can have, and from then on keeps what it
-//! gets. So requests that take one permit each do not starve it, and two that gather never wait for each other.
+//! If enough permits are free, they are taken at once. Otherwise a request keeps nothing at first. A request that has
+//! waited long enough to have a ticket takes the lease `<key>/permit/gather`. Only one request at a time holds it, and
+//! from then on keeps the permits that it gets. So requests for single permits do not starve it, and two gathering
+//! requests never wait for each other.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,10 +24,11 @@ use crate::{
 };
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// All of the permits. The place has those that came free before.
+    /// Tries to take all of the permits. `place` has the permits that were granted before.
     pub(super) async fn try_permits(&self, place: &Place<S>, of: u32, take: u32) -> Result<Turn<Vec<Lease<S>>>> {
         let turn = self.try_missing(place, of, take).await?;
-        // Who gathers next would wait for what is kept here, and this request for what that one keeps.
+        // Without the gather lease the request keeps no permits. Otherwise it and the gathering request could each wait
+        // for permits of the other.
         if !matches!(turn, Turn::Done(_)) && !place.has_gate() {
             drop(place.take_gathered());
         }
@@ -66,12 +68,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             match attempt(self.inner.clone(), claims, Vec::new(), self.terms()).await? {
                 Attempt::Granted(leases) => {
                     place.gather(leases);
-                    // One that was gathered before may be lost by now.
+                    // A permit that was gathered before may be lost by now.
                     if place.gathered() == take {
                         return Ok(Turn::Done(place.take_gathered()));
                     }
                 }
-                // Others were faster.
+                // Another request took one of the permits first.
                 Attempt::Held { .. } => {}
                 Attempt::Silent => return Ok(Turn::Silent),
             }

@@ -1,4 +1,4 @@
-//! What a request has while it waits, and gives back when it stops waiting.
+//! What a request holds while it waits, and releases when it stops waiting.
 
 use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
@@ -14,13 +14,14 @@ use crate::{
     lease::{kept::release_failed, store::LeaseStore},
 };
 
-/// The longest time for giving back what was taken while waiting. The rest goes on in the background.
+/// Time limit for releasing what was taken while waiting. A release that takes longer continues in the background.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 
-/// How much later an expiry must be to be another one: answers take different times.
+/// Minimum difference between two expiries that are treated as different. Smaller differences come from the varying
+/// latency of answers.
 const ANSWERS_DIFFER: Duration = Duration::from_millis(5);
 
-/// The state of one waiting request. Dropping it gives back in the background what it took.
+/// The state of one waiting request. Dropping it releases in the background what the request took.
 #[derive(Debug)]
 pub(super) struct Place<S: LeaseStore> {
     /// Whether the request asks until its wait is over.
@@ -32,40 +33,40 @@ pub(super) struct Place<S: LeaseStore> {
 #[derive(Debug)]
 struct Taken<S: LeaseStore> {
     ticket: Option<Ticket<S>>,
-    /// The lease that lets one request of its kind keep something while it waits: the writer's, or that of the request that
-    /// gathers permits.
+    /// The lease that lets one request of its kind keep other leases while it waits. For a writer it is the writer's
+    /// lease, for a request that gathers permits the gather lease.
     gate: Option<Lease<S>>,
-    /// Permits, until there are enough.
+    /// Permits that were granted so far, until there are enough.
     gathered: Vec<Lease<S>>,
     /// Claims that were refused and will be sent again.
     claims: Vec<Waiting<S>>,
-    /// The key that was held last, of those that are asked for.
+    /// The requested key that was last found held.
     in_the_way: Option<Key>,
 }
 
-/// A place in the queue of the processes.
+/// The place of this request in the queue of the processes.
 #[derive(Debug)]
 struct Ticket<S: LeaseStore> {
     lease: Lease<S>,
     progress: Progress,
 }
 
-/// What a ticket's owner has seen of the queue.
+/// What the owner of a ticket has seen of the queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
-    /// How many older tickets there were, and the oldest of them. `None` before the first look.
+    /// The number of older tickets, and the oldest of them. `None` before the first look.
     pub(super) seen: Option<(u32, Fence)>,
-    /// When that changed last, or the lease got another holder.
+    /// The last time that `seen` changed or the lease got another holder.
     pub(super) moved: Instant,
-    /// When the holder's lease ends.
+    /// When the holder's lease expires.
     pub(super) expires: Option<Instant>,
-    /// Since when the lease is seen free without any of the older tickets taking it.
+    /// Since when the lease has been seen free, while no older ticket took it.
     pub(super) free_since: Option<Instant>,
 }
 
 impl Progress {
-    /// The lease is held. Another holder has a later expiry, and so has a renewal; without one, the lease is locked for a
-    /// moment.
+    /// Records that the lease is held. A new holder or a renewal has a later expiry. `None`: a row lock hides the
+    /// expiry.
     pub(super) fn held(&mut self, free_in: Option<Duration>) {
         let now = Instant::now();
         let expires = free_in.map(|it| now + it);
@@ -86,7 +87,7 @@ impl<S: LeaseStore> Place<S> {
         Self { waits: true, ..Self::default() }
     }
 
-    /// How long ago the first question was asked; `None` if this is the first one.
+    /// Time since the first attempt. `None` if this is the first one.
     pub(super) fn waited(&self) -> Option<Duration> {
         if let Some(asked) = self.asked.get() {
             return Some(asked.elapsed());
@@ -95,20 +96,20 @@ impl<S: LeaseStore> Place<S> {
         None
     }
 
-    /// The ticket's number and name, if it can still be trusted.
+    /// The fence and key of the ticket, if it is still trusted.
     pub(super) fn ticket(&self) -> Option<(Fence, Key)> {
         let taken = self.taken();
         let ticket = taken.ticket.as_ref().filter(|it| it.lease.is_trusted())?;
         Some((ticket.lease.fence(), ticket.lease.key().clone()))
     }
 
-    /// Replaces a ticket that was lost.
+    /// Sets the ticket, or replaces a lost one.
     pub(super) fn set_ticket(&self, lease: Lease<S>) {
         let progress = Progress { seen: None, moved: Instant::now(), expires: None, free_since: None };
         self.taken().ticket = Some(Ticket { lease, progress });
     }
 
-    /// What the ticket's owner has seen of the queue; changed by `change`.
+    /// Applies `change` to what the owner of the ticket has seen, and returns the result. `None` without a ticket.
     pub(super) fn progress(&self, change: impl FnOnce(&mut Progress)) -> Option<Progress> {
         let mut taken = self.taken();
         let progress = &mut taken.ticket.as_mut()?.progress;
@@ -116,21 +117,21 @@ impl<S: LeaseStore> Place<S> {
         Some(*progress)
     }
 
-    /// Gives the ticket back in the background.
+    /// Releases the ticket in the background.
     pub(super) fn drop_ticket(&self) {
-        // Not within the lock.
+        // Dropped after the mutex is unlocked.
         let ticket = self.taken().ticket.take();
         drop(ticket);
     }
 
-    /// Whether it has the gate's lease, and can still trust it.
+    /// Whether the request holds the gate lease, and the lease is still trusted.
     pub(super) fn has_gate(&self) -> bool {
         self.taken().gate.as_ref().is_some_and(Lease::is_trusted)
     }
 
     pub(super) fn set_gate(&self, gate: Lease<S>) {
         let before = self.taken().gate.replace(gate);
-        // Not within the lock.
+        // Dropped after the mutex is unlocked.
         drop(before);
     }
 
@@ -144,7 +145,7 @@ impl<S: LeaseStore> Place<S> {
         self.taken().gathered.extend(leases);
     }
 
-    /// How many permits it keeps that can be trusted. The others are given up.
+    /// The number of kept permits that are still trusted. Drops the others.
     pub(super) fn gathered(&self) -> u32 {
         let lost: Vec<_> = self.taken().gathered.extract_if(.., |it| !it.is_trusted()).collect();
         drop(lost);
@@ -155,7 +156,7 @@ impl<S: LeaseStore> Place<S> {
         std::mem::take(&mut self.taken().gathered)
     }
 
-    /// The claims of these keys that were refused. Those of other keys are given up.
+    /// The refused claims of these keys. Drops the claims of other keys.
     pub(super) fn take_claims(&self, keys: &[Key]) -> Vec<Waiting<S>> {
         let mut claims = std::mem::take(&mut self.taken().claims);
         claims.retain(|it| keys.contains(&it.key));
@@ -164,7 +165,7 @@ impl<S: LeaseStore> Place<S> {
 
     pub(super) fn keep_claims(&self, claims: Vec<Waiting<S>>) {
         let before = std::mem::replace(&mut self.taken().claims, claims);
-        // Not within the lock.
+        // Dropped after the mutex is unlocked.
         drop(before);
     }
 
@@ -176,7 +177,7 @@ impl<S: LeaseStore> Place<S> {
         self.taken().in_the_way = Some(key);
     }
 
-    /// Gives back what was taken on the way, so that it keeps nobody out once the request is answered.
+    /// Releases what was taken while waiting, so that it blocks no other request after this one is answered.
     pub(super) async fn give_back(&self) {
         drop(self.take_claims(&[]));
         let leases: Vec<_> = {
@@ -188,7 +189,7 @@ impl<S: LeaseStore> Place<S> {
                 release_failed(lease.release().await);
             }
         };
-        // A release that takes longer goes on in the background.
+        // A release that takes longer continues in the background.
         drop(timeout(GIVE_BACK, giving_back).await);
     }
 

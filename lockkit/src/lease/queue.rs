@@ -1,8 +1,8 @@
-//! The order of waiting processes: tickets, which are short leases beside the one that is waited for.
+//! The order among waiting processes, kept by tickets. A ticket is a short lease beside the lease that is waited for.
 //!
-//! A plain request takes a ticket once it has waited for [`PATIENCE`]. From then on, processes that had the lease a moment
-//! ago do not take it again before the ticket's owner. A fair request takes a ticket as soon as the lease is held, and
-//! waits for all older tickets.
+//! A plain request takes a ticket after it has waited for [`PATIENCE`]. From then on, a process that released the lease
+//! a moment ago does not take it again before the owner of the ticket. A fair request takes a ticket as soon as it
+//! finds the lease held, and waits for all older tickets.
 
 use std::time::Duration;
 
@@ -19,51 +19,54 @@ use crate::{
     lease::{bounded::limit_for, store::LeaseStore, wait::Turn},
 };
 
-/// How long a plain request waits before it takes a ticket. Shorter waits write nothing.
+/// How long a plain request waits before it takes a ticket. A shorter wait writes nothing.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How many tickets there may be, so that the rows they leave behind stay few.
+/// The largest number of tickets per queue. It bounds the rows that tickets leave behind.
 const TICKETS: u32 = 1024;
 
-/// The shortest pause of the requests at the front of the queue.
+/// Minimum pause of the requests at the front of the queue.
 const NEXT: Duration = Duration::from_millis(1);
 
-/// The shortest pause of the other requests, for each ticket between theirs and the front.
+/// Minimum pause of the other requests, for each ticket between theirs and the front.
 const STEP: Duration = Duration::from_millis(4);
 
-/// The longest pause between two questions.
+/// Maximum pause between two attempts.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// How long the queue stands still before a plain request looks past the older tickets.
+/// If the queue has not moved for this long, a plain request checks whether it can overtake the older tickets.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// How long a plain request must see the lease free before it takes it past older tickets. Longer than [`LONGEST`]: their
-/// owners are dead or stopped, or they would have asked.
+/// A plain request overtakes older tickets only after the lease was free for this long. This is longer than
+/// [`LONGEST`], so a live owner of an older ticket would have asked in the meantime: the owners are dead or stopped.
 const FREE_FOR: Duration = Duration::from_millis(300);
 
-/// The shortest time that a ticket lives without a renewal.
+/// Minimum ttl of a ticket.
 const SHORTEST_TICKET: Duration = Duration::from_millis(500);
 
 /// How the tickets of a request are served.
 struct Order {
-    /// How long a ticket stays in the queue after its process died, at most. Not longer than the lease would, either.
+    /// Maximum ttl of a ticket, so the longest time that a dead process stays in the queue. A ticket's ttl is never
+    /// longer than that of the lease, unless the lease's ttl is below [`SHORTEST_TICKET`].
     ticket_ttl: Duration,
-    /// How many of the oldest tickets ask for the lease. With two, the next one asks already while the first is served.
+    /// How many of the oldest tickets may ask for the lease. With two, the second already asks while the first is
+    /// served.
     front: u32,
     /// Whether a request may overtake tickets whose owners do not ask.
     overtakes: bool,
 }
 
-/// In the order of the tickets, without exception.
+/// Strictly in the order of the tickets.
 const STRICT: Order = Order { ticket_ttl: Duration::from_secs(3), front: 1, overtakes: false };
 
-/// Roughly in the order of the tickets.
+/// Approximately in the order of the tickets.
 const LOOSE: Order = Order { ticket_ttl: Duration::from_millis(1500), front: 2, overtakes: true };
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Asks for what the mode says; queues after [`PATIENCE`].
+    /// One attempt at the leases of the mode. Takes a ticket after [`PATIENCE`].
     pub(super) async fn turn_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
-        // A writer that waits for the last readers, or a request that gathers permits: others stand back for it already.
+        // A writer that waits for the last readers, or a request that gathers permits: new requests already wait for
+        // it.
         if place.has_gate() {
             return self.try_now(place, likely_free).await;
         }
@@ -72,8 +75,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
         let line = self.line();
         let waited = place.waited();
-        // The first question of a process that has not had the lease lately is worth one round trip only. It overtakes
-        // those who wait at most once.
+        // A process that did not release the lease recently spends only one round trip on its first attempt, without a
+        // check for tickets. It can overtake each waiter at most once.
         let looks = waited.is_some() || (self.waits() && self.inner.lines.looks_at_queue(&line));
         let stands_back = looks && self.somebody_queues().await?;
         if looks {
@@ -91,7 +94,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Ok(Turn::Held { free_in: Some(free_in.map_or(until_ticket, |it| it.min(until_ticket))) })
     }
 
-    /// Asks for the lease if nobody queues for it, and takes a ticket otherwise.
+    /// Takes the lease if there are no tickets, and takes a ticket otherwise.
     pub(super) async fn turn_fairly(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         if place.ticket().is_none()
             && likely_free
@@ -102,7 +105,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         self.turn_by_ticket(place, likely_free, &STRICT).await
     }
 
-    /// Asks for the lease if nobody queues for it.
+    /// Takes the lease if there are no tickets.
     pub(super) async fn try_fairly(&self, place: &Place<S>) -> Result<Turn<Vec<Lease<S>>>> {
         if self.somebody_queues().await? {
             return Ok(Turn::Held { free_in: None });
@@ -110,9 +113,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         self.try_now(place, true).await
     }
 
-    /// Asks for the lease when few enough older tickets are left.
+    /// Tries to take the lease once few enough older tickets are left.
     ///
-    /// A ticket's number is its fence: it comes from the store's clock, whichever key it was granted for.
+    /// A ticket's number is its fence. Fences come from the store's clock, so the order of tickets does not depend on
+    /// their keys.
     async fn turn_by_ticket(&self, place: &Place<S>, likely_free: bool, order: &Order) -> Result<Turn<Vec<Lease<S>>>> {
         let (fence, key) = if let Some(ticket) = place.ticket() {
             ticket
@@ -123,20 +127,21 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Turn::Done(tickets) => tickets.into_iter().for_each(|it| place.set_ticket(it)),
                 held => return Ok(held),
             }
-            // A ticket that was lost at once is replaced at the next turn.
+            // The next turn replaces a ticket that was lost at once.
             let Some(ticket) = place.ticket() else { return Ok(Turn::Held { free_in: None }) };
             ticket
         };
         let is_at_front = |it: &Progress| it.seen.is_some_and(|(ahead, _)| ahead < order.front);
-        // A request at the front stays there, because tickets only become older. Whether it is the first matters until it
-        // has seen the lease held.
+        // A request at the front stays there, because new tickets are always younger. Whether it is the first matters
+        // only until it has seen the lease held.
         let is_settled =
             |it: &Progress| is_at_front(it) && (it.expires.is_some() || it.seen.is_some_and(|it| it.0 == 0));
         let mut progress = place.progress(|_| {});
         let mut next_end = LONGEST;
         if !progress.as_ref().is_some_and(is_settled) {
             let waiting = self.inner.store().list(&self.queue(), TICKETS).await?;
-            // On a clock of milliseconds, two tickets can have one number. The later of the two takes another.
+            // On a millisecond clock, two tickets can have the same number. The request that sees this on its first
+            // look takes a new ticket.
             let is_first_look = progress.as_ref().is_some_and(|it| it.seen.is_none());
             if is_first_look && waiting.iter().any(|it| it.info.fence == fence && it.info.key != key) {
                 place.drop_ticket();
@@ -145,7 +150,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let before = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
             let ahead = u32::try_from(before.clone().count()).unwrap_or(TICKETS);
             let oldest = before.clone().map(|it| it.fence).min().unwrap_or(fence);
-            // A ticket whose owner died ends; the others are renewed long before.
+            // The ticket of a dead owner expires. The other tickets are renewed long before their expiry.
             let ends_in = before.map(|it| it.expires_in + Duration::from_millis(1)).min();
             next_end = ends_in.unwrap_or(LONGEST).max(NEXT);
             progress = place.progress(|it| {
@@ -161,8 +166,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let still = progress.moved.elapsed();
         let ahead = progress.seen.map_or(0, |it| it.0);
         if is_at_front(&progress) {
-            // The first in the queue may be within a long pause. A request that comes to a free lease, as that of the
-            // process that has just released it, does not take it before the first has had the time to ask.
+            // The first request in the queue may be in a long pause. A request that finds the lease free, such as one
+            // of the process that has just released it, gives the first request time to ask.
             if order.overtakes && ahead > 0 && progress.expires.is_none() && self.mode == Mode::Exclusive {
                 return self.overtake(place, 0, STEP).await;
             }
@@ -187,7 +192,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Ok(Turn::Queued { ahead: behind, pause })
     }
 
-    /// Takes the lease past older tickets if their owners leave it free: they are dead or stopped.
+    /// Takes the lease before older tickets if their owners leave it free, because those owners are dead or stopped.
     async fn overtake(&self, place: &Place<S>, ahead: u32, pause: Duration) -> Result<Turn<Vec<Lease<S>>>> {
         if self.mode == Mode::Exclusive {
             if let Some(held) = self.inner.store().look(&self.key, limit_for(self.ttl)).await? {
@@ -216,7 +221,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     fn order(&self) -> Order {
         match &self.mode {
-            // Several can be served at a time.
+            // Several permits can be granted at a time.
             Mode::Permit(permits) | Mode::Permits { of: permits, .. } => {
                 Order { front: permits.saturating_add(1).min(16), ..LOOSE }
             }
@@ -224,7 +229,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// Whether there are tickets for what is asked for.
+    /// Whether there are tickets for this request's key.
     async fn somebody_queues(&self) -> Result<bool> {
         Ok(!self.inner.store().list(&self.queue(), 1).await?.is_empty())
     }
@@ -233,13 +238,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         format!("{}/queue/", self.line())
     }
 
-    /// A key can be too long to have names for tickets beside it.
+    /// Whether the key is short enough for the names of its tickets.
     fn can_queue(&self) -> bool {
         Key::from(format!("{}{TICKETS}", self.queue())).check().is_ok()
     }
 }
 
-/// The pause, but not past the moment at which the holder's lease ends.
+/// The pause, cut to end when the holder's lease expires.
 fn until_free(pause: Duration, free_in: Option<Duration>) -> Duration {
     free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1)))
 }
@@ -303,7 +308,7 @@ mod tests {
         lease.release().await.unwrap();
         assert!(again.await.unwrap() > fence);
 
-        // A request that does not wait has no place to wait for, and asks.
+        // A request that does not wait has no place in the queue, so it asks at once.
         let lease = there.lease("k").acquire().await.unwrap();
         let waiting = self::waiting(&here);
         sleep(SECOND).await;

@@ -1,4 +1,4 @@
-//! Requests that would wait for the very task that makes them, and other holders of the same process.
+//! Detects requests that would wait for their own task, and describes holders of the same process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,13 +27,13 @@ const WRITE_FIRST: &str =
     "a writer waits for all readers, so ask to write from the start, or give the read lease back before";
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Refuses a request that would wait for a lock of the body in which it is made.
+    /// Refuses a request that would wait for a lock of the body that makes it.
     pub(super) fn check_not_reentrant(&self) -> Result<()> {
         let realm = realm(&self.inner);
         let held = |is_it: &dyn Fn(&Key) -> bool| count(|it| it.realm == realm && is_it(&it.key));
         let writer = self.writer();
         let keeps_too_many = |of: u32, take: u32| {
-            // One with a higher number keeps none of these out.
+            // A held permit with a number of `of` or more blocks none of the requested ones.
             let held = held(&|it| self.number_of("permit", it).is_some_and(|it| it < of));
             let held = u32::try_from(held).unwrap_or(u32::MAX);
             held > 0 && held.saturating_add(take) > of
@@ -54,12 +54,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if waits_for_itself { Err(Error::Reentrant { lock, key: self.key.clone(), hint }) } else { Ok(()) }
     }
 
-    /// Whether it asks to read in a body that reads.
+    /// Whether this is a read request from a body that holds a read lease of the same key.
     pub(super) fn reads_already(&self) -> bool {
         !self.reading().is_empty()
     }
 
-    /// Whether it does, and the store says so: a reader that was stolen keeps no writer out.
+    /// Whether the store still has one of the body's read leases. A stolen read lease does not block a writer.
     pub(super) async fn still_reads(&self) -> Result<bool> {
         for (key, token) in self.reading() {
             let held = self.inner.store().look(&key, limit_for(self.ttl)).await?;
@@ -70,7 +70,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Ok(false)
     }
 
-    /// The leases with which the body reads that it asks in.
+    /// The read leases of this key that the body runs under.
     fn reading(&self) -> Vec<(Key, Token)> {
         if self.mode != Mode::Read {
             return Vec::new();
@@ -79,7 +79,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         leases(|it| it.realm == realm && self.number_of("reader", &it.key).is_some())
     }
 
-    /// The number of a permit or reader of the key.
+    /// The number of a permit or read lease of this request's key.
     fn number_of(&self, role: &str, key: &Key) -> Option<u32> {
         let number = key.strip_prefix(self.key.as_str())?.strip_prefix('/')?.strip_prefix(role)?.strip_prefix('/')?;
         number.parse().ok()
@@ -87,8 +87,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 }
 
 impl<S: LeaseStore> Inner<S> {
-    /// Where the body runs under a lease of this key from other `Leases`, looks whether it is the one that is in the way.
-    /// They may be in another store.
+    /// Refuses the request if the body runs under the very lease that blocks it, acquired through other `Leases`. Asks
+    /// the store, because the other `Leases` may be in a different store.
     pub(super) async fn check_other_leases(&self, key: &Key, ttl: Duration) -> Result<()> {
         if !is_under(|it| matches!(it.realm, Realm::Leases(_)) && it.key == *key) {
             return Ok(());
@@ -100,7 +100,7 @@ impl<S: LeaseStore> Inner<S> {
         Ok(())
     }
 
-    /// A held lease, as shown to people.
+    /// The public description of a held lease.
     pub(super) fn shown(&self, held: LeaseRecord) -> LeaseInfo {
         let LeaseRecord { token, mut info } = held;
         info.is_this_process = self.keeper.keeps(token);
@@ -108,7 +108,7 @@ impl<S: LeaseStore> Inner<S> {
     }
 }
 
-/// The leases among which two of one key exclude each other.
+/// The realm of the leases in which two leases of one key exclude each other.
 pub(super) fn realm<S: LeaseStore>(inner: &Arc<Inner<S>>) -> Realm {
     Realm::Leases(Arc::as_ptr(inner).addr())
 }

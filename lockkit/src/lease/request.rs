@@ -1,4 +1,4 @@
-//! A request for a lease, or for several together: once, with waiting, or around a body of work.
+//! A request for one lease or several: a single attempt, with waiting, or around a body of work.
 
 use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
@@ -28,12 +28,13 @@ use crate::{
     scope::Record,
 };
 
-/// How long the look for the holder may take once the wait is over.
+/// Time limit of the query for the holder after the wait has ended.
 const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 
-/// A request for one lease, made by [`Leases::lease`](crate::Leases::lease), [`Leases::semaphore`](crate::Leases::semaphore) or
-/// [`Leases::rw`](crate::Leases::rw); or for several together, made by [`Leases::all`](crate::Leases::all) or
-/// [`take`](Self::take). `L` is what it yields: a [`Lease`] or a [`MultiLease`].
+/// A request for one lease, made by [`Leases::lease`](crate::Leases::lease),
+/// [`Leases::semaphore`](crate::Leases::semaphore) or [`Leases::rw`](crate::Leases::rw); or for several leases
+/// together, made by [`Leases::all`](crate::Leases::all) or [`take`](Self::take). `L` is the type that it yields: a
+/// [`Lease`] or a [`MultiLease`].
 #[must_use = "a request does nothing until `acquire`, `try_acquire` or `run` is awaited"]
 pub struct LeaseRequest<S: LeaseStore, L = Lease<S>> {
     pub(super) inner: Arc<Inner<S>>,
@@ -47,31 +48,31 @@ pub struct LeaseRequest<S: LeaseStore, L = Lease<S>> {
     yields: PhantomData<fn() -> L>,
 }
 
-/// What is asked for under the key.
+/// The leases that are requested under the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Mode {
     /// The lease of the key itself.
     Exclusive,
-    /// The leases of these keys, which are sorted and differ. The request's key joins them.
+    /// The leases of these keys, which are sorted and unique. The request's key is the combination of them.
     All(Vec<Key>),
-    /// One of this many permits.
+    /// One permit of a semaphore with this many permits.
     Permit(u32),
-    /// Several of the permits together.
+    /// Several permits together.
     Permits {
-        /// How many there are.
+        /// The number of permits of the semaphore.
         of: u32,
-        /// How many of them are wanted.
+        /// The number of requested permits.
         take: u32,
     },
-    /// `take` of a request that is not for a semaphore.
+    /// `take` was called on a request that is not for a semaphore.
     NoPermits,
-    /// A lease beside those of other readers.
+    /// A read lease. Other readers may hold the key too.
     Read,
-    /// A lease beside no other.
+    /// The write lease. No reader and no other writer holds the key.
     Write,
 }
 
-/// What a request yields: a [`Lease`] or a [`MultiLease`].
+/// The type that a request yields: a [`Lease`] or a [`MultiLease`].
 pub trait Yields: Sized + sealed::Sealed {
     /// The store of the leases.
     type Store: LeaseStore;
@@ -79,25 +80,25 @@ pub trait Yields: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn of(leases: Vec<Lease<Self::Store>>, on_lost: OnLost) -> Self;
 
-    /// The same leases for a body that runs under them.
+    /// Handles to the same leases for a body that runs under them.
     #[doc(hidden)]
     #[must_use]
     fn borrowed(&self) -> Self;
 
-    /// The same leases for the body of a function under the attribute, which cannot give them back.
+    /// Handles to the same leases for the body of a function under the attribute. The body cannot release them.
     #[doc(hidden)]
     #[must_use]
     fn lent(&self) -> Self;
 
-    /// What runs a body under the leases, and the record of the locks that it is under.
+    /// The watch that runs a body under the leases, and the record of its locks.
     #[doc(hidden)]
     fn watched(&self) -> (Watch<'_>, Record);
 
-    /// Releases the leases after their body. The result of the body counts whether or not the store hears of the release.
+    /// Releases the leases after their body. A failed release does not change the result of the body.
     #[doc(hidden)]
     fn end_after_body(self) -> impl Future<Output = ()>;
 
-    /// Runs `body` under the leases, drops it when one is lost, and releases them.
+    /// Runs `body` under the leases, drops it when a lease is lost, and releases the leases.
     #[doc(hidden)]
     fn end_with<T, E: From<Error>>(
         self,
@@ -120,20 +121,23 @@ impl<S: LeaseStore> sealed::Sealed for Lease<S> {}
 impl<S: LeaseStore> sealed::Sealed for MultiLease<S> {}
 
 impl<S: LeaseStore> LeaseRequest<S> {
-    /// Serves waiting processes strictly in the order in which they came.
+    /// Serves waiting processes strictly in the order of their arrival.
     ///
-    /// Callers of one process queue in order anyway, and a plain request that has waited for 50 ms is not kept out by
-    /// other processes, but may be overtaken. A fair request takes a ticket (a short lease of its own,
-    /// `<key>/queue/<number>`) as soon as the lease is held, and asks for the lease when no older ticket is left. For a
-    /// strict order, all requests for the lease must be fair. It costs two round trips more when somebody waits and one
-    /// when nobody does, and a process that dies while it waits holds the others up for the ttl of the lease it asked
-    /// for, 3 s at most. For leases made by [`Leases::lease`](crate::Leases::lease) only.
+    /// The callers of one process always queue in order. After a wait of 50 ms, a plain request cannot be starved by
+    /// other processes, but they may still overtake it. A fair request takes a ticket (a short lease
+    /// `<key>/queue/<number>`) as soon as it finds the lease held, and asks for the lease when there is no older
+    /// ticket. For a strict order, all requests for the lease must be fair.
+    ///
+    /// A fair request costs two more round trips if there are waiters and one if there are none. A process that dies
+    /// while it waits delays the others for the ttl of the lease that it asked for, at most 3 s. Only for leases made
+    /// by [`Leases::lease`](crate::Leases::lease).
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self
     }
 
-    /// As many of the permits of a [semaphore](crate::Leases::semaphore) together: all of them or none.
+    /// A request for this many permits of a [semaphore](crate::Leases::semaphore) together: either all are taken or
+    /// none.
     ///
     /// # Example
     /// ```
@@ -171,30 +175,31 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// How long each lease lives without a renewal. At least 50 ms, or what the store needs.
+    /// How long each lease lives without a renewal. At least 50 ms, or the minimum of the store.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) try before they give up; zero tries once. Defaults to the
-    /// wait of the [`Leases`](crate::Leases): [`Wait::DEFAULT`], 10 s, unless set there.
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait before they fail. Zero tries once. Defaults to
+    /// the wait of the [`Leases`](crate::Leases): [`Wait::DEFAULT`], 10 s, unless set there.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into().limit();
         self
     }
 
-    /// How long the lease stays taken at least, counted from when it was acquired. Defaults to zero.
+    /// The minimum time that the lease stays taken, counted from its acquisition. Defaults to zero.
     ///
-    /// A job that runs once a night on several machines whose clocks differ by seconds may be over on one before it starts
-    /// on the next, which would run it again. With a `min_hold` longer than the clocks differ, the lease that was released
-    /// early stays taken, by nobody, until then.
+    /// Use it for a job that runs once a night on several machines whose clocks differ by seconds. The job may end on
+    /// one machine before another machine starts it, and then it would run twice. If `min_hold` is longer than the
+    /// clocks differ, the key of a lease that is released early stays taken, without a holder, until `min_hold` has
+    /// passed.
     pub fn min_hold(mut self, min_hold: Duration) -> Self {
         self.min_hold = min_hold;
         self
     }
 
-    /// What becomes of the body of [`run`](Self::run) when a lease is lost. Defaults to [`OnLost::Stop`].
+    /// Whether the body of [`run`](Self::run) is stopped when a lease is lost. Defaults to [`OnLost::Stop`].
     pub fn on_lost(mut self, on_lost: OnLost) -> Self {
         self.on_lost = on_lost;
         self
@@ -202,38 +207,39 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 }
 
 impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
-    /// The lease, as soon as it is free; or all of the leases, as soon as all of them are free at once.
+    /// Acquires the lease as soon as it is free, or all of the leases as soon as all of them are free at once.
     ///
-    /// Callers of one process queue in order, and only the first of them asks the store, without holding a connection
-    /// between two questions. The lease is renewed in the background from now on.
+    /// The callers of one process queue in order. Only the first of them asks the store, and it holds no connection
+    /// between two attempts. From the grant on, the lease is renewed in the background.
     ///
-    /// No process that waits is kept out by others. A request that has waited for 50 ms takes a ticket, a short lease
-    /// named `<key>/queue/<number>`, and a process that had the lease within the last second lets the owners of tickets go
-    /// first. Shorter waits write nothing. The order of the tickets is kept roughly; [`fair`](Self::fair) keeps it strictly.
+    /// Other processes cannot starve a waiting request. A request that has waited for 50 ms takes a ticket, a short
+    /// lease named `<key>/queue/<number>`. A process that had the lease within the last second lets the owners of
+    /// tickets go first. Shorter waits write nothing. The order of the tickets is kept approximately;
+    /// [`fair`](Self::fair) keeps it strictly.
     ///
-    /// Leases are not re-entrant, because a lease that one task holds twice would be freed by the first of two releases. In a
-    /// body that [`run`](Self::run) or `#[with_lock]` runs under the same lease, or under what keeps this request waiting (the
-    /// last permit, its own reader or writer), the answer is [`Error::Reentrant`] at once. Beside a lease that the caller keeps
-    /// in a variable it waits like any other request, since that lease may be given to another task. To use one lease in
-    /// several places, hand it on: [`Lease::share`].
+    /// Leases are not re-entrant: if one task held a lease twice, the first of its two releases would free it. A body
+    /// that [`run`](Self::run) or `#[with_lock]` runs gets [`Error::Reentrant`] at once if it runs under the same
+    /// lease, or under the lock that this request would wait for (the last permit, its own reader or writer). If the
+    /// caller holds the lease only in a variable, the request waits like any other, because that lease may be given to
+    /// another task. To use one lease in several places, hand it on with [`Lease::share`].
     ///
-    /// Bind the lease to a name: `let lease = …`, or `let _lease = …` where it is not used. `let _ = …` drops it at once, and
-    /// so gives it back; the lint `let_underscore_drop` of rustc finds that.
+    /// Bind the lease to a name: `let lease = …`, or `let _lease = …` if it is not used. `let _ = …` drops the lease at
+    /// once and so releases it. The rustc lint `let_underscore_drop` finds that.
     ///
-    /// **Several leases** are taken in the order of their keys: by one statement on PostgreSQL, by one for each elsewhere. None is
-    /// kept while another is waited for, and they take no tickets.
+    /// **Several leases** are taken in the order of their keys: with one statement on PostgreSQL, with one per key
+    /// elsewhere. None is kept while the request waits for another one, and the request takes no tickets.
     ///
-    /// **Several permits**: a request that has waited for 50 ms and is next keeps the permits that come free until it has
-    /// enough. One request of a key at a time does so, and holds the lease `<key>/permit/gather` meanwhile.
+    /// **Several permits**: a request that has waited for 50 ms and is next keeps the permits that become free until it
+    /// has enough. Only one request per key does so at a time. It holds the lease `<key>/permit/gather` meanwhile.
     ///
     /// # Errors
-    /// [`Error::Contended`] after the wait, with the holder, and with the key that was in the way last; [`Error::Reentrant`]; [`Error::PoolStarved`] or [`Error::Database`] when
-    /// the store did not answer in that time; [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`],
-    /// [`Error::Database`].
+    /// [`Error::Contended`] after the wait, with the holder and the key that was last found held; [`Error::Reentrant`];
+    /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time; [`Error::InvalidKey`],
+    /// [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
-    /// Dropping this future loses the place in the line. A question that is already on its way is answered all the
-    /// same, and what it was granted is given back at once.
+    /// Dropping this future loses the place in the queue. If a query is in flight, its answer is still received, and a
+    /// granted lease is released at once.
     ///
     /// # Panics
     /// Outside a Tokio runtime.
@@ -245,11 +251,12 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
         Ok(self.hand_out(leases))
     }
 
-    /// The lease if it is free now, or all of the leases; `None` when one is held, be it by this task. Asks once and does not
-    /// queue.
+    /// The lease if it is free now, or all of the leases if all are free. `None` if one is held, even by this task.
+    /// Makes one attempt and does not queue.
     ///
-    /// It may overtake requests that wait, except where it is [`fair`](LeaseRequest::fair): then the answer is also `None` while
-    /// others queue. What it took on the way (a writer's lease while readers hold theirs) is given back before the answer.
+    /// It may overtake waiting requests. A [`fair`](LeaseRequest::fair) request does not: it also returns `None` while
+    /// others queue. Leases that the attempt took without success (a writer's lease while readers hold theirs) are
+    /// released before it returns.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
@@ -266,13 +273,13 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
         Ok(leases.map(|it| self.hand_out(it)))
     }
 
-    /// Acquires the lease, runs `body`, and releases it.
+    /// Acquires the lease, runs `body`, and releases the lease.
     ///
-    /// The body is dropped at its next await point when the lease is lost, and the result is [`Error::Lost`] then.
-    /// It gets a [`Lease`] of its own, to verify or commit with; dropping that one releases nothing.
+    /// When the lease is lost, the body is dropped at its next await point, and the result is [`Error::Lost`]. The body
+    /// gets its own [`Lease`] handle, to verify or commit with. Dropping that handle releases nothing.
     ///
     /// # Errors
-    /// Those of [`acquire`](Self::acquire), [`Error::Lost`], and whatever the body returns.
+    /// Those of [`acquire`](Self::acquire), [`Error::Lost`], and the errors of the body.
     ///
     /// # Cancel safety
     /// Dropping this future drops the body and releases the lease in the background.
@@ -303,7 +310,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
         lease.end_with(Box::pin(body)).await
     }
 
-    /// For the caller. What is given back before that was not held by anybody.
+    /// Marks the leases as returned to the caller. `min_hold` does not apply to a lease that is released before that.
     fn hand_out(&self, leases: Vec<Lease<S>>) -> L {
         leases.iter().for_each(Lease::hand_out);
         L::of(leases, self.on_lost)
@@ -375,7 +382,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let place = &Place::waiting();
         let started = Instant::now();
         let deadline = started + self.wait;
-        // A writer that waits is before it in the line, and waits for this very task to have read.
+        // A waiting writer may be ahead in the queue. It waits for this task's read lease, so the request must not
+        // queue behind it.
         if self.reads_already()
             && let Turn::Done(leases) = self.try_now(place, true).await?
         {
@@ -391,7 +399,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         place.give_back().await;
         let waited = started.elapsed();
-        // The holder is worth one more question, if the answer is quick.
+        // One more query for the holder, with a short time limit.
         let held = match timeout(limit, self.in_the_way(place)).await {
             Ok(Ok(held)) => held,
             Ok(Err(err)) if !answered => return Err(err),
@@ -411,12 +419,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         self.inner.store().silence("acquiring lease", Some(key)).await
     }
 
-    /// The first caller in the line asks once.
+    /// One attempt of the caller at the head of the queue.
     async fn turn(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         self.check_not_closed()?;
         let turn = match &self.mode {
             Mode::All(_) => self.try_now(place, likely_free).await,
-            // The store keeps the order.
+            // The store keeps the order of the waiting claims.
             _ if self.inner.store().profile().queues => self.try_now(place, likely_free).await,
             _ if self.fair => self.turn_fairly(place, likely_free).await,
             _ => self.turn_patiently(place, likely_free).await,
@@ -432,7 +440,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Ok(turn)
     }
 
-    /// Asks once for what the mode says, whoever else waits.
+    /// One attempt at the leases of the mode. Ignores tickets.
     pub(super) async fn try_now(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         match &self.mode {
             Mode::Exclusive => self.try_keys(place, std::slice::from_ref(&self.key), likely_free).await,
@@ -445,8 +453,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// Asks for the leases of these keys. Looks first, which writes nothing, where the one that was held last is likely to be
-    /// held still.
+    /// One attempt at the leases of these keys. If the key that was last found held is probably still held, reads it
+    /// first, because a read writes nothing.
     pub(super) async fn try_keys(
         &self,
         place: &Place<S>,
@@ -462,7 +470,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             }
         }
         keys.iter().try_for_each(Key::check)?;
-        // A token is used again only after a refusal: a claim without an answer is given back in the background.
+        // A token is reused only after a refusal. A claim without an answer is released in the background.
         let before = place.take_claims(keys);
         let claims = keys.iter().map(|key| {
             let token = before.iter().find(|it| it.key == *key).map_or_else(Token::random, |it| it.token);
@@ -481,7 +489,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// The keys of the leases that are asked for, where they are known before.
+    /// The keys of the requested leases, if they are known in advance.
     fn keys(&self) -> &[Key] {
         match &self.mode {
             Mode::Exclusive => std::slice::from_ref(&self.key),
@@ -490,8 +498,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// The waiting line of this process. Readers and writers of one key are in one line. Requests for the same key set share one
-    /// line, separate from the lines of the single keys.
+    /// The key of the request's queue in this process. Readers and writers of one key share one queue. Requests for the
+    /// same key set share one queue, separate from the single keys' queues.
     pub(super) fn line(&self) -> Key {
         match self.mode {
             Mode::Exclusive | Mode::All(_) => self.key.clone(),
@@ -500,7 +508,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// The holder of what is asked for.
+    /// The current holder of the requested lease.
     async fn in_the_way(&self, place: &Place<S>) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
         Ok(match &self.mode {
@@ -524,7 +532,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         })
     }
 
-    /// Whether it waits at all.
+    /// Whether the request has a nonzero wait.
     pub(super) fn waits(&self) -> bool {
         !self.wait.is_zero()
     }
@@ -538,7 +546,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(super) fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
         let line = match self.mode {
-            // Each lease of several wakes the line of its own key.
+            // Each of several leases wakes the queue of its own key.
             Mode::All(_) => None,
             _ => Some(self.line()),
         };

@@ -24,11 +24,10 @@ use crate::{
 };
 
 impl<S: LeaseStore> Leases<S> {
-    /// A request for the leases of all of these keys: all are taken or none is.
+    /// A request for the leases of all of these keys: either all are taken or none.
     ///
-    /// A key that is given twice is asked for once. The leases are taken in the order of their keys, whatever the order
-    /// here, and none is kept while another is waited for, so two callers who want the same keys never wait for each other
-    /// for ever.
+    /// A repeated key is requested once. The leases are taken in the order of their keys, whatever the order here. No
+    /// lease is kept while the request waits for another one, so two requests with common keys never deadlock.
     ///
     /// # Example
     /// ```
@@ -48,8 +47,9 @@ impl<S: LeaseStore> Leases<S> {
     }
 }
 
-/// Several leases that this process holds together, in the order of their keys: those of [`Leases::all`], or several permits
-/// ([`LeaseRequest::take`](crate::LeaseRequest::take)). Dropping it releases all of them in the background.
+/// Several leases that this process holds together, in the order of their keys: the leases of [`Leases::all`], or
+/// several permits ([`LeaseRequest::take`](crate::LeaseRequest::take)). Dropping it releases all of them in the
+/// background.
 #[must_use = "the leases are released as soon as they are dropped: bind them, `let leases = …` (`let _ = …` drops them at once)"]
 pub struct MultiLease<S: LeaseStore> {
     leases: Vec<Lease<S>>,
@@ -72,12 +72,12 @@ impl<S: LeaseStore> MultiLease<S> {
         self.leases.iter().find(|it| it.key().as_str() == key.as_ref())
     }
 
-    /// Whether this process may still believe that it holds all of the leases. Local, no I/O.
+    /// Whether this process may still act as the holder of all of the leases. Local, no I/O.
     pub fn is_trusted(&self) -> bool {
         self.leases.iter().all(Lease::is_trusted)
     }
 
-    /// Resolves when one of the leases is lost, with its key; never otherwise.
+    /// Completes with the key when one of the leases is lost, and never otherwise.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -90,13 +90,14 @@ impl<S: LeaseStore> MultiLease<S> {
         .await
     }
 
-    /// Gives all of the leases back; [`Released::AlreadyLost`] if one of them had been lost before.
+    /// Releases all of the leases. Returns [`Released::AlreadyLost`] if one of them was already lost.
     ///
     /// # Errors
-    /// [`Error::Database`](crate::Error::Database) when the store cannot be asked. What is not given back is freed by its ttl.
+    /// [`Error::Database`](crate::Error::Database) when the store cannot be reached. The ttl frees the leases that were
+    /// not released.
     ///
     /// # Cancel safety
-    /// The release goes on in the background if this future is dropped.
+    /// The release continues in the background if this future is dropped.
     pub async fn release(self) -> Result<Released> {
         let mut released = Released::WhileHeld;
         for lease in self.leases {
@@ -107,7 +108,7 @@ impl<S: LeaseStore> MultiLease<S> {
         Ok(released)
     }
 
-    /// What runs a body under these leases.
+    /// The watch that runs a body under these leases.
     fn watch(&self) -> Watch<'_> {
         let check = || self.leases.iter().try_for_each(Lease::check_body);
         let lost = async {

@@ -1,4 +1,4 @@
-//! Several holders of one key: permits, readers and writers. Each of them has a lease of its own beside the key's.
+//! Several holders of one key: permits, readers and writers. Each holder has its own lease beside the key's lease.
 
 use std::collections::BTreeMap;
 
@@ -14,21 +14,21 @@ use crate::{
     lease::{bounded::limit_for, store::LeaseStore, wait::Turn},
 };
 
-/// How many readers there may be at once, so that the rows they leave behind stay few.
+/// Maximum number of concurrent readers. It bounds the number of rows that they leave behind.
 const READERS: u32 = 1024;
 
-/// The most permits that one key may have.
+/// Maximum number of permits of one key.
 pub(super) const MAX_PERMITS: u32 = 10_000;
 
-/// How often to try for a number that the store says is free, where others take it first.
+/// How often to try for a number that the store reports as free, if others take it first.
 pub(super) const TRIES: u32 = 16;
 
 impl<S: LeaseStore> Leases<S> {
-    /// A request for one of `permits` leases that the key stands for: at most so many hold one at a time.
+    /// A request for one permit of a semaphore: at most `permits` holders have the key at a time.
     ///
-    /// A permit is a lease like any other, named `<key>/permit/<number>`, with a fence that rises for that number. All
-    /// requests for the key should give the same number of permits, 1 to 10,000; one that gives fewer uses the first ones
-    /// only. [`take`](LeaseRequest::take) asks for several of them together.
+    /// A permit is an ordinary lease named `<key>/permit/<number>`, with a fence that rises per number. All requests
+    /// for the key should give the same number of permits, 1 to 10,000. A request that gives fewer uses only the first
+    /// ones. [`take`](LeaseRequest::take) requests several permits together.
     ///
     /// # Example
     /// ```
@@ -46,9 +46,9 @@ impl<S: LeaseStore> Leases<S> {
 
     /// Read and write leases of the key: many readers, or one writer.
     ///
-    /// A writer that waits keeps new readers out, so writers do not starve. Readers hold leases named
-    /// `<key>/reader/<number>`, 1,024 at most at a time, the writer one named `<key>/writer`; a lease of the key itself has
-    /// nothing to do with them.
+    /// A waiting writer blocks new readers, so writers do not starve. Readers hold leases named
+    /// `<key>/reader/<number>`, at most 1,024 at a time. The writer holds a lease named `<key>/writer`. A lease of the
+    /// key itself is independent of both.
     ///
     /// # Example
     /// ```
@@ -74,23 +74,23 @@ pub struct ReadWrite<S: LeaseStore> {
 }
 
 impl<S: LeaseStore> ReadWrite<S> {
-    /// A request for a lease that other readers may hold at the same time, and no writer.
+    /// A request for a read lease. Other readers may hold the key at the same time, but no writer.
     pub fn read(self) -> LeaseRequest<S> {
         LeaseRequest::new(self.leases.0, self.key, Mode::Read)
     }
 
-    /// A request for a lease that nobody else holds at the same time, neither reader nor writer.
+    /// A request for the write lease. No reader and no other writer holds the key at the same time.
     pub fn write(self) -> LeaseRequest<S> {
         LeaseRequest::new(self.leases.0, self.key, Mode::Write)
     }
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// A reader first says that it reads and then looks for a writer; a writer first says that it writes and then looks
-    /// for readers. Whoever comes second sees the other.
+    /// A reader first takes its lease and then looks for a writer. A writer first takes its lease and then looks for
+    /// readers. So the second of the two always sees the first.
     pub(super) async fn try_read(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         let writer = self.writer();
-        // The lease that the task reads with already keeps writers out. The one that waits now waits for this one, too.
+        // The read lease of this task already blocks writers. A writer that waits now would wait for this lease too.
         let passes_writer = self.reads_already();
         if !passes_writer
             && !likely_free
@@ -104,7 +104,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         };
         match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
             None => Ok(Turn::Done(leases)),
-            // Seen after this lease was granted: so the writer that is there waits for one of the two.
+            // Checked after this lease was granted, so the writer must wait for one of the two read leases.
             Some(_) if passes_writer && self.still_reads().await? => Ok(Turn::Done(leases)),
             Some(held) => {
                 for lease in leases {
@@ -115,7 +115,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// See [`try_read`](Self::try_read). The writer keeps its lease while it waits for the readers before it.
+    /// See [`try_read`](Self::try_read). The writer keeps its lease while it waits for the earlier readers.
     pub(super) async fn try_write(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
         if !place.has_gate() {
             match self.try_keys(place, &[self.writer()], likely_free).await? {
@@ -130,13 +130,14 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 place.set_gate(writer);
                 Ok(Turn::Held { free_in: last })
             }
-            // Its trust ran out meanwhile.
+            // The trust of the writer's lease ended in the meantime.
             (last, None) => Ok(Turn::Held { free_in: last }),
         }
     }
 
-    /// A lease named `<key>/<role>/<number>` with a number below `slots`: a random one at first if it is likely to be
-    /// free, then one that the store says is free. Refused only if none is.
+    /// Tries to take a lease named `<key>/<role>/<number>` with a number below `slots`. If a random number is likely to
+    /// be free, tries one first, then a number that the store reports as free. Refused if none is free, or if others
+    /// were faster [`TRIES`] times.
     pub(super) async fn try_slot(
         &self,
         place: &Place<S>,
@@ -163,7 +164,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             }
             number = Some(nth_free(taken.into_keys(), fastrand::u32(..free)));
         }
-        // Others were faster each time.
+        // Other requests were faster each time.
         Ok(Turn::Held { free_in: None })
     }
 
@@ -172,7 +173,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 }
 
-/// The number that has `nth` numbers before it which are not taken.
+/// The `nth` number that is not taken, counted from 0.
 fn nth_free(taken: impl Iterator<Item = u32>, nth: u32) -> u32 {
     taken.fold(nth, |number, it| if it <= number { number + 1 } else { number })
 }

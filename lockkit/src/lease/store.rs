@@ -1,4 +1,4 @@
-//! What a lease needs of any store, and the words in which they talk. Knows no SQL.
+//! The interface between leases and their stores: the operations and their types. Knows no SQL.
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
@@ -13,79 +13,81 @@ use crate::{
 
 /// A place that keeps leases: a pool of any supported database, or a store of your own.
 ///
-/// The algorithms (waiting, queueing, trust, renewal, loss) live above this trait and are the same for every store.
-/// A store only has to keep these promises:
+/// The algorithms (waiting, queueing, trust, renewal, loss) live above this trait and are the same for every store. A
+/// store only has to keep these promises:
 ///
-/// - each operation is one atomic act, decided by the store's own clock;
-/// - a key is granted to at most one unexpired claim, and each grant of a key has a greater fence than every
-///   grant before it, for the life of the store;
-/// - asking again with the token that holds the lease grants it again, with the same fence and a new expiry;
+/// - each operation is atomic and uses the store's own clock;
+/// - a key is granted to at most one unexpired claim, and each grant of a key has a greater fence than every earlier
+///   grant of that key, for the life of the store;
+/// - a claim with the token that already holds the lease is granted again, with the same fence and a new expiry;
 /// - a token that no longer holds the lease changes nothing;
-/// - an expiry that is further away than the ttl that the lease was last granted or renewed for means that the store's
-///   clock was set back. The lease is then held for that ttl from the operation that finds it so, and no longer: not free
-///   at once, because its holder may have renewed it right before the step;
-/// - no operation waits for another holder: what is locked at the moment is [`Acquired::Held`] or [`Answer::Busy`].
+/// - if an expiry is further away than the ttl of the last grant or renewal, the store's clock was set back. The lease
+///   is then held for exactly that ttl from the operation that detects this. It is not free at once, because its holder
+///   may have renewed it right before the step;
+/// - no operation waits for another holder: if a row is locked at the moment, the answer is [`Acquired::Held`] or
+///   [`Answer::Busy`].
 ///
-/// A call that takes too long is dropped half-way: after half of the ttl (between 500 ms and 5 s), a renewal after its pause.
-/// It may have been carried out all the same. lockkit gives back what a dropped `lease_acquire` may have taken; the other
-/// operations can be repeated.
+/// A call that reaches its time limit is dropped: after half of the ttl (between 500 ms and 5 s), a renewal after its
+/// pause. The store may have executed it all the same. lockkit releases a lease that a dropped `lease_acquire` may have
+/// taken. The other operations can be repeated.
 pub trait LeaseStore: Clone + Send + Sync + 'static {
-    /// Takes the lease if it is free, expired, or held by this same claim.
+    /// Takes the lease if it is free, expired, or already held by this claim.
     fn lease_acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired>> + Send;
 
-    /// Takes all of the leases or none. The claims are in the order of their keys, and no key is there twice.
+    /// Takes all of the leases or none. The claims are in the order of their keys, without duplicates.
     ///
-    /// Unless a store can do better, one after the other, giving back what was taken if one of them is held.
+    /// By default, takes one after the other, and releases the taken ones if one is held.
     fn lease_acquire_all(&self, claims: &[Claim]) -> impl Future<Output = Result<AcquiredAll>> + Send {
         acquire_in_order(self, claims)
     }
 
-    /// Reads who holds the lease now; `None` when it is free or expired. Writes nothing, unless the store's clock was set
-    /// back and the expiry must be cut.
+    /// Reads the current holder of the lease. `None` if it is free or expired. Writes nothing, unless the store's clock
+    /// was set back and the expiry must be cut.
     fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<LeaseRecord>>> + Send;
 
-    /// Makes each of the leases that is unexpired live for at least its `ttl` from now; never shortens one, whatever the
-    /// order in which renewals arrive, unless the store's clock was set back. Answers for each, in the same order;
-    /// [`Answer::Done`] only if the lease does live that long.
+    /// Extends each unexpired lease to at least its `ttl` from now. Never shortens one, in whatever order renewals
+    /// arrive, unless the store's clock was set back. Answers for each in the same order: [`Answer::Done`] only if the
+    /// lease does live that long.
     fn lease_renew(&self, renewals: &[Renewal]) -> impl Future<Output = Result<Vec<Answer>>> + Send;
 
-    /// Gives an unexpired lease back. The fence is kept for the next grant.
+    /// Releases an unexpired lease. The fence is kept for the next grant.
     ///
-    /// The key stays taken, by nobody, until `min_hold` after it was acquired, if that is still to come.
+    /// If `min_hold` has not passed since the acquisition, the key stays taken, without a holder, until then.
     fn lease_release(&self, key: &Key, token: Token, min_hold: Duration)
     -> impl Future<Output = Result<Answer>> + Send;
 
-    /// Gives several leases back, and answers for each in the same order. Unless a store can do better, one after the other.
+    /// Releases several leases, and answers for each in the same order. By default, one after the other.
     fn lease_release_all(&self, releases: &[Release]) -> impl Future<Output = Result<Vec<Answer>>> + Send {
         release_in_order(self, releases)
     }
 
-    /// Reads the leases held now whose key starts with `prefix`, in the order of their keys, `limit` at most.
+    /// Reads the currently held leases whose key starts with `prefix`, in the order of their keys, at most `limit`.
     fn lease_list(&self, prefix: &str, limit: u32) -> impl Future<Output = Result<Vec<LeaseRecord>>> + Send;
 
-    /// Forgets up to `limit` keys that nobody has held for `retention`; returns how many.
-    /// A fence granted later must still be greater than any that is forgotten.
+    /// Deletes up to `limit` keys that had no holder for `retention`, and returns how many were deleted. A later grant
+    /// must still have a greater fence than any that was deleted.
     fn lease_sweep(&self, retention: Duration, limit: u32) -> impl Future<Output = Result<u64>> + Send;
 
-    /// Why no answer came in time, if the store knows more than that: that it had no connection left, say.
+    /// The reason why no answer came in time, if the store knows one, such as a pool without a free connection.
     fn unanswered(&self) -> impl Future<Output = Option<Error>> + Send {
         std::future::ready(None)
     }
 
-    /// Ends when the lease may have been given back since this was first polled. It ends a pause between two questions, so it may
-    /// end too often or too late; by default it never ends, and waiting requests only ask again.
+    /// Completes when the lease may have been released since the first poll of this future. It only ends a pause
+    /// between two attempts, so it may complete too often or too late. By default it never completes, and waiting
+    /// requests only poll.
     fn lease_freed(&self, key: &Key) -> impl Future<Output = ()> + Send {
         let _ = key;
         std::future::pending()
     }
 
-    /// What the store can do beyond its promises, and what it needs.
+    /// The optional abilities and the limits of the store.
     fn profile(&self) -> Profile {
         Profile::default()
     }
 }
 
-/// What a [`LeaseStore`] can do beyond its promises, and what it needs. Start from the default and set what differs:
+/// The optional abilities and the limits of a [`LeaseStore`]. Start from the default and set the fields that differ:
 ///
 /// ```
 /// let mut profile = lockkit::store::Profile::default();
@@ -94,15 +96,16 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Profile {
-    /// The shortest ttl that the store can keep. Defaults to 50 ms; requests for less are refused.
+    /// The shortest ttl that the store supports. Defaults to 50 ms. Requests for a shorter ttl are refused.
     pub least_ttl: Duration,
-    /// Whether [`lease_sweep`](LeaseStore::lease_sweep) deletes what nobody holds. Defaults to `true`; a store whose keys
-    /// go by themselves has nothing to sweep.
+    /// Whether [`lease_sweep`](LeaseStore::lease_sweep) deletes unused keys. Defaults to `true`. A store that expires
+    /// its keys itself has nothing to sweep.
     pub sweeps: bool,
-    /// Whether the store keeps the order of waiting claims ([`Claim::queue`]). Defaults to `false`: lockkit keeps it by tickets.
+    /// Whether the store keeps the order of waiting claims ([`Claim::queue`]). Defaults to `false`: lockkit keeps the
+    /// order with tickets.
     pub queues: bool,
-    /// Whether every call ends by itself, because nothing stands between this process and the store that could fall silent. Such
-    /// calls are never dropped. Defaults to `false`.
+    /// Whether every call completes on its own, because no network or other process is involved. Such calls have no
+    /// time limit. Defaults to `false`.
     pub always_answers: bool,
 }
 
@@ -112,11 +115,11 @@ impl Default for Profile {
     }
 }
 
-/// The pause before asking again for what is locked for the moment.
+/// Pause before another attempt at a row that is locked at the moment.
 pub(crate) const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes leases one after the other. The order is that of the keys, so two who want the same leases do not take one each
-/// and refuse each other for ever.
+/// Takes leases one after the other. The order of the keys keeps two callers that want the same leases from taking one
+/// each and refusing each other for ever.
 async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<AcquiredAll> {
     let mut grants = Vec::with_capacity(claims.len());
     for claim in claims {
@@ -124,7 +127,7 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
             Acquired::Granted(grant) => grants.push(grant),
             Acquired::Held { free_in } => {
                 for taken in &claims[..grants.len()] {
-                    // Another claim may have it locked for the moment.
+                    // Another claim may have the row locked at the moment.
                     while store.lease_release(&taken.key, taken.token, Duration::ZERO).await? == Answer::Busy {
                         sleep(BUSY_PAUSE).await;
                     }
@@ -144,20 +147,21 @@ async fn release_in_order<S: LeaseStore>(store: &S, releases: &[Release]) -> Res
     Ok(answers)
 }
 
-/// A wish to hold a lease: what one acquisition sends to the store.
+/// A claim to a lease, as one acquisition sends it to the store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Claim {
     /// The lease.
     pub key: Key,
-    /// What makes this acquisition unique.
+    /// The token of this acquisition. Unique.
     pub token: Token,
-    /// Who asks, for people to read.
+    /// Display name of the claimant. Never compared.
     pub holder: Arc<str>,
-    /// How long to hold it without a renewal.
+    /// How long the lease lives without a renewal.
     pub ttl: Duration,
-    /// Whether the same claim, with the same token, is sent again until it is granted. A store with a queue of its own
-    /// ([`Profile::queues`]) keeps its place then, until [`lease_release`](LeaseStore::lease_release) gives it up.
+    /// Whether the same claim, with the same token, is sent again until it is granted. A store with its own queue
+    /// ([`Profile::queues`]) then keeps the claim's place until [`lease_release`](LeaseStore::lease_release) gives it
+    /// up.
     pub queue: bool,
 }
 
@@ -168,39 +172,39 @@ impl Claim {
     }
 }
 
-/// 128 random bits, drawn anew for every acquisition: the proof of ownership in every statement.
+/// 128 random bits, new for every acquisition. Every statement uses them as proof of ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token([u8; 16]);
 
 impl Token {
-    /// The last in the order of tokens.
+    /// The greatest token.
     pub(crate) const LAST: Self = Self([u8::MAX; 16]);
 
-    /// A token that no other acquisition has.
+    /// A new token. No other acquisition has it.
     pub fn random() -> Self {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).expect("the operating system's random numbers are always there");
         Self(bytes)
     }
 
-    /// The token that a store kept.
+    /// The token with the bytes that a store has kept.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// A token of nobody's, for a key that stays taken after its release: eight zero bytes, then random ones.
+    /// A token without an owner, for a key that stays taken after its release: eight zero bytes, then random ones.
     pub fn nobody() -> Self {
         let Self(mut bytes) = Self::random();
         bytes[..8].fill(0);
         Self(bytes)
     }
 
-    /// Whether this is a token of nobody's.
+    /// Whether this is a token without an owner.
     pub fn is_nobody(&self) -> bool {
         self.0[..8] == [0; 8]
     }
 
-    /// The bytes for a store to keep.
+    /// The bytes of the token, for the store to keep.
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
@@ -212,7 +216,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A wish to hold a lease for longer.
+/// A request to extend a lease.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Renewal {
@@ -220,18 +224,18 @@ pub struct Renewal {
     pub key: Key,
     /// The acquisition that holds it.
     pub token: Token,
-    /// How long it is to live from now.
+    /// The new ttl, from now.
     pub ttl: Duration,
 }
 
 impl Renewal {
-    /// A wish to hold the lease of this acquisition for `ttl` from now.
+    /// A request to extend the lease of this acquisition to `ttl` from now.
     pub fn new(key: impl Into<Key>, token: Token, ttl: Duration) -> Self {
         Self { key: key.into(), token, ttl }
     }
 }
 
-/// A wish to give a lease back.
+/// A request to release a lease.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Release {
@@ -239,12 +243,12 @@ pub struct Release {
     pub key: Key,
     /// The acquisition that holds it.
     pub token: Token,
-    /// How long the key stays taken at least, counted from when it was acquired.
+    /// The minimum time that the key stays taken, counted from its acquisition.
     pub min_hold: Duration,
 }
 
 impl Release {
-    /// A wish to give back the lease of this acquisition.
+    /// A request to release the lease of this acquisition.
     pub fn new(key: impl Into<Key>, token: Token, min_hold: Duration) -> Self {
         Self { key: key.into(), token, min_hold }
     }
@@ -253,11 +257,11 @@ impl Release {
 /// The answer to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acquired {
-    /// The claim holds the lease now.
+    /// The claim now holds the lease.
     Granted(Grant),
-    /// Somebody else holds it, or is taking it at this moment.
+    /// Another claim holds the lease, or is taking it at this moment.
     Held {
-        /// When it will be free unless it is renewed, if the store said so.
+        /// The time after which the lease is free unless it is renewed. `None` if unknown.
         free_in: Option<Duration>,
     },
 }
@@ -265,34 +269,35 @@ pub enum Acquired {
 /// The answer to several claims at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AcquiredAll {
-    /// The claims hold their leases now: one grant for each claim, in the same order.
+    /// The claims now hold their leases. One grant per claim, in the same order.
     Granted(Vec<Grant>),
-    /// One of them is held by somebody else. Nothing was taken, or it was given back.
+    /// Another claim holds one of the leases. Nothing was taken, or the taken leases were released.
     Held {
-        /// Which one.
+        /// The key of the held lease.
         key: Key,
-        /// When it will be free unless it is renewed, if the store said so.
+        /// The time after which that lease is free unless it is renewed. `None` if unknown.
         free_in: Option<Duration>,
     },
 }
 
-/// A lease that was granted.
+/// A granted lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
     /// Its fencing token.
     pub fence: Fence,
-    /// How many fences above [`fence`](Self::fence) belong to this grant too: no other grant of the key gets them or lower ones.
-    /// Defaults to 0.
+    /// How many fences above [`fence`](Self::fence) also belong to this grant. No other grant of the key gets these or
+    /// lower fences. Defaults to 0.
     pub spare_fences: u64,
-    /// The holder before, if it let the lease expire instead of giving it back.
+    /// The previous holder, if it let the lease expire instead of releasing it.
     pub previous: Option<Previous>,
-    /// How long the lease lives without a renewal, where that is less than the claim asked for. `None` for what it asked for.
+    /// How long the lease lives without a renewal, if that is shorter than the ttl of the claim. `None` for the ttl of
+    /// the claim.
     pub ttl: Option<Duration>,
 }
 
 impl Grant {
-    /// The same lease, taken over from a holder that let it expire.
+    /// The same grant, taken over from a holder that let the lease expire.
     #[must_use]
     pub fn after(mut self, previous: impl Into<Option<Previous>>) -> Self {
         self.previous = previous.into();
@@ -301,39 +306,39 @@ impl Grant {
 }
 
 impl From<Fence> for Grant {
-    /// A lease that was free.
+    /// The grant of a free lease.
     fn from(fence: Fence) -> Self {
         Self { fence, spare_fences: 0, previous: None, ttl: None }
     }
 }
 
-/// Whom a lease was taken over from: a holder that died, hung or was cut off, and may have left work half done.
+/// The previous holder of a lease that expired. It died, hung or was cut off, and may have left work half done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Previous {
-    /// Who held it: host, process id and a random part, unless the service named itself.
+    /// The name of the holder: host, process id and a random part, unless the service set its own.
     pub holder: String,
     /// Its fencing token.
     pub fence: Fence,
-    /// How long the lease had been expired.
+    /// How long ago the lease had expired.
     pub expired_for: Duration,
 }
 
 impl Previous {
-    /// The holder before.
+    /// Describes the previous holder.
     pub fn new(holder: impl Into<String>, fence: Fence, expired_for: Duration) -> Self {
         Self { holder: holder.into(), fence, expired_for }
     }
 }
 
-/// The answer to an operation that is scoped to one token.
+/// The answer to an operation on the lease of one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Done: the token held the lease.
+    /// Done. The token held the lease.
     Done,
     /// The token no longer holds the lease. Nothing was changed.
     Gone,
-    /// The token still holds the lease, but a transaction has its row locked. Nothing was changed; ask again.
+    /// The token still holds the lease, but a transaction has its row locked. Nothing was changed. Ask again.
     Busy,
 }
 
@@ -341,14 +346,14 @@ pub enum Answer {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LeaseRecord {
-    /// The token that holds it.
+    /// The token of the holder.
     pub token: Token,
-    /// What people see of it.
+    /// The public description of the lease.
     pub info: LeaseInfo,
 }
 
 impl LeaseRecord {
-    /// A held lease.
+    /// The record of a held lease.
     pub fn new(token: Token, info: LeaseInfo) -> Self {
         Self { token, info }
     }

@@ -1,4 +1,4 @@
-//! What this process may believe of a lease that it holds. Counts with the monotonic clock; never asks the store.
+//! Whether this process may still act as the holder of a lease. Counts with the monotonic clock; never asks the store.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use tokio::{
 
 use crate::error::LossReason;
 
-/// The belief in one lease: held until an instant, or lost for ever.
+/// The trust in one lease: held until an instant, or lost for ever.
 ///
-/// The instant is the start of the last request that acquired or renewed the lease, plus its ttl, less a margin for
-/// clocks of different speed. Counting from the *start* of the request keeps it before the store's own expiry however
-/// long the answer took.
+/// The instant is the start of the last request that acquired or renewed the lease, plus its ttl, minus a margin for
+/// clocks that run at different speeds. Counting from the *start* of the request keeps the instant before the store's
+/// own expiry, however long the answer took.
 #[derive(Debug)]
 pub(crate) struct Trust(watch::Sender<Belief>);
 
 #[derive(Debug, Clone, Copy)]
 struct Belief {
     until: Instant,
-    /// Renewals have failed since the last one that worked.
+    /// A renewal has failed since the last successful one.
     unreachable: bool,
     lost: Option<LossReason>,
 }
 
 impl Belief {
-    /// Loss is for ever, so that trust which ran out stays out whoever looks first.
+    /// Latches expiry: once past `until`, the lease stays lost.
     fn settle(&mut self) -> Option<LossReason> {
         if self.lost.is_none() && Instant::now() >= self.until {
             self.lost = Some(if self.unreachable { LossReason::Unreachable } else { LossReason::Expired });
@@ -35,25 +35,25 @@ impl Belief {
     }
 }
 
-/// How much earlier than the store this process stops believing: 1 % of the ttl, at least 10 ms.
+/// How much earlier than the store this process treats the lease as expired: 1 % of the ttl, at least 10 ms.
 fn margin(ttl: Duration) -> Duration {
     (ttl / 100).max(Duration::from_millis(10))
 }
 
 impl Trust {
-    /// Trust that began with a request sent at `sent`.
+    /// The trust after a grant whose request was sent at `sent`.
     pub(crate) fn new(sent: Instant, ttl: Duration) -> Self {
         let until = sent + (ttl.saturating_sub(margin(ttl)));
         Self(watch::Sender::new(Belief { until, unreachable: false, lost: None }))
     }
 
-    /// The lease was renewed by a request sent at `sent`. `false` when it had been given up for lost before that.
+    /// Records a renewal whose request was sent at `sent`. Returns `false` if the lease was already lost.
     pub(crate) fn renewed(&self, sent: Instant, ttl: Duration) -> bool {
         let mut held = true;
         self.0.send_modify(|belief| {
             held = belief.settle().is_none();
             if held {
-                // Answers may come in another order than they were asked for.
+                // Answers can arrive in a different order than their requests.
                 belief.until = belief.until.max(sent + ttl.saturating_sub(margin(ttl)));
                 belief.unreachable = false;
             }
@@ -61,12 +61,12 @@ impl Trust {
         held
     }
 
-    /// A renewal failed: unknown, so the old trust goes on until it runs out.
+    /// Records a failed renewal. Its outcome is unknown, so the lease stays trusted until the current trust ends.
     pub(crate) fn unreachable(&self) {
         self.0.send_modify(|belief| belief.unreachable = true);
     }
 
-    /// The store says that the lease is gone, or it was given back. The first reason stays.
+    /// Records that the store reported the lease as gone, or that the lease was released. The first reason stays.
     pub(crate) fn lose(&self, reason: LossReason) {
         self.0.send_modify(|belief| {
             if belief.settle().is_none() {
@@ -75,24 +75,24 @@ impl Trust {
         });
     }
 
-    /// The lease was given up by a commit that succeeded. A trust that ran out while the commit was on its way is no loss:
-    /// nobody could take the lease in between.
+    /// Records that a successful commit released the lease. It is not a loss if the trust ended while the commit was in
+    /// flight: no other holder could take the lease in between.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(&self) {
         self.0.send_modify(|belief| belief.lost = Some(LossReason::Released));
     }
 
-    /// Until when the lease is trusted if nothing more is heard.
+    /// The instant at which the trust ends unless a renewal succeeds.
     pub(crate) fn until(&self) -> Instant {
         self.0.borrow().until
     }
 
-    /// Why the lease is lost, if it is.
+    /// Why the lease is lost. `None` while it is trusted.
     pub(crate) fn lost(&self) -> Option<LossReason> {
         self.0.borrow().clone().settle()
     }
 
-    /// Waits until the lease is lost. Giving it back is not losing it.
+    /// Waits until the lease is lost. Never completes after a release, which is not a loss.
     pub(crate) async fn wait_until_lost(&self) -> LossReason {
         let mut changes = self.0.subscribe();
         loop {

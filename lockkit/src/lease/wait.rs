@@ -1,4 +1,4 @@
-//! The one waiting loop: how callers of one process queue for a lease, and how the first of them asks the store.
+//! The wait loop. The callers of one process queue per key, and only the head of a queue asks the store.
 
 use std::{
     collections::HashMap,
@@ -20,82 +20,83 @@ use crate::{
     policy::{Backoff, half_jitter},
 };
 
-/// The pauses between two questions to the store. The first are short, for locks that are held briefly.
+/// Pauses between two attempts. The first are short because many locks are held briefly.
 const PAUSES: Backoff = Backoff { base: Duration::from_millis(4), cap: Duration::from_millis(250) };
 
-/// How long a process remembers that it had a lease.
+/// How long a process remembers that it released a lease.
 const LATELY: Duration = Duration::from_secs(1);
 
-/// How often a process that takes the same lease again and again looks for others that queue.
+/// How often a process that reacquires the same lease in a loop checks for queued requests.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// How long the first question may take where the caller's own wait is shorter.
+/// Time limit of the first attempt when the caller's own wait is shorter.
 pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(500);
 
-/// The answer to one question.
+/// The result of one attempt.
 pub(crate) enum Turn<T> {
     /// The lease is taken.
     Done(T),
-    /// Somebody else holds it; it is free after this time unless it is renewed or released. Without a time, somebody has
-    /// it locked at this moment.
+    /// Another holder has the lease. It becomes free after `free_in`, unless it is renewed or released earlier. `None`:
+    /// the expiry is unknown, for example because another transaction has the row locked.
     Held { free_in: Option<Duration> },
     /// Older tickets exist, or this request is the next one. Retry after `ahead` releases in this process, or after
     /// `pause`.
     Queued { ahead: u32, pause: Duration },
-    /// The store did not answer in the time that it is given.
+    /// The store did not answer within the time limit.
     Silent,
 }
 
-/// How waiting ended.
+/// The result of a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Waited<T> {
     /// The lease is taken.
     Done(T),
-    /// Somebody else held it to the end.
+    /// Another holder had the lease when the deadline passed.
     Held,
-    /// The time was over before any question was answered.
+    /// The deadline passed before the store answered.
     NoAnswer,
-    /// The time was over before this caller's turn came to ask: others of this process are before it.
+    /// The deadline passed before this caller reached the head of the queue: other callers of this process were before
+    /// it.
     NoTurn,
 }
 
-/// Ends when a store tells that a lease was given back.
+/// Completes when a store reports that a lease was released.
 pub(crate) type Freed<'k> = Pin<Box<dyn Future<Output = ()> + Send + 'k>>;
 
-/// The waiting lines of one process, one for each key that somebody waits for.
+/// The queues of one process: one for each key with at least one waiter.
 ///
-/// Only the first in a line asks the store; the others wait here, in order, without a connection. A release in the
-/// same process wakes the first at once.
+/// Only the head of a queue asks the store. The others wait in order, without a connection. A release in the same
+/// process wakes the head at once.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     lines: Mutex<HashMap<Key, Weak<Line>>>,
     lately: Mutex<HashMap<Key, Lately>>,
 }
 
-/// What this process had a moment ago.
+/// A lease that this process released within [`LATELY`].
 #[derive(Debug)]
 struct Lately {
     given_back: Instant,
-    /// When it was last seen that others queue.
+    /// The last time that a check found tickets.
     queued: Option<Instant>,
-    /// When it was last seen that nobody queues.
+    /// The last time that a check found no tickets.
     nobody_queued: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct Line {
-    /// Tokio's mutex serves in the order of arrival.
+    /// Tokio's mutex is fair: it grants in the order of arrival.
     first: FairMutex<()>,
     freed: Notify,
 }
 
 impl Lines {
-    /// Asks until the lease is taken or `deadline` has passed. The first question may take [`FIRST_ANSWER`] longer, so
-    /// that a short wait still gets an answer.
+    /// Asks the store until the lease is granted or `deadline` has passed. The first attempt may take up to
+    /// [`FIRST_ANSWER`] even if `deadline` is earlier, so a short wait still gets an answer.
     ///
-    /// `ask(true)` takes the lease if it can; `ask(false)` may look first, since the lease was held a moment ago. A release of one
-    /// of the `keys` in this process ends a pause; so does the store, which `freed` waits for, once a first answer was that the
-    /// lease is held.
+    /// `ask(true)` tries to take the lease. `ask(false)` may read first, because the lease was held a moment ago. A
+    /// release of any of `keys` in this process ends a pause. After the first attempt without a grant, `freed_in_store`
+    /// also ends a pause.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
         key: &Key,
@@ -118,7 +119,7 @@ impl Lines {
         let mut without = Waited::NoAnswer;
         let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
         loop {
-            // Made before the question, so that a release during it is not missed.
+            // Created before the attempt, so that a release during the attempt is not missed.
             let mut freed: Vec<_> = others.iter().chain([&line]).map(|it| Box::pin(it.freed.notified())).collect();
             let freed = poll_fn(|context| {
                 let is_freed = freed.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
@@ -137,13 +138,13 @@ impl Lines {
                 Turn::Held { free_in: Some(free_in) } => {
                     locked_pauses = PAUSES.ceilings();
                     let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
-                    // Never sleep past the moment at which the holder's lease ends.
+                    // Never sleep past the expiry of the holder's lease.
                     (0, pause.min(free_in + Duration::from_millis(1)))
                 }
-                // A lock for a moment says nothing of how long the lease is held, so these pauses grow by themselves.
+                // A row lock does not tell how long the lease is held, so these pauses grow on their own.
                 Turn::Held { free_in: None } => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
                 Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
-                // The answer was waited for long enough.
+                // The attempt itself took its full time limit, so the pause is short.
                 Turn::Silent => (0, PAUSES.base),
             };
             if Instant::now() >= deadline {
@@ -171,7 +172,8 @@ impl Lines {
         }
     }
 
-    /// This process gave the lease back: as [`freed`](Self::freed), and remembered for [`LATELY`].
+    /// This process released the lease. Wakes waiters as [`freed`](Self::freed) does, and remembers the release for
+    /// [`LATELY`].
     pub(crate) fn given_back(&self, key: &Key) {
         let now = Instant::now();
         {
@@ -189,8 +191,9 @@ impl Lines {
         self.freed(key);
     }
 
-    /// Whether this process is to look for others that queue before it takes what it had a moment ago. A process that
-    /// takes the same lease all the time looks every [`LOOK_EVERY`], or each time if others queued lately.
+    /// Whether this process must check for tickets before it takes a lease again that it released a moment ago. A
+    /// process that reacquires in a loop checks every [`LOOK_EVERY`], or every time if tickets were found within
+    /// [`LATELY`].
     pub(crate) fn looks_at_queue(&self, key: &Key) -> bool {
         let now = Instant::now();
         lock(&self.lately).get(key).is_some_and(|it| {
@@ -200,7 +203,7 @@ impl Lines {
         })
     }
 
-    /// This process looked for others that queue.
+    /// Records the result of a check for tickets.
     pub(crate) fn looked_at_queue(&self, key: &Key, somebody_queues: bool) {
         if let Some(it) = lock(&self.lately).get_mut(key) {
             let seen = if somebody_queues { &mut it.queued } else { &mut it.nobody_queued };
@@ -208,7 +211,7 @@ impl Lines {
         }
     }
 
-    /// Tells the first in the line, and those who want this key among others, that the lease was given back.
+    /// Wakes the head of the key's queue, and the requests for several keys that include this key.
     pub(crate) fn freed(&self, key: &Key) {
         let line = self.lines().get(key).and_then(Weak::upgrade);
         if let Some(line) = line {
@@ -221,7 +224,8 @@ impl Lines {
         if let Some(line) = lines.get(key).and_then(Weak::upgrade) {
             return line;
         }
-        // Empty lines are cleared whenever the map would have to grow, so it stays in proportion to the waiters.
+        // Empty queues are removed whenever the map would have to grow, so its size stays in proportion to the number
+        // of waiters.
         if lines.len() == lines.capacity() {
             lines.retain(|_, it| it.strong_count() > 0);
         }
@@ -235,7 +239,7 @@ impl Lines {
     }
 }
 
-/// Ends when the store tells that the lease of one of the keys was given back; never without keys.
+/// Completes when the store reports a release of one of the keys. Never completes without keys.
 async fn first_of<'k>(keys: &'k [Key], told: &mut [Freed<'k>], freed_in_store: impl Fn(&'k Key) -> Freed<'k>) {
     let (at, key) = poll_fn(|context| {
         let mut ready = told.iter_mut().zip(keys).enumerate();
@@ -243,11 +247,11 @@ async fn first_of<'k>(keys: &'k [Key], told: &mut [Freed<'k>], freed_in_store: i
         ready.map_or(Poll::Pending, Poll::Ready)
     })
     .await;
-    // Made before the old one is dropped, so that the store goes on telling.
+    // Created before the old future is dropped, so that the store keeps reporting.
     told[at] = freed_in_store(key);
 }
 
-/// No code panics while it holds one of these locks.
+/// Ignores poisoning: no code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -257,7 +261,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// A store that does not tell.
+    /// A store that never reports releases.
     fn never(_key: &Key) -> Freed<'_> {
         Box::pin(std::future::pending())
     }
@@ -272,7 +276,7 @@ mod tests {
             let (lines, asked, served) = (lines.clone(), asked.clone(), served.clone());
             waiters.push(tokio::spawn(async move {
                 let ask = |_| async {
-                    // Held for the first 20 questions.
+                    // Held for the first 20 attempts.
                     if asked.fetch_add(1, Ordering::Relaxed) < 20 {
                         return Ok(Turn::Held { free_in: None });
                     }

@@ -1,5 +1,5 @@
-//! What `#[with_lock]` and `#[derive(Versioned)]` expand to. Nothing here is an algorithm: each function is one step that can be written by hand
-//! with the public API. Not covered by semantic versioning.
+//! The functions that `#[with_lock]` and `#[derive(Versioned)]` expand to. Except for the key template, each function
+//! is one step that can be written by hand with the public API. Not covered by semantic versioning.
 
 use std::{
     error::Error as StdError,
@@ -33,16 +33,16 @@ pub use crate::{
     retry::Retry,
 };
 
-/// What a function under `#[with_lock]` returns.
+/// The return type of a function under `#[with_lock]`.
 #[diagnostic::on_unimplemented(
     message = "a function under `#[with_lock]` must return `Result<_, E>` with `E: From<lockkit::Error>`, not `{Self}`",
     label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
     note = "return a `Result` whose error type is your own, and write `impl From<lockkit::Error> for YourError`"
 )]
 pub trait Outcome: Sized {
-    /// What it returns when all is well.
+    /// The type of a successful result.
     type Value;
-    /// What it returns otherwise.
+    /// The error type.
     type Error: From<Error>;
 
     /// The result of a function whose lock could not be taken.
@@ -50,13 +50,13 @@ pub trait Outcome: Sized {
         Self::from_result(Err(err.into()))
     }
 
-    /// Whether all is well.
+    /// Whether the function succeeded.
     fn is_ok(&self) -> bool;
 
-    /// The result as a `Result`.
+    /// Converts into a `Result`.
     fn into_result(self) -> Result<Self::Value, Self::Error>;
 
-    /// The way back.
+    /// Converts from a `Result`.
     fn from_result(result: Result<Self::Value, Self::Error>) -> Self;
 }
 
@@ -77,7 +77,7 @@ impl<T, E: Carries> Outcome for Result<T, E> {
     }
 }
 
-/// An error that can carry one of lockkit.
+/// An error type that can hold a `lockkit::Error`.
 #[diagnostic::on_unimplemented(
     message = "a function under `#[with_lock]` cannot return the error type `{Self}`, which is not `From<lockkit::Error>`",
     label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
@@ -89,14 +89,14 @@ pub trait Carries: From<Error> {}
 #[diagnostic::do_not_recommend]
 impl<E: From<Error>> Carries for E {}
 
-/// An error that the default test can judge.
+/// An error that the default test for retryable errors accepts.
 #[diagnostic::on_unimplemented(
     message = "`#[with_lock]` cannot tell which errors of type `{Self}` are worth another attempt",
     label = "this error type is not a `std::error::Error + Send + Sync + 'static`",
     note = "implement `std::error::Error` for it, or name a test of your own: `retry_if = path`"
 )]
 pub trait Judged: Into<BoxError> {
-    /// Whether a fresh attempt may succeed.
+    /// Whether another attempt may succeed.
     fn is_retryable(&self) -> bool;
 }
 
@@ -106,22 +106,22 @@ impl<E: StdError + Send + Sync + 'static> Judged for E {
     }
 }
 
-/// Of any type, for code that never runs.
+/// A value of any type, for code that never runs.
 pub fn never<T>() -> T {
     unreachable!("BUG: this only says of which type a body is")
 }
 
-/// The loop of an attribute with this policy.
+/// The retry loop of an attribute with this policy.
 pub fn retry(attempts: Option<u32>, deadline: Option<Duration>) -> Result<Retry> {
     Retry::new(RetryPolicy { attempts, deadline, ..RetryPolicy::new() })
 }
 
-/// What becomes of an attempt: the result, or `None` for another one.
+/// Evaluates an attempt. Returns the final result, or `None` for another attempt.
 pub async fn step<R: Outcome<Error: Judged>>(retry: &mut Retry, ended: Option<R>) -> Option<R> {
     step_if(retry, ended, Judged::is_retryable).await
 }
 
-/// As [`step`], with the caller's test.
+/// As [`step`], with the caller's test for retryable errors.
 pub async fn step_if<R: Outcome<Error: Into<BoxError>>>(
     retry: &mut Retry,
     ended: Option<R>,
@@ -130,7 +130,7 @@ pub async fn step_if<R: Outcome<Error: Into<BoxError>>>(
     retry.step(ended.map(R::into_result), worth_another).await.map(R::from_result)
 }
 
-/// The leases. What is no leases is an error here.
+/// Returns its argument. A value of another type fails to compile here.
 pub fn leases<S: LeaseStore>(leases: &Leases<S>) -> &Leases<S> {
     leases
 }
@@ -140,14 +140,14 @@ pub fn own_leases<S: LeaseStore>(leases: &Leases<S>) -> Leases<S> {
     leases.clone()
 }
 
-/// What can be the key of a lock.
+/// A type that can be the key of a lock.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the key of a lock",
     label = "a key is text: `&str`, `String` or `lockkit::Key`",
     note = "to make a key of a value, write a template that captures it: `key = \"order:{{id}}\"`"
 )]
 pub trait AsKey {
-    /// The key.
+    /// Converts into a key.
     fn into_key(self) -> Key;
 }
 
@@ -158,24 +158,24 @@ impl<K: Into<Key>> AsKey for K {
     }
 }
 
-/// A key.
+/// Converts a value into a key.
 pub fn key(key: impl AsKey) -> Key {
     key.into_key()
 }
 
-/// Several keys.
+/// Converts values into keys.
 pub fn keys(keys: impl IntoIterator<Item = impl AsKey>) -> Vec<Key> {
     keys.into_iter().map(AsKey::into_key).collect()
 }
 
-/// How long to wait.
+/// A type that can be a wait.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot say how long to wait",
     label = "expected a `std::time::Duration` or a `lockkit::Wait`",
     note = "write `wait = \"2s\"`, or give an expression such as `Duration::from_secs(2)` or `Wait::Unbounded`"
 )]
 pub trait AsWait {
-    /// The wait.
+    /// Converts into a wait.
     fn into_wait(self) -> Wait;
 }
 
@@ -186,17 +186,17 @@ impl<W: Into<Wait>> AsWait for W {
     }
 }
 
-/// A wait.
+/// Converts a value into a wait.
 pub fn wait(wait: impl AsWait) -> Wait {
     wait.into_wait()
 }
 
-/// A lease request.
+/// A request for one lease.
 pub fn lease<S: LeaseStore>(leases: &Leases<S>, key: Key) -> LeaseRequest<S> {
     leases.lease(key)
 }
 
-/// A request for all of the leases.
+/// A request for several leases.
 pub fn leases_of_all<S: LeaseStore>(
     leases: &Leases<S>,
     keys: impl IntoIterator<Item = Key>,
@@ -211,25 +211,25 @@ pub fn acquire<S: LeaseStore, L: Yields<Store = S>>(
     request.acquire()
 }
 
-/// What is held while a body runs: a lease, several, or a session lock.
+/// A lock that is held while a body runs: a lease, several leases, or a session lock.
 pub trait Holding: Sized {
-    /// What the body gets of it.
+    /// The handle that the body gets.
     type Lent<'a>
     where
         Self: 'a;
 
-    /// For the body.
+    /// Creates the handle for the body.
     fn lend(&self) -> Self::Lent<'_>;
 
-    /// What runs the body, and the locks that it runs under.
+    /// The watch that runs the body, and the locks of the body.
     #[doc(hidden)]
     fn watch(&self) -> Watched<'_>;
 
-    /// Gives it back.
+    /// Releases the lock.
     fn end<T, E: From<Error>>(self, result: Result<T, E>) -> impl Future<Output = Result<T, E>>;
 }
 
-/// What runs a body until its lock is lost.
+/// Runs a body until its lock is lost.
 pub struct Watched<'a> {
     watch: Watch<'a>,
     record: Record,
@@ -251,18 +251,18 @@ impl<L: Yields> Holding for L {
     }
 
     async fn end<T, E: From<Error>>(self, result: Result<T, E>) -> Result<T, E> {
-        // A release is larger than most bodies, and part of the future of each of them.
+        // The future of a release is larger than most bodies. Boxing keeps it out of the future of each body.
         Box::pin(self.end_after_body()).await;
         result
     }
 }
 
-/// What the body gets of what is held.
+/// Creates the handle for the body.
 pub fn lend<H: Holding>(held: &H) -> H::Lent<'_> {
     held.lend()
 }
 
-/// Runs the body until what is held is lost.
+/// Runs the body until its lock is lost.
 pub fn guarded<'a, H: Holding, F: Future<Output: Outcome>>(
     held: &'a H,
     body: Pin<&'a mut F>,
@@ -292,36 +292,36 @@ impl fmt::Debug for Watched<'_> {
 }
 
 impl Watched<'_> {
-    /// Not compiled for every body.
+    /// Takes a `dyn Future`, so it is not compiled once per body.
     fn poll<R: Outcome>(&mut self, context: &mut Context<'_>, body: Pin<&mut dyn Future<Output = R>>) -> Poll<R> {
         let Self { watch, record } = self;
         record.enter(|| watch.poll(context, body, R::is_ok, R::lock_failed))
     }
 }
 
-/// Gives back what is held.
+/// Releases the lock.
 pub async fn end_held<H: Holding, R: Outcome>(held: H, result: R) -> R {
     R::from_result(held.end(result.into_result()).await)
 }
 
-/// Runs the body of an attempt, until its time is over.
+/// Runs the body of an attempt until the deadline of the retry.
 pub fn until<F: Future>(retry: &Retry, body: Pin<&mut F>) -> impl Future<Output = Option<F::Output>> {
     Bounded::new(None, retry.deadline(), body)
 }
 
-/// A part of a template.
+/// A piece of a key template.
 #[derive(Debug)]
 pub enum Piece<'a> {
-    /// Of the template itself.
+    /// Literal text of the template.
     Text(&'static str),
     /// A captured value.
     Capture(fmt::Arguments<'a>),
 }
 
-/// The key of a template whose punctuation is `reserved`.
+/// Builds the key of a template whose punctuation is `reserved`.
 ///
-/// `%`, control characters and the punctuation of the template are percent-encoded in what is captured, so that two
-/// different sets of captured values never make one key.
+/// In captured values, `%`, control characters and the punctuation of the template are percent-encoded, so that two
+/// different sets of captured values never yield the same key.
 pub fn key_of(reserved: &'static str, pieces: &[Piece<'_>]) -> Key {
     let mut text = String::new();
     for piece in pieces {
@@ -329,7 +329,7 @@ pub fn key_of(reserved: &'static str, pieces: &[Piece<'_>]) -> Key {
             Piece::Text(literal) => text.push_str(literal),
             Piece::Capture(value) => {
                 let mut escaped = Escaped { text: &mut text, reserved };
-                // A Display that reports an error has written what it could; `format!` would panic.
+                // If a `Display` returns an error, the text that it has written is kept. `format!` would panic.
                 let _ = escaped.write_fmt(value);
             }
         }

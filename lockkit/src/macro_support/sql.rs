@@ -1,4 +1,4 @@
-//! What the attribute expands to where it takes locks in a database, or begins a transaction.
+//! The functions that the attribute expands to if it takes locks in a database or begins a transaction.
 
 use std::{future::Future, iter::once_with, marker::PhantomData, pin::Pin};
 
@@ -29,7 +29,7 @@ use crate::{
 };
 use tokio::time::Instant;
 
-/// As [`own_leases`](super::own_leases), where a transaction is to begin in their database.
+/// As [`own_leases`](super::own_leases), for a transaction in the database of the leases.
 pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as Known>::Itself>> {
     S::with_pool(leases)
 }
@@ -41,10 +41,10 @@ pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as
     note = "remove `tx`, and begin the transaction in the body: `lease.commit(tx)` makes it depend on the lease"
 )]
 pub trait Transacts: LeaseStore {
-    /// Its database.
+    /// The database of the store.
     type Db: LeaseOps;
 
-    /// The leases, known to be kept in a pool.
+    /// The leases, with the pool as the type of their store.
     fn with_pool(leases: &Leases<Self>) -> Leases<Pool<Self::Db>>;
 }
 
@@ -56,13 +56,13 @@ impl<DB: LeaseOps> Transacts for Pool<DB> {
     }
 }
 
-/// The pool. What is no pool is an error here.
+/// Returns its argument. A value of another type fails to compile here.
 pub fn pool<DB: Database>(pool: &Pool<DB>) -> &Pool<DB> {
     pool
 }
 
-/// Clones the handle, so that the body may move the value it came from. Of a database that lockkit does not know, the
-/// result has no type: rustc reports the mistake here, and not at every later step as well.
+/// Clones the handle, so that the body may move the value it came from. For a database that lockkit does not know, the
+/// return type does not exist. So rustc reports the mistake here only, and not at every later step.
 pub fn known_pool<DB: Dialect>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
     pool.clone()
 }
@@ -87,7 +87,7 @@ pub fn row_lock<DB: RowOps>(_pool: &Pool<DB>, table: &'static str) -> RowLock<DB
     RowLock::table(table)
 }
 
-/// A value of a column.
+/// A type that can be the value of a column.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the value of a column in `{DB}`",
     label = "sqlx cannot bind this: it is not `sqlx::Encode` and `sqlx::Type` for `{DB}`",
@@ -112,9 +112,9 @@ pub fn by_any<'v, DB: RowOps, T: Value<'v, DB> + Ord>(
     lock.by_any(column, values)
 }
 
-/// What a commit can depend on.
+/// A lock that a commit can depend on.
 pub trait Committing<DB: LeaseOps>: Holding {
-    /// Commits if it is still held, and gives it back.
+    /// Commits if the lock is still held, and releases the lock.
     fn commit(self, tx: Tx<DB>) -> impl Future<Output = Result<()>>;
 }
 
@@ -146,12 +146,12 @@ impl<DB: SessionOps> Holding for Session<DB> {
     }
 }
 
-/// A transaction in the database that keeps the leases.
+/// Begins a transaction in the database of the leases.
 pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>> {
     begin_within(leases.store(), None, None).await
 }
 
-/// Commits under what is held, or rolls back and gives it back.
+/// Commits under the lock, or rolls back and releases the lock.
 pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, tx: Tx<DB>, result: R) -> R {
     R::from_result(match result.into_result() {
         Ok(value) => held.commit(tx).await.map(|()| value).map_err(R::Error::from),
@@ -162,12 +162,12 @@ pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, t
     })
 }
 
-/// A transaction without a lock.
+/// Begins a transaction without a lock.
 pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> Result<Tx<DB>> {
     begin_within(pool, None, deadline).await
 }
 
-/// A transaction that holds row locks.
+/// Begins a transaction and locks rows in it.
 pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
     match lock.until(deadline).lock(&mut *tx).await {
@@ -195,7 +195,7 @@ async fn refused<DB: Dialect>(
     note = "write `#[derive(sqlx::FromRow)]` on the struct, or take a `Vec` of tuples"
 )]
 pub trait LockedRows<DB: Database>: Sized {
-    /// Locks and reads them.
+    /// Locks and reads the rows.
     fn fetch(lock: RowLock<DB>, conn: &mut DB::Connection) -> impl Future<Output = Result<Self>> + Send;
 }
 
@@ -206,8 +206,8 @@ impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for Vec<
     }
 }
 
-/// A transaction that holds row locks, and the rows. Their type comes last, when the database is known: or rustc reports
-/// it for any database, and for this one.
+/// Begins a transaction, locks rows in it and returns them. The type of the rows is inferred last, when the database is
+/// known. Otherwise rustc would report an error twice: for any database, and for this one.
 pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
     pool: &Pool<DB>,
     deadline: Option<Instant>,
@@ -221,7 +221,7 @@ pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
     }
 }
 
-/// A transaction that holds a named lock.
+/// Begins a transaction and takes a named lock in it.
 pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
     let realm = Realm::named(pool);
     if is_under(|it| it.realm == realm && it.key == *lock.key()) {
@@ -234,7 +234,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
     }
 }
 
-/// As [`until`](super::until), under row locks that the attempt's transaction holds.
+/// As [`until`](super::until), with the row locks of the attempt's transaction registered.
 pub fn under_rows_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
@@ -244,7 +244,7 @@ pub fn under_rows_until<DB: Dialect, F: Future>(
     Bounded::new(Some(rows(pool, key)), retry.deadline(), body)
 }
 
-/// As [`until`](super::until), under a named lock that the attempt's transaction holds.
+/// As [`until`](super::until), with the named lock of the attempt's transaction registered.
 pub fn under_name_until<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
@@ -254,7 +254,7 @@ pub fn under_name_until<DB: Dialect, F: Future>(
     Bounded::new(Some(name(pool, key)), retry.deadline(), body)
 }
 
-/// Runs the body, which is under row locks that its transaction holds.
+/// Runs the body with the row locks of its transaction registered.
 pub fn under_rows<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
@@ -263,7 +263,7 @@ pub fn under_rows<DB: Dialect, F: Future>(
     Under::new(rows(pool, key), body)
 }
 
-/// Runs the body, which is under a named lock that its transaction holds.
+/// Runs the body with the named lock of its transaction registered.
 pub fn under_name<DB: Dialect, F: Future>(
     pool: &Pool<DB>,
     key: &Key,
@@ -291,11 +291,11 @@ pub async fn end_tx<DB: Dialect, R: Outcome>(tx: Tx<DB>, result: R) -> R {
     })
 }
 
-/// Ends an attempt that did not run out of time, as [`end_tx`] does, and rolls back one that did.
+/// Ends an attempt as [`end_tx`] does. Rolls back an attempt that reached the deadline.
 pub async fn end_attempt<DB: Dialect, R: Outcome>(tx: Tx<DB>, ended: Option<R>) -> Option<R> {
     match ended {
         Some(result) => Some(end_tx(tx, result).await),
-        // In the background: there is no time left.
+        // The rollback runs in the background, because no time is left.
         None => None,
     }
 }

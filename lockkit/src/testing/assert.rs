@@ -1,4 +1,4 @@
-//! Whether code runs under the lock that it needs.
+//! Assertions that code runs under the lock that it needs.
 
 use std::future::Future;
 
@@ -7,10 +7,10 @@ use crate::{
     scope::{Lock, Realm, Record, is_locked},
 };
 
-/// What [`assert_locked!`](crate::assert_locked) calls.
+/// The implementation of [`assert_locked!`](crate::assert_locked).
 ///
 /// # Panics
-/// If the code that runs now is not under the lock of this key.
+/// If the running code is not under the lock of this key.
 #[track_caller]
 pub fn assert_locked(key: impl Into<Key>) {
     let key = key.into();
@@ -19,7 +19,8 @@ pub fn assert_locked(key: impl Into<Key>) {
     }
 }
 
-/// Runs `body` as if it were under the lock of this key, so that what asserts it can be tested by itself. Locks nothing.
+/// Runs `body` as if it were under the lock of this key, so that code with [`assert_locked!`](crate::assert_locked) can
+/// be tested on its own. Locks nothing.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {

@@ -1,4 +1,4 @@
-//! Futures that are dropped at every point at which they can be, and what that leaves behind.
+//! Drops a future at every possible point, and checks what it leaves behind.
 
 use std::{
     fmt,
@@ -10,24 +10,23 @@ use std::{
 
 use tokio::time::timeout;
 
-/// A future that is not woken for this long waits for somebody else.
+/// If a future is not woken for this long, it waits for another task or process.
 const BLOCKED: Duration = Duration::from_millis(200);
 
-/// A future with more points than this is taken for one that never ends.
+/// A future with more points than this is treated as one that never ends.
 const MOST_POINTS: u32 = 10_000;
 
-/// Polls a fresh future once and drops it, then another twice, and so on until one is ready: so a future is dropped at
-/// each of its awaits, as `tokio::select!`, a timeout or a client that hangs up may drop it.
+/// Polls a new future once and drops it, polls another one twice and drops it, and so on until one is ready. So a
+/// future is dropped at each of its awaits, as `tokio::select!`, a timeout or a disconnected client may drop it.
 ///
-/// Each point is there twice: dropped as soon as it waits, when what it asked for is on its way, and dropped when it has
-/// been woken, before it hears the answer. A future that waits for somebody else for more than
-/// [`blocked_after`](DropAtEveryAwait::blocked_after) is dropped there, and has no further points.
+/// Each point is tested twice. One future is dropped as soon as it waits, while its request is in flight. Another one
+/// is dropped after it was woken, before it is polled with the answer. If a future waits for another task for more than
+/// [`blocked_after`](DropAtEveryAwait::blocked_after), it is dropped there and has no further points.
 ///
-/// `make` is called once for each point. What it needs but is not to be interrupted belongs in
-/// [`drop_at_every_await_of`].
+/// `make` is called once for each point. Setup that must not be interrupted belongs in [`drop_at_every_await_of`].
 ///
 /// # Panics
-/// When awaited: if the future panics, if a check fails, or if it has more than 10,000 points.
+/// When awaited: if the future panics, if a check fails, or if the future has more than 10,000 points.
 ///
 /// # Example
 /// ```
@@ -55,7 +54,7 @@ pub fn drop_at_every_await<'a, Fut: Future + 'a>(
     drop_at_every_await_of(async move || make())
 }
 
-/// As [`drop_at_every_await`], where making the future takes awaiting something that is not to be interrupted.
+/// As [`drop_at_every_await`], for a future with an async setup that must not be interrupted.
 ///
 /// ```
 /// # use lockkit::testing::drop_at_every_await_of;
@@ -82,17 +81,17 @@ where
     }
 }
 
-/// How often a future was dropped by [`drop_at_every_await`].
+/// The result of [`drop_at_every_await`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drops {
-    /// How many futures were dropped before they were ready.
+    /// The number of futures that were dropped before they were ready.
     pub points: u32,
-    /// Whether it became ready in the end. Not when it waited for somebody else.
+    /// Whether the last futures became ready. `false` if one waited for another task or process.
     pub completed: bool,
 }
 
-/// A future to be dropped at every point, made by [`drop_at_every_await`]. Awaiting it does it.
+/// A future to be dropped at every point, made by [`drop_at_every_await`]. Awaiting it runs the test.
 #[must_use = "nothing is dropped until this is awaited"]
 pub struct DropAtEveryAwait<'a, Prepare> {
     prepare: Prepare,
@@ -103,27 +102,28 @@ pub struct DropAtEveryAwait<'a, Prepare> {
 }
 
 impl<'a, Prepare> DropAtEveryAwait<'a, Prepare> {
-    /// What messages call it.
+    /// Sets the name of the future in panic messages.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// How long it may go without being woken before it counts as waiting for somebody else. Defaults to 200 ms.
+    /// Sets how long the future may go without being woken before it counts as waiting for another task or process.
+    /// Defaults to 200 ms.
     pub fn blocked_after(mut self, after: Duration) -> Self {
         self.blocked_after = after;
         self
     }
 
-    /// Drops it only when it begins to wait, not when it has been woken: half the points, for futures that are slow to
-    /// prepare.
+    /// Drops the future only as soon as it waits, not after it was woken. That is half of the points, for futures with
+    /// a slow setup.
     pub fn asleep_only(mut self) -> Self {
         self.whens = &[When::Asleep];
         self
     }
 
-    /// Runs `check` after each drop, and after the last future was ready (`true` then): to give back what was to block
-    /// the future, or to look at the data. Checks run in the order in which they were given.
+    /// Runs `check` after each drop (with `false`), and after the last future was ready (with `true`). Use it to
+    /// release a lock that blocks the future, or to check the data. Checks run in the order in which they were added.
     pub fn then(mut self, check: impl AsyncFnMut(bool) + 'a) -> Self {
         self.checks.push(Box::new(Then(check)));
         self
@@ -155,22 +155,22 @@ where
     }
 }
 
-/// When to drop a future.
+/// The moment at which a future is dropped.
 #[derive(Debug, Clone, Copy)]
 enum When {
-    /// As soon as it waits: what it waits for is on its way.
+    /// As soon as it waits, while its request is in flight.
     Asleep,
-    /// When it has been woken, before it hears what for.
+    /// After it was woken, before it is polled with the answer.
     Woken,
 }
 
-/// What became of a future that was to be dropped.
+/// How the run of a future to be dropped ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// It was ready before.
+    /// The future was ready before the drop.
     Completed,
     Dropped,
-    /// It waited for somebody else before, and was dropped then.
+    /// The future waited for another task or process, and was dropped there.
     Blocked,
 }
 
@@ -223,7 +223,7 @@ async fn drop_after_polls(polls: u32, when: When, blocked_after: Duration, futur
 
 pub(super) type Checked<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>;
 
-/// What is looked at after each drop.
+/// A check that runs after each drop.
 pub(super) trait Check {
     fn begin(&mut self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
     fn check(&mut self, completed: bool) -> Checked<'_>;
@@ -262,7 +262,7 @@ mod tests {
             ended.set(ended.get() + 1);
         };
         let drops = drop_at_every_await(work).await;
-        // Never polled, at the first and at the second await; and the same once more.
+        // Dropped unpolled, at the first await and at the second await; then the same once more.
         assert_eq!(drops, Drops { points: 6, completed: true });
         assert_eq!((begun.get(), ended.get()), (6, 2));
     }

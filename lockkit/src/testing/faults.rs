@@ -1,4 +1,4 @@
-//! What can go wrong between a process and a [`MemoryStore`](crate::testing::MemoryStore), as a test says.
+//! Faults that a test can inject between a process and a [`MemoryStore`](crate::testing::MemoryStore).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -37,19 +37,19 @@ pub enum Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// It does not: a place in a script for a call that goes well.
+    /// The call succeeds. Use it in a script for a call without a fault.
     None,
-    /// An error, at once. The store never hears of it.
+    /// The call fails at once. The request never reaches the store.
     Refused,
-    /// An error, although the store has done what was asked: the answer was lost on its way.
+    /// The call fails although the store executed it: the answer was lost.
     AnswerLost,
-    /// It never ends, and the store never hears of it.
+    /// The call never completes. The request never reaches the store.
     Silent,
-    /// It takes so long, half of it on the way there.
+    /// The call takes this long. Half of the time passes before the request reaches the store.
     Slow(Duration),
 }
 
-/// What goes wrong between one client and its store. Got by [`MemoryStore::faults`](crate::testing::MemoryStore::faults).
+/// The faults between one client and its store, from [`MemoryStore::faults`](crate::testing::MemoryStore::faults).
 ///
 /// Other clients of the same store are not affected: see [`MemoryStore::client`](crate::testing::MemoryStore::client).
 pub struct Faults {
@@ -76,40 +76,42 @@ impl Faults {
         Self { lasting: watch::Sender::new(lasting), scripts: Mutex::default() }
     }
 
-    /// From now on calls wait on their way to the store, and arrive when [`resume`](Self::resume) is called: late, as a
-    /// packet that was held up does.
+    /// Holds all following calls before they reach the store, until [`resume`](Self::resume). The held calls then
+    /// arrive late, as delayed packets do.
     pub fn pause(&self) {
         self.lasting.send_modify(|it| it.paused = true);
     }
 
-    /// Lets the calls go on that [`pause`](Self::pause) holds, and those that come.
+    /// Ends [`pause`](Self::pause): the held calls reach the store, and new calls are no longer held.
     pub fn resume(&self) {
         self.lasting.send_modify(|it| it.paused = false);
     }
 
-    /// From now on every call fails with [`Fault::Unavailable`], and the store never hears of it.
+    /// Makes all following calls fail with [`Fault::Unavailable`]. No request reaches the store.
     pub fn partition(&self) {
         self.lasting.send_modify(|it| it.otherwise = Failure::Refused);
     }
 
-    /// As [`partition`](Self::partition), in one direction: the store does what is asked, and its answers are lost.
+    /// As [`partition`](Self::partition), but only in one direction: the store executes the requests, and the answers
+    /// are lost.
     pub fn partition_answers(&self) {
         self.lasting.send_modify(|it| it.otherwise = Failure::AnswerLost);
     }
 
-    /// From now on every call takes this long, half of it on the way to the store. Zero ends it.
+    /// Makes all following calls take this long. Half of the time passes before the request reaches the store. Zero
+    /// ends it.
     pub fn slow(&self, latency: Duration) {
         self.lasting.send_modify(|it| it.slow = latency);
     }
 
-    /// Ends whatever was called above, and forgets what was scripted.
+    /// Ends all faults and clears the scripts.
     pub fn heal(&self) {
         self.scripts().values_mut().for_each(|it| it.next.clear());
         self.lasting.send_replace(Lasting { paused: false, slow: Duration::ZERO, otherwise: Failure::None });
     }
 
-    /// What becomes of the next calls of an operation, one after the other; those after them go well again. Added to what
-    /// was scripted before.
+    /// Scripts the outcomes of the next calls of an operation, in order. Calls after them succeed again. The outcomes
+    /// are appended to those of earlier scripts.
     ///
     /// ```
     /// use lockkit::{Leases, testing::{Failure, MemoryStore, Operation}};
@@ -127,12 +129,12 @@ impl Faults {
         self.scripts().entry(operation).or_default().next.extend(failures);
     }
 
-    /// How often an operation was called so far, whatever became of it.
+    /// The number of calls of an operation so far, including failed ones.
     pub fn calls(&self, operation: Operation) -> u64 {
         self.scripts().get(&operation).map_or(0, |it| it.calls)
     }
 
-    /// Runs one call: there, `act` in the store, and back.
+    /// Runs one call: to the store, `act`, and back.
     pub(super) async fn call<T>(
         &self,
         operation: Operation,
@@ -148,7 +150,7 @@ impl Faults {
         let failure = scripted.unwrap_or_else(|| self.lasting.borrow().otherwise);
         let slow = if let Failure::Slow(latency) = failure { latency } else { self.lasting.borrow().slow };
         travel(slow / 2).await;
-        // The sender is a part of `self`, so this does not fail.
+        // Cannot fail: `self` owns the sender.
         let _ = self.lasting.subscribe().wait_for(|it| !it.paused).await;
         match failure {
             Failure::None | Failure::Slow(_) => {}
@@ -176,7 +178,7 @@ impl fmt::Debug for Faults {
     }
 }
 
-/// A call over a network always lets others run, on its way there and back.
+/// Yields even without latency, because a network call always lets other tasks run.
 async fn travel(latency: Duration) {
     if latency.is_zero() {
         yield_now().await;

@@ -1,4 +1,4 @@
-//! A store of leases in memory, whose clock is Tokio's.
+//! A lease store in memory. Its clock is Tokio's.
 
 use std::{
     collections::BTreeMap,
@@ -18,18 +18,19 @@ use crate::{
     testing::faults::{Faults, Operation},
 };
 
-/// Where the clock of every store begins, so that a test sees the same fences each time: 2026-01-01 in UTC.
+/// The start time of every store's clock, 2026-01-01 in UTC, so that a test sees the same fences in every run.
 const BEGINNING: Duration = Duration::from_secs(1_767_225_600);
 
-/// A [`LeaseStore`] in memory for tests: what the databases do, at the speed of memory, on a clock that a test can drive.
+/// A [`LeaseStore`] in memory for tests. It behaves as the databases do, at the speed of memory, and a test controls
+/// its clock.
 ///
-/// Its clock is that of [`tokio::time`]. Under `#[tokio::test(start_paused = true)]` time passes when nothing else can
-/// happen, or by `tokio::time::advance`, so expiry and renewal are the same in every run.
+/// The clock is that of [`tokio::time`]. Under `#[tokio::test(start_paused = true)]`, time passes only when no task can
+/// run, or with `tokio::time::advance`. So expiry and renewal are the same in every run.
 ///
-/// Clones are the same client of the same store. [`client`](Self::client) makes another client of it, which can fail by
-/// itself: `Leases` on different clients are to each other as in different processes.
+/// Clones are the same client of the same store. [`client`](Self::client) makes another client, with its own faults:
+/// `Leases` on different clients behave as in different processes.
 ///
-/// What a database has beyond [`LeaseStore`] is not there: `Lease::verify` and `Lease::commit` need a transaction.
+/// `Lease::verify` and `Lease::commit` are not available, because they need a database transaction.
 ///
 /// # Example
 /// ```
@@ -61,12 +62,12 @@ struct Server {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How far the clock was stepped, in microseconds.
+    /// The total of all clock steps, in microseconds.
     stepped: i64,
     rows: BTreeMap<Key, Row>,
 }
 
-/// One key, which is remembered after its release.
+/// One key. It is remembered after its release.
 #[derive(Debug)]
 struct Row {
     token: Option<Token>,
@@ -74,13 +75,14 @@ struct Row {
     fence: i64,
     acquired: i64,
     expires: i64,
-    /// For how long it was last granted or renewed.
+    /// The ttl of the last grant or renewal.
     ttl: i64,
     renewals: u64,
 }
 
 impl Row {
-    /// Cuts an expiry that is further away than the ttl: the row was written later than now, so the clock was set back.
+    /// Cuts an expiry that is further away than the ttl. In that case the row was written at a later time, so the clock
+    /// was set back.
     fn cut(&mut self, now: i64) {
         let ahead = self.expires.saturating_sub(self.ttl).saturating_sub(now).max(0);
         self.expires -= ahead;
@@ -117,18 +119,18 @@ impl MemoryStore {
         Self { server: Arc::new(server), faults: Arc::new(Faults::new()) }
     }
 
-    /// Another client of the same store, with faults of its own: another process.
+    /// Another client of the same store, with its own faults. It stands for another process.
     #[must_use]
     pub fn client(&self) -> Self {
         Self { server: self.server.clone(), faults: Arc::new(Faults::new()) }
     }
 
-    /// What goes wrong between this client and the store.
+    /// The faults between this client and the store.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// Frees the lease at once, as an operator does: the holder is not told. Returns who held it.
+    /// Frees the lease at once, as an operator does. The holder is not notified. Returns the former holder.
     pub fn steal(&self, key: impl Into<Key>) -> Option<LeaseInfo> {
         let key = key.into();
         self.act(|rows, now| {
@@ -139,8 +141,8 @@ impl MemoryStore {
         })
     }
 
-    /// Makes the lease expire now, as if its holder had not renewed it: the next holder hears of it as
-    /// [`previous`](crate::Lease::previous). Returns who held it.
+    /// Makes the lease expire now, as if its holder had not renewed it. The next holder gets the former one as
+    /// [`previous`](crate::Lease::previous). Returns the former holder.
     pub fn expire(&self, key: impl Into<Key>) -> Option<LeaseInfo> {
         let key = key.into();
         self.act(|rows, now| {
@@ -151,26 +153,26 @@ impl MemoryStore {
         })
     }
 
-    /// Sets the clock of the store forward, beside the time that passes: leases expire early, which is what no lease
-    /// algorithm can prevent. Fences still rise.
+    /// Steps the store's clock forward, in addition to the time that passes. Leases expire early; no lease algorithm
+    /// can prevent that. Fences still rise.
     pub fn step_forward(&self, by: Duration) {
         let mut state = self.state();
         state.stepped = state.stepped.saturating_add(micros(by));
     }
 
-    /// Sets the clock of the store back. A lease then lives longer than its ttl, but at most for its ttl from the first
-    /// request after the step that meets it. Fences still rise.
+    /// Steps the store's clock back. A lease then lives longer than its ttl, but at most its ttl from the first request
+    /// after the step that touches it. Fences still rise.
     pub fn step_back(&self, by: Duration) {
         let mut state = self.state();
         state.stepped = state.stepped.saturating_sub(micros(by));
     }
 
-    /// The clock of the store.
+    /// The current time of the store's clock.
     pub fn now(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + duration(self.server.now(&self.state()))
     }
 
-    /// One atomic act at one moment.
+    /// Runs one atomic operation at one instant.
     fn act<T>(&self, act: impl FnOnce(&mut BTreeMap<Key, Row>, i64) -> T) -> T {
         let mut state = self.state();
         let now = self.server.now(&state);
@@ -279,7 +281,8 @@ impl LeaseStore for MemoryStore {
         let act = || {
             self.act(|rows, now| {
                 let then = now.saturating_sub(micros(retention));
-                // A fence above the clock must not be forgotten: the next one is made from the clock.
+                // A key whose fence is above the clock must be kept, because the next fence of a deleted key is made
+                // from the clock.
                 let old = rows.iter().filter(|(_, it)| it.expires < then && it.fence < then);
                 let old: Vec<_> = old.take(limit as usize).map(|(key, _)| key.clone()).collect();
                 old.iter().filter_map(|it| rows.remove(it)).count() as u64
@@ -289,20 +292,20 @@ impl LeaseStore for MemoryStore {
     }
 }
 
-/// The row of the key, whose expiry counts from now on if the clock was set back.
+/// The row of the key. If the clock was set back, the expiry is cut to count from now.
 fn row<'a>(rows: &'a mut BTreeMap<Key, Row>, key: &Key, now: i64) -> Option<&'a mut Row> {
     let row = rows.get_mut(key)?;
     row.cut(now);
     Some(row)
 }
 
-/// How long somebody else holds what is claimed; `None` where nobody does.
+/// How long another holder has the claimed lease. `None` if there is no other holder.
 fn in_the_way(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Option<Duration> {
     let row = row(rows, &claim.key, now).filter(|it| it.is_held(now) && it.token != Some(claim.token))?;
     Some(duration(row.expires - now))
 }
 
-/// Grants what nobody else holds.
+/// Grants a lease that no other holder has.
 fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
     let Claim { key, token, holder, ttl, queue: _ } = claim;
     let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));

@@ -1,4 +1,4 @@
-//! Tools to test services that lock, and stores of leases. With the feature `testing` only; switch it on for your tests:
+//! Tools for tests of services that lock, and of lease stores. Needs the feature `testing`. Enable it for your tests:
 //!
 //! ```toml
 //! [dev-dependencies]
@@ -6,18 +6,18 @@
 //! tokio = { version = "1", features = ["macros", "rt", "test-util"] }
 //! ```
 //!
-//! | you want to know | use |
+//! | to test | use |
 //! |---|---|
-//! | what your service does when a lease is lost, stolen or slow, without a database and without waiting | [`MemoryStore`] and its [`Faults`] |
-//! | whether two ever held one key at a time | [`Oracle`] |
-//! | whether code runs under the lock that it needs | [`assert_locked!`](crate::assert_locked) |
-//! | whether a future may be dropped at any point | [`drop_at_every_await`] |
-//! | whether a store of your own keeps its promises | [`conformance`] |
+//! | your service when a lease is lost, stolen or slow, without a database and without waiting | [`MemoryStore`] and its [`Faults`] |
+//! | that two holders never have one key at the same time | [`Oracle`] |
+//! | that code runs under the lock that it needs | [`assert_locked!`](crate::assert_locked) |
+//! | that a future may be dropped at any point | [`drop_at_every_await`] |
+//! | that your own store keeps its promises | [`conformance`] |
 //!
 //! # Example
 //!
-//! With `start_paused` the time of the test is Tokio's: it stands still while anything can run, and then jumps to the
-//! next timer. Thirty seconds pass at once, in the same order every time.
+//! With `start_paused`, the test's time is Tokio's: it stops while any task can run, and then jumps to the next timer.
+//! Thirty seconds pass at once, in the same order in every run.
 //!
 //! ```
 //! use std::time::Duration;

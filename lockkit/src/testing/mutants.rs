@@ -1,4 +1,4 @@
-//! Stores that are wrong on purpose: what the conformance suite and the oracle must catch.
+//! Stores with deliberate bugs, which the conformance suite and the oracle must catch.
 
 use std::{
     collections::HashMap,
@@ -312,7 +312,7 @@ impl LeaseStore for Mutant {
     }
 }
 
-/// Each bug, and a promise that it breaks.
+/// Each bug, with a promise that it breaks.
 const CAUGHT: [(Bug, &str); 40] = [
     (Bug::GrantsTwice, "a_held_lease_is_refused_and_stays_as_it_was"),
     (Bug::ChecksThenActs, "of_many_who_ask_at_once_one_is_granted"),

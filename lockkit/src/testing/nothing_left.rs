@@ -1,4 +1,4 @@
-//! What a dropped future may leave in a database: a lease, or a connection of the pool in a transaction.
+//! Checks that a dropped future leaves nothing in a database: no lease, and no pooled connection in a transaction.
 
 use std::{collections::HashSet, future::Future, pin::Pin, time::Duration};
 
@@ -12,18 +12,18 @@ use crate::{
     sql::{LeaseOps, counted_depth, tx::begin},
 };
 
-/// How long what was dropped may take to clean up, in the background.
+/// Time limit of the cleanup in the background after a drop.
 const CLEAN_UP: Duration = Duration::from_secs(5);
 
-/// How long the pool may take to hand out all of its connections.
+/// Time limit for the pool to hand out all of its connections.
 const WHOLE: Duration = Duration::from_secs(20);
 
 impl<Prepare> DropAtEveryAwait<'_, Prepare> {
-    /// After each drop, asks the database what is left: a lease that was not held in the beginning and is not given back
-    /// within 5 s, a connection of the pool that has an open transaction, answers no more, or did not come back.
+    /// After each drop, checks the database for leftovers. A leftover is a lease that was not held before and is not
+    /// released within 5 s, or a connection of the pool that has an open transaction, is broken or was not returned.
     ///
-    /// Takes all connections of the pool each time, so give it a small one. It sees what this pool did: not the sessions
-    /// of others.
+    /// Takes all connections of the pool each time, so use a small pool. It checks only the connections of this pool,
+    /// not other sessions.
     pub fn checking<DB: LeaseOps>(mut self, pool: &Pool<DB>) -> Self {
         self.checks.push(Box::new(NothingLeft { pool: pool.clone(), before: HashSet::new() }));
         self
@@ -32,7 +32,7 @@ impl<Prepare> DropAtEveryAwait<'_, Prepare> {
 
 struct NothingLeft<DB: LeaseOps> {
     pool: Pool<DB>,
-    /// The leases that were held in the beginning.
+    /// The leases that were held before.
     before: HashSet<Token>,
 }
 
@@ -70,7 +70,7 @@ async fn no_lease_is_left<DB: LeaseOps>(pool: &Pool<DB>, before: &HashSet<Token>
     }
 }
 
-/// Those of holders; a key that stays taken for its least holding time is held by nobody.
+/// The leases with a holder. A key that stays taken for its `min_hold` has none.
 async fn held_leases<DB: LeaseOps>(pool: &Pool<DB>) -> Result<Vec<(Token, String)>> {
     match pool.lease_list("", 10_000).await {
         Ok(held) => {
@@ -114,7 +114,7 @@ mod tests {
         let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
         let work = || async {
             let mut conn = pool.acquire().await.unwrap();
-            // Behind sqlx's back, so that it does not roll back.
+            // Sent without sqlx's transaction type, so that sqlx does not roll back.
             conn.execute("BEGIN").await.unwrap();
             yield_now().await;
             conn.execute("COMMIT").await.unwrap();

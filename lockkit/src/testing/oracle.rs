@@ -1,4 +1,4 @@
-//! Watches who holds what, and says when two held one key at a time.
+//! An oracle for tests: records all holders and reports when two held one key at the same time.
 
 use std::{
     collections::HashMap,
@@ -20,17 +20,18 @@ use crate::{
     },
 };
 
-/// Sees every grant and every end of a lease, and knows whether two ever held one key at the same moment, or a fence did
-/// not rise.
+/// Records every grant and every end of a lease. Reports when two holders held one key at the same time, and when a
+/// fence did not rise.
 ///
-/// A holder holds from when it was granted the lease until it gave it back, was told that it was lost, or had to stop
-/// trusting it ([`Lease::trusted_until`](crate::Lease::trusted_until)), whichever is first.
+/// A lease counts as held from its grant until the earliest of these: the holder released it, the holder learned that
+/// it was lost, or its trust ended ([`Lease::trusted_until`](crate::Lease::trusted_until)).
 ///
-/// Clones are the same oracle. Either [`watch`](Self::watch) a store, which sees everything that goes through it, or
-/// [`hold`](Self::hold) single leases, which works for those that end with [`Lease::commit`](crate::Lease::commit) too.
+/// Clones are the same oracle. Either [`watch`](Self::watch) a store, which records everything that goes through the
+/// store, or [`hold`](Self::hold) single leases, which also works for leases that end with
+/// [`Lease::commit`](crate::Lease::commit).
 ///
-/// It sees one process only. A lease that an operator stole while its holder believed in it is held twice, and said to be
-/// by `hold`; `watch` sees the theft as a release.
+/// The oracle sees only one process. If an operator steals a lease while its holder still trusts it, the lease has two
+/// holders. `hold` reports that; `watch` records the theft as a release.
 ///
 /// # Example
 /// ```
@@ -51,7 +52,7 @@ pub struct Oracle(Arc<Mutex<Log>>);
 
 #[derive(Debug, Default)]
 struct Log {
-    /// By key, those that may still be held.
+    /// Per key, the leases that may still be held.
     open: HashMap<Key, Vec<Entry>>,
     fences: HashMap<Key, Fence>,
     violations: Vec<Violation>,
@@ -72,28 +73,28 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// A promise of leases, broken.
+/// A violation of the guarantees of leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// Somebody was granted the lease while somebody else held it.
+    /// A lease was granted while another holder held it.
     TwoHolders {
         /// The lease.
         key: Key,
-        /// The fence of who held it.
+        /// The fence of the first holder.
         holder: Fence,
-        /// How long it had been held.
+        /// How long the first holder had held it.
         for_so_long: Duration,
-        /// The fence of who was granted it.
+        /// The fence of the second holder.
         intruder: Fence,
     },
-    /// A lease was granted with a fence that is not greater than all before.
+    /// A lease was granted with a fence that is not greater than all earlier fences of its key.
     FenceDidNotRise {
         /// The lease.
         key: Key,
-        /// The greatest fence so far.
+        /// The greatest earlier fence.
         before: Fence,
-        /// The fence that was granted.
+        /// The fence of the grant.
         granted: Fence,
     },
 }
@@ -115,17 +116,17 @@ impl fmt::Display for Violation {
 }
 
 impl Oracle {
-    /// An oracle that has seen nothing.
+    /// An oracle without records.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same store, seen by this oracle.
+    /// Wraps the store, so that this oracle records its grants and releases.
     pub fn watch<S: LeaseStore>(&self, store: S) -> Watched<S> {
         Watched { store, oracle: self.clone(), held: Arc::default() }
     }
 
-    /// Sees this lease, which was acquired just now, until the result is dropped or the lease ends.
+    /// Records this lease, which was acquired just now, until the result is dropped or the lease ends.
     #[must_use = "the lease counts as given back when this is dropped"]
     pub fn hold<S: LeaseStore>(&self, lease: &Lease<S>) -> Tracked {
         let (watched, let_go) = (lease.borrowed(), Arc::new(()));
@@ -137,15 +138,16 @@ impl Oracle {
         Tracked { _let_go: let_go }
     }
 
-    /// What went wrong so far.
+    /// All violations so far.
     pub fn violations(&self) -> Vec<Violation> {
         self.log().violations.clone()
     }
 
-    /// Returns how many grants were seen, so that a test can tell that there were some.
+    /// Asserts that there were no violations. Returns the number of recorded grants, so that a test can check that
+    /// there were some.
     ///
     /// # Panics
-    /// If anything went wrong so far, with all of it.
+    /// If there were violations. The message lists all of them.
     #[track_caller]
     pub fn assert_exclusive(&self) -> u64 {
         let Log { violations, grants, .. } = &*self.log();
@@ -157,7 +159,7 @@ impl Oracle {
     fn granted(&self, key: &Key, token: Token, fence: Fence, is_held: impl Fn() -> bool + Send + Sync + 'static) {
         let Log { open, fences, violations, grants } = &mut *self.log();
         *grants += 1;
-        // The answer came so late that nobody believes it; others may have held the lease since.
+        // The answer came so late that the trust had already ended. Another holder may have had the lease since.
         if !is_held() {
             return;
         }
@@ -186,13 +188,13 @@ impl Oracle {
     }
 }
 
-/// A lease that an [`Oracle`] sees as held, until this is dropped.
+/// A lease that an [`Oracle`] records as held until this is dropped.
 #[derive(Debug)]
 pub struct Tracked {
     _let_go: Arc<()>,
 }
 
-/// A store that an [`Oracle`] watches, made by [`Oracle::watch`].
+/// A store whose grants an [`Oracle`] records, made by [`Oracle::watch`].
 #[derive(Debug, Clone)]
 pub struct Watched<S> {
     store: S,
@@ -201,7 +203,7 @@ pub struct Watched<S> {
 }
 
 impl<S> Watched<S> {
-    /// The store itself.
+    /// The wrapped store.
     pub fn inner(&self) -> &S {
         &self.store
     }
@@ -261,7 +263,7 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
     }
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
-        // Who gives it back does not believe in it any more, whatever the answer.
+        // A holder that releases a lease no longer acts as its holder, whatever the answer.
         self.ended(token);
         self.store.lease_release(key, token, min_hold).await
     }
@@ -287,7 +289,7 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
     }
 }
 
-/// No code panics while it holds one of these locks.
+/// Ignores poisoning: no code panics while it holds one of these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -364,7 +366,7 @@ mod tests {
             }
             drop(held);
         }
-        // The others wait for the end of the ttl, with a ticket each.
+        // The other tasks wait for the end of the ttl, with one ticket each.
         assert_eq!(oracle.assert_exclusive(), 60, "20 and 20 held ones, and 10 of the others with 10 tickets");
     }
 }
