@@ -229,7 +229,7 @@ use proc_macro::TokenStream;
 /// values of `by` need sqlx's own bounds:
 ///
 /// ```
-/// # use lockkit::{NamedOps, with_lock};
+/// # use lockkit::{dialect::NamedOps, with_lock};
 /// use sqlx::{Executor, IntoArguments, Pool};
 ///
 /// #[with_lock(named, on = pool, key = "report", tx = tx)]
