@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkit::store::{Acquired, Answer, Claim, LeaseRecord, Profile, Renewal, Token, Yields};
-use lockkit::testing::{MemoryStore, Operation};
+use lockkit::testing::{Failure, MemoryStore, Operation};
 use lockkit::{Error, Key, LeaseRequest, LeaseStore, Leases, Result};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
@@ -239,4 +239,63 @@ async fn a_ttl_below_the_least_of_the_store_is_refused() {
         assert!(matches!(refused, Err(Error::InvalidOption { option: "ttl", .. })), "{refused:?}");
     }
     drop(leases.lease("k").ttl(2 * SECOND).acquire().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_for_several_keeps_no_place_in_the_stores_queue_and_no_token() {
+    let store = Able::new(queueing());
+    let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+    let _lease = there.lease("b").acquire().await.unwrap();
+    let first = store.claims().len();
+    let waiting = here.all(["a", "b"]).wait(3 * SECOND).acquire();
+    let releases = async {
+        sleep(SECOND).await;
+        store.able.freed.notify_waiters();
+    };
+    let (refused, ()) = tokio::join!(waiting, releases);
+    assert!(refused.unwrap_err().is_contended());
+    let claims = store.claims().split_off(first);
+    let tokens: std::collections::HashSet<_> = claims.iter().map(|it| it.token).collect();
+    assert!(
+        claims.len() >= 4 && tokens.len() == claims.len(),
+        "a token that was granted is not sent again: {claims:?}"
+    );
+    assert!(claims.iter().all(|it| !it.queue), "{claims:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn permits_take_tickets_on_a_store_that_queues_single_claims() {
+    let store = Able::new(queueing());
+    let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+    let permit = there.semaphore("s", 1).acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let request = here.semaphore("s", 1).wait(60 * SECOND);
+        async move { request.acquire().await.map(drop) }
+    });
+    sleep(SECOND).await;
+    let tickets = here.list("s/permit/queue/").await.unwrap();
+    assert_eq!(tickets.len(), 1, "{:?}", here.list("").await.unwrap());
+    permit.release().await.unwrap();
+    waiting.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ticket_lives_as_long_as_the_store_needs() {
+    let mut profile = Profile::default();
+    profile.least_ttl = 10 * SECOND;
+    let store = Able::new(Abilities { profile, ..Abilities::default() });
+    let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+    let _lease = there.lease("k").acquire().await.unwrap();
+    assert!(here.lease("k").wait(SECOND).acquire().await.unwrap_err().is_contended());
+    let tickets: Vec<_> = store.claims().into_iter().filter(|it| it.key.starts_with("k/queue/")).collect();
+    assert!(!tickets.is_empty() && tickets.iter().all(|it| it.ttl >= 10 * SECOND), "{tickets:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_claims_for_several_is_not_called_contended() {
+    let store = MemoryStore::new();
+    let here = Leases::new(store.client());
+    here.store().faults().script(Operation::Acquire, [Failure::Silent; 8]);
+    let silent = here.all(["a", "b"]).wait(MILLIS(300)).acquire().await.unwrap_err();
+    assert!(!silent.is_contended(), "{silent:?}");
 }

@@ -46,7 +46,7 @@ pub(super) struct Waiting<S: LeaseStore> {
     pub(super) key: Key,
     pub(super) token: Token,
     /// Gives up the place in the store's queue on drop.
-    place: Option<Guard<Unheard<S>>>,
+    place: Guard<Unheard<S>>,
 }
 
 /// Sends the claims, which are in the order of their keys. Some may have been sent before.
@@ -68,25 +68,26 @@ pub(super) async fn attempt<S: LeaseStore>(
         let sent = Instant::now();
         // Some claims may be granted even if no answer arrives.
         let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
-        for it in before.into_iter().filter_map(|it| it.place) {
-            drop(it.defuse());
+        let had_place = !before.is_empty();
+        for it in before {
+            drop(it.place.defuse());
         }
         let answer = send(&inner, &claims).await;
-        if !is_heard(&answer) {
+        // A refusal leaves nothing behind, unless the claim had a place before.
+        if !is_heard(&answer) || had_place && answer.is_err() {
             return answer.map(|_| Attempt::Silent);
         }
         if let Ok(Some(AcquiredAll::Held { key, free_in })) = answer {
+            // Only a claim that queues is sent again. The store may have granted the others, and given them back.
             let waiting = |unheard: Guard<Unheard<S>>| {
                 let Claim { key, token, queue, .. } = unheard.claim.clone();
-                let place = if queue {
-                    Some(unheard)
-                } else {
-                    drop(unheard.defuse());
-                    None
-                };
-                Waiting { key, token, place }
+                if queue {
+                    return Some(Waiting { key, token, place: unheard });
+                }
+                drop(unheard.defuse());
+                None
             };
-            return Ok(Attempt::Held { key, free_in, claims: unheard.into_iter().map(waiting).collect() });
+            return Ok(Attempt::Held { key, free_in, claims: unheard.into_iter().filter_map(waiting).collect() });
         }
         for it in unheard {
             drop(it.defuse());

@@ -121,7 +121,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let (fence, key) = if let Some(ticket) = place.ticket() {
             ticket
         } else {
-            let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl);
+            let least = self.inner.store().profile().least_ttl;
+            let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl).max(least);
             let request: LeaseRequest<S> = LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl);
             match request.try_slot(place, "queue", TICKETS, true).await? {
                 Turn::Done(tickets) => tickets.into_iter().for_each(|it| place.set_ticket(it)),

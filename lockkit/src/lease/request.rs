@@ -406,6 +406,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Err(_) if !answered => return Err(self.silence().await),
             _ => None,
         };
+        if !answered && held.is_none() && matches!(self.mode, Mode::All(_)) {
+            return Err(self.silence().await);
+        }
         let key = match &self.mode {
             Mode::All(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| place.in_the_way()),
             _ => None,
@@ -425,7 +428,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let turn = match &self.mode {
             Mode::All(_) => self.try_now(place, likely_free).await,
             // The store keeps the order of the waiting claims.
-            _ if self.inner.store().profile().queues => self.try_now(place, likely_free).await,
+            Mode::Exclusive if self.inner.store().profile().queues => self.try_now(place, likely_free).await,
             _ if self.fair => self.turn_fairly(place, likely_free).await,
             _ => self.turn_patiently(place, likely_free).await,
         };
@@ -466,6 +469,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
+                if self.keys().contains(&key) {
+                    place.set_in_the_way(key);
+                }
                 return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
             }
         }
@@ -539,7 +545,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     pub(super) fn claim(&self, place: &Place<S>, key: &Key, token: Token) -> Claim {
         let holder = self.inner.keeper.holder().clone();
-        let queue = place.waits && self.waits() && self.inner.store().profile().queues && self.keys().contains(key);
+        let is_the_key = self.mode == Mode::Exclusive && *key == self.key;
+        let queue = place.waits && self.waits() && is_the_key && self.inner.store().profile().queues;
         Claim { key: key.clone(), token, holder, ttl: self.ttl, queue }
     }
 

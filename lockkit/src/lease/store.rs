@@ -123,20 +123,30 @@ pub(crate) const BUSY_PAUSE: Duration = Duration::from_millis(10);
 async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<AcquiredAll> {
     let mut grants = Vec::with_capacity(claims.len());
     for claim in claims {
-        match store.lease_acquire(claim).await? {
-            Acquired::Granted(grant) => grants.push(grant),
-            Acquired::Held { free_in } => {
-                for taken in &claims[..grants.len()] {
-                    // Another claim may have the row locked at the moment.
-                    while store.lease_release(&taken.key, taken.token, Duration::ZERO).await? == Answer::Busy {
-                        sleep(BUSY_PAUSE).await;
-                    }
-                }
+        match store.lease_acquire(claim).await {
+            Ok(Acquired::Granted(grant)) => grants.push(grant),
+            Ok(Acquired::Held { free_in }) => {
+                give_back(store, &claims[..grants.len()]).await?;
                 return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
+            }
+            Err(err) => {
+                // The error of the claim is what the caller needs.
+                drop(give_back(store, &claims[..grants.len()]).await);
+                return Err(err);
             }
         }
     }
     Ok(AcquiredAll::Granted(grants))
+}
+
+/// Releases what was granted a moment ago. Another claim may have it locked for the moment.
+async fn give_back<S: LeaseStore>(store: &S, granted: &[Claim]) -> Result<()> {
+    for Claim { key, token, .. } in granted {
+        while store.lease_release(key, *token, Duration::ZERO).await? == Answer::Busy {
+            sleep(BUSY_PAUSE).await;
+        }
+    }
+    Ok(())
 }
 
 async fn release_in_order<S: LeaseStore>(store: &S, releases: &[Release]) -> Result<Vec<Answer>> {
@@ -162,6 +172,9 @@ pub struct Claim {
     /// Whether the same claim, with the same token, is sent again until it is granted. A store with its own queue
     /// ([`Profile::queues`]) then keeps the claim's place until [`lease_release`](LeaseStore::lease_release) gives it
     /// up.
+    ///
+    /// The place must end with the process of the claim at the latest: a release that the store does not hear is repeated for the
+    /// ttl of the claim and no longer. A claim that does not queue must be refused while others do.
     pub queue: bool,
 }
 

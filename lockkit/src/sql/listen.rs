@@ -5,7 +5,9 @@ use std::{
     collections::HashMap,
     fmt,
     future::Future,
+    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -13,6 +15,7 @@ use sqlx::Pool;
 use tokio::{
     sync::{
         Notify,
+        futures::OwnedNotified,
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     },
     time::{sleep, timeout},
@@ -94,14 +97,17 @@ impl<DB: ListenOps> Listening<DB> {
 
 impl<DB: ListenOps> TellsReleases for Listening<DB> {
     fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
-        if let Some(listener) = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // A task that is spawned on a runtime that ends is dropped at once, and locks this again.
+        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(listener) = stopped {
             let running = Guard::new(Running { listener, stopped: self.stopped.clone() });
             tokio::spawn(listen(self.pool.clone(), running));
         }
         let waiting = Waiting { interest: self.interest.clone(), key: key.clone(), freed: Arc::default() };
         // Sending cannot fail: the receiver lives as long as `self`, or the task.
         let _ = self.interest.send(Interest::From(key.clone(), waiting.freed.clone()));
-        Box::pin(async move { waiting.freed.notified().await })
+        let freed = waiting.freed.clone().notified_owned();
+        Box::pin(Registered { freed: Box::pin(freed), _waiting: waiting })
     }
 }
 
@@ -121,6 +127,20 @@ struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let _ = self.interest.send(Interest::Until(self.key.clone(), self.freed.clone()));
+    }
+}
+
+/// Ends with a notification. The registration ends when this is dropped, so a waiter that registers again first stays registered.
+struct Registered {
+    freed: Pin<Box<OwnedNotified>>,
+    _waiting: Waiting,
+}
+
+impl Future for Registered {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.freed.as_mut().poll(context)
     }
 }
 
@@ -145,6 +165,11 @@ impl Hold for Running {
 
 async fn listen<DB: ListenOps>(pool: Pool<DB>, mut running: Guard<Running>) {
     while !running.listener.interest.is_closed() {
+        // What changed while there was no connection needs no statements of its own.
+        let Listener { interest, waiting } = &mut running.get_mut().listener;
+        while let Ok(changed) = interest.try_recv() {
+            note(waiting, changed);
+        }
         if let Err(err) = listen_until_broken::<DB>(&pool, &mut running.get_mut().listener).await {
             tolerated("listening for releases, which are polled for instead", &err);
         }
@@ -173,23 +198,37 @@ async fn listen_until_broken<DB: ListenOps>(
             },
         };
         match changed {
-            Some(Interest::From(key, freed)) => {
-                // Recorded first: if the connection breaks now, the next one listens for the key again.
-                let requests = waiting.entry(key.clone()).or_default();
-                requests.push(freed);
-                if requests.len() == 1 {
-                    answered(DB::listen_for(&mut listener, &key)).await?;
-                }
-            }
-            Some(Interest::Until(key, freed)) => {
-                let Some(requests) = waiting.get_mut(&key) else { continue };
-                requests.retain(|it| !Arc::ptr_eq(it, &freed));
-                if requests.is_empty() {
-                    waiting.remove(&key);
-                    answered(DB::listen_no_more(&mut listener, &key)).await?;
-                }
-            }
+            Some(changed) => match note(waiting, changed) {
+                Some(Change::First(key)) => answered(DB::listen_for(&mut listener, &key)).await?,
+                Some(Change::Last(key)) => answered(DB::listen_no_more(&mut listener, &key)).await?,
+                None => {}
+            },
             None => return Ok(()),
+        }
+    }
+}
+
+/// The requests for a key have changed so that the server must be told.
+enum Change {
+    First(Key),
+    Last(Key),
+}
+
+fn note(waiting: &mut HashMap<Key, Vec<Arc<Notify>>>, changed: Interest) -> Option<Change> {
+    match changed {
+        Interest::From(key, freed) => {
+            let requests = waiting.entry(key.clone()).or_default();
+            requests.push(freed);
+            (requests.len() == 1).then_some(Change::First(key))
+        }
+        Interest::Until(key, freed) => {
+            let requests = waiting.get_mut(&key)?;
+            requests.retain(|it| !Arc::ptr_eq(it, &freed));
+            if !requests.is_empty() {
+                return None;
+            }
+            waiting.remove(&key);
+            Some(Change::Last(key))
         }
     }
 }
