@@ -1,4 +1,4 @@
-//! What can go wrong, in words and variants that a caller can act on.
+//! The error type. Its variants name what a caller can act on.
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
@@ -47,23 +47,22 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody else holds the lock, and the wait is over. Nothing was taken.
+    /// Another holder has the lock, and the wait is over. Nothing was taken.
     #[error("lock `{key}` is held by {} (waited {}){}", holder::whom(holder.as_deref()), rounded(*waited), holder::details(holder.as_deref()))]
     #[non_exhaustive]
     Contended {
         /// The lock, or the table whose row is locked.
         key: Key,
-        /// How long this caller waited.
+        /// How long the caller waited.
         waited: Duration,
-        /// Who holds it, where that is known: for leases and session locks, unless the last look was not answered in time;
-        /// for named and row locks on some databases, as their `lock` says.
+        /// The holder, if known. For leases and session locks: unless the store did not answer the last look in time. For named and
+        /// row locks: on some databases, see their `lock`.
         holder: Option<Box<Holder>>,
     },
 
-    /// This task holds the lock already and asks for it again: it would wait for itself. Nothing was taken, and no time was
-    /// spent on waiting.
+    /// The task already holds the lock and would wait for itself. Nothing was taken, and the task did not wait.
     ///
-    /// Locks are not re-entrant. This error is told where lockkit knows that the task holds the lock: in a function under
+    /// Locks are not re-entrant. lockkit reports this error where it knows that the task holds the lock: in a function under
     /// `#[with_lock]` and in a body of [`LeaseRequest::run`](crate::LeaseRequest::run). It is a mistake in the program, so it is neither contended nor
     /// transient.
     #[error("{lock} `{key}` is held by this task already, which would wait for itself: {hint}")]
@@ -89,7 +88,7 @@ pub enum Error {
         reason: LossReason,
     },
 
-    /// An optimistic write matched no row: somebody else moved its version, or the row is gone.
+    /// An optimistic write matched no row: another writer changed the version, or the row is gone.
     #[error("the row{} changed since it was read (expected version {}, found {})", of(table.as_ref()), text(expected.as_ref()), text(found.as_ref()))]
     #[non_exhaustive]
     Conflict {
@@ -99,12 +98,12 @@ pub enum Error {
         expected: Option<Version>,
         /// The version that the row has now; `None` when the row is gone or was not looked at.
         found: Option<Version>,
-        /// Marks a conflict for whoever walks an error chain.
+        /// Marks a conflict, for code that walks an error chain.
         #[source]
         source: Raced,
     },
 
-    /// Every attempt failed for a passing reason, and the attempts or the time ran out.
+    /// Each attempt failed with a transient error, and the attempts or the time ran out.
     #[error("gave up after {attempts} {} in {}", plural(*attempts, "attempt", "attempts"), rounded(*elapsed))]
     #[non_exhaustive]
     RetriesExhausted {
@@ -116,7 +115,7 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// [`Leases::close`](crate::Leases::close) was called: this process takes no more leases.
+    /// [`Leases::close`](crate::Leases::close) was called. These `Leases` grant no more leases.
     #[error("lease `{key}` was not taken: these `Leases` are closed")]
     #[non_exhaustive]
     Closed {
@@ -132,7 +131,7 @@ pub enum Error {
         table: Key,
     },
 
-    /// The row lock would read the whole table, and on some databases lock it. Nothing was locked.
+    /// The row lock would read the whole table, and on MySQL and MariaDB lock it. Nothing was locked.
     #[error(
         "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by (ordered by, \
          if it has no `by`), or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
@@ -145,7 +144,7 @@ pub enum Error {
         plan: String,
     },
 
-    /// The text cannot name a lock, or not in this database: see [`Key`].
+    /// The text cannot name a lock, or cannot be stored in this database. See [`Key`].
     #[error("`{key}` cannot be a key: {reason}")]
     #[non_exhaustive]
     InvalidKey {
@@ -165,7 +164,7 @@ pub enum Error {
         reason: &'static str,
     },
 
-    /// An option has a value that cannot work.
+    /// The value of an option is invalid.
     #[error("`{option}` {reason}")]
     #[non_exhaustive]
     InvalidOption {
@@ -185,7 +184,8 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// lockkit's migrations could not be applied. Never an application's own: there is no `From<MigrateError>`.
+    /// lockkit's migrations could not be applied. The application's own migrations never cause this error: there is no
+    /// `From<MigrateError>`.
     #[error("lockkit's migrations could not be applied")]
     #[non_exhaustive]
     Migration {
@@ -193,7 +193,7 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The history of lockkit's migrations may not be read, and the tables are not as this version needs them.
+    /// The user may not read the history of lockkit's migrations, and the tables are out of date.
     #[error(
         "lockkit's tables are not up to date, and their history may not be read: run the migrations as a user who may \
          create tables, and grant this one SELECT on `_lockkit_migrations`"
@@ -204,7 +204,7 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// A migration was cut short, and its mark in the history could not be removed.
+    /// A migration was interrupted, and its mark in the history could not be removed.
     #[error(
         "lockkit's migration {number} was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, \
          and run the migrations again (they can be repeated)"
@@ -230,8 +230,8 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// A caller inside a section (an open transaction, a session lock) needed another connection, and none came free:
-    /// those in use are waiting for one as well.
+    /// No connection of the pool came free in time. Callers that hold one (for a transaction or a session lock) may be waiting for
+    /// another.
     #[error(
         "no connection came free: {held} of the pool's {size} {} in use, and {waiting} {} for one; if callers that hold \
          one connection wait for another, the pool deadlocks: make the pool larger, or give the locks connections of \
@@ -249,7 +249,7 @@ pub enum Error {
         size: u32,
     },
 
-    /// Too few are left in a stock. Nothing was taken.
+    /// The stock has too few pieces left. Nothing was taken.
     #[error("stock `{key}` is sold out: {wanted} wanted, {left} left")]
     #[non_exhaustive]
     SoldOut {
@@ -285,9 +285,9 @@ pub enum Error {
         key: Key,
     },
 
-    /// The connection broke while the commit was on its way: it may or may not have happened.
+    /// The connection broke after COMMIT was sent. The commit may or may not have happened.
     ///
-    /// Never repeat the work blindly; look at the data first.
+    /// Look at the data before you repeat the work.
     #[error("the connection broke during the commit, which may or may not have happened")]
     #[non_exhaustive]
     OutcomeUnknown {
@@ -312,7 +312,7 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The database failed.
+    /// The database, or another store, failed.
     #[error("database error while {doing}{}", of(key.as_ref()))]
     #[non_exhaustive]
     Database {
@@ -412,7 +412,7 @@ impl Error {
         std::iter::successors(Some(self), |it| it.last()).any(is)
     }
 
-    /// Somebody else holds the lock.
+    /// Another holder has the lock.
     ///
     /// As all of these tests, it looks through [`RetriesExhausted`](Self::RetriesExhausted) at the error of the last attempt.
     ///
@@ -434,19 +434,19 @@ impl Error {
         self.any(|it| matches!(it, Self::Lost { .. } | Self::SessionLost { .. }))
     }
 
-    /// An optimistic write lost its race. A fresh attempt that reads again may succeed.
+    /// An optimistic write met a conflict. A new attempt that reads again may succeed.
     pub fn is_conflict(&self) -> bool {
         self.any(|it| matches!(it, Self::Conflict { .. }))
     }
 
-    /// The database undid the work for a passing reason (deadlock victim, serialization failure, stale snapshot);
-    /// the same work, run again from its beginning, may succeed.
+    /// The database rolled back the work for a transient reason (deadlock victim, serialization failure, stale snapshot). The same
+    /// work, run again from its beginning, may succeed.
     pub fn is_transient(&self) -> bool {
         self.any(|it| matches!(it, Self::Database { fault, .. } if fault.is_transient()))
     }
 }
 
-/// What kind of failure a database reported: one classifier per database maps its codes to these.
+/// The kind of a failure. One classifier per database maps the codes of the driver to these; messages are never matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -476,25 +476,25 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The database undid the work for a passing reason.
+    /// Whether the database rolled back the work for a transient reason.
     pub fn is_transient(self) -> bool {
         matches!(self, Self::Deadlock | Self::Serialization)
     }
 
-    /// Another transaction was in the way of one statement, which did nothing.
+    /// Whether another transaction blocked the statement, which then changed nothing.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn is_of_the_moment(self) -> bool {
         self == Self::Contended || self.is_transient()
     }
 }
 
-/// How a lease was lost.
+/// Why a lease was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// It was not renewed in time: this process slept, or was too busy.
+    /// It was not renewed in time: the process was stopped or too busy.
     Expired,
-    /// Somebody freed or took it before it expired.
+    /// It was freed or taken before it expired.
     Stolen,
     /// The database could not be reached to renew it.
     Unreachable,
@@ -516,7 +516,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// The innermost source of every [`Error::Conflict`], so that a conflict is recognised however it is wrapped.
+/// The innermost source of each [`Error::Conflict`]. Code that walks an error chain recognises a wrapped conflict by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("somebody else changed the row first")]
 #[non_exhaustive]

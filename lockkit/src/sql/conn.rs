@@ -5,13 +5,12 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use sqlx::{Pool, pool::PoolConnection};
-use tokio::runtime::Handle;
+use sqlx::Pool;
 
 use crate::{
     error::Result,
-    guard::{Guard, Hold},
-    sql::{AsConnection, Dialect, check_in, connection},
+    guard::Guard,
+    sql::{AsConnection, Dialect, check_in, connection, tx::Unsettled},
 };
 
 mod sealed {
@@ -70,7 +69,7 @@ impl<DB: Dialect> On<DB> for &Pool<DB> {
 
     async fn reach(self, doing: &'static str) -> Result<Self::Conn> {
         let conn = connection(self, doing, None).await?;
-        Ok(Pooled(Guard::new(Busy { conn, runtime: Handle::current() })))
+        Ok(Pooled(Guard::new(Unsettled::new(conn))))
     }
 
     fn written<W>(_write: W) {}
@@ -100,7 +99,7 @@ impl<DB: Dialect> DerefMut for Lent<'_, DB> {
 
 /// A connection of a pool.
 #[derive(Debug)]
-pub struct Pooled<DB: Dialect>(Guard<Busy<DB>>);
+pub struct Pooled<DB: Dialect>(Guard<Unsettled<DB>>);
 
 impl<DB: Dialect> Finish for Pooled<DB> {
     fn finish(self) {
@@ -119,20 +118,5 @@ impl<DB: Dialect> Deref for Pooled<DB> {
 impl<DB: Dialect> DerefMut for Pooled<DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
         &mut self.0.get_mut().conn
-    }
-}
-
-/// A connection on which a statement may be in flight.
-struct Busy<DB: Dialect> {
-    conn: PoolConnection<DB>,
-    /// `Drop` may run on a thread without a runtime.
-    runtime: Handle,
-}
-
-impl<DB: Dialect> Hold for Busy<DB> {
-    fn abandon(self) {
-        // The statement may be waiting for a lock, and would occupy a place in the pool until the lock is granted.
-        let _inside = self.runtime.enter();
-        drop(self.conn.detach());
     }
 }

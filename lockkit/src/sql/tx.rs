@@ -1,4 +1,4 @@
-//! A transaction that ends well: cancel-safe to begin, rolled back unless committed, never committed by mistake.
+//! Transactions that are cancel-safe to begin and rolled back unless they are committed.
 
 use std::{
     fmt,
@@ -23,27 +23,27 @@ use crate::{
     sql::{AsConnection, Dialect, check_in, connection, counted_depth, depth, failed, sealed},
 };
 
-/// How long the rollback of a dropped transaction may take before its connection is closed instead.
+/// Time limit of the rollback of a dropped transaction. After it, the connection is closed.
 pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
-/// What stands in for a key where SQLite's only lock is held.
+/// The key of the error when SQLite's write lock is held.
 const WRITE_LOCK: &str = "the write lock of the database";
 
-/// What to do instead of taking again what a transaction of the same task holds.
+/// Advice for a task that requests a lock held by its own transaction.
 pub(crate) const PASS_TX: &str = "hand the open transaction (`&mut *tx`) to the code that needs the lock, instead of beginning \
                                   another one";
 
 /// Begins a transaction: READ COMMITTED on PostgreSQL, MySQL and MariaDB, with the write lock (`BEGIN IMMEDIATE`) on
 /// SQLite.
 ///
-/// READ COMMITTED makes every statement after a lock see what was committed before the lock was granted. Under
-/// REPEATABLE READ a read before the lock fixes what all later reads see, and updates are lost without an error.
+/// Under READ COMMITTED, each statement after a lock sees the changes that were committed before the lock was granted. Under
+/// REPEATABLE READ, the first read fixes the snapshot of all later reads, and updates are lost without an error.
 ///
-/// On MySQL and MariaDB autocommit is off until the transaction ends, so what follows a deadlock in it is never committed.
-/// In a `sqlx::Transaction` each statement after a deadlock is committed by itself.
+/// On MySQL and MariaDB, autocommit is off until the transaction ends. Statements after a deadlock are therefore never
+/// committed. In a `sqlx::Transaction`, each statement after a deadlock is committed by itself.
 ///
-/// On SQLite this waits for other writers for [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s, whatever the connection's busy
-/// timeout is.
+/// On SQLite, `begin` waits for other writers for [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s. The connection's busy timeout does
+/// not matter.
 ///
 /// # Errors
 /// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Reentrant`] on SQLite in a function under a row or
@@ -69,7 +69,7 @@ pub async fn begin<DB: Dialect>(pool: &Pool<DB>) -> Result<Tx<DB>> {
     begin_within(pool, None, None).await
 }
 
-/// As [`begin`], with a bound for the lock that beginning takes on SQLite, and a deadline for everything.
+/// As [`begin`], with a bound on the wait for SQLite's write lock, and a deadline for the whole call.
 pub(crate) async fn begin_within<DB: Dialect>(
     pool: &Pool<DB>,
     wait: Option<Wait>,
@@ -91,7 +91,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
         Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().conn, runtime: Handle::current() }))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
             if DB::is_idle(&mut opening.get_mut().conn).await {
-                // Nothing was begun, so the connection is as good as before.
+                // No transaction was begun: the connection can be used again.
                 drop(opening.defuse());
             }
             Err(Error::Contended { key: WRITE_LOCK.into(), waited: started.elapsed(), holder: None })
@@ -102,10 +102,11 @@ pub(crate) async fn begin_within<DB: Dialect>(
 
 /// An open transaction that owns its connection.
 ///
-/// Use it as `&mut *tx` wherever sqlx takes a connection, and as `&mut tx` or `&mut *tx` in lockkit's own calls: `execute(&mut tx)` is refused with "the trait `Executor` is not implemented for
-/// `&mut Tx<_>`", as it is with a `sqlx::Transaction`. A function that takes the connection (`&mut PgConnection`, …) takes
-/// `&mut tx`, from here as from a `sqlx::Transaction`; one that takes `&mut sqlx::Transaction<'_, _>` cannot take a `Tx`.
-/// Begun by [`begin`] or by `#[with_lock(…, tx = tx)]`.
+/// sqlx's executors take `&mut *tx`. lockkit's functions, and your own that take the connection (`&mut PgConnection`, …), take
+/// `&mut tx` as well. As with a `sqlx::Transaction`, `execute(&mut tx)` does not compile ("the trait `Executor` is not implemented
+/// for `&mut Tx<_>`"). A function that takes `&mut sqlx::Transaction<'_, _>` cannot take a `Tx`.
+///
+/// Made by [`begin`] or by `#[with_lock(…, tx = tx)]`.
 ///
 /// ```
 /// use lockkit::Tx;
@@ -126,18 +127,19 @@ pub(crate) async fn begin_within<DB: Dialect>(
 /// # Ok(()) }
 /// ```
 ///
-/// Dropping it rolls it back in the background, within a second; a connection that cannot (because it is still
-/// waiting for a lock, say) is closed.
+/// Dropping a `Tx` rolls it back in the background. If the rollback takes more than a second, for instance because the connection
+/// is still waiting for a lock, the connection is closed.
 pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
 
 impl<DB: Dialect> Tx<DB> {
     /// Commits.
     ///
     /// # Errors
-    /// [`Error::TransactionEnded`] when the database had ended the transaction before (a deadlock victim, or after any
-    /// failed statement on PostgreSQL): nothing is committed then. [`Error::Database`] when the transaction was refused
-    /// (Galera and serializable transactions report a conflict here), or the connection broke before COMMIT was sent:
-    /// nothing is committed either. [`Error::OutcomeUnknown`] when the connection broke after it.
+    /// - [`Error::TransactionEnded`] when the database had already ended the transaction: as a deadlock victim, or on PostgreSQL after
+    ///   any failed statement. Nothing is committed.
+    /// - [`Error::Database`] when the database refused the commit (Galera and serializable transactions report conflicts here), or the
+    ///   connection broke before COMMIT was sent. Nothing is committed.
+    /// - [`Error::OutcomeUnknown`] when the connection broke after COMMIT was sent.
     ///
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
@@ -162,17 +164,17 @@ impl<DB: Dialect> Tx<DB> {
 }
 
 impl<DB: Dialect> Tx<DB> {
-    /// Rolls back after something else has failed, which is what the caller wants to hear of. Where it cannot, the
-    /// database does.
+    /// Rolls back after another failure, which is the error that the caller reports. If the rollback fails, the database rolls back
+    /// when the connection ends.
     pub(crate) async fn undo(self) {
-        // What takes too long goes on in the background, as it does for a transaction that is dropped.
+        // A rollback that takes too long continues in the background, as for a dropped transaction.
         if let Ok(Err(err)) = timeout(ROLLBACK_LIMIT, self.rollback()).await {
             observe::tolerated("rolling back, which the database will do", &err);
         }
     }
 }
 
-/// Only the outermost transaction commits anything.
+/// Refuses nested transactions: only the outermost one commits anything.
 async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
     if depth::<DB>(conn).await? == 1 {
         return Ok(());
@@ -184,12 +186,12 @@ async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
 fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::Unavailable => Error::OutcomeUnknown { source: source.into() },
-        // Some engines find a conflict only here. Nothing was committed.
+        // Some engines detect conflicts only at COMMIT. Nothing was committed.
         _ => check_failed::<DB>(source),
     }
 }
 
-/// The error of a transaction whose COMMIT was not sent: nothing was committed, whatever it was.
+/// The error of a transaction whose COMMIT was not sent. Nothing was committed.
 fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         // SQLite has no code of its own for a statement that needs a transaction.
@@ -297,11 +299,11 @@ impl<DB: Dialect> EndTx<DB> for Transaction<'_, DB> {
     }
 }
 
-/// A connection that may not go back to its pool as it is: a transaction may be beginning on it, or a session lock be
-/// held. Closed unless it is known to be clean.
+/// A connection in an unknown state: a statement may be in flight, a transaction may be open, or a session lock may be held.
+/// Dropped, it is closed and does not return to its pool.
 pub(crate) struct Unsettled<DB: Database> {
     pub(crate) conn: PoolConnection<DB>,
-    /// The drop may happen on a thread outside of it.
+    /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
 }
 
@@ -321,12 +323,12 @@ impl<DB: Database> Hold for Unsettled<DB> {
 /// A connection inside a transaction.
 struct Open<DB: Dialect> {
     conn: PoolConnection<DB>,
-    /// The drop may happen on a thread outside of it.
+    /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
 }
 
 impl<DB: Dialect> Open<DB> {
-    /// Returns the connection to its pool once the session is as it was before `begin`. The transaction has ended.
+    /// Restores the settings that `begin` changed, then returns the connection to its pool. The transaction has ended.
     fn give_back(self) {
         if DB::CHANGES_SESSION {
             self.abandon();
@@ -340,7 +342,7 @@ impl<DB: Dialect> Hold for Open<DB> {
     fn abandon(self) {
         let Self { conn, runtime } = self;
         let _inside = runtime.enter();
-        // Closed, too, where the runtime ends before the task.
+        // Also closed if the runtime ends before the task.
         let mut ending = Guard::new(Unsettled { conn, runtime: runtime.clone() });
         runtime.spawn(async move {
             let conn = &mut ending.get_mut().conn;
@@ -348,7 +350,7 @@ impl<DB: Dialect> Hold for Open<DB> {
                 roll_back::<DB>(conn).await?;
                 DB::restore_session(conn).await
             };
-            // A statement may still be on its way, or waiting for a lock, when its future was dropped.
+            // A statement may be in flight, or waiting for a lock, when its future is dropped.
             if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
                 check_in::<DB>(ending.defuse().conn);
             } else {
@@ -358,7 +360,7 @@ impl<DB: Dialect> Hold for Open<DB> {
     }
 }
 
-/// Closes a connection now, without waiting for what it is doing and without a runtime.
+/// Closes a connection at once. Does not wait for its statement and needs no runtime.
 fn close<DB: Database>(conn: PoolConnection<DB>) {
     drop(conn.detach());
 }

@@ -1,4 +1,4 @@
-//! Whether a row lock would read the whole table, asked of the database once for each statement.
+//! The plan check: whether a row lock would read the whole table. Asks the database once for each statement.
 
 use std::{
     any::TypeId,
@@ -15,10 +15,10 @@ use crate::{
     sql::{Access, Plan, RowOps, RowQuery, Values, failed},
 };
 
-/// What to do with a row lock that would read the whole table.
+/// Whether a row lock that would read the whole table is refused. Defaults to [`Deny`](Self::Deny).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PlanCheck {
-    /// Lock without looking.
+    /// Lock without the check.
     Off,
     /// Log a warning with the plan, and lock.
     Warn,
@@ -27,16 +27,16 @@ pub enum PlanCheck {
     Deny,
 }
 
-/// A kind of database and the text of a selection; a hash of its values, if others may be read in another way.
+/// Cache key: the kind of database and the text of a selection, with a hash of its values if other values may get another plan.
 type Statement = (TypeId, String, Option<u64>);
 
-/// The selections that this process has found to use an index, and how they do.
+/// Selections that passed the check in this process, with their access path.
 static SERVED_BY_INDEX: LazyLock<Mutex<HashMap<Statement, Access>>> = LazyLock::new(Mutex::default);
 
-/// Beyond this many selections, start to remember anew.
+/// Size limit of the cache. When it is reached, the cache is emptied.
 const REMEMBERED: usize = 4096;
 
-/// How to read the rows. Refuses, or warns of, a row lock that no index serves. Costs round trips the first time only.
+/// The access path of the rows. Refuses a row lock that no index serves, or warns of it. Costs round trips only the first time.
 pub(crate) async fn access<DB: RowOps>(
     conn: &mut DB::Connection,
     query: &RowQuery,
@@ -88,7 +88,7 @@ fn remember(statement: Statement, access: Access) -> Access {
     access
 }
 
-/// Forgets how the rows were read: an index or a column that was used is gone.
+/// Removes a selection from the cache, because its index or column no longer exists.
 pub(crate) fn forget<DB: RowOps>(query: &RowQuery, values: &Values<DB>) {
     let of_any = of_any_values::<DB>(query, values);
     let mut served = served_by_index();
@@ -111,7 +111,7 @@ fn of_these_values<DB: RowOps>((database, text, _): &Statement, values: &Values<
     }
 
     let mut hash = Hash(DefaultHasher::new());
-    // Nothing here fails but a `Debug` of the driver's.
+    // Only the driver's `Debug` can fail here.
     let hash = write!(hash, "{:?}", values.arguments).ok().map(|()| hash.0.finish());
     (*database, text.clone(), Some(hash.unwrap_or_default()))
 }
