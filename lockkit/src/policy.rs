@@ -85,7 +85,8 @@ impl Wait {
     pub(crate) fn millis(self) -> Option<u64> {
         match self {
             Self::Never => Some(0),
-            Self::AtMost(bound) => Some(u64::try_from(bound.as_millis()).unwrap_or(u64::MAX).max(1)),
+            // Rounded up: the server must not give up before the time is over.
+            Self::AtMost(bound) => Some(u64::try_from(bound.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)),
             Self::Unbounded => None,
         }
     }

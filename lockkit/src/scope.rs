@@ -68,6 +68,7 @@ pub(crate) struct Lock {
 
 impl Lock {
     /// A lock that is held for as long as its body runs.
+    #[cfg_attr(not(any(feature = "sql", feature = "testing")), allow(dead_code))]
     pub(crate) fn of(realm: Realm, key: Key) -> Self {
         Self { key, realm, token: None, still: Box::new(|| true) }
     }
