@@ -10,6 +10,21 @@ use crate::{
     sql::Dialect,
 };
 
+impl Error {
+    /// The error of sqlx that this one wraps, however deep; `None` if it wraps none. For its code, its message or the constraint
+    /// that it names.
+    ///
+    /// ```
+    /// use lockkit::{Error, Fault};
+    ///
+    /// let err = Error::database("renewing leases", None, Fault::Unavailable, sqlx::Error::PoolTimedOut);
+    /// assert!(matches!(err.as_sqlx(), Some(sqlx::Error::PoolTimedOut)));
+    /// ```
+    pub fn as_sqlx(&self) -> Option<&sqlx::Error> {
+        chain(self).find_map(<dyn StdError>::downcast_ref)
+    }
+}
+
 /// Converts an error of the driver.
 pub(crate) fn failed<DB: Dialect>(doing: &'static str, key: Option<&Key>, source: sqlx::Error) -> Error {
     match DB::fault(&source) {

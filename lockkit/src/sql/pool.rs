@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    io,
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -212,6 +213,26 @@ macro_rules! tried {
     };
 }
 
+/// Repeats the call while it fails on a connection that was opened on an ended runtime. Each failure closes one, so as many attempts
+/// as the pool has connections reach a usable one. The operations of a store can be repeated.
+macro_rules! on_living_connection {
+    ($pool:ident, $call:expr) => {{
+        let mut others = $pool.options().get_max_connections();
+        loop {
+            match $call.await {
+                Err(err) if others > 0 && is_of_ended_runtime::<DB>(&err) => others -= 1,
+                answer => break answer,
+            }
+        }
+    }};
+}
+
+/// Whether the connection was opened on a runtime that has ended. Its ping can succeed all the same: an answer that arrives before it
+/// is read does not need the runtime's reactor.
+fn is_of_ended_runtime<DB: Dialect>(err: &Error) -> bool {
+    DB::IS_REMOTE && matches!(err.as_sqlx(), Some(sqlx::Error::Io(err)) if err.kind() == io::ErrorKind::Other)
+}
+
 /// Returns the connection to the pool. sqlx pings it first, without a timeout of its own.
 pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     if DB::IS_REMOTE {
@@ -266,54 +287,77 @@ fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let answer = write(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
-            tried!(tries, DB::lease_acquire(conn, claim))
-        });
-        unless_locked(answer.await, Acquired::Held { free_in: None })
+        let answer = on_living_connection!(
+            self,
+            write(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
+                tried!(tries, DB::lease_acquire(conn, claim))
+            })
+        );
+        unless_locked(answer, Acquired::Held { free_in: None })
     }
 
     async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
         let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
-        let answer = call(self, ping_limit(first.ttl), "acquiring leases", Some(&first.key), async |conn| {
-            DB::lease_acquire_all(conn, claims).await
-        });
-        unless_locked(answer.await, AcquiredAll::Held { key: first.key.clone(), free_in: None })
+        let answer = on_living_connection!(
+            self,
+            call(self, ping_limit(first.ttl), "acquiring leases", Some(&first.key), async |conn| {
+                DB::lease_acquire_all(conn, claims).await
+            })
+        );
+        unless_locked(answer, AcquiredAll::Held { key: first.key.clone(), free_in: None })
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        call(self, PING_LIMIT, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await).await
+        on_living_connection!(
+            self,
+            call(self, PING_LIMIT, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await)
+        )
     }
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let Some(first) = renewals.first() else { return Ok(Vec::new()) };
-        let answer = write(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
-            tried!(tries, DB::lease_renew(conn, renewals))
-        });
-        unless_locked(answer.await, vec![Answer::Busy; renewals.len()])
+        let answer = on_living_connection!(
+            self,
+            write(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
+                tried!(tries, DB::lease_renew(conn, renewals))
+            })
+        );
+        unless_locked(answer, vec![Answer::Busy; renewals.len()])
     }
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
-        let answer = write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
-            tried!(tries, DB::lease_release(conn, key, token, min_hold))
-        });
-        unless_locked(answer.await, Answer::Busy)
+        let answer = on_living_connection!(
+            self,
+            write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
+                tried!(tries, DB::lease_release(conn, key, token, min_hold))
+            })
+        );
+        unless_locked(answer, Answer::Busy)
     }
 
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let Some(first) = releases.first() else { return Ok(Vec::new()) };
-        let answer = write(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn, tries| {
-            tried!(tries, DB::lease_release_all(conn, releases))
-        });
-        unless_locked(answer.await, vec![Answer::Busy; releases.len()])
+        let answer = on_living_connection!(
+            self,
+            write(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn, tries| {
+                tried!(tries, DB::lease_release_all(conn, releases))
+            })
+        );
+        unless_locked(answer, vec![Answer::Busy; releases.len()])
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        call(self, PING_LIMIT, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await).await
+        on_living_connection!(
+            self,
+            call(self, PING_LIMIT, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await)
+        )
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-        call(self, PING_LIMIT, "sweeping leases", None, async |conn| DB::lease_sweep(conn, retention, limit).await)
-            .await
+        on_living_connection!(
+            self,
+            call(self, PING_LIMIT, "sweeping leases", None, async |conn| DB::lease_sweep(conn, retention, limit).await)
+        )
     }
 
     async fn unanswered(&self) -> Option<Error> {
