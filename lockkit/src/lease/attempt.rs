@@ -32,31 +32,21 @@ pub(super) enum Attempt<S: LeaseStore> {
     Held {
         key: Key,
         free_in: Option<Duration>,
-        /// The claims to send again. Empty if the grant came too late.
-        claims: Vec<Waiting<S>>,
+        /// The claim to send again, if it has a place in the store's queue.
+        queued: Option<Guard<Unheard<S>>>,
     },
     /// No answer came.
     Silent,
 }
 
-/// A claim that was refused because another holder has the lease. It keeps its token until the wait ends, so that a
-/// store with its own queue keeps its place.
-#[derive(Debug)]
-pub(super) struct Waiting<S: LeaseStore> {
-    pub(super) key: Key,
-    pub(super) token: Token,
-    /// Gives up the place in the store's queue on drop.
-    place: Guard<Unheard<S>>,
-}
-
-/// Sends the claims, which are in the order of their keys. Some may have been sent before.
+/// Sends the claims, which are in the order of their keys. `queued` is the only one of them, if it was sent before.
 ///
 /// A separate task sends them, so the answer is received even if the caller is dropped. A lease that the caller does
 /// not take from the task is dropped with the task's result, and so released.
 pub(super) async fn attempt<S: LeaseStore>(
     inner: Arc<Inner<S>>,
     claims: Vec<Claim>,
-    before: Vec<Waiting<S>>,
+    queued: Option<Guard<Unheard<S>>>,
     terms: Terms,
 ) -> Result<Attempt<S>> {
     if inner.keeper.is_closed() {
@@ -67,31 +57,21 @@ pub(super) async fn attempt<S: LeaseStore>(
         let _unfinished = unfinished;
         let sent = Instant::now();
         // Some claims may be granted even if no answer arrives.
-        let unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
-        let had_place = !before.is_empty();
-        for it in before {
-            drop(it.place.defuse());
-        }
+        let mut unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
+        let had_place = queued.is_some();
+        settle(queued);
         let answer = send(&inner, &claims).await;
         // A refusal leaves nothing behind, unless the claim had a place before.
         if !is_heard(&answer) || had_place && answer.is_err() {
             return answer.map(|_| Attempt::Silent);
         }
         if let Ok(Some(AcquiredAll::Held { key, free_in })) = answer {
-            // Only a claim that queues is sent again. The store may have granted the others, and given them back.
-            let waiting = |unheard: Guard<Unheard<S>>| {
-                let Claim { key, token, queue, .. } = unheard.claim.clone();
-                if queue {
-                    return Some(Waiting { key, token, place: unheard });
-                }
-                drop(unheard.defuse());
-                None
-            };
-            return Ok(Attempt::Held { key, free_in, claims: unheard.into_iter().filter_map(waiting).collect() });
+            // A claim that queues is the only one of its request.
+            let queued = if claims.iter().any(|it| it.queue) { unheard.pop() } else { None };
+            settle(unheard);
+            return Ok(Attempt::Held { key, free_in, queued });
         }
-        for it in unheard {
-            drop(it.defuse());
-        }
+        settle(unheard);
         match answer? {
             Some(AcquiredAll::Granted(grants)) => {
                 // All leases are built before the first error returns, so that each of them is released.
@@ -104,7 +84,7 @@ pub(super) async fn attempt<S: LeaseStore>(
                 // If the answer took longer than the leases live, they are not granted.
                 Ok(match leases.iter().find(|it| !it.is_trusted()) {
                     None => Attempt::Granted(leases),
-                    Some(late) => Attempt::Held { key: late.key().clone(), free_in: None, claims: Vec::new() },
+                    Some(late) => Attempt::Held { key: late.key().clone(), free_in: None, queued: None },
                 })
             }
             Some(AcquiredAll::Held { .. }) | None => Ok(Attempt::Silent),
@@ -137,6 +117,13 @@ pub(super) struct Unheard<S: LeaseStore> {
     tried: Vec<runtime::Id>,
 }
 
+/// The claims need no release: they were answered, or are sent again.
+fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<Unheard<S>>>) {
+    for claim in claims {
+        drop(claim.defuse());
+    }
+}
+
 /// Whether the answer settles the claim, so that no unreported grant can be left to release.
 fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
     // The statement was refused: the table is missing, or the database cannot store a character of the key.
@@ -152,6 +139,10 @@ fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
 }
 
 impl<S: LeaseStore> Unheard<S> {
+    pub(super) fn token(&self) -> Token {
+        self.claim.token
+    }
+
     fn new(inner: Arc<Inner<S>>, claim: Claim) -> Guard<Self> {
         let unfinished = inner.keeper.unfinished();
         Guard::new(Self { inner, claim, unfinished, tried: Vec::new() })

@@ -65,7 +65,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             keys.sort_unstable();
             keys.iter().try_for_each(Key::check)?;
             let claims = keys.iter().map(|it| self.claim(place, it, Token::random())).collect();
-            match attempt(self.inner.clone(), claims, Vec::new(), self.terms()).await? {
+            match attempt(self.inner.clone(), claims, None, self.terms()).await? {
                 Attempt::Granted(leases) => {
                     place.gather(leases);
                     // A permit that was gathered before may be lost by now.

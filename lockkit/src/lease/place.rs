@@ -7,9 +7,10 @@ use std::{
 
 use tokio::time::{Instant, timeout};
 
-use super::{attempt::Waiting, held::Lease};
+use super::{attempt::Unheard, held::Lease};
 use crate::{
     fence::Fence,
+    guard::Guard,
     key::Key,
     lease::{kept::release_failed, store::LeaseStore},
 };
@@ -38,8 +39,8 @@ struct Taken<S: LeaseStore> {
     gate: Option<Lease<S>>,
     /// Permits that were granted so far, until there are enough.
     gathered: Vec<Lease<S>>,
-    /// Claims that were refused and will be sent again.
-    claims: Vec<Waiting<S>>,
+    /// The claim that has a place in the store's own queue.
+    queued: Option<Guard<Unheard<S>>>,
     /// The requested key that was last found held.
     in_the_way: Option<Key>,
 }
@@ -156,16 +157,13 @@ impl<S: LeaseStore> Place<S> {
         std::mem::take(&mut self.taken().gathered)
     }
 
-    /// The refused claims of these keys. Drops the claims of other keys.
-    pub(super) fn take_claims(&self, keys: &[Key]) -> Vec<Waiting<S>> {
-        let mut claims = std::mem::take(&mut self.taken().claims);
-        claims.retain(|it| keys.contains(&it.key));
-        claims
+    pub(super) fn take_queued(&self) -> Option<Guard<Unheard<S>>> {
+        self.taken().queued.take()
     }
 
-    pub(super) fn keep_claims(&self, claims: Vec<Waiting<S>>) {
-        let before = std::mem::replace(&mut self.taken().claims, claims);
-        // Dropped after the mutex is unlocked.
+    pub(super) fn set_queued(&self, queued: Option<Guard<Unheard<S>>>) {
+        let before = std::mem::replace(&mut self.taken().queued, queued);
+        // Drop outside the lock.
         drop(before);
     }
 
@@ -179,9 +177,9 @@ impl<S: LeaseStore> Place<S> {
 
     /// Releases what was taken while waiting, so that it blocks no other request after this one is answered.
     pub(super) async fn give_back(&self) {
-        drop(self.take_claims(&[]));
+        drop(self.take_queued());
         let leases: Vec<_> = {
-            let Taken { ticket, gate, gathered, claims: _, in_the_way: _ } = &mut *self.taken();
+            let Taken { ticket, gate, gathered, queued: _, in_the_way: _ } = &mut *self.taken();
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
         let giving_back = async {
@@ -201,7 +199,7 @@ impl<S: LeaseStore> Place<S> {
 impl<S: LeaseStore> Default for Place<S> {
     fn default() -> Self {
         let taken =
-            Mutex::new(Taken { ticket: None, gate: None, gathered: Vec::new(), claims: Vec::new(), in_the_way: None });
+            Mutex::new(Taken { ticket: None, gate: None, gathered: Vec::new(), queued: None, in_the_way: None });
         Self { waits: false, asked: OnceLock::new(), taken }
     }
 }

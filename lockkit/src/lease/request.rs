@@ -476,16 +476,14 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             }
         }
         keys.iter().try_for_each(Key::check)?;
-        // A token is reused only after a refusal. A claim without an answer is released in the background.
-        let before = place.take_claims(keys);
-        let claims = keys.iter().map(|key| {
-            let token = before.iter().find(|it| it.key == *key).map_or_else(Token::random, |it| it.token);
-            self.claim(place, key, token)
-        });
-        match attempt(self.inner.clone(), claims.collect(), before, self.terms()).await? {
+        // A token is sent again only for a claim that the store queues. Any other claim may have been granted and given back.
+        let queued = place.take_queued();
+        let token = || queued.as_ref().map_or_else(Token::random, |it| it.token());
+        let claims = keys.iter().map(|key| self.claim(place, key, token())).collect();
+        match attempt(self.inner.clone(), claims, queued, self.terms()).await? {
             Attempt::Granted(leases) => Ok(Turn::Done(leases)),
-            Attempt::Held { key, free_in, claims } => {
-                place.keep_claims(claims);
+            Attempt::Held { key, free_in, queued } => {
+                place.set_queued(queued);
                 if self.keys().contains(&key) {
                     place.set_in_the_way(key);
                 }
