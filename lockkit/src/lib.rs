@@ -74,6 +74,7 @@ mod key;
 mod lease;
 mod observe;
 mod policy;
+mod reason;
 mod retry;
 mod scope;
 #[cfg(feature = "sql")]
