@@ -2,13 +2,13 @@
 
 use std::{error::Error as StdError, time::Duration};
 
+pub use crate::reason::{Fault, LossReason, Raced};
 use crate::{
     fence::Fence,
     holder::{self, Holder},
     key::Key,
     version::Version,
 };
-pub use crate::reason::{Fault, LossReason, Raced};
 
 /// What lockkit's functions return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
