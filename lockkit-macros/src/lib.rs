@@ -358,7 +358,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// `save(&mut *tx)` does not change the version in the struct. If the transaction or a savepoint rolls back, another
 /// writer will reach the same version number with other content, so the struct must not expect it. To give the struct
 /// its new version, commit through the value that `save` returns: `item.save(&mut *tx).await?.commit(tx).await?`. The
-/// struct changes if and only if the commit succeeds. See [`Saved`](../lockkit/struct.Saved.html). If the transaction
+/// struct changes if and only if the commit succeeds. See [`Saved`](../lockkit/dialect/struct.Saved.html). If the transaction
 /// is committed elsewhere, as under `#[with_lock(…, tx = tx)]`, and the struct is not used afterwards, write `let _ =
 /// item.save(&mut *tx).await?;`.
 ///

@@ -89,6 +89,19 @@ pub enum Error {
         reason: LossReason,
     },
 
+    /// The fence guard refused the transaction: a later holder of the lease has already committed in this database. Roll it back,
+    /// and stop.
+    #[error("lease `{key}` with fence {fence} is stale: a transaction with fence {seen} has been here")]
+    #[non_exhaustive]
+    Fenced {
+        /// The lease.
+        key: Key,
+        /// Its fencing token.
+        fence: Fence,
+        /// The greater fence of the later holder.
+        seen: Fence,
+    },
+
     /// An optimistic write matched no row: another writer changed the version, or the row is gone.
     #[error("the row{} changed since it was read (expected version {}, found {})", of(table.as_ref()), text(expected.as_ref()), text(found.as_ref()))]
     #[non_exhaustive]
@@ -358,6 +371,11 @@ impl Error {
         Self::Lost { key: key.into(), fence, reason }
     }
 
+    /// For tests of code that handles it: the fence guard refused `fence`, because it has seen the greater fence `seen`.
+    pub fn fenced(key: impl Into<Key>, fence: Fence, seen: Fence) -> Self {
+        Self::Fenced { key: key.into(), fence, seen }
+    }
+
     /// An optimistic write that matched no row. For statements of your own whose result is not
     /// [`or_conflict`](crate::OrConflict)'s, and for tests.
     pub fn conflict() -> Self {
@@ -377,6 +395,7 @@ impl Error {
             Self::Contended { key, .. }
             | Self::Reentrant { key, .. }
             | Self::Lost { key, .. }
+            | Self::Fenced { key, .. }
             | Self::Closed { key }
             | Self::NoSuchRow { table: key }
             | Self::FullScan { table: key, .. }
@@ -430,9 +449,9 @@ impl Error {
         self.any(|it| matches!(it, Self::Contended { .. }))
     }
 
-    /// The lease or session lock is gone, or may no longer be trusted.
+    /// The lease or session lock is gone, may no longer be trusted, or has had a later holder.
     pub fn is_lost(&self) -> bool {
-        self.any(|it| matches!(it, Self::Lost { .. } | Self::SessionLost { .. }))
+        self.any(|it| matches!(it, Self::Lost { .. } | Self::Fenced { .. } | Self::SessionLost { .. }))
     }
 
     /// An optimistic write met a conflict. A new attempt that reads again may succeed.

@@ -118,11 +118,11 @@ pub mod dialect {
     pub use crate::{
         holder::LockHolder,
         sql::{
-            AsConnection, Dialect, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps, StockOps,
-            VersionOps,
+            AsConnection, Dialect, FenceGuardOps, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps,
+            StockOps, VersionOps,
             conn::On,
             tx::AnyTx,
-            version::{Columns, Expected, VersionField},
+            version::{Bumped, Columns, Expected, Saved, VersionField},
         },
     };
 }
@@ -136,13 +136,14 @@ pub use policy::{Backoff, OnLost, RetryPolicy, Wait};
 pub use retry::is_retryable;
 #[cfg(feature = "sql")]
 pub use sql::{
+    fence_guard::{forget_fences, guard},
     named::NamedLock,
     row::{PlanCheck, RowLock},
     schema::migrate,
     session::{Session, SessionLock},
     stock::{Stock, Taken},
     tx::{Tx, begin},
-    version::{Bumped, OrConflict, Saved, Versioned, VersionedRow, VersionedStruct},
+    version::{OrConflict, Versioned, VersionedRow, VersionedStruct},
 };
 pub use version::Version;
 

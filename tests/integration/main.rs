@@ -13,6 +13,7 @@ mod derived;
 mod encodings;
 mod ended;
 mod faults;
+mod fence_guard;
 mod galera;
 mod handles;
 mod harness;

@@ -26,7 +26,7 @@ fn text(err: &Error) -> String {
 
 on_every_database! {
     async fn a_table_that_was_dropped_is_made_again<S>(db: TestDb<S>) {
-        for table in ["lockkit_lease", "lockkit_stock"] {
+        for table in ["lockkit_lease", "lockkit_stock", "lockkit_fence"] {
             db.execute(&format!("DROP TABLE {table}")).await;
             if table == "lockkit_lease" {
                 let refused = Leases::new(db.pool.clone()).lease("k").try_acquire().await.unwrap_err();
@@ -66,7 +66,7 @@ async fn a_user<S: Backend>(db: &TestDb<S>, rights: &str, tables: &[&str]) -> Us
 
 on_every_server! {
     async fn rights_on_the_tables_are_enough_where_nothing_is_to_do<S>(db: TestDb<S>) {
-        let mut tables = vec!["lockkit_lease", "lockkit_stock"];
+        let mut tables = vec!["lockkit_lease", "lockkit_stock", "lockkit_fence"];
         if S::NAME != "PostgreSQL" {
             tables.push("lockkit_named");
         }
@@ -121,7 +121,7 @@ on_databases! {
             }
             for schema in ["app2", "public"] {
                 let tables = format!("SELECT COUNT(*) FROM pg_tables WHERE schemaname = '{schema}' AND tablename LIKE '%lockkit%'");
-                assert_eq!(db.fetch_i64(&tables).await, Some(3), "in {schema}, app first: {app_first}");
+                assert_eq!(db.fetch_i64(&tables).await, Some(4), "in {schema}, app first: {app_first}");
             }
             let here = Leases::new(public.clone()).lease("k").acquire().await.unwrap();
             let there = Leases::new(app.clone()).lease("k").try_acquire().await.unwrap();

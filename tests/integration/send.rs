@@ -73,6 +73,10 @@ on_every_database! {
         is_send("VersionedStruct::delete", VersionedStruct::delete(&Item { n: 1, version: 1 }, &mut *tx));
         let stock = Stock::new(db.pool.clone(), "k");
         is_send("Stock::take_in", stock.take_in(&mut *tx, 1));
+        is_send("guard", lockkit::guard(&mut *tx, "domain", "k", lease.fence()));
+        is_send("Lease::guard", lease.guard(&mut *tx));
+        is_send("forget_fences", lockkit::forget_fences(&mut *tx, "domain"));
+        is_send("forget_fences", lockkit::forget_fences(&db.pool, "domain"));
         is_send("Lease::commit", lease.commit(tx));
         is_send("Stock::put", stock.put(1));
         is_send("Stock::take", stock.take(1));

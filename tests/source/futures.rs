@@ -7,9 +7,10 @@ use crate::code::{Token, code};
 use crate::tree::{files, text};
 
 /// Traits that a store or a database implements. Users call what is built on their methods.
-const OPERATIONS: [&str; 11] = [
+const OPERATIONS: [&str; 13] = [
     "AnyTx",
     "Dialect",
+    "FenceGuardOps",
     "LeaseOps",
     "LeaseStore",
     "ListenOps",
@@ -19,18 +20,22 @@ const OPERATIONS: [&str; 11] = [
     "SessionOps",
     "StockOps",
     "VersionOps",
+    "Yields",
 ];
 
 /// The functions that return a future to users: `Type::name`, or `name` of a free one.
 ///
-/// Left out: the tools for tests, and the operations of stores and databases.
-fn functions(entries: &[Entry]) -> BTreeSet<&str> {
+/// Left out: the tools for tests, and the operations of stores and databases. A type in `store` or `dialect` is named without
+/// its module.
+fn functions<'a>(entries: &'a [Entry]) -> BTreeSet<&'a str> {
     let futures = entries.iter().filter(|it| it.kind != Kind::Other).filter_map(|it| it.path.strip_prefix("lockkit::"));
+    let without_module =
+        |name: &'a str| ["store::", "dialect::"].iter().find_map(|it| name.strip_prefix(it)).unwrap_or(name);
     let of_users = |name: &&str| {
         let outer = name.split("::").next().unwrap_or_default();
-        !["testing", "store", "dialect"].contains(&outer) && !OPERATIONS.contains(&outer)
+        outer != "testing" && !OPERATIONS.contains(&outer)
     };
-    futures.filter(of_users).collect()
+    futures.map(without_module).filter(of_users).collect()
 }
 
 /// What the table of a test lacks and has too many: the first argument of its calls of one of `callers` is the name of a

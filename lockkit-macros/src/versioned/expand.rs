@@ -124,7 +124,7 @@ fn methods(plan: &Plan) -> TokenStream {
             #vis async fn save<#database, #place>(
                 &mut self,
                 #on: #place,
-            ) -> #krate::Result<#place::Written<#krate::Saved<'_, #database, Self>>>
+            ) -> #krate::Result<#place::Written<#krate::dialect::Saved<'_, #database, Self>>>
             where
                 #database: #krate::dialect::VersionOps,
                 #place: #krate::dialect::On<#database>,

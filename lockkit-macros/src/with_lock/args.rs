@@ -43,6 +43,7 @@ pub(crate) struct Args {
     pub(crate) on_busy: Option<Given<Expr>>,
     pub(crate) bind: Option<Given<Ident>>,
     pub(crate) tx: Option<Given<Ident>>,
+    pub(crate) pool: Option<Given<Expr>>,
     pub(crate) krate: Option<Given<Path>>,
     /// The arguments whose value is an error already: they do not count as missing.
     pub(crate) broken: Vec<&'static str>,

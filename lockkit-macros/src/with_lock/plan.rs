@@ -82,6 +82,8 @@ pub(crate) struct Lease {
     /// The name of the lease, or of the leases, in the body.
     pub(crate) bind: Option<Ident>,
     pub(crate) tx: Option<Ident>,
+    /// The pool of the transaction, if it is guarded by the fence and not committed with the lease.
+    pub(crate) pool: Option<Expr>,
 }
 
 /// The options of a lease request.

@@ -33,6 +33,7 @@ pub struct LeasesBuilder<S: LeaseStore> {
     renew_every: Option<Duration>,
     sweep: Option<Sweep>,
     holder: Option<String>,
+    fence_domain: Option<Key>,
 }
 
 /// Creates the source of release notifications.
@@ -55,6 +56,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             renew_every: None,
             sweep: Some(Sweep { every: Duration::from_mins(10), retention: RETENTION }),
             holder: None,
+            fence_domain: None,
         }
     }
 
@@ -98,6 +100,14 @@ impl<S: LeaseStore> LeasesBuilder<S> {
         self
     }
 
+    /// The domain of [`Lease::guard`](crate::Lease::guard): names the source of the fences in the table of the fence guard, 1 to
+    /// 64 bytes. Two stores whose leases guard one database need two domains, because their fences cannot be compared. Defaults
+    /// to the store's own ([`Profile::fence_domain`](crate::store::Profile::fence_domain)), such as `redis`.
+    pub fn fence_domain(mut self, domain: impl Into<Key>) -> Self {
+        self.fence_domain = Some(domain.into());
+        self
+    }
+
     /// Checks the settings and returns the [`Leases`].
     ///
     /// # Errors
@@ -121,14 +131,18 @@ impl<S: LeaseStore> LeasesBuilder<S> {
                 reason: "must be 1 to 255 bytes of printable text".to_owned(),
             })?;
         }
+        if let Some(domain) = &self.fence_domain {
+            check_fence_domain(domain)?;
+        }
         Ok(self.assemble())
     }
 
     pub(super) fn assemble(self) -> Leases<S> {
-        let Self { store, own, tell, ttl, wait, renew_every, sweep, holder } = self;
+        let Self { store, own, tell, ttl, wait, renew_every, sweep, holder, fence_domain } = self;
         let holder = holder.unwrap_or_else(this_process).into();
         let kept_in = own.unwrap_or_else(|| store.clone());
         Leases(Arc::new(Inner {
+            fence_domain: fence_domain.unwrap_or_else(|| kept_in.profile().fence_domain.into()),
             tell: tell.map(|it| it(kept_in.clone())),
             keeper: Keeper::new(kept_in, holder, sweep),
             given: store,
@@ -149,6 +163,16 @@ pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Res
         return Err(Error::InvalidOption { option: "ttl", reason });
     }
     Ok(())
+}
+
+/// Refuses a name of a domain that the table of the fence guard cannot store.
+pub(crate) fn check_fence_domain(domain: &Key) -> Result<()> {
+    const MAX_BYTES: usize = 64;
+    if domain.check().is_ok() && domain.len() <= MAX_BYTES {
+        return Ok(());
+    }
+    let reason = format!("must be 1 to {MAX_BYTES} bytes of printable text");
+    Err(Error::InvalidOption { option: "fence_domain", reason })
 }
 
 /// Host, process id and a random part: enough to find the process.

@@ -67,6 +67,12 @@ impl<S: LeaseStore> Lease<S> {
         self.inner.keeper.visit();
     }
 
+    /// The source of the fences, see [`LeasesBuilder::fence_domain`](crate::store::LeasesBuilder::fence_domain).
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn fence_domain(&self) -> &Key {
+        &self.inner.fence_domain
+    }
+
     /// The token of this acquisition.
     #[cfg(feature = "testing")]
     pub(crate) fn token(&self) -> crate::lease::store::Token {

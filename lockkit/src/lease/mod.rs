@@ -96,6 +96,7 @@ struct Inner<S: LeaseStore> {
     given: S,
     keeper: Keeper<S>,
     lines: Lines,
+    fence_domain: Key,
     tell: Option<Arc<dyn TellsReleases>>,
     ttl: Duration,
     wait: Duration,

@@ -104,6 +104,9 @@ pub struct Profile {
     /// Whether the store keeps the order of waiting claims ([`Claim::queue`]). Defaults to `false`: lockkit keeps the
     /// order with tickets.
     pub queues: bool,
+    /// The name of the store's fences for [`Lease::guard`](crate::Lease::guard), unless the service sets its own
+    /// ([`LeasesBuilder::fence_domain`](crate::store::LeasesBuilder::fence_domain)). 1 to 64 bytes. Defaults to `lockkit`.
+    pub fence_domain: &'static str,
     /// Whether every call completes on its own, because no network or other process is involved. Such calls have no
     /// time limit. Defaults to `false`.
     pub always_answers: bool,
@@ -111,7 +114,13 @@ pub struct Profile {
 
 impl Default for Profile {
     fn default() -> Self {
-        Self { least_ttl: Duration::from_millis(50), sweeps: true, queues: false, always_answers: false }
+        Self {
+            least_ttl: Duration::from_millis(50),
+            sweeps: true,
+            queues: false,
+            fence_domain: "lockkit",
+            always_answers: false,
+        }
     }
 }
 

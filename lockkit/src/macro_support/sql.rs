@@ -22,7 +22,7 @@ use crate::{
     retry::Retry,
     scope::{Lock, Realm, Record, is_under},
     sql::{
-        Dialect, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
+        Dialect, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
         holder::with_holder,
         tx::{PASS_TX, begin_within},
     },
@@ -38,7 +38,7 @@ pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as
 #[diagnostic::on_unimplemented(
     message = "a lease with `tx` needs leases that are kept in a database, not in `{Self}`",
     label = "`tx` is a transaction in the database that keeps the leases: `&Leases<Pool<_>>`",
-    note = "remove `tx`, and begin the transaction in the body: `lease.commit(tx)` makes it depend on the lease"
+    note = "name the database of the transaction, `pool = &self.db`: the fence of the lease guards it there"
 )]
 pub trait Transacts: LeaseStore {
     /// The database of the store.
@@ -160,6 +160,65 @@ pub async fn end_held_tx<DB: LeaseOps, H: Committing<DB>, R: Outcome>(held: H, t
             held.end(Err(err)).await
         }
     })
+}
+
+/// As [`known_pool`], for transactions that the fence of a lease guards.
+pub fn guarded_pool<DB: FenceGuardOps>(pool: &Pool<DB>) -> Pool<<DB as Known>::Itself> {
+    pool.clone()
+}
+
+/// A lock whose fence guards transactions: a lease, or several.
+pub trait Guarding<DB: FenceGuardOps>: Holding {
+    /// Refuses the transaction if the lock has had a later holder.
+    fn guard(&self, tx: &mut Tx<DB>) -> impl Future<Output = Result<()>>;
+
+    /// Succeeds while the lock is trusted.
+    fn check(&self) -> Result<()>;
+}
+
+impl<S: LeaseStore, DB: FenceGuardOps> Guarding<DB> for Lease<S> {
+    async fn guard(&self, tx: &mut Tx<DB>) -> Result<()> {
+        Box::pin(self.guard(&mut **tx)).await
+    }
+
+    fn check(&self) -> Result<()> {
+        self.check_trusted()
+    }
+}
+
+impl<S: LeaseStore, DB: FenceGuardOps> Guarding<DB> for MultiLease<S> {
+    async fn guard(&self, tx: &mut Tx<DB>) -> Result<()> {
+        Box::pin(self.guard(&mut **tx)).await
+    }
+
+    fn check(&self) -> Result<()> {
+        self.leases().iter().try_for_each(Lease::check_trusted)
+    }
+}
+
+/// Begins a transaction and guards it with the fence of the lock.
+pub async fn guarded_tx<DB: FenceGuardOps, H: Guarding<DB>>(pool: &Pool<DB>, held: &H) -> Result<Tx<DB>> {
+    let mut tx = begin_within(pool, None, None).await?;
+    match held.guard(&mut tx).await {
+        Ok(()) => Ok(tx),
+        Err(err) => {
+            tx.undo().await;
+            Err(err)
+        }
+    }
+}
+
+/// Commits while the lock is held, or rolls back, and then releases the lock. If the lock is lost during the commit, the guard
+/// orders the commit before those of later holders.
+pub async fn end_guarded_tx<DB: FenceGuardOps, H: Guarding<DB>, R: Outcome>(held: H, tx: Tx<DB>, result: R) -> R {
+    let result = match result.into_result().and_then(|value| held.check().map(|()| value).map_err(R::Error::from)) {
+        Ok(value) => tx.commit().await.map(|()| value).map_err(R::Error::from),
+        Err(err) => {
+            tx.undo().await;
+            Err(err)
+        }
+    };
+    R::from_result(held.end(result).await)
 }
 
 /// Begins a transaction without a lock.

@@ -9,6 +9,7 @@ mod commit;
 pub(crate) mod conn;
 mod dialect;
 mod fault;
+pub(crate) mod fence_guard;
 mod history;
 pub(crate) mod holder;
 pub(crate) mod ident;
@@ -37,6 +38,10 @@ pub use self::postgres::behind_pooler;
 pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{Driver, Known, Sessions, counted_depth, depth, sealed};
 pub(crate) use fault::{failed, failed_on_own_table, fault_in_chain};
+pub use fence_guard::FenceGuardOps;
+pub(crate) use fence_guard::FenceGuardStatements;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) use fence_guard::GUARD_SECONDS;
 pub use lease::LeaseOps;
 pub(crate) use lease::LeaseStatements;
 pub use listen::ListenOps;

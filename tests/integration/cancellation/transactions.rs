@@ -1,6 +1,7 @@
 //! Transactions, the locks in them, and migrations, dropped at every await.
 
-use lockkit::{NamedLock, RowLock};
+use lockkit::testing::MemoryStore;
+use lockkit::{Fence, Leases, NamedLock, RowLock};
 use support::{Server, TestDb, on_every_database};
 
 use super::{Bench, PATIENCE, nothing};
@@ -78,11 +79,55 @@ on_every_database! {
         bench.drop_blocked(("NamedLock::lock", "of a locked name"), blocked_name, give_back).await;
     }
 
+    async fn guards_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { db, pool, .. } = &bench;
+        let fence = Fence::from(7);
+        // The same fence is admitted again, whatever the transaction that was dropped had locked.
+        let again = async |(): (), _: bool| {
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            lockkit::guard(&mut *tx, "domain", "k", fence).await.unwrap();
+            tx.rollback().await.unwrap();
+        };
+        let guard = async || {
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            (async move { lockkit::guard(&mut *tx, "domain", "k", fence).await }, ())
+        };
+        bench.drop_everywhere("guard", guard, again).await;
+        let elsewhere = Leases::new(MemoryStore::new());
+        let lease = elsewhere.lease("k").acquire().await.unwrap();
+        let guard = async || {
+            let (mut tx, lease) = (lockkit::begin(pool).await.unwrap(), lease.share());
+            (async move { lease.guard(&mut *tx).await }, ())
+        };
+        bench.drop_everywhere("Lease::guard", guard, nothing).await;
+        let several = elsewhere.all(["a", "b"]).acquire().await.unwrap();
+        let guard = async || {
+            let (mut tx, several) = (lockkit::begin(pool).await.unwrap(), &several);
+            (async move { several.guard(&mut *tx).await }, ())
+        };
+        bench.drop_everywhere("MultiLease::guard", guard, nothing).await;
+        let forget = async || (lockkit::forget_fences(pool, "domain"), ());
+        bench.drop_everywhere("forget_fences", forget, again).await;
+
+        let blocked = async || {
+            let mut other = lockkit::begin(&db.pool).await.unwrap();
+            lockkit::guard(&mut *other, "domain", "k", fence).await.unwrap();
+            let blocked = async move {
+                let mut tx = lockkit::begin(pool).await?;
+                lockkit::guard(&mut *tx, "domain", "k", fence).await
+            };
+            (blocked, other)
+        };
+        let give_back = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
+        bench.drop_blocked(("guard", "of a locked row"), blocked, give_back).await;
+    }
+
     async fn migrations_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
         let bench = Bench::<S>::new(db).await;
         let Bench { db, pool, leases } = &bench;
         let no_tables = async || {
-            for table in ["lockkit_lease", "lockkit_named", "_lockkit_migrations"] {
+            for table in ["lockkit_lease", "lockkit_named", "lockkit_fence", "_lockkit_migrations"] {
                 db.execute(&format!("DROP TABLE IF EXISTS {table}")).await;
             }
         };

@@ -20,7 +20,7 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
             (Version, "with `tx`"),
         ],
         refused_by: &[],
-        other_names: &["pool", "db", "conn", "connection", "leases", "store"],
+        other_names: &["db", "conn", "connection", "leases", "store"],
         written: "`on = expr`",
         meaning: "where the lock lives: a `&Leases<_>` for `lease`; otherwise a `&Pool<_>`, on which the \
             transaction begins or whose connection holds the session lock",
@@ -133,6 +133,22 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         meaning: "the name of the transaction in the body, a `Tx` used as `&mut *name`, see below. The attribute \
             commits it when the body returns `Ok`, and otherwise rolls it back. With `lease` it commits only while \
             the lease is held, as `Lease::commit` and `MultiLease::commit` do",
+    },
+    Argument {
+        name: "pool",
+        example: "pool = &self.db",
+        form: Form::Value(|args| &mut args.pool),
+        taken_by: &[(Lease, "with `tx`")],
+        refused_by: &[
+            (Row, "`row` locks in the pool of its transaction; write `on` instead of `pool`"),
+            (Named, "`named` locks in the pool of its transaction; write `on` instead of `pool`"),
+            (Session, "`session` locks in the pool of its connection; write `on` instead of `pool`"),
+            (Version, "`version` begins its transaction in the pool that `on` names; write `on` instead of `pool`"),
+        ],
+        other_names: &["database"],
+        written: "`pool = expr`",
+        meaning: "the `&Pool<_>` in which `tx` begins, where the leases live elsewhere (Redis, etcd, another \
+            database). The fence guards the transaction: `Lease::guard`. Defaults to the database of the leases",
     },
     Argument {
         name: "wait",

@@ -12,9 +12,19 @@ use crate::with_lock::{
     plan::{Keys, Lease, Session, Terms},
 };
 
+/// The transaction of a lease.
+struct HeldTx<'a> {
+    /// Its name in the body.
+    name: &'a Ident,
+    /// The call that begins it.
+    begin: TokenStream,
+    /// The function that ends it and the lease.
+    end: &'static str,
+}
+
 impl Expander<'_> {
     pub(super) fn lease(&self, lease: &Lease) -> TokenStream {
-        let Lease { on, keys, terms, wait, on_busy, bind, tx } = lease;
+        let Lease { on, keys, terms, wait, on_busy, bind, tx, pool } = lease;
         let Terms { ttl, min_hold, on_lost, is_fair } = terms;
         let private = &self.private;
         let mixed = Span::mixed_site();
@@ -35,10 +45,21 @@ impl Expander<'_> {
         let failed = self.return_failure(on_busy.as_ref());
         let at_on = Reached::new(on, private);
         let opened = at_on.call("leases", on.to_token_stream());
-        let opened = at_on.call(if tx.is_some() { "leases_with_tx" } else { "own_leases" }, opened);
+        let commits_lease = tx.is_some() && pool.is_none();
+        let opened = at_on.call(if commits_lease { "leases_with_tx" } else { "own_leases" }, opened);
         let request_call = at_on.call(ask, quote_spanned!(mixed=> &#leases, #key));
         let taken = at_on.call("acquire", own_at(request.to_token_stream(), at_on.first));
+        let in_pool = own("pool");
+        let (reached, begin, end) = match pool {
+            None => (None, quote_spanned!(mixed=> #private::lease_tx(&#leases)), "end_held_tx"),
+            Some(pool) => {
+                let reached = self.pool("guarded_pool", pool);
+                let begin = quote_spanned!(mixed=> #private::guarded_tx(&#in_pool, &#held));
+                (Some(quote_spanned!(mixed=> let #in_pool = #reached;)), begin, "end_guarded_tx")
+            }
+        };
         let acquire = quote_spanned! {mixed=>
+            #reached
             let #leases = #opened;
             let #key = #keys;
             let #request = #request_call #ttl #wait #min_hold #on_lost #fair;
@@ -47,7 +68,8 @@ impl Expander<'_> {
                 #failed
             };
         };
-        self.held(&acquire, bind.as_ref(), tx.as_ref())
+        let tx = tx.as_ref().map(|name| HeldTx { name, begin, end });
+        self.held(&acquire, bind.as_ref(), tx)
     }
 
     pub(super) fn session(&self, session: &Session) -> TokenStream {
@@ -71,26 +93,27 @@ impl Expander<'_> {
     }
 
     /// The body under what `acquire` holds. A transaction is committed only if it is held until then.
-    fn held(&self, acquire: &TokenStream, bind: Option<&Ident>, tx: Option<&Ident>) -> TokenStream {
+    fn held(&self, acquire: &TokenStream, bind: Option<&Ident>, tx: Option<HeldTx<'_>>) -> TokenStream {
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
-        let (held, leases, body, result, ok) = (own("held"), own("leases"), own("body"), own("result"), own("ok"));
+        let (held, body, result, ok) = (own("held"), own("body"), own("result"), own("ok"));
         let (begin, unused, end) = match tx {
             None => {
                 let end = quote_spanned!(*blame=> #blamed::end_held(#held, #result).await);
                 (TokenStream::new(), TokenStream::new(), end)
             }
-            Some(tx) => {
-                let Transaction { name: tx, touched, unused } = self.transaction(tx);
+            Some(HeldTx { name, begin, end }) => {
+                let Transaction { name: tx, touched, unused } = self.transaction(name);
+                let end = Ident::new(end, *blame);
                 let failed = self.return_failure(None);
                 let begin = quote_spanned! {mixed=>
-                    let mut #tx = match #private::lease_tx(&#leases).await {
+                    let mut #tx = match #begin.await {
                         ::core::result::Result::Ok(#ok) => #ok,
                         #failed
                     };
                     #touched
                 };
-                (begin, unused, quote_spanned!(*blame=> #blamed::end_held_tx(#held, #tx, #result).await))
+                (begin, unused, quote_spanned!(*blame=> #blamed::#end(#held, #tx, #result).await))
             }
         };
         let bind = bind.map(|it| quote_spanned!(mixed=> let #it = #private::lend(&#held);));

@@ -48,6 +48,7 @@ impl Plan {
             on_busy,
             bind,
             tx,
+            pool,
             krate,
             broken,
             is_unclear,
@@ -74,8 +75,10 @@ impl Plan {
                     on_lost: on_lost.and_then(|it| check.on_lost(&it.value)),
                     is_fair: fair.is_some(),
                 };
+                check.guarded(pool.as_ref(), tx.as_ref());
                 let (bind, tx) = (retries.bind.map(|it| it.value), tx.map(|it| it.value));
-                Lock::Lease(Lease { on: on?, keys: keys?, terms, wait, on_busy, bind, tx })
+                let pool = pool.map(|it| it.value);
+                Lock::Lease(Lease { on: on?, keys: keys?, terms, wait, on_busy, bind, tx, pool })
             }
             Strategy::Row => {
                 let (on, tx) = check.transaction(on, tx);
@@ -206,6 +209,15 @@ impl Checker<'_> {
                 self.fail(name.span(), "`tx` needs `on = &self.db`: the pool to begin the transaction on");
                 None
             }
+        }
+    }
+
+    fn guarded(&mut self, pool: Option<&Given<Expr>>, tx: Option<&Given<Ident>>) {
+        if let (Some(Given { name, .. }), None) = (pool, tx)
+            && !self.is_broken("tx")
+        {
+            let message = "`pool` is where the transaction begins that the fence guards; add `tx = tx`, or remove it";
+            self.errors.push(error(name, message));
         }
     }
 

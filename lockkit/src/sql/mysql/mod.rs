@@ -20,21 +20,23 @@ use crate::{
     holder::LockHolder,
     policy::Wait,
     sql::{
-        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps, Sessions, StockOps,
-        VersionOps, fault::connection_fault,
+        AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
+        Sessions, StockOps, VersionOps, fault::connection_fault,
     },
 };
 
 /// The server's clock in microseconds, the same in every session time zone. It is constant during a statement.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-const MIGRATIONS: [(i64, &str, &str); 4] = [
+const MIGRATIONS: [(i64, &str, &str); 5] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
     (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
     (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
     (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
+    (5, "fence", include_str!("../../../migrations/mysql/0005_fence.sql")),
 ];
 
+mod fence_guard;
 mod lease;
 mod migrate;
 mod named;
@@ -69,6 +71,36 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
 const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
                             CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
+/// Runs an insert that waits for a row for at most so many seconds, and then `query`, in one message. Returns the rows of
+/// `query`.
+///
+/// The servers count the bound in seconds. On MariaDB it applies to the statement; on MySQL it is set for the session during
+/// this one message. A message of several statements takes no bound values, so the insert has literals. A timeout that an
+/// interrupted message has not restored yet is kept for a later restore.
+async fn within_seconds(
+    conn: &mut MySqlConnection,
+    seconds: u64,
+    insert: &str,
+    query: &str,
+) -> sqlx::Result<Vec<MySqlRow>> {
+    // The largest value that the servers accept.
+    let seconds = seconds.min(1_073_741_824);
+    let sql = format!(
+        "SET @lockkit_wait = /*M! NULL */
+             /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
+         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */ {insert};
+         {RESTORE_WAIT};
+         {query}"
+    );
+    let done = conn.fetch_all(AssertSqlSafe(sql)).await;
+    if done.is_err() {
+        // If a statement fails, the rest of the message is not run. If the connection broke, there is no session to
+        // restore.
+        drop(conn.execute(RESTORE_WAIT).await);
+    }
+    done
+}
+
 impl super::sealed::Sealed for MySql {}
 impl super::sealed::Sealed for MySqlConnection {}
 
@@ -93,6 +125,7 @@ impl NamedOps for MySql {}
 impl SessionOps for MySql {}
 impl VersionOps for MySql {}
 impl StockOps for MySql {}
+impl FenceGuardOps for MySql {}
 
 impl Driver for MySql {
     const CHANGES_SESSION: bool = true;

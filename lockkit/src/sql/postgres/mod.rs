@@ -16,8 +16,8 @@ use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps, Sessions, StockOps,
-        VersionOps, fault::connection_fault, units::duration,
+        AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
+        Sessions, StockOps, VersionOps, fault::connection_fault, units::duration,
     },
 };
 
@@ -25,10 +25,11 @@ use crate::{
 /// long past in a statement that waited.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
-const MIGRATIONS: [(i64, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str); 4] = [
     (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
     (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
+    (5, "fence", include_str!("../../../migrations/postgres/0005_fence.sql")),
 ];
 
 /// Notifies the waiters of the lease, if there are any, that it was released. Waiters share an advisory lock with the
@@ -60,6 +61,7 @@ fn holder_since(start: &str) -> String {
     )
 }
 
+mod fence_guard;
 mod lease;
 mod listen;
 mod migrate;
@@ -117,6 +119,7 @@ impl NamedOps for Postgres {}
 impl SessionOps for Postgres {}
 impl VersionOps for Postgres {}
 impl StockOps for Postgres {}
+impl FenceGuardOps for Postgres {}
 
 impl Driver for Postgres {
     const CHANGES_SESSION: bool = false;

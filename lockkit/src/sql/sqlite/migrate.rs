@@ -42,9 +42,10 @@ async fn history(conn: &mut SqliteConnection) -> sqlx::Result<Vec<Applied>> {
 async fn are_tables_there(conn: &mut SqliteConnection) -> sqlx::Result<bool> {
     let there: i64 = sqlx::query_scalar(
         "SELECT (SELECT COUNT(*) FROM pragma_table_info('lockkit_lease') WHERE name = 'ttl_us')
-              + (SELECT COUNT(*) FROM pragma_table_info('lockkit_stock') WHERE name = 'quantity')",
+              + (SELECT COUNT(*) FROM pragma_table_info('lockkit_stock') WHERE name = 'quantity')
+              + (SELECT COUNT(*) FROM pragma_table_info('lockkit_fence') WHERE name = 'fence')",
     )
     .fetch_one(conn)
     .await?;
-    Ok(there == 2)
+    Ok(there == 3)
 }

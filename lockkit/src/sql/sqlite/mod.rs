@@ -15,8 +15,8 @@ use crate::{
     error::{Error, Fault},
     policy::Wait,
     sql::{
-        AsConnection, Dialect, Driver, Known, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps, VersionOps,
-        fault::connection_fault,
+        AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps,
+        VersionOps, fault::connection_fault,
     },
 };
 
@@ -24,12 +24,14 @@ use crate::{
 /// the wait for the write lock.
 const NOW: &str = "CAST(unixepoch('subsec') * 1000000 AS INTEGER)";
 
-const MIGRATIONS: [(i64, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str); 4] = [
     (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
     (4, "ttl", include_str!("../../../migrations/sqlite/0004_ttl.sql")),
+    (5, "fence", include_str!("../../../migrations/sqlite/0005_fence.sql")),
 ];
 
+mod fence_guard;
 mod lease;
 mod migrate;
 mod named;
@@ -70,6 +72,7 @@ impl RowOps for Sqlite {}
 impl NamedOps for Sqlite {}
 impl VersionOps for Sqlite {}
 impl StockOps for Sqlite {}
+impl FenceGuardOps for Sqlite {}
 
 impl Driver for Sqlite {
     const IS_REMOTE: bool = false;

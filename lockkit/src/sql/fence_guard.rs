@@ -1,0 +1,225 @@
+//! The fence guard: a row for each key that refuses a transaction with a lower fence than one it has seen.
+
+use std::future::Future;
+
+use sqlx::Database;
+use tokio::time::Instant;
+
+use crate::{
+    error::{Error, Fault, LossReason, Result},
+    fence::Fence,
+    key::Key,
+    lease::{Lease, MultiLease, builder::check_fence_domain, store::LeaseStore},
+    sql::{
+        AsConnection, Dialect,
+        conn::{Finish, On},
+        depth, failed_on_own_table,
+    },
+};
+
+/// Inside a transaction: refuses it unless `fence` is the greatest fence of this key that a transaction has committed with, or
+/// greater. Use it for a lease in another system than this database; `lease.guard(…)` is the same for a [`Lease`].
+///
+/// `domain` names the source of the fences, such as `"redis:prod"`: 1 to 64 bytes. Fences of one domain must be comparable, so
+/// two stores need two domains, and so does a store that was set up anew with lower fences.
+///
+/// The promise: guarded transactions of one key commit in the order of their fences, the guard of a greater fence returns only
+/// after the transactions with lower fences have ended, and once a transaction with a fence has committed, none with a lower
+/// fence does. It holds in each database by itself, for what the transaction does after the guard. So call it first, before
+/// anything that the lease protects is read: what was read before may be of the time of an earlier holder.
+///
+/// On PostgreSQL, transactions with the same fence run concurrently. On MySQL, MariaDB and SQLite, the second waits for the end
+/// of the first. One round trip; on PostgreSQL and SQLite two if the fence is refused. The wait is at most [`Wait::DEFAULT`],
+/// 10 s; on SQLite, in a transaction that did not begin with [`begin`](crate::begin), it is the connection's busy timeout.
+///
+/// # Errors
+/// [`Error::Fenced`] for a lower fence; [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`],
+/// also outside a transaction; [`Error::NotMigrated`]; [`Error::Database`]. Roll the transaction back after an error.
+///
+/// # Cancel safety
+/// The transaction may or may not have locked the row; roll it back.
+///
+/// # Example
+/// ```
+/// use lockkit::{Error, Fence};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// lockkit::migrate(&pool).await?;
+/// let mut tx = lockkit::begin(&pool).await?;
+/// lockkit::guard(&mut *tx, "redis:prod", "item:7", Fence::from(8)).await?;
+/// // … read and write what the lease `item:7` protects …
+/// tx.commit().await?;
+///
+/// // A process that was stopped while its lease expired comes back with its lower fence.
+/// let mut tx = lockkit::begin(&pool).await?;
+/// let stale = lockkit::guard(&mut *tx, "redis:prod", "item:7", Fence::from(5)).await;
+/// assert!(stale.is_err_and(|err| err.is_lost()));
+/// # Ok(()) }
+/// ```
+pub async fn guard<DB: FenceGuardOps>(
+    conn: &mut impl AsConnection<DB>,
+    domain: impl Into<Key>,
+    key: impl Into<Key>,
+    fence: Fence,
+) -> Result<()> {
+    guard_key::<DB>(conn.as_connection(), &domain.into(), &key.into(), fence).await
+}
+
+/// Deletes what the guard knows of a domain, and returns of how many keys. For operators, when a store was set up anew and its
+/// fences are lower than before: its leases are refused until then.
+///
+/// Call it when no holder of an older lease can still write. From then on the guard accepts any fence of the domain.
+///
+/// # Errors
+/// [`Error::InvalidOption`]; [`Error::NotMigrated`]; [`Error::PoolStarved`]; [`Error::Database`].
+///
+/// # Cancel safety
+/// The rows may or may not be deleted. Repeat the call if in doubt.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # lockkit::migrate(&pool).await?;
+/// let keys = lockkit::forget_fences(&pool, "redis:prod").await?;
+/// # assert_eq!(keys, 0);
+/// # Ok(()) }
+/// ```
+pub async fn forget_fences<DB: FenceGuardOps>(on: impl On<DB>, domain: impl Into<Key>) -> Result<u64> {
+    let doing = "forgetting the fences of domain";
+    let domain = domain.into();
+    check_fence_domain(&domain)?;
+    let mut conn = on.reach(doing).await?;
+    let forgotten = DB::fences_forget(&mut conn, &domain).await;
+    conn.finish();
+    forgotten.map_err(|err| failed_on_own_table::<DB>(doing, Some(&domain), err))
+}
+
+impl<S: LeaseStore> Lease<S> {
+    /// Inside a transaction of any database: refuses it if a later holder of this lease has written there. See
+    /// [`guard`](crate::guard) for the promise. Works with leases of every store.
+    ///
+    /// Call it before reading what the lease protects, and commit the transaction before the lease is released. The domain is
+    /// that of the [`Leases`](crate::store::LeasesBuilder::fence_domain).
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] when a later holder was here; the lease is then lost. [`Error::Lost`] when the loss is known already.
+    /// Otherwise as [`guard`](crate::guard).
+    ///
+    /// # Cancel safety
+    /// The transaction may or may not have locked the row; roll it back.
+    ///
+    /// # Example
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # lockkit::migrate(&pool).await?;
+    /// # let store = lockkit::testing::MemoryStore::new();
+    /// let leases = lockkit::Leases::builder(store).fence_domain("redis:prod").build()?;
+    /// let lease = leases.lease("item:7").acquire().await?;
+    /// let mut tx = lockkit::begin(&pool).await?;
+    /// lease.guard(&mut *tx).await?;
+    /// // … read and write what the lease protects …
+    /// tx.commit().await?;
+    /// lease.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn guard<DB: FenceGuardOps>(&self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        self.visit();
+        self.check_trusted()?;
+        let guarded = guard_key::<DB>(conn.as_connection(), self.fence_domain(), self.key(), self.fence()).await;
+        if let Err(Error::Fenced { .. }) = guarded {
+            self.kept().lose(LossReason::Stolen);
+        }
+        guarded
+    }
+
+    /// [`guard`](Self::guard) as a statement for a client that is not sqlx (psql, `SeaORM`, Diesel). It fails if a later holder
+    /// of this lease has written. Send it first in a transaction, and roll back when it fails.
+    ///
+    /// The error says "stale fence" on PostgreSQL. On MySQL and MariaDB it is 1690 (value out of range), on SQLite a NOT NULL
+    /// constraint. Set a bound for the wait yourself (`lock_timeout`, `innodb_lock_wait_timeout`).
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::InvalidOption`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let leases = lockkit::Leases::new(lockkit::testing::MemoryStore::new());
+    /// # let lease = leases.lease("item:7").acquire().await?;
+    /// let sql: String = lease.guard_sql::<sqlx::Sqlite>()?;
+    /// assert!(sql.starts_with("INSERT INTO lockkit_fence"));
+    /// # Ok(()) }
+    /// ```
+    pub fn guard_sql<DB: FenceGuardOps>(&self) -> Result<String> {
+        self.check_trusted()?;
+        check_fence_domain(self.fence_domain())?;
+        Ok(DB::guard_text(self.fence_domain(), self.key(), self.fence()))
+    }
+}
+
+impl<S: LeaseStore> MultiLease<S> {
+    /// As [`Lease::guard`](crate::Lease::guard), for all leases, in the order of their keys.
+    ///
+    /// # Errors
+    /// As [`Lease::guard`](crate::Lease::guard).
+    ///
+    /// # Cancel safety
+    /// The transaction may or may not have locked the rows; roll it back.
+    pub async fn guard<DB: FenceGuardOps>(&self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        let conn = conn.as_connection();
+        for lease in self.leases() {
+            lease.guard::<DB>(conn).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn guard_key<DB: FenceGuardOps>(conn: &mut DB::Connection, domain: &Key, key: &Key, fence: Fence) -> Result<()> {
+    key.check()?;
+    check_fence_domain(domain)?;
+    if depth::<DB>(conn).await? == 0 {
+        let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
+        return Err(Error::InvalidOption { option: "guard", reason });
+    }
+    let started = Instant::now();
+    match DB::guard(conn, domain, key, fence).await {
+        Ok(seen) if seen <= fence => Ok(()),
+        Ok(seen) => Err(Error::Fenced { key: key.clone(), fence, seen }),
+        Err(err) if DB::fault(&err) == Fault::Contended => {
+            Err(Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None })
+        }
+        Err(err) => Err(failed_on_own_table::<DB>("guarding with the fence of lease", Some(key), err)),
+    }
+}
+
+/// The bound of the wait for the row, in seconds: that of [`Wait::DEFAULT`](crate::Wait::DEFAULT).
+#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
+pub(crate) const GUARD_SECONDS: u64 = 10;
+
+/// The fence guard.
+#[diagnostic::on_unimplemented(
+    message = "lockkit has no fence guard in the database `{Self}`",
+    label = "the fence guard needs sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::FenceGuardOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::dialect::FenceGuardOps`"
+)]
+pub trait FenceGuardOps: Dialect + FenceGuardStatements {}
+
+/// The statements of the fence guard. Hidden from the docs: users call [`guard`].
+pub trait FenceGuardStatements: Database {
+    /// Locks the row of the key until the transaction ends, and raises it to `fence`. Returns the greatest fence that it has
+    /// seen: a greater one than `fence` is a refusal.
+    fn guard(
+        conn: &mut Self::Connection,
+        domain: &Key,
+        key: &Key,
+        fence: Fence,
+    ) -> impl Future<Output = sqlx::Result<Fence>> + Send;
+
+    /// The same as one statement with literals, which fails where the fence is refused.
+    fn guard_text(domain: &Key, key: &Key, fence: Fence) -> String;
+
+    /// Deletes the rows of a domain.
+    fn fences_forget(conn: &mut Self::Connection, domain: &Key) -> impl Future<Output = sqlx::Result<u64>> + Send;
+}
