@@ -44,6 +44,7 @@ on_every_database! {
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         is_send("MultiLease::lost", all.lost());
         is_send("MultiLease::verify", all.verify(&mut tx));
+        is_send("MultiLease::guard", all.guard(&mut tx));
         is_send("MultiLease::commit", all.commit(tx));
         is_send("MultiLease::release", more.release());
 

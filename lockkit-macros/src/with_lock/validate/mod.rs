@@ -175,6 +175,10 @@ impl Checker<'_> {
             if let Some(message) = argument.refusal(strategy) {
                 self.errors.push(error(&at, message));
             }
+            if argument.name == "pool" {
+                // It was meant as `on`, which is not missing then.
+                self.broken.push("on");
+            }
         }
     }
 
