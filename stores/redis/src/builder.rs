@@ -129,10 +129,16 @@ impl RedisStoreBuilder {
             return invalid("quarantine", format!("is {quarantine:?}; use {:?} or less", crate::store::LONGEST));
         }
         if !quarantine.is_zero() && quarantine < longest_ttl {
-            return invalid("quarantine", format!("is {quarantine:?}, shorter than the longest ttl of {longest_ttl:?}"));
+            return invalid(
+                "quarantine",
+                format!("is {quarantine:?}, shorter than the longest ttl of {longest_ttl:?}"),
+            );
         }
         if limits.connect.is_zero() || limits.answer.is_zero() {
-            return invalid("connect_timeout", "or `answer_timeout` is zero; use some milliseconds at least".to_owned());
+            return invalid(
+                "connect_timeout",
+                "or `answer_timeout` is zero; use some milliseconds at least".to_owned(),
+            );
         }
         let node = Node::new(server, Terms { layout, longest_ttl, quarantine, limits });
         node.open().await?;

@@ -23,10 +23,14 @@ pub enum Unfit {
         maxmemory: u64,
     },
     /// The server is a replica.
-    #[error("the server is a replica: connect to its master, or let Sentinel name it (`redis::sentinel::SentinelClient`)")]
+    #[error(
+        "the server is a replica: connect to its master, or let Sentinel name it (`redis::sentinel::SentinelClient`)"
+    )]
     Replica,
     /// The server is a node of a Redis Cluster.
-    #[error("the server is a node of a Redis Cluster, whose nodes keep the keys of one lease apart: use a single server")]
+    #[error(
+        "the server is a node of a Redis Cluster, whose nodes keep the keys of one lease apart: use a single server"
+    )]
     Cluster,
     /// The server is too old.
     #[error("the server is Redis {version}: use 5.0 or later, or Valkey")]
@@ -35,7 +39,9 @@ pub enum Unfit {
         version: String,
     },
     /// The user may not ask what the server is.
-    #[error("the user of the connection may not run INFO, which every acquisition needs: allow it with `ACL SETUSER … +info`")]
+    #[error(
+        "the user of the connection may not run INFO, which every acquisition needs: allow it with `ACL SETUSER … +info`"
+    )]
     InfoDenied,
 }
 

@@ -148,9 +148,9 @@ pub(crate) fn profile(longest_ttl: Duration) -> Profile {
 /// What lockkit hears of the grants.
 pub(crate) fn all(taken: Taken, claims: &[Claim], longest_ttl: Duration) -> AcquiredAll {
     match taken {
-        Taken::Granted(given) => {
-            AcquiredAll::Granted(given.into_iter().zip(claims).map(|(it, claim)| grant(it, claim, longest_ttl)).collect())
-        }
+        Taken::Granted(given) => AcquiredAll::Granted(
+            given.into_iter().zip(claims).map(|(it, claim)| grant(it, claim, longest_ttl)).collect(),
+        ),
         Taken::Held { at, free_in } => AcquiredAll::Held { key: claims[at.min(claims.len() - 1)].key.clone(), free_in },
     }
 }

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use lockkit::store::{Acquired, Claim, Grant, LeaseStore, Token};
-use lockkit_redis::{
-    RedisStore, RedisStoreBuilder,
-    redis::{Client, FromRedisValue, aio::MultiplexedConnection},
-};
+use lockkit_redis::{RedisStore, RedisStoreBuilder};
 use lockkit_store_servers::redis::Redis;
+use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
 use tokio::time::{Instant, sleep};
 
 /// Longer than anything takes that is not stuck.
@@ -41,8 +39,10 @@ pub(crate) async fn plain(server: &Redis) -> MultiplexedConnection {
 /// Sends a command of words.
 pub(crate) async fn send<T: FromRedisValue>(conn: &mut MultiplexedConnection, words: &str) -> T {
     let mut words = words.split(' ');
-    let mut command = lockkit_redis::redis::cmd(words.next().unwrap());
-    words.for_each(|it| drop(command.arg(it)));
+    let mut command = redis::cmd(words.next().unwrap());
+    for word in words {
+        command.arg(word);
+    }
     command.query_async(conn).await.unwrap()
 }
 
@@ -81,4 +81,11 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
         assert!(begun.elapsed() < PATIENCE, "after {PATIENCE:?} not yet: {what}");
         sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// What the server counts for a command: its calls.
+pub(crate) async fn calls(conn: &mut MultiplexedConnection, command: &str) -> u64 {
+    let info: String = send(conn, "INFO commandstats").await;
+    let line = info.lines().find_map(|it| it.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |it| it.split(',').next().unwrap().parse().unwrap())
 }
