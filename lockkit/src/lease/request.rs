@@ -326,6 +326,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         check_ttl(self.inner.store(), self.ttl)?;
         check_wait("wait", self.wait)?;
         check_wait("min_hold", self.min_hold)?;
+        self.check_lists()?;
         match &self.mode {
             Mode::All(keys) if keys.is_empty() => {
                 let reason = "has no keys; give it at least one".to_owned();
@@ -357,6 +358,22 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses what needs a list of all leases, if the store has none.
+    fn check_lists(&self) -> Result<()> {
+        let option = match self.mode {
+            Mode::Permit(_) | Mode::Permits { .. } => "semaphore",
+            Mode::Read | Mode::Write => "rw",
+            Mode::Exclusive | Mode::All(_) if self.fair => "fair",
+            Mode::Exclusive | Mode::All(_) | Mode::NoPermits => return Ok(()),
+        };
+        if self.inner.store().profile().lists_all {
+            return Ok(());
+        }
+        let reason = "needs a list of all leases, which this store cannot give; use a store with a single clock, such \
+                      as one server or a database";
+        Err(Error::InvalidOption { option, reason: reason.to_owned() })
     }
 
     fn check_not_closed(&self) -> Result<()> {

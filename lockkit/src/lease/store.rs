@@ -98,6 +98,12 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 pub struct Profile {
     /// The shortest ttl that the store supports. Defaults to 50 ms. Requests for a shorter ttl are refused.
     pub least_ttl: Duration,
+    /// The longest ttl that the store supports. Defaults to `None`, no limit. Requests for a longer ttl are refused.
+    pub longest_ttl: Option<Duration>,
+    /// Whether [`lease_list`](LeaseStore::lease_list) shows every lease whose grant was answered before the list was
+    /// asked for, and fences of different keys come from one clock. Defaults to `true`. Without it, semaphores, readers
+    /// and writers, and fair requests are refused, because they need such a list.
+    pub lists_all: bool,
     /// Whether [`lease_sweep`](LeaseStore::lease_sweep) deletes unused keys. Defaults to `true`. A store that expires
     /// its keys itself has nothing to sweep.
     pub sweeps: bool,
@@ -116,6 +122,8 @@ impl Default for Profile {
     fn default() -> Self {
         Self {
             least_ttl: Duration::from_millis(50),
+            longest_ttl: None,
+            lists_all: true,
             sweeps: true,
             queues: false,
             fence_domain: "lockkit",

@@ -1,0 +1,91 @@
+//! What the tests share: stores, plain clients, and waiting for a condition.
+
+use std::time::Duration;
+
+use lockkit::store::{Acquired, Claim, Grant, LeaseStore, Token};
+use lockkit_redis::{RedisStore, RedisStoreBuilder};
+use lockkit_store_servers::redis::Redis;
+use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
+use tokio::time::{Instant, sleep};
+
+/// Longer than anything takes that is not stuck.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn client(server: &Redis) -> Client {
+    Client::open(server.url()).unwrap()
+}
+
+pub(crate) fn builder(server: &Redis) -> RedisStoreBuilder {
+    RedisStore::builder(client(server))
+}
+
+/// A store whose leases may live for an hour, on a server that is known to be new.
+pub(crate) async fn store(server: &Redis) -> RedisStore {
+    declared(builder(server).longest_ttl(Duration::from_hours(1))).await
+}
+
+/// A store on a server that is known to be new.
+pub(crate) async fn declared(builder: RedisStoreBuilder) -> RedisStore {
+    let store = builder.connect().await.unwrap();
+    store.declare_new().await.unwrap();
+    store
+}
+
+/// Another client, which knows nothing of lockkit.
+pub(crate) async fn plain(server: &Redis) -> MultiplexedConnection {
+    client(server).get_multiplexed_async_connection().await.unwrap()
+}
+
+/// Sends a command of words.
+pub(crate) async fn send<T: FromRedisValue>(conn: &mut MultiplexedConnection, words: &str) -> T {
+    let mut words = words.split(' ');
+    let mut command = redis::cmd(words.next().unwrap());
+    for word in words {
+        command.arg(word);
+    }
+    command.query_async(conn).await.unwrap()
+}
+
+pub(crate) fn claim(key: &str, ttl: Duration) -> Claim {
+    Claim::new(key, Token::random(), "test", ttl)
+}
+
+/// Acquires what is free.
+pub(crate) async fn take(store: &impl LeaseStore, claim: &Claim) -> Grant {
+    match store.lease_acquire(claim).await.unwrap() {
+        Acquired::Granted(grant) => grant,
+        held @ Acquired::Held { .. } => panic!("`{}` is free, and asked for it says {held:?}", claim.key),
+    }
+}
+
+pub(crate) async fn is_refused(store: &impl LeaseStore, claim: &Claim) -> bool {
+    matches!(store.lease_acquire(claim).await.unwrap(), Acquired::Held { .. })
+}
+
+/// Asks again until the lease is granted or refused for good. Errors count as refusals. Returns how long it took.
+pub(crate) async fn until_granted(store: &impl LeaseStore, claim: &Claim) -> (Grant, Duration) {
+    let begun = Instant::now();
+    loop {
+        if let Ok(Acquired::Granted(grant)) = store.lease_acquire(claim).await {
+            return (grant, begun.elapsed());
+        }
+        assert!(begun.elapsed() < PATIENCE, "`{}` is not granted after {PATIENCE:?}", claim.key);
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until the condition holds.
+pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < PATIENCE, "after {PATIENCE:?} not yet: {what}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What the server counts for a command: its calls.
+pub(crate) async fn calls(conn: &mut MultiplexedConnection, command: &str) -> u64 {
+    let info: String = send(conn, "INFO commandstats").await;
+    let line = info.lines().find_map(|it| it.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |it| it.split(',').next().unwrap().parse().unwrap())
+}
