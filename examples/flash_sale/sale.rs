@@ -174,7 +174,11 @@ where
         let leases = Leases::builder(Store::connect(url).await?).fence_domain("flash sale").build()?;
         #[cfg(feature = "redis")]
         let redis = match leases.store() {
-            Store::Redis(_) => Some(redis::Client::open(url)?.get_multiplexed_async_connection().await?),
+            Store::Redis(_) => {
+                // Without a bound, which a process that was stopped would exceed.
+                let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+                Some(redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await?)
+            }
             #[allow(unreachable_patterns, reason = "the demo may have been built with this store only")]
             _ => None,
         };
@@ -280,7 +284,7 @@ where
         let mut redis = self.elsewhere().redis.clone().expect("BUG: this strategy runs with Redis only");
         let key = format!("set-nx:{item_id}");
         let options = SetOptions::default().conditional_set(NX).with_expiration(PX(1000));
-        while !redis.set_options::<_, _, bool>(&key, 1, options).await? {
+        while !redis.set_options::<_, _, bool>(&key, 1, options.clone()).await? {
             sleep(THINKING).await;
         }
         let outcome = self.draw_without_lock(item_id, buyer_id).await;

@@ -39,10 +39,10 @@ impl Store {
                 let hosts: Vec<_> = rest.split(',').collect();
                 Ok(Self::Etcd(lockkit_etcd::EtcdStore::connect(&hosts, lockkit_etcd::Options::new()).await?))
             }
-            "redis" | "rediss" | "zk" | "zookeeper" | "etcd" => {
-                bail!("built without this store; add `--features redis`, `zookeeper` or `etcd` after `-p flash_sale`")
-            }
-            _ => bail!("the store must be a URL with redis://, zk:// or etcd://, not `{rest}`"),
+            _ => bail!(
+                "the store must be a URL with redis://, zk:// or etcd://, and the demo built with it: `--features redis`, \
+                 `zookeeper` or `etcd` after `-p flash_sale`; not `{scheme}://{rest}`"
+            ),
         }
     }
 }
