@@ -95,6 +95,7 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(clippy::struct_excessive_bools)] // Each is an ability of its own.
 pub struct Profile {
     /// The shortest ttl that the store supports. Defaults to 50 ms. Requests for a shorter ttl are refused.
     pub least_ttl: Duration,

@@ -116,6 +116,13 @@ impl RedisStoreBuilder {
     /// # Cancel safety
     /// A drop closes the connection.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
+        let node = self.node()?;
+        node.open().await?;
+        Ok(RedisStore(Arc::new(node)))
+    }
+
+    /// Checks the settings. Does not connect.
+    pub(crate) fn node(self) -> Result<Node, ConnectError> {
         let Self { server, layout, longest_ttl, quarantine, limits } = self;
         let invalid = |option, reason| Err(ConnectError::InvalidOption { option, reason });
         let quarantine = quarantine.unwrap_or(longest_ttl);
@@ -140,8 +147,6 @@ impl RedisStoreBuilder {
                 "or `answer_timeout` is zero; use some milliseconds at least".to_owned(),
             );
         }
-        let node = Node::new(server, Terms { layout, longest_ttl, quarantine, limits });
-        node.open().await?;
-        Ok(RedisStore(Arc::new(node)))
+        Ok(Node::new(server, Terms { layout, longest_ttl, quarantine, limits }))
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn row(key: &Key) -> String {
 }
 
 pub(crate) fn hex(token: Token) -> String {
-    token.as_bytes().iter().map(|it| format!("{it:02x}")).collect()
+    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(crate) const SPARE: u64 = 127;
 const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How a store is configured.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) layout: Layout,
     pub(crate) longest_ttl: Duration,
@@ -66,6 +66,14 @@ pub(crate) struct Given {
     /// Whether a quorum agreed on the fence.
     pub(crate) is_agreed: bool,
     pub(crate) previous: Option<Previous>,
+}
+
+/// A held lease.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) record: LeaseRecord,
+    /// Whether a quorum agreed on its fence.
+    pub(crate) is_agreed: bool,
 }
 
 impl Node {
@@ -162,12 +170,12 @@ impl Node {
         answers(releases.len(), call.ask(&self.link).await?)
     }
 
-    pub(crate) async fn look(&self, key: &Key) -> Result<Option<LeaseRecord>, Trouble> {
+    pub(crate) async fn look(&self, key: &Key) -> Result<Option<Seen>, Trouble> {
         let call = self.scripts.list.call().key("lockkit:names").arg(key.as_str());
         Ok(records(call.ask(&self.link).await?)?.pop())
     }
 
-    pub(crate) async fn list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>, Trouble> {
+    pub(crate) async fn list(&self, prefix: &str, limit: u32) -> Result<Vec<Seen>, Trouble> {
         // No text has the byte 255.
         let last = [b"(", prefix.as_bytes(), b"\xff"].concat();
         let first = if prefix.is_empty() { "-".to_owned() } else { format!("[{prefix}") };
@@ -208,12 +216,12 @@ fn answers(number: usize, value: Value) -> Result<Vec<Answer>, Trouble> {
     Ok(answers.into_iter().map(|it| if it == 1 { Answer::Done } else { Answer::Gone }).collect())
 }
 
-fn records(value: Value) -> Result<Vec<LeaseRecord>, Trouble> {
+fn records(value: Value) -> Result<Vec<Seen>, Trouble> {
     read::<Vec<Vec<Vec<u8>>>>(value)?.iter().map(|it| record(it)).collect()
 }
 
-fn record(fields: &[Vec<u8>]) -> Result<LeaseRecord, Trouble> {
-    let [key, holder_id, is_ours, holder, fence, acquired, left, renewals, ttl, now] = fields else {
+fn record(fields: &[Vec<u8>]) -> Result<Seen, Trouble> {
+    let [key, holder_id, is_ours, holder, fence, acquired, left, renewals, ttl, now, agreed] = fields else {
         return Err(nonsense(&format!("{} fields of a lease", fields.len())));
     };
     let text = |it: &[u8]| String::from_utf8_lossy(it).into_owned();
@@ -231,7 +239,7 @@ fn record(fields: &[Vec<u8>]) -> Result<LeaseRecord, Trouble> {
     info.renewals = parsed(&text(renewals))?;
     info.ttl = if ttl.is_empty() { None } else { Some(Duration::from_millis(parsed(&text(ttl))?)) };
     let token = Layout::token(holder_id).ok_or_else(|| nonsense(&text(holder_id)))?;
-    Ok(LeaseRecord::new(token, info))
+    Ok(Seen { record: LeaseRecord::new(token, info), is_agreed: agreed == b"1" })
 }
 
 fn read<T: FromRedisValue>(value: Value) -> Result<T, Trouble> {

@@ -47,7 +47,7 @@ impl fmt::Debug for Server {
 }
 
 /// How long a server may take.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// To open a connection.
     pub(crate) connect: Duration,

@@ -102,7 +102,8 @@ impl LeaseStore for RedisStore {
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        self.0.look(key).await.map_err(|it| it.while_doing("looking at lease", key))
+        let seen = self.0.look(key).await.map_err(|it| it.while_doing("looking at lease", key))?;
+        Ok(seen.map(|it| it.record))
     }
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
@@ -122,7 +123,8 @@ impl LeaseStore for RedisStore {
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        self.0.list(prefix, limit).await.map_err(|it| it.while_doing("listing leases", None))
+        let seen = self.0.list(prefix, limit).await.map_err(|it| it.while_doing("listing leases", None))?;
+        Ok(seen.into_iter().map(|it| it.record).collect())
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {

@@ -23,6 +23,14 @@ pub(crate) enum Trouble {
     /// The runtime ended.
     #[error("the runtime ended while the connection was opened")]
     Ended,
+    #[error("{answered} of {nodes} servers answered, and {needed} are needed")]
+    NoQuorum {
+        answered: usize,
+        nodes: usize,
+        needed: usize,
+        /// What one of the others said.
+        source: Option<Box<Trouble>>,
+    },
     #[error("a ttl of {ttl:?} is longer than the longest ttl of the store, {longest:?}")]
     TooLong { ttl: Duration, longest: Duration },
 }
@@ -42,7 +50,7 @@ impl Trouble {
                     || matches!(err.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly))
             }
             Self::Silent(_) => true,
-            Self::Unfit(_) | Self::Nonsense(_) | Self::Ended | Self::TooLong { .. } => false,
+            Self::Unfit(_) | Self::Nonsense(_) | Self::Ended | Self::NoQuorum { .. } | Self::TooLong { .. } => false,
         }
     }
 
@@ -67,7 +75,7 @@ impl Trouble {
                 _ if matches!(err.code(), Some("NOREPLICAS" | "BUSY")) => Fault::Unavailable,
                 _ => Fault::Other,
             },
-            Self::Silent(_) | Self::Ended => Fault::Unavailable,
+            Self::Silent(_) | Self::Ended | Self::NoQuorum { .. } => Fault::Unavailable,
             Self::Unfit(_) | Self::Nonsense(_) | Self::TooLong { .. } => Fault::Other,
         }
     }

@@ -1,5 +1,6 @@
 -- Reads held leases. KEYS: names. ARGV: first and last of the keys, and how many at most; or one key. Answers key, id or
--- token, whether it is an id, holder, fence, acquired, time left in ms, renewals, ttl in ms or empty, and now, for each.
+-- token, whether it is an id, holder, fence, acquired, time left in ms, renewals, ttl in ms or empty, now, and agreed, for
+-- each.
 
 -- The names of locks that lockkit's own keys would hide.
 local function name_of(key)
@@ -12,13 +13,13 @@ local function see(key)
   local name, row = name_of(key), 'lockkit:{' .. key .. '}'
   local holds = holder_of(name)
   if not holds then return false end
-  local it = redis.call('HMGET', row, 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl')
+  local it = redis.call('HMGET', row, 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl', 'agreed')
   if it[1] == holds then
     local left, acquired = lives(name, row, it[6], it[4])
-    found[#found + 1] = {key, holds, '1', it[2], it[3], text(acquired), text(left), it[5], it[6], text(now)}
+    found[#found + 1] = {key, holds, '1', it[2], it[3], text(acquired), text(left), it[5], it[6], text(now), it[7] or ''}
   else
     local left = redis.call('PTTL', name)
-    found[#found + 1] = {key, stranger(holds), '0', holds, it[3] or '0', text(now), text(left), '0', '', text(now)}
+    found[#found + 1] = {key, stranger(holds), '0', holds, it[3] or '0', text(now), text(left), '0', '', text(now), ''}
   end
   return true
 end

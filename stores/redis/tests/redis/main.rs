@@ -8,6 +8,7 @@ mod interop;
 mod lost_memory;
 mod operating;
 mod outages;
+mod quorum;
 mod redisson;
 mod releases;
 mod support;
