@@ -6,5 +6,6 @@
 //! A server that a test leaves behind dies with the thread that started it, however that ends.
 
 mod program;
+pub mod zookeeper;
 
 pub use crate::program::{Program, free_port};

@@ -1,0 +1,4 @@
+//! The store on real servers.
+
+mod one;
+mod support;
