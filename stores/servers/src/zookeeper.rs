@@ -16,14 +16,14 @@ use crate::program::{Program, free_port};
 const QUORUM: Duration = Duration::from_mins(1);
 
 /// The jars that Debian's packages install.
-const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar";
+const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-simple.jar";
 
 /// One server.
 #[derive(Debug)]
 pub struct ZooKeeper {
     /// Its process.
     pub program: Program,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl ZooKeeper {
@@ -97,7 +97,8 @@ impl ZooKeeper {
     pub fn wait_until_it_serves(&self) {
         let deadline = Instant::now() + QUORUM;
         while !self.ask("srvr").contains("Mode:") {
-            assert!(Instant::now() < deadline, "the server on port {} has no quorum", self.program.port);
+            let log = || fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "the server on port {} has no quorum\n{}", self.program.port, log());
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -122,6 +123,6 @@ impl ZooKeeper {
         let arguments: Vec<_> =
             flags.into_iter().chain(["-Dzookeeper.forceSync=no", "-cp", JARS, main, file]).collect();
         let program = Program::launch("java", &arguments, folder.path(), port);
-        Self { program, _folder: folder }
+        Self { program, folder: folder }
     }
 }
