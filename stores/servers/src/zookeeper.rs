@@ -87,7 +87,7 @@ impl ZooKeeper {
     pub fn number(&self, name: &str) -> u64 {
         let answer = self.ask("mntr");
         let line = answer.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix('\t'));
-        line.and_then(|it| it.trim().parse::<f64>().ok()).map_or(0, |it| it as u64)
+        line.and_then(|it| it.trim().parse().ok()).unwrap_or(0)
     }
 
     /// Waits until it serves clients, alone or with a quorum.
@@ -109,7 +109,7 @@ impl ZooKeeper {
         fs::create_dir(&data).expect("create a folder");
         fs::write(data.join("myid"), id.to_string()).expect("write a file");
         let config = format!(
-            "tickTime=200\ninitLimit=50\nsyncLimit=10\ndataDir={}\nclientPort={port}\n\
+            "tickTime=200\ninitLimit=15\nsyncLimit=5\ndataDir={}\nclientPort={port}\n\
              clientPortAddress=127.0.0.1\nminSessionTimeout=400\nmaxSessionTimeout=60000\nmaxClientCnxns=0\n\
              admin.enableServer=false\n4lw.commands.whitelist=*\n{peers}",
             data.display()
@@ -123,6 +123,6 @@ impl ZooKeeper {
         let arguments: Vec<_> =
             flags.into_iter().chain(["-Dzookeeper.forceSync=no", "-cp", JARS, main, file]).collect();
         let program = Program::launch("java", &arguments, folder.path(), port);
-        Self { program, folder: folder }
+        Self { program, folder }
     }
 }

@@ -87,18 +87,18 @@ impl Shared {
                     }
                     (waiting, view)
                 }
-                Some(Phase::Held(held)) => match self.hold_on(link, claim, dir, &held).await? {
-                    Some(grant) => return Ok(Acquired::Granted(grant)),
-                    None => {
-                        self.mines().set(token, Phase::Claiming);
-                        continue;
+                Some(Phase::Held(held)) => {
+                    if let Some(grant) = self.hold_on(link, claim, dir, &held).await? {
+                        return Ok(Acquired::Granted(grant));
                     }
-                },
+                    self.mines().set(token, Phase::Claiming);
+                    continue;
+                }
                 Some(Phase::Ending(_)) | None => return Err(Failure::Silence("the session has ended".to_owned())),
             };
             let is_first = queue(&view.children).first().is_none_or(|it| it.number >= waiting.place.number);
             if is_first {
-                return Ok(Acquired::Granted(self.grant(link, claim, dir, waiting, view, sent)));
+                return Ok(Acquired::Granted(self.grant(link, claim, dir, waiting, &view, sent)));
             }
             waiting.called.send_replace(false);
             return Ok(Acquired::Held { free_in: None });
@@ -116,7 +116,7 @@ impl Shared {
         let Claim { token, holder, ttl, .. } = claim;
         let prefix = format!("{dir}/{}", self.settings.layout.prefix(*token));
         let child = Child { token: *token, ttl: *ttl, holder: holder.to_string() };
-        let options = CreateMode::EphemeralSequential.with_acls(self.settings.acls.clone());
+        let options = CreateMode::EphemeralSequential.with_acls(self.settings.acls);
         // Sent together. A session's requests are answered in their order, so the list has the new child.
         let created = link.client.create(&prefix, &child.encode(), &options);
         let (children, data) = (link.client.list_children(dir), link.client.get_data(dir));
@@ -149,14 +149,15 @@ impl Shared {
         }
         let (children, (data, stat)) = (children?, data?);
         if claim.queue {
-            self.runtime.spawn(stand(Arc::downgrade(self), link.number, *token));
+            let standing = self.runtime.spawn(stand(Arc::downgrade(self), link.number, *token));
+            self.mines().set_task(*token, &standing);
         }
         Ok(Some((waiting, View { children, data, stat })))
     }
 
     /// Creates the node of the key, and those above it. Its data say that it is one of lockkit.
     async fn create_dir(&self, link: &Link, dir: &str) -> Result<(), Failure> {
-        let options = CreateMode::Persistent.with_acls(self.settings.acls.clone());
+        let options = CreateMode::Persistent.with_acls(self.settings.acls);
         loop {
             match link.client.create(dir, &Note::Free.encode(), &options).await {
                 Ok(_) | Err(Zk::NodeExists) => return Ok(()),
@@ -200,7 +201,7 @@ impl Shared {
         claim: &Claim,
         dir: &str,
         waiting: Waiting,
-        view: View,
+        view: &View,
         sent: Instant,
     ) -> Grant {
         let Waiting { place, fence, ctime, created, called, .. } = waiting;
@@ -222,7 +223,8 @@ impl Shared {
             // Not waited for: it is for the next holder, and later requests of this session come after it. A stale one has the wrong
             // version.
             drop(link.client.set_data(dir, &Note::Held(last).encode(), Some(view.stat.version)));
-            self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
+            let expiring = self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
+            self.mines().set_task(claim.token, &expiring);
         }
         grant(fence, previous, link)
     }

@@ -63,7 +63,7 @@ pub(crate) fn fence(czxid: i64) -> Result<Fence, Failure> {
 }
 
 pub(crate) fn hex(token: Token) -> String {
-    token.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 
 /// The token with these 32 hexadecimal digits.

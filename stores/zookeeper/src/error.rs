@@ -44,7 +44,9 @@ pub enum ConnectError {
         source: Zk,
     },
     /// The node of the root could not be created.
-    #[error("the root node `{root}` could not be created: check the access rights of its parent, and that the chroot of the addresses exists")]
+    #[error(
+        "the root node `{root}` could not be created: check the access rights of its parent, and that the chroot of the addresses exists"
+    )]
     #[non_exhaustive]
     CreateRoot {
         /// The root.
@@ -118,9 +120,7 @@ impl Failure {
             Self::NoNumber => Error::database(doing, key, Fault::Other, Box::new(NumbersExhausted::Sequence)),
             Self::Silence(reason) => silent(reason),
             Self::Client(err) if is_silence(&err) => silent(err.to_string()),
-            Self::Client(Zk::NotReadOnly) => {
-                Error::database(doing, key, Fault::ReadOnly, Box::new(Zk::NotReadOnly))
-            }
+            Self::Client(Zk::NotReadOnly) => Error::database(doing, key, Fault::ReadOnly, Box::new(Zk::NotReadOnly)),
             Self::Client(err) => Error::database(doing, key, Fault::Other, Box::new(err)),
         }
     }

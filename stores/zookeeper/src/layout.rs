@@ -25,8 +25,8 @@ impl Layout {
         let hex = hex(token);
         match self {
             Self::Curator => {
-                let [a, b, c, d, e] = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-                format!("_c_{a}-{b}-{c}-{d}-{e}-lock-")
+                let id = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
+                format!("_c_{id}-lock-")
             }
             Self::Kazoo => format!("{hex}__lock__"),
         }
@@ -87,7 +87,9 @@ mod tests {
 
     #[test]
     fn other_children_have_no_place() {
-        for name in ["0000000001", "x-lock-", "_c_1-__READ__0000000001", "abc__rlock__0000000001", "é-lock-00000000é1", ""] {
+        for name in
+            ["0000000001", "x-lock-", "_c_1-__READ__0000000001", "abc__rlock__0000000001", "é-lock-00000000é1", ""]
+        {
             assert_eq!(Place::of(name), None, "{name}");
         }
         let foreign = Place::of("lock-0000000007").expect("the recipe of ZooKeeper's manual");

@@ -77,7 +77,8 @@ impl Shared {
             Err(Zk::NoNode) => return Ok(Vec::new()),
             names => names?,
         };
-        let mut keys: Vec<_> = names.iter().filter_map(|it| unescape(it)).filter(|it| it.starts_with(&prefix)).collect();
+        let mut keys: Vec<_> =
+            names.iter().filter_map(|it| unescape(it)).filter(|it| it.starts_with(&prefix)).collect();
         keys.sort_unstable();
         let mut records = Vec::new();
         for batch in keys.chunks(BATCH) {

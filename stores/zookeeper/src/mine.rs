@@ -12,6 +12,7 @@ use lockkit::{
 };
 use tokio::{
     sync::{Mutex as Turn, watch},
+    task::{AbortHandle, JoinHandle},
     time::Instant,
 };
 
@@ -33,6 +34,24 @@ pub(crate) struct Mine {
     /// Held by the call that changes the claim: one at a time.
     turn: Arc<Turn<()>>,
     pub(crate) phase: Phase,
+    /// Keeps the place or the ttl. Ends with the claim.
+    task: Option<Task>,
+}
+
+/// A task that is stopped when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Task(AbortHandle);
+
+impl Task {
+    pub(crate) fn of<T>(task: &JoinHandle<T>) -> Self {
+        Self(task.abort_handle())
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Where a claim stands.
@@ -83,6 +102,7 @@ impl Mines {
             link,
             turn: Arc::default(),
             phase: Phase::Claiming,
+            task: None,
         };
         self.0.entry(claim.token).or_insert_with(new).turn.clone()
     }
@@ -105,6 +125,14 @@ impl Mines {
         self.0.get_mut(&token).map(|it| it.phase = phase).is_some()
     }
 
+    /// Replaces the task of the claim. The task before is stopped.
+    pub(crate) fn set_task<T>(&mut self, token: Token, task: &JoinHandle<T>) {
+        let task = Task::of(task);
+        if let Some(mine) = self.0.get_mut(&token) {
+            mine.task = Some(task);
+        }
+    }
+
     pub(crate) fn remove(&mut self, token: Token) -> Option<Mine> {
         self.0.remove(&token)
     }
@@ -113,7 +141,7 @@ impl Mines {
     pub(crate) fn keep_for_nobody(&mut self, from: Token, nobody: Token, until: Instant, ttl: Duration, held: Held) {
         if let Some(mut mine) = self.0.remove(&from) {
             mine.phase = Phase::Held(Held { until, ttl, renewals: 0, ..held });
-            mine.holder = "".into();
+            (mine.holder, mine.task) = ("".into(), None);
             self.0.insert(nobody, mine);
         }
     }

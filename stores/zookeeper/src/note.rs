@@ -7,7 +7,6 @@ use lockkit::{
     store::{Previous, Token},
 };
 
-
 use crate::child::{hex, token};
 
 /// The first line of the node of a key that lockkit has used.

@@ -46,14 +46,17 @@ pub(crate) async fn stand(shared: Weak<Shared>, number: u64, token: Token) {
             waiting.called.send_replace(true);
             drop((strong, link));
             sleep(waiting.ttl.max(LEAST_PATIENCE)).await;
-            give_up_unclaimed(&shared, number, token).await;
+            // On its own: this task is stopped when the place is given up.
+            if let Some((strong, _)) = linked(&shared, number) {
+                strong.runtime.spawn(give_up_unclaimed(shared, number, token));
+            }
             return;
         };
         // Reading the data leaves no watch behind if the node is gone, unlike a check of its existence.
-        let watched = link.client.get_and_watch_data(&format!("{dir}/{}", before.name)).await.map(|it| it.2);
+        let read = link.client.get_and_watch_data(&format!("{dir}/{}", before.name)).await;
         drop((strong, link));
-        match watched {
-            Ok(watcher) => drop(watcher.changed().await),
+        match read {
+            Ok((_, _, watcher)) => drop(watcher.changed().await),
             Err(Zk::NoNode) => {}
             Err(_) => sleep(PAUSE).await,
         }
@@ -65,8 +68,8 @@ fn before(children: &[String], own: &Place) -> Option<Place> {
     queue(children).into_iter().rev().find(|it| it.number < own.number)
 }
 
-async fn give_up_unclaimed(shared: &Weak<Shared>, number: u64, token: Token) {
-    let Some((shared, link)) = linked(shared, number) else { return };
+async fn give_up_unclaimed(shared: Weak<Shared>, number: u64, token: Token) {
+    let Some((shared, link)) = linked(&shared, number) else { return };
     let Some(turn) = shared.mines().turn(token) else { return };
     let _turn = turn.lock_owned().await;
     let is_waiting = shared.mines().get(token).is_some_and(|it| matches!(it.phase, Phase::Waiting(_)));
@@ -94,9 +97,9 @@ impl Shared {
                 }
             };
             let Some(first) = first else { return };
-            let watched = link.client.get_and_watch_data(&format!("{dir}/{}", first.name)).await;
+            let read = link.client.get_and_watch_data(&format!("{dir}/{}", first.name)).await;
             drop(link);
-            match watched {
+            match read {
                 Ok((_, _, watcher)) => {
                     watcher.changed().await;
                     return;

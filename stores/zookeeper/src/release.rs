@@ -90,7 +90,8 @@ impl Shared {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         self.mines().keep_for_nobody(token, nobody, until, ttl, held);
-        self.runtime.spawn(expire(Arc::downgrade(self), number, nobody));
+        let expiring = self.runtime.spawn(expire(Arc::downgrade(self), number, nobody));
+        self.mines().set_task(nobody, &expiring);
         Ok(Answer::Done)
     }
 

@@ -6,16 +6,13 @@ use lockkit::{
     Error, Key, LeaseStore, Result,
     store::{Acquired, Answer, Claim, LeaseRecord, Profile, Renewal, Token},
 };
-use tokio::{
-    sync::oneshot,
-    task::{AbortHandle, JoinHandle},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 
 use crate::{
     builder::ZooKeeperBuilder,
     error::{ConnectError, Failure},
     link::Shared,
+    mine::Task,
 };
 
 /// The longest time that a call waits for its answer. lockkit's own limits are shorter.
@@ -156,7 +153,7 @@ impl LeaseStore for ZooKeeperStore {
 
     async fn lease_freed(&self, key: &Key) {
         let watching = self.shared.runtime.spawn(self.shared.clone().freed(key.clone()));
-        let _stop = StopOnDrop::of(&watching);
+        let _watch = Task::of(&watching);
         if watching.await.is_err() {
             // The store is being closed.
             std::future::pending::<()>().await;
@@ -167,21 +164,6 @@ impl LeaseStore for ZooKeeperStore {
         let mut profile = Profile::default();
         (profile.least_ttl, profile.queues) = (LEAST_TTL, true);
         profile
-    }
-}
-
-/// Stops a task, and so removes its watch, when this is dropped.
-struct StopOnDrop(AbortHandle);
-
-impl StopOnDrop {
-    fn of<T>(task: &JoinHandle<T>) -> Self {
-        Self(task.abort_handle())
-    }
-}
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

@@ -48,7 +48,7 @@ impl Shared {
     /// The time of the server's clock, in milliseconds.
     async fn server_time(&self, link: &Link) -> Result<i64, Failure> {
         let path = format!("{}/{CLOCK}", self.settings.root);
-        let options = CreateMode::Persistent.with_acls(self.settings.acls.clone());
+        let options = CreateMode::Persistent.with_acls(self.settings.acls);
         loop {
             match link.client.set_data(&path, b"", None).await {
                 Err(Zk::NoNode) => link.client.mkdir(&path, &options).await?,

@@ -34,7 +34,9 @@ async fn a_dropped_wait_leaves_no_place() {
     let (here, there) = (Leases::new(store(&root).await), Leases::new(store(&root).await));
     let path = here.store().path("k");
     let _held = here.lease("k").acquire().await.expect("it is free");
-    let work = || async { there.lease("k").wait(Duration::from_millis(400)).acquire().await.map(drop).expect_err("it is held") };
+    let work = || async {
+        there.lease("k").wait(Duration::from_millis(400)).acquire().await.map(drop).expect_err("it is held")
+    };
     let drops = drop_at_every_await(work).then(async |_| wait_for_children(&client, &path, 1).await).await;
     assert!(drops.points > 4, "{drops:?}");
     eprintln!("waiting: {drops:?}");

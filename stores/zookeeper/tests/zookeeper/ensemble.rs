@@ -51,7 +51,11 @@ async fn leases_exclude_each_other_while_leaders_die_and_a_quorum_is_lost() {
             _ => servers[leader].program.stop(),
         }
         load.grants(20).await;
-        eprintln!("{fault}: no grant for {:?} at most; the held lease survived: {}", load.longest(began), lease.is_trusted());
+        eprintln!(
+            "{fault}: no grant for {:?} at most; the held lease survived: {}",
+            load.longest(began),
+            lease.is_trusted()
+        );
         survivors.push((fault, lease.is_trusted()));
         if fault == "leader killed" {
             servers[leader].program.start_again();
@@ -74,7 +78,10 @@ async fn leases_exclude_each_other_while_leaders_die_and_a_quorum_is_lost() {
     servers[0].program.start_again();
     servers[1].program.start_again();
     load.grants(20).await;
-    eprintln!("quorum lost until the held lease was, and two servers started: no grant for {:?} at most", load.longest(began));
+    eprintln!(
+        "quorum lost until the held lease was, and two servers started: no grant for {:?} at most",
+        load.longest(began)
+    );
 
     let acquisitions = load.stop().await;
     let grants = oracle.assert_exclusive();
@@ -111,7 +118,9 @@ async fn a_follower_dies_right_after_a_renewal(servers: &mut [ZooKeeper]) {
         least = least.min(lived);
         servers[follower].program.start_again();
     }
-    eprintln!("a follower died right after a renewal: the lease lived for at least {least:?} of a session timeout of {SESSION:?}");
+    eprintln!(
+        "a follower died right after a renewal: the lease lived for at least {least:?} of a session timeout of {SESSION:?}"
+    );
 }
 
 async fn connect(hosts: &str) -> ZooKeeperStore {

@@ -63,7 +63,10 @@ async fn a_server_that_stops_is_not_trusted_and_one_that_comes_back_is_used() {
     let fence = lease.fence();
     drop(lease);
     let heir = within(heir).await.expect("no panic");
-    eprintln!("the server was killed and started: the lease survived: {survived}; the heir had it after {:?}", restarted.elapsed());
+    eprintln!(
+        "the server was killed and started: the lease survived: {survived}; the heir had it after {:?}",
+        restarted.elapsed()
+    );
     assert!(heir.fence() > fence);
     heir.release().await.expect("a release");
 

@@ -122,13 +122,28 @@ struct Curator {
 impl Curator {
     fn start(path: &str) -> Self {
         let jars = [
-            "curator-recipes", "curator-framework", "curator-client", "zookeeper", "zookeeper-jute", "guava",
-            "slf4j-api", "slf4j-nop", "netty-all",
+            "curator-recipes",
+            "curator-framework",
+            "curator-client",
+            "zookeeper",
+            "zookeeper-jute",
+            "guava",
+            "slf4j-api",
+            "slf4j-nop",
+            "netty-all",
         ];
         let jars: Vec<_> = jars.iter().map(|it| format!("/usr/share/java/{it}.jar")).collect();
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/zookeeper/Curator.java");
         let mut child = Command::new("java")
-            .args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", &jars.join(":"), source, shared_server(), path])
+            .args([
+                "-XX:TieredStopAtLevel=1",
+                "-XX:+UseSerialGC",
+                "-cp",
+                &jars.join(":"),
+                source,
+                shared_server(),
+                path,
+            ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -165,7 +180,7 @@ struct Kazoo<'c> {
 impl<'c> Kazoo<'c> {
     fn new(client: &'c Client, path: &str) -> Self {
         let id = lockkit::store::Token::random();
-        let hex: String = id.as_bytes().iter().map(|it| format!("{it:02x}")).collect();
+        let hex = format!("{:032x}", u128::from_be_bytes(*id.as_bytes()));
         Self { client, path: path.to_owned(), prefix: format!("{hex}__lock__"), own: String::new() }
     }
 

@@ -38,7 +38,10 @@ async fn a_stopped_or_killed_holder_has_an_heir_after_its_session_and_hears_of_i
     holder.signal(Signal::STOP);
     let stopped = Instant::now();
     let heir = within(heirs.lease("k").wait(SESSION * 10).acquire()).await.expect("the session of the holder ends");
-    eprintln!("a holder was stopped, its session timeout is {SESSION:?}: the heir had the lease after {:?}", stopped.elapsed());
+    eprintln!(
+        "a holder was stopped, its session timeout is {SESSION:?}: the heir had the lease after {:?}",
+        stopped.elapsed()
+    );
     assert!(heir.fence().get() > fence);
     assert_eq!(heir.previous().map(|it| it.fence.get()), Some(fence), "it was not released");
     holder.signal(Signal::CONT);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{
-    Leases, LossReason, LeaseStore,
+    LeaseStore, Leases, LossReason,
     store::{Acquired, Claim, Token},
     testing::conformance,
 };
@@ -58,7 +58,10 @@ async fn the_holder_whose_session_ended_is_shown_to_its_heir() {
     drop(dead);
     let lease = Leases::new(heir).lease("k").wait(SESSION * 3).acquire().await.expect("its session was closed");
     let previous = lease.previous().expect("it was not released");
-    assert_eq!((&*previous.holder, previous.fence, previous.expired_for), ("the dead one", grant.fence, Duration::ZERO));
+    assert_eq!(
+        (&*previous.holder, previous.fence, previous.expired_for),
+        ("the dead one", grant.fence, Duration::ZERO)
+    );
     assert!(lease.fence().get() > grant.fence.get() + grant.spare_fences);
     lease.release().await.expect("a release");
 }
@@ -105,7 +108,8 @@ async fn permits_readers_and_sets_of_keys_work_among_sessions() {
 
 #[tokio::test]
 async fn settings_that_cannot_work_are_refused_with_a_reason() {
-    let refused = |builder: lockkit_zookeeper::ZooKeeperBuilder| async { builder.connect().await.expect_err("refused") };
+    let refused =
+        |builder: lockkit_zookeeper::ZooKeeperBuilder| async { builder.connect().await.expect_err("refused") };
     let root = refused(ZooKeeperStore::builder(shared_server()).root("/")).await;
     assert!(matches!(root, ConnectError::Root { .. }), "{root}");
     let timeout = refused(ZooKeeperStore::builder(shared_server()).session_timeout(Duration::ZERO)).await;

@@ -42,8 +42,8 @@ async fn requests_of_several_sessions_are_served_in_the_order_of_their_arrival()
 #[tokio::test]
 async fn who_only_tries_is_refused_while_others_wait_and_leaves_nothing_behind() {
     let (root, client) = (own_root(), client().await);
-    let [holder, waiter, other] =
-        [store(&root).await, store(&root).await, store(&root).await].map(|it| Leases::builder(it).build().expect("valid settings"));
+    let [holder, waiter, other] = [store(&root).await, store(&root).await, store(&root).await]
+        .map(|it| Leases::builder(it).build().expect("valid settings"));
     let path = holder.store().path("k");
     let lease = holder.lease("k").acquire().await.expect("it is free");
     let claim = {
