@@ -220,8 +220,8 @@ impl Shared {
         if self.mines().set(claim.token, Phase::Held(held)) {
             called.send_replace(true);
             let last = Last { token: claim.token, fence, holder: claim.holder.to_string() };
-            // Not waited for: it is for the next holder, and later requests of this session come after it. A stale one has the wrong
-            // version.
+            // Not waited for: it is for the next holder, and later requests of this session come after it. A stale
+            // one has the wrong version.
             drop(link.client.set_data(dir, &Note::Held(last).encode(), Some(view.stat.version)));
             let expiring = self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
             self.mines().set_task(claim.token, &expiring);

@@ -67,8 +67,8 @@ impl ZooKeeperBuilder {
 
     /// How long ZooKeeper waits for a sign of life of this process before it frees its leases. Defaults to 10 s.
     ///
-    /// The servers have limits, by default 2 and 20 of their ticks: 4 s and 40 s. They silently use the nearest timeout within
-    /// them.
+    /// The servers have limits, by default 2 and 20 of their ticks: 4 s and 40 s. They silently use the nearest
+    /// timeout within them.
     pub fn session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -80,13 +80,15 @@ impl ZooKeeperBuilder {
         self
     }
 
-    /// The configuration of the client: authentication, TLS, SASL. Each session is opened with it. Its timeouts are replaced.
+    /// The configuration of the client: authentication, TLS, SASL. Each session is opened with it. Its timeouts are
+    /// replaced.
     pub fn connector(mut self, connector: Connector) -> Self {
         self.connector = connector;
         self
     }
 
-    /// The access rights of the nodes that the store creates. Defaults to all rights for everybody, as other clients do.
+    /// The access rights of the nodes that the store creates. Defaults to all rights for everybody, as other clients
+    /// do.
     pub fn acls(mut self, acls: Acls<'static>) -> Self {
         self.acls = acls;
         self
@@ -94,8 +96,8 @@ impl ZooKeeperBuilder {
 
     /// Opens a session, and creates the root if it does not exist.
     ///
-    /// The session lives on a thread of its own, so it survives blocking code and the end of a Tokio runtime. It ends when the last
-    /// clone of the store is dropped.
+    /// The session lives on a thread of its own, so it survives blocking code and the end of a Tokio runtime. It ends
+    /// when the last clone of the store is dropped.
     ///
     /// # Errors
     /// [`ConnectError`] says what is wrong. If no server gives a session, that takes a session timeout.

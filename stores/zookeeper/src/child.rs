@@ -41,8 +41,8 @@ impl Child {
     }
 }
 
-/// The token of a child that another client created: the unique id in its name, or else two numbers that no other node of the
-/// key has.
+/// The token of a child that another client created: the unique id in its name, or else two numbers that no other
+/// node of the key has.
 pub(crate) fn foreign_token(place: &Place, stat: &Stat) -> Token {
     place.token().unwrap_or_else(|| {
         let mut bytes = [0; 16];

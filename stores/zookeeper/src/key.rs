@@ -43,7 +43,8 @@ pub(crate) fn unescape(name: &str) -> Option<String> {
 
 /// Whether ZooKeeper takes the character in a name, and it has no meaning here.
 fn is_plain(char: char) -> bool {
-    // As its `PathUtils.validatePath`, for UTF-16 units: a character above U+FFFF is two units from the refused range.
+    // As its `PathUtils.validatePath`, for UTF-16 units: a character above U+FFFF is two units from the refused
+    // range.
     !matches!(char, '/' | '%' | '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..)
 }
 

@@ -6,9 +6,9 @@ use crate::child::hex;
 
 /// Whose names the children of a key get. A lease excludes the locks of clients with the same layout only.
 ///
-/// The store reads the names of both layouts, so its leases wait for the locks of both. Neither Curator nor kazoo reads the
-/// other's names, unless kazoo is told to with `extra_lock_patterns=["-lock-"]`. All processes that use a key, with lockkit or another
-/// client, should use one layout.
+/// The store reads the names of both layouts, so its leases wait for the locks of both. Neither Curator nor kazoo
+/// reads the other's names, unless kazoo is told to with `extra_lock_patterns=["-lock-"]`. All processes that use a
+/// key, with lockkit or another client, should use one layout.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Layout {

@@ -76,11 +76,13 @@ impl Settings {
 
 /// How long a session lives at least after a sign of life, as this process counts.
 ///
-/// A follower reports to the leader every half tick which sessions have given a sign of life, and a session timeout is two ticks at least
-/// with the servers' defaults: a quarter of the session timeout. If the follower dies before its next report, the leader knows only of an
-/// earlier sign of life: that is up to one more of the client's pauses ago.
+/// A follower reports to the leader every half tick which sessions have given a sign of life, and a session timeout
+/// is two ticks at least with the servers' defaults: a quarter of the session timeout. If the follower dies before
+/// its next report, the leader knows only of an earlier sign of life: that is up to one more of the client's pauses
+/// ago.
 fn trusted(session: Duration, silence: Duration) -> Duration {
-    // As the client does: three eighths of the longest silence, which is two fifths of the session timeout if that set here is too long.
+    // As the client does: three eighths of the longest silence, which is two fifths of the session timeout if that
+    // set here is too long.
     let silence = if silence > session * 3 / 5 { session * 2 / 5 } else { silence };
     let ping = silence * 3 / 8;
     session.saturating_sub(session / 4).saturating_sub(ping)
@@ -161,8 +163,9 @@ impl Shared {
 }
 
 impl Link {
-    /// Writes something that changes nothing. An answer proves that the session was alive when this was called: the leader had a quorum
-    /// then, and this session was not expired. Reads sent after it see all that was written before.
+    /// Writes something that changes nothing. An answer proves that the session was alive when this was called: the
+    /// leader had a quorum then, and this session was not expired. Reads sent after it see all that was written
+    /// before.
     pub(crate) fn prove(&self, root: &str) -> impl Future<Output = Result<(), Zk>> + Send + use<'_> {
         let mut writer = self.client.new_multi_writer();
         let added = writer.add_check_version(root, -1);

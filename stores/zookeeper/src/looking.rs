@@ -151,8 +151,8 @@ impl First {
         Self { place, token, child, stat }
     }
 
-    /// The description of another process's lease. How often it was renewed is not known, and neither is its expiry: its holder
-    /// writes nothing when it renews.
+    /// The description of another process's lease. How often it was renewed is not known, and neither is its expiry:
+    /// its holder writes nothing when it renews.
     fn record(self, key: Key, session_timeout: Duration) -> Result<LeaseRecord, Failure> {
         let Self { place: _, token, child, stat } = self;
         let (holder, ttl) = match child {

@@ -154,7 +154,8 @@ impl Mines {
         }
     }
 
-    /// Makes a held lease live for at least this long from now, unless it is over. Returns the session and the path of its child.
+    /// Makes a held lease live for at least this long from now, unless it is over. Returns the session and the path
+    /// of its child.
     pub(crate) fn prolong(&mut self, token: Token, ttl: Duration) -> Option<(u64, String)> {
         let now = Instant::now();
         let mine = self.0.get_mut(&token)?;

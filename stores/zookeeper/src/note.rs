@@ -1,4 +1,5 @@
-//! What is written into the node of a key: its last holder, and how that ended. So the next holder hears of a dead one.
+//! What is written into the node of a key: its last holder, and how that ended. So the next holder hears of a dead
+//! one.
 
 use std::time::Duration;
 
@@ -61,7 +62,8 @@ impl Note {
         }
     }
 
-    /// The holder that did not release the key. `noted` is when this was written, in milliseconds of the server's clock, as `now`.
+    /// The holder that did not release the key. `noted` is when this was written, in milliseconds of the server's
+    /// clock, as `now`.
     pub(crate) fn previous(self, noted: i64, now: i64) -> Option<Previous> {
         let (last, expired_for) = match self {
             Self::Free => return None,

@@ -21,8 +21,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The shortest time in which the owner of the first place must take the lease.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Keeps a place of the queue: calls its owner when it is the first, and gives it up if the owner does not come in the ttl of
-/// the claim.
+/// Keeps a place of the queue: calls its owner when it is the first, and gives it up if the owner does not come in
+/// the ttl of the claim.
 pub(crate) async fn stand(shared: Weak<Shared>, number: u64, token: Token) {
     loop {
         let Some((strong, link)) = linked(&shared, number) else { return };
@@ -79,7 +79,8 @@ async fn give_up_unclaimed(shared: Weak<Shared>, number: u64, token: Token) {
 }
 
 impl Shared {
-    /// Returns when the lease may have been released: a place of this process is the first, or the holder's child is gone.
+    /// Returns when the lease may have been released: a place of this process is the first, or the holder's child is
+    /// gone.
     pub(crate) async fn freed(self: Arc<Self>, key: Key) {
         let mut called: Vec<_> = self.mines().waiting(&key).map(|it| it.called.subscribe()).collect();
         if !called.is_empty() {

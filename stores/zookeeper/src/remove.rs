@@ -21,8 +21,8 @@ use crate::{
 /// Pause before a request whose answer was lost is sent again. The client sends it when it is connected.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A child of an earlier session that may still be there. The server deletes it with that session, which may take a session timeout
-/// from the moment when the servers have a quorum again.
+/// A child of an earlier session that may still be there. The server deletes it with that session, which may take a
+/// session timeout from the moment when the servers have a quorum again.
 #[derive(Debug)]
 pub(crate) struct Stray {
     pub(crate) dir: String,
@@ -32,8 +32,8 @@ pub(crate) struct Stray {
 }
 
 impl Shared {
-    /// Deletes the child, and writes the note in the same act. Returns whether the child was there. Repeats the request until it is answered or
-    /// the session has ended; then the next session deletes the child.
+    /// Deletes the child, and writes the note in the same act. Returns whether the child was there. Repeats the
+    /// request until it is answered or the session has ended; then the next session deletes the child.
     pub(crate) async fn remove(
         self: &Arc<Self>,
         number: u64,
@@ -126,7 +126,8 @@ async fn find_and_remove(shared: Weak<Shared>, number: u64, dir: String, token: 
     }
 }
 
-/// Whether the child still is that of this token. After a release, it may stay for the least holding time with another one.
+/// Whether the child still is that of this token. After a release, it may stay for the least holding time with
+/// another one.
 async fn is_of(link: &Link, dir: &str, child: &Place, token: Token) -> bool {
     match link.client.get_data(&format!("{dir}/{}", child.name)).await {
         Ok((data, _)) => Child::decode(&data).is_none_or(|it| it.token == token),

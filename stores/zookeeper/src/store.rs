@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit::{
     Error, Key, LeaseStore, Result,
-    store::{Acquired, Answer, Claim, LeaseRecord, Profile, Renewal, Token},
+    store::{Acquired, Answer, Claim, LeaseRecord, Profile, Release, Renewal, Token},
 };
 use tokio::{sync::oneshot, time::timeout};
 
@@ -28,10 +28,11 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 ///
 /// `min_hold` lasts while the session lives: if the process ends earlier, the key is free.
 ///
-/// Of a lease of another process, the number of renewals is not known, and `expires_in` is its ttl: a renewal writes nothing that others can read.
+/// Of a lease of another process, the number of renewals is not known, and `expires_in` is its ttl: a renewal writes
+/// nothing that others can read.
 ///
-/// A key's node is persistent. It is deleted by the sweep when it was not used for the retention, unless another client
-/// created it.
+/// A key's node is persistent. It is deleted by the sweep when it was not used for the retention, unless another
+/// client created it.
 ///
 /// # Example
 /// ```no_run
@@ -50,8 +51,8 @@ pub struct ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
-    /// Opens a store on these servers, such as `zk1:2181,zk2:2181`, with the nodes of its keys below `root`. The other settings are
-    /// those of [`builder`](Self::builder).
+    /// Opens a store on these servers, such as `zk1:2181,zk2:2181`, with the nodes of its keys below `root`. The
+    /// other settings are those of [`builder`](Self::builder).
     ///
     /// # Errors
     /// As [`ZooKeeperBuilder::connect`].
@@ -69,12 +70,14 @@ impl ZooKeeperStore {
         Self { shared, _open: Arc::new(open) }
     }
 
-    /// The session timeout that the servers have granted: how long a dead process keeps its leases. `None` while there is no session.
+    /// The session timeout that the servers have granted: how long a dead process keeps its leases. `None` while
+    /// there is no session.
     pub fn session_timeout(&self) -> Option<Duration> {
         Some(self.shared.current()?.client.session_timeout())
     }
 
-    /// How long a lease of this store is trusted without a renewal, whatever its ttl. `None` while there is no session.
+    /// How long a lease of this store is trusted without a renewal, whatever its ttl. `None` while there is no
+    /// session.
     pub fn trusted_for(&self) -> Option<Duration> {
         Some(self.shared.current()?.trusted)
     }
@@ -96,7 +99,8 @@ impl ZooKeeperStore {
         self.shared.dir(key)
     }
 
-    /// Runs the call on the session's thread. Dropping the result does not stop it: each call leaves nothing half done.
+    /// Runs the call on the session's thread. Dropping the result does not stop it: each call leaves nothing half
+    /// done.
     async fn call<T: Send + 'static>(
         &self,
         doing: &'static str,
@@ -136,6 +140,20 @@ impl LeaseStore for ZooKeeperStore {
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         self.call("releasing lease", Some(key), self.shared.clone().release(key.clone(), token, min_hold)).await
+    }
+
+    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
+        let release = |it: &Release| self.shared.clone().release(it.key.clone(), it.token, it.min_hold);
+        let releasing: Vec<_> = releases.iter().map(|it| self.shared.runtime.spawn(release(it))).collect();
+        let answers = async {
+            let mut answers = Vec::with_capacity(releasing.len());
+            for release in releasing {
+                answers.push(release.await.unwrap_or_else(|_| Err(closed()))?);
+            }
+            Ok(answers)
+        };
+        let key = releases.first().map(|it| &it.key);
+        self.answer("releasing leases", key, timeout(ANSWER, answers).await.ok())
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {

@@ -18,8 +18,8 @@ const BATCH: usize = 100;
 const CLOCK: &str = "%clock";
 
 impl Shared {
-    /// Deletes nodes of keys without children that were last written that long ago. Leaves the nodes that lockkit has not written: another
-    /// client may count on them.
+    /// Deletes nodes of keys without children that were last written that long ago. Leaves the nodes that lockkit has
+    /// not written: another client may count on them.
     pub(crate) async fn sweep(self: Arc<Self>, retention: Duration, limit: u64) -> Result<u64, Failure> {
         let link = self.link().await;
         let retention = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX);
@@ -62,7 +62,8 @@ impl Shared {
 async fn forget(link: &Link, dir: &str, data: &[u8], stat: &Stat) -> Result<bool, Failure> {
     let done = match Note::decode(data) {
         None => return Ok(false),
-        // Its holder's session has ended at an unknown time. The note is written again, so that the key is kept for the retention from now.
+        // Its holder's session has ended at an unknown time. The note is written again, so that the key is kept for
+        // the retention from now.
         Some(Note::Held(last)) => {
             let note = Note::Expired(last).encode();
             link.client.set_data(dir, &note, Some(stat.version)).await.map(|_| false)

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use lockkit::{
-    LeaseStore, Leases, LossReason,
+    Fault, LeaseStore, Leases, LossReason,
     store::{Acquired, Claim, Token},
     testing::conformance,
 };
-use lockkit_zookeeper::{ConnectError, FENCE_SHIFT, Layout, ZooKeeperStore};
+use lockkit_zookeeper::{
+    ConnectError, FENCE_SHIFT, Layout, ZooKeeperStore,
+    zookeeper_client::{Acls, Client, CreateMode, Error},
+};
 
 use crate::support::{SESSION, client, own_root, shared_server, store, store_on, within};
 
@@ -120,6 +123,39 @@ async fn settings_that_cannot_work_are_refused_with_a_reason() {
     let chroot = format!("{}/missing", shared_server());
     let chroot = refused(ZooKeeperStore::builder(chroot)).await;
     assert!(matches!(chroot, ConnectError::CreateRoot { .. }), "{chroot}");
+}
+
+#[tokio::test]
+async fn access_rights_and_a_chroot_are_those_of_the_settings() {
+    let everybody = client().await;
+    let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    everybody.mkdir("/app", &options).await.expect("a node");
+    let hosts = format!("{}/app", shared_server());
+    let connector = Client::connector().with_auth("digest", b"app:secret");
+    let ours = ZooKeeperStore::builder(&hosts).root("/locks").connector(connector).acls(Acls::creator_all());
+    let ours = Leases::new(ours.connect().await.expect("a session"));
+    let lease = ours.lease("a/b").acquire().await.expect("it is free");
+    assert_eq!(ours.store().path("a/b"), "/locks/a%2fb");
+    assert_eq!(ours.list("a/").await.expect("an answer").len(), 1);
+    let refused = everybody.list_children("/app/locks/a%2fb").await;
+    assert!(matches!(refused, Err(Error::NoAuth)), "{refused:?}");
+
+    let strangers = ZooKeeperStore::connect(&hosts, "/locks").await.expect("a session");
+    let refused = within(Leases::new(strangers).lease("a/b").acquire()).await.expect_err("no right");
+    assert!(matches!(refused, lockkit::Error::Database { fault: Fault::Other, .. }), "{refused:?}");
+    lease.release().await.expect("a release");
+}
+
+#[tokio::test]
+async fn many_leases_are_released_at_once() {
+    let leases = Leases::new(store(&own_root()).await);
+    let mut held = Vec::new();
+    for number in 0..20 {
+        held.push(leases.lease(format!("k{number}")).acquire().await.expect("it is free"));
+    }
+    leases.close().await.expect("all are released");
+    assert!(held.iter().all(|it| !it.is_trusted()));
+    assert!(leases.list("k").await.expect("an answer").is_empty());
 }
 
 #[test]
