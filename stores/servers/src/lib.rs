@@ -7,5 +7,6 @@
 
 mod program;
 pub mod redis;
+pub mod zookeeper;
 
 pub use crate::program::{Program, free_port};
