@@ -5,6 +5,7 @@
 //!
 //! A server that a test leaves behind dies with the thread that started it, however that ends.
 
+pub mod etcd;
 mod program;
 pub mod redis;
 pub mod zookeeper;
