@@ -110,6 +110,15 @@ pub struct Profile {
     /// Whether every call completes on its own, because no network or other process is involved. Such calls have no
     /// time limit. Defaults to `false`.
     pub always_answers: bool,
+    /// Whether lockkit may keep other leases beside the one that is asked for: tickets of waiting requests, permits,
+    /// readers and writers. Defaults to `true`. Without it, waiting requests only poll, and semaphores, readers and
+    /// writers, and fair requests are refused.
+    pub side_leases: bool,
+    /// Whether the store counts the renewals of a lease. Defaults to `true`. Without it, [`LeaseInfo::renewals`] is
+    /// always 0.
+    pub counts_renewals: bool,
+    /// The number of characters of the longest key that the store can keep. Defaults to 255, the limit of [`Key`].
+    pub longest_key: usize,
 }
 
 impl Default for Profile {
@@ -120,6 +129,9 @@ impl Default for Profile {
             queues: false,
             fence_domain: "lockkit",
             always_answers: false,
+            side_leases: true,
+            counts_renewals: true,
+            longest_key: Key::MAX_BYTES,
         }
     }
 }
