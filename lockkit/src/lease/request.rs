@@ -326,7 +326,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         check_ttl(self.inner.store(), self.ttl)?;
         check_wait("wait", self.wait)?;
         check_wait("min_hold", self.min_hold)?;
-        self.check_lists()?;
+        self.check_side_leases()?;
         match &self.mode {
             Mode::All(keys) if keys.is_empty() => {
                 let reason = "has no keys; give it at least one".to_owned();
@@ -360,19 +360,19 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// Refuses what needs a list of all leases, if the store has none.
-    fn check_lists(&self) -> Result<()> {
+    /// Refuses what needs leases beside the one that is asked for, if the store does not keep them.
+    fn check_side_leases(&self) -> Result<()> {
         let option = match self.mode {
             Mode::Permit(_) | Mode::Permits { .. } => "semaphore",
             Mode::Read | Mode::Write => "rw",
             Mode::Exclusive | Mode::All(_) if self.fair => "fair",
             Mode::Exclusive | Mode::All(_) | Mode::NoPermits => return Ok(()),
         };
-        if self.inner.store().profile().lists_all {
+        if self.inner.store().profile().side_leases {
             return Ok(());
         }
-        let reason = "needs a list of all leases, which this store cannot give; use a store with a single clock, such \
-                      as one server or a database";
+        let reason = "needs further leases beside the key's own, which this store cannot keep or list; use one server of \
+                      it, or a database";
         Err(Error::InvalidOption { option, reason: reason.to_owned() })
     }
 
@@ -444,8 +444,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         self.check_not_closed()?;
         let turn = match &self.mode {
             Mode::All(_) => self.try_now(place, likely_free).await,
-            // The store keeps the order of the waiting claims.
-            Mode::Exclusive if self.inner.store().profile().queues => self.try_now(place, likely_free).await,
+            // The store keeps the order of the waiting claims, or has no room for tickets.
+            Mode::Exclusive if self.inner.store().profile().queues || !self.inner.store().profile().side_leases => {
+                self.try_now(place, likely_free).await
+            }
             _ if self.fair => self.turn_fairly(place, likely_free).await,
             _ => self.turn_patiently(place, likely_free).await,
         };

@@ -101,10 +101,6 @@ pub struct Profile {
     pub least_ttl: Duration,
     /// The longest ttl that the store supports. Defaults to `None`, no limit. Requests for a longer ttl are refused.
     pub longest_ttl: Option<Duration>,
-    /// Whether [`lease_list`](LeaseStore::lease_list) shows every lease whose grant was answered before the list was
-    /// asked for, and fences of different keys come from one clock. Defaults to `true`. Without it, semaphores, readers
-    /// and writers, and fair requests are refused, because they need such a list.
-    pub lists_all: bool,
     /// Whether [`lease_sweep`](LeaseStore::lease_sweep) deletes unused keys. Defaults to `true`. A store that expires
     /// its keys itself has nothing to sweep.
     pub sweeps: bool,
@@ -117,6 +113,16 @@ pub struct Profile {
     /// Whether every call completes on its own, because no network or other process is involved. Such calls have no
     /// time limit. Defaults to `false`.
     pub always_answers: bool,
+    /// Whether lockkit may keep other leases beside the one that is asked for: tickets of waiting requests, permits,
+    /// readers and writers. [`lease_list`](LeaseStore::lease_list) must then show every lease whose grant was answered
+    /// before the list was asked for, and fences of different keys must come from one clock. Defaults to `true`. Without
+    /// it, waiting requests only poll, and semaphores, readers and writers, and fair requests are refused.
+    pub side_leases: bool,
+    /// Whether the store counts the renewals of a lease. Defaults to `true`. Without it, [`LeaseInfo::renewals`] is
+    /// always 0.
+    pub counts_renewals: bool,
+    /// The number of characters of the longest key that the store can keep. Defaults to 255, the limit of [`Key`].
+    pub longest_key: usize,
 }
 
 impl Default for Profile {
@@ -124,11 +130,13 @@ impl Default for Profile {
         Self {
             least_ttl: Duration::from_millis(50),
             longest_ttl: None,
-            lists_all: true,
             sweeps: true,
             queues: false,
             fence_domain: "lockkit",
             always_answers: false,
+            side_leases: true,
+            counts_renewals: true,
+            longest_key: Key::MAX_BYTES,
         }
     }
 }

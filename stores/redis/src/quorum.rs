@@ -332,7 +332,7 @@ impl LeaseStore for Quorum {
 
     fn profile(&self) -> Profile {
         let mut profile = profile(self.0.0[0].node.terms.longest_ttl);
-        profile.lists_all = false;
+        profile.side_leases = false;
         profile
     }
 }

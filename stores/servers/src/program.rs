@@ -33,15 +33,11 @@ impl Program {
         started
     }
 
-<<<<<<< HEAD
     /// Starts the program and does not wait. So several can start at the same time; see
     /// [`wait_until_it_listens`](Self::wait_until_it_listens).
     ///
     /// # Panics
     /// If it is not installed.
-=======
-    /// As [`start`](Self::start), but does not wait. So the members of a cluster start side by side.
->>>>>>> etcd
     pub fn launch(program: &str, arguments: &[&str], folder: &Path, port: u16) -> Self {
         let program = find(program);
         let command: Vec<_> = [program.as_str()].iter().chain(arguments).map(ToString::to_string).collect();
@@ -88,11 +84,7 @@ impl Program {
         kill_process(id, signal).expect("send a signal");
     }
 
-<<<<<<< HEAD
     /// Waits until the program listens on its port.
-=======
-    /// Waits until the process listens on its port.
->>>>>>> etcd
     ///
     /// # Panics
     /// If it ends by itself, or does not listen within a minute.
