@@ -95,7 +95,7 @@ impl RedisStoreBuilder {
         self.quarantine(Duration::ZERO)
     }
 
-    /// How long it may take to open a connection. Defaults to 1 s.
+    /// How long it may take to open a connection. Defaults to 1 s. Sentinels may take up to 4 s more to name the master.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.limits.connect = limit;
         self

@@ -44,6 +44,7 @@ impl Redis {
     ///
     /// # Panics
     /// As [`Redis::start`].
+    #[must_use]
     pub fn replica(&self) -> Self {
         Self::with(&["--replicaof", &format!("127.0.0.1 {}", self.program.port), "--repl-diskless-sync-delay", "0"])
     }

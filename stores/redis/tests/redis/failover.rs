@@ -8,7 +8,7 @@ use lockkit_store_servers::redis::{Redis, Sentinels};
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use tokio::time::{Instant, sleep};
 
-use crate::support::{builder, claim, declared, plain, send, take, until, until_granted};
+use crate::support::{builder, claim, declared, is_refused, plain, send, take, until, until_granted};
 
 async fn follows(replica: &Redis) {
     let mut conn = plain(replica).await;
@@ -114,6 +114,42 @@ async fn a_master_that_is_cut_off_stops_renewing_before_the_quarantine_of_its_su
     let granted = granting.await.unwrap();
     assert!(refused > 0, "the master went on renewing");
     assert!(granted >= renewed + TTL, "granted {:?} after the last renewal", granted - renewed);
+}
+
+#[tokio::test]
+async fn a_server_that_followed_another_one_for_a_while_has_a_quarantine_though_it_never_ended() {
+    const TTL: Duration = Duration::from_mins(1);
+    let first = Redis::start();
+    let second = first.replica();
+    follows(&second).await;
+    let store = declared(builder(&first)).await;
+    let (mut first_conn, mut second_conn) = (plain(&first).await, plain(&second).await);
+    let follow = async |conn: &mut _, of: &Redis| {
+        send::<()>(conn, &format!("REPLICAOF 127.0.0.1 {}", of.program.port)).await;
+    };
+    until("the replica knows the epoch", async || send::<usize>(&mut second_conn, "EXISTS lockkit:epoch").await == 1)
+        .await;
+    // Its successor never hears of the lease, and nobody asks the successor for one.
+    send::<()>(&mut second_conn, "REPLICAOF NO ONE").await;
+    take(&store, &claim("k", TTL)).await;
+    follow(&mut first_conn, &second).await;
+    follows(&first).await;
+    send::<()>(&mut first_conn, "REPLICAOF NO ONE").await;
+    assert_eq!(send::<usize>(&mut first_conn, "EXISTS k").await, 0, "it is forgotten");
+    until("it is asked again", async || store.lease_look(&"k".into()).await.is_ok()).await;
+    let rival = builder(&first).connect().await.unwrap();
+    assert!(is_refused(&rival, &claim("k", TTL)).await);
+    assert!(rival.quarantined_for().await.unwrap() > TTL / 2);
+}
+
+#[tokio::test]
+async fn a_sentinel_that_does_not_answer_is_passed_over() {
+    let (master, _replica, sentinels) = watched().await;
+    sentinels.programs[0].stop();
+    let store = by_sentinel(&sentinels).without_quarantine().connect().await.unwrap();
+    take(&store, &claim("k", Duration::from_secs(1))).await;
+    send::<i64>(&mut plain(&master).await, "CLIENT KILL TYPE normal").await;
+    until_granted(&store, &claim("other", Duration::from_secs(1))).await;
 }
 
 #[tokio::test]

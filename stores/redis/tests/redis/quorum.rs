@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkit::{
     Error, LeaseStore, Leases,
     store::{Acquired, Answer, Renewal},
-    testing::{Oracle, conformance, drop_at_every_await_of},
+    testing::{Oracle, conformance, drop_at_every_await},
 };
 use lockkit_redis::{ConnectError, Quorum, RedisStoreBuilder, Unfit};
 use lockkit_store_servers::redis::{Redis, independent};
@@ -252,7 +252,9 @@ async fn waiting_processes_exclude_each_other_while_servers_stop_and_die() {
             server.program.start_again();
         }
     }
-    workers.iter().for_each(|it| it.abort());
+    for worker in &workers {
+        worker.abort();
+    }
     let grants = oracle.assert_exclusive();
     println!("{grants} grants while one server after the other stopped or forgot");
     assert!(grants > 10, "{grants}");
@@ -285,11 +287,8 @@ async fn a_dropped_request_leaves_no_lease() {
     let servers = independent(3);
     let store = quorum(&servers, TTL).await;
     let leases = Leases::builder(store.clone()).ttl(TTL).build().unwrap();
-    let acquire_and_release = async || {
-        let request = leases.lease("k");
-        async move { request.acquire().await.unwrap().release().await.unwrap() }
-    };
-    let drops = drop_at_every_await_of(acquire_and_release)
+    let acquire_and_release = || async { leases.lease("k").acquire().await.unwrap().release().await.unwrap() };
+    let drops = drop_at_every_await(acquire_and_release)
         .then(async |_| {
             until("no server has the lock", async || locked(&servers, "k").await == 0).await;
         })
