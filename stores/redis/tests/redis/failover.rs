@@ -64,6 +64,7 @@ async fn a_replica_that_lagged_behind_grants_no_lease_twice() {
     master.program.kill();
     replica.program.go_on();
     let (grant, _) = until_granted(&rival, &claim("k", TTL)).await;
+    println!("lagging replica promoted: rival granted after {:?}, ttl {TTL:?}", sent.elapsed());
     assert!(sent.elapsed() >= TTL, "granted {:?} after the forgotten grant", sent.elapsed());
     assert!(grant.fence.get() > fence.get() + 127);
     assert_eq!(holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await.unwrap(), [Answer::Gone]);
@@ -78,7 +79,8 @@ async fn without_quarantine_it_does() {
     take(&store, &claim("k", TTL)).await;
     master.program.kill();
     replica.program.go_on();
-    until_granted(&store, &claim("k", TTL)).await;
+    let (_, after) = until_granted(&store, &claim("k", TTL)).await;
+    println!("lagging replica promoted, no quarantine: rival granted after {after:?}, ttl {TTL:?}");
 }
 
 #[tokio::test]
@@ -112,6 +114,7 @@ async fn a_master_that_is_cut_off_stops_renewing_before_the_quarantine_of_its_su
         sleep(Duration::from_millis(20)).await;
     }
     let granted = granting.await.unwrap();
+    println!("cut off master: rival granted {:?} after its last renewal, ttl {TTL:?}", granted - renewed);
     assert!(refused > 0, "the master went on renewing");
     assert!(granted >= renewed + TTL, "granted {:?} after the last renewal", granted - renewed);
 }

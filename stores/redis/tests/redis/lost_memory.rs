@@ -37,6 +37,7 @@ async fn a_lease_that_the_server_forgot_has_one_holder_until_its_ttl_is_over() {
         let fence = take(&holder, &first).await.fence;
         loss.happens(&mut server).await;
         let (grant, _) = until_granted(&rival, &claim("k", TTL)).await;
+        println!("{loss:?}: rival granted after {:?}, ttl {TTL:?}", sent.elapsed());
         assert!(sent.elapsed() >= TTL, "{loss:?}: granted {:?} after the forgotten grant", sent.elapsed());
         assert!(grant.fence.get() > fence.get() + 127, "{loss:?}: {} after {fence}", grant.fence);
         let late = holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await.unwrap();
@@ -52,7 +53,8 @@ async fn without_quarantine_it_has_two() {
         let store = builder(&server).without_quarantine().connect().await.unwrap();
         take(&store, &claim("k", ttl)).await;
         loss.happens(&mut server).await;
-        until_granted(&store, &claim("k", ttl)).await;
+        let (_, after) = until_granted(&store, &claim("k", ttl)).await;
+        println!("{loss:?}, no quarantine: rival granted after {after:?}, ttl {ttl:?}");
     }
 }
 

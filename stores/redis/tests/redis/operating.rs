@@ -114,7 +114,12 @@ async fn each_operation_is_one_request_whatever_the_number_of_leases() {
 async fn a_grant_has_room_for_127_more_fences() {
     let server = Redis::start();
     let store = store(&server).await;
-    let mut last = 0;
+    take(&store, &claim("k", Duration::from_millis(50))).await;
+    until("it has expired", async || store.lease_look(&"k".into()).await.unwrap().is_none()).await;
+    // Above the clock, so that each fence is made from the last one.
+    let ahead = send::<Vec<u64>>(&mut plain(&server).await, "TIME").await[0] * 1_000_000 + 3_600_000_000;
+    send::<i64>(&mut plain(&server).await, &format!("HSET lockkit:{{k}} last {ahead}")).await;
+    let mut last = ahead;
     for _ in 0..100 {
         let held = claim("k", TTL);
         let grant = take(&store, &held).await;

@@ -93,7 +93,7 @@ fn a_runtime_that_ended_does_not_keep_the_waiters_of_another() {
         let _inside = second.enter();
         waiting(&store, "k")
     };
-    first.shutdown_background();
+    drop(first);
     // Either woken by the end of the first runtime, or subscribed again by the second.
     second.block_on(async { timeout(PATIENCE, there).await }).expect("it is woken").unwrap();
     let held = claim("k", TTL);

@@ -6,7 +6,12 @@ use lockkit::store::{Acquired, Claim, Grant, LeaseStore, Token};
 use lockkit_redis::{RedisStore, RedisStoreBuilder};
 use lockkit_store_servers::redis::Redis;
 use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 /// Longer than anything takes that is not stuck.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -88,4 +93,37 @@ pub(crate) async fn calls(conn: &mut MultiplexedConnection, command: &str) -> u6
     let info: String = send(conn, "INFO commandstats").await;
     let line = info.lines().find_map(|it| it.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.map_or(0, |it| it.split(',').next().unwrap().parse().unwrap())
+}
+
+/// What lies between a client and a server, and can swallow all that is sent on a connection.
+pub(crate) struct Network {
+    pub(crate) port: u16,
+    stalls: watch::Sender<()>,
+}
+
+impl Network {
+    pub(crate) async fn before(server: &Redis) -> Self {
+        let (listener, target) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), server.program.port);
+        let (stalls, port) = (watch::Sender::new(()), listener.local_addr().unwrap().port());
+        let stalled = stalls.clone();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut stalled = stalled.subscribe();
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(("127.0.0.1", target)).await.unwrap();
+                    tokio::select! {
+                        _ = copy_bidirectional(&mut client, &mut server) => {}
+                        // Both connections stay open, and nobody reads them.
+                        _ = stalled.changed() => std::future::pending().await,
+                    }
+                });
+            }
+        });
+        Self { port, stalls }
+    }
+
+    /// From now on, the connections that are open carry nothing. New ones work.
+    pub(crate) fn stalls_what_is_open(&self) {
+        self.stalls.send_replace(());
+    }
 }
