@@ -113,6 +113,7 @@ mod link;
 mod node;
 mod quorum;
 mod releases;
+mod rounds;
 mod script;
 mod server;
 mod store;

@@ -7,7 +7,7 @@ use lockkit::{
     store::{Acquired, Answer, Renewal},
     testing::{Oracle, conformance, drop_at_every_await},
 };
-use lockkit_redis::{ConnectError, Quorum, RedisStoreBuilder, Unfit};
+use lockkit_redis::{ConnectError, Layout, Quorum, RedisStoreBuilder, Unfit};
 use lockkit_store_servers::redis::{Redis, independent};
 use tokio::{task::JoinSet, time::Instant, time::sleep};
 
@@ -42,6 +42,15 @@ async fn locked(servers: &[Redis], key: &str) -> usize {
 async fn a_quorum_of_three_keeps_all_promises() {
     let servers = independent(3);
     let quorum = quorum(&servers, Duration::from_hours(1)).await;
+    conformance::run(async || quorum.clone()).await;
+}
+
+#[tokio::test]
+async fn a_quorum_keeps_all_promises_in_the_layout_of_redisson() {
+    let servers = independent(3);
+    let members = members(&servers, Duration::from_hours(1)).into_iter().map(|it| it.layout(Layout::Redisson));
+    let quorum = Quorum::with(members).await.unwrap();
+    quorum.declare_new().await.unwrap();
     conformance::run(async || quorum.clone()).await;
 }
 
