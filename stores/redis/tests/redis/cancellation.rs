@@ -9,7 +9,7 @@ use lockkit::{
 };
 use lockkit_store_servers::redis::Redis;
 
-use crate::support::{builder, claim, declared, store, until};
+use crate::support::{PATIENCE, builder, claim, declared, store, until};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -20,6 +20,7 @@ async fn a_dropped_request_leaves_no_lease() {
     let leases = Leases::builder(store.clone()).ttl(TTL).build().unwrap();
     let acquire_and_release = || async { leases.lease("k").acquire().await.unwrap().release().await.unwrap() };
     let drops = drop_at_every_await(acquire_and_release)
+        .blocked_after(PATIENCE)
         .then(async |_| {
             until("the lease is free", async || store.lease_list("", 10).await.unwrap().is_empty()).await;
         })
@@ -34,6 +35,7 @@ async fn a_dropped_request_for_several_leaves_none() {
     let leases = Leases::builder(store.clone()).ttl(TTL).build().unwrap();
     let acquire = || async { drop(leases.all(["a", "b", "c"]).acquire().await.unwrap()) };
     let drops = drop_at_every_await(acquire)
+        .blocked_after(PATIENCE)
         .then(async |_| {
             until("the leases are free", async || store.lease_list("", 10).await.unwrap().is_empty()).await;
         })
@@ -54,6 +56,7 @@ async fn a_dropped_call_leaves_a_store_that_works() {
         }
     };
     let drops = drop_at_every_await(calls)
+        .blocked_after(PATIENCE)
         .then(async |_| {
             // What a dropped claim may have taken is released by its token, as lockkit does. Here, by an operator.
             let held = store.lease_list("", 10).await.unwrap();

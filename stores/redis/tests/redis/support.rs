@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkit::store::{Acquired, Claim, Grant, LeaseStore, Token};
 use lockkit_redis::{RedisStore, RedisStoreBuilder};
 use lockkit_store_servers::redis::Redis;
-use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, FromRedisValue, aio::MultiplexedConnection};
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
@@ -20,8 +20,9 @@ pub(crate) fn client(server: &Redis) -> Client {
     Client::open(server.url()).unwrap()
 }
 
+/// Settings with limits that a busy machine keeps.
 pub(crate) fn builder(server: &Redis) -> RedisStoreBuilder {
-    RedisStore::builder(client(server))
+    RedisStore::builder(client(server)).connect_timeout(PATIENCE).answer_timeout(PATIENCE)
 }
 
 /// A store whose leases may live for an hour, on a server that is known to be new.
@@ -38,7 +39,8 @@ pub(crate) async fn declared(builder: RedisStoreBuilder) -> RedisStore {
 
 /// Another client, which knows nothing of lockkit.
 pub(crate) async fn plain(server: &Redis) -> MultiplexedConnection {
-    client(server).get_multiplexed_async_connection().await.unwrap()
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    client(server).get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
 
 /// Sends a command of words.
