@@ -27,7 +27,7 @@ pub struct RedisStoreBuilder {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The server did not answer, or refused the connection.
-    #[error("the Redis server cannot be used: {source}")]
+    #[error("the Redis server cannot be reached, or refused the connection")]
     #[non_exhaustive]
     Unreachable {
         /// What the client said.

@@ -7,7 +7,7 @@ use lockkit::{
     store::{Answer, Claim, LeaseStore, Release, Renewal},
     testing::Oracle,
 };
-use lockkit_redis::RedisStore;
+use lockkit_redis::{Quorum, RedisStore, RedisStoreBuilder};
 use lockkit_store_servers::redis::Redis;
 use redis::Client;
 use tokio::{
@@ -142,6 +142,21 @@ async fn a_repeated_claim_hears_of_the_former_holder_again() {
         let previous = take(&store, &heir).await.previous.expect("it was not given back");
         assert_eq!((previous.holder.as_str(), previous.fence), ("dead", fence));
     }
+}
+
+#[test]
+fn public_futures_can_be_spawned() {
+    fn can_be_sent(_: impl Send) {}
+    let _ = |store: RedisStore, quorum: Quorum, builder: RedisStoreBuilder| {
+        can_be_sent(store.declare_new());
+        can_be_sent(store.quarantined_for());
+        can_be_sent(store.lease_freed(&"k".into()));
+        can_be_sent(quorum.declare_new());
+        can_be_sent(quorum.lease_freed(&"k".into()));
+        can_be_sent(quorum.lease_acquire(&claim("k", TTL)));
+        can_be_sent(Quorum::with([builder.clone()]));
+        can_be_sent(builder.connect());
+    };
 }
 
 /// The address of the server, for the process that this test stops.
