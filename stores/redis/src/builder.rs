@@ -12,6 +12,21 @@ use crate::{
 };
 
 /// Settings of a [`RedisStore`], made by [`RedisStore::builder`].
+///
+/// # Example
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use lockkit_redis::{Layout, RedisStore, redis::Client};
+///
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder(Client::open("redis://localhost/")?)
+///     .layout(Layout::Redisson)
+///     .longest_ttl(Duration::from_secs(30))
+///     .connect()
+///     .await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "settings do nothing until `connect` is awaited"]
 pub struct RedisStoreBuilder {

@@ -17,7 +17,22 @@ use crate::{fit::refuse_unfit, trouble::Trouble};
 const SENTINELS: Duration = Duration::from_secs(4);
 
 /// A Redis server as the `redis` crate describes it: made from a [`redis::Client`], or with the feature `sentinel` from a
-/// [`redis::sentinel::SentinelClient`] for a master. Address, database, user, password and TLS are those of the client.
+/// `redis::sentinel::SentinelClient` for a master. Address, database, user, password and TLS are those of the client.
+///
+/// # Example
+/// ```no_run
+/// # #[cfg(feature = "sentinel")]
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockkit_redis::{
+///     RedisStore,
+///     redis::sentinel::{SentinelClient, SentinelServerType},
+/// };
+///
+/// let sentinels = vec!["redis://a:26379/", "redis://b:26379/", "redis://c:26379/"];
+/// let master = SentinelClient::build(sentinels, "mymaster".to_owned(), None, SentinelServerType::Master)?;
+/// let store = RedisStore::connect(master).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Server(Arc<Kind>);
 

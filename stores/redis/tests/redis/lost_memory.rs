@@ -109,6 +109,14 @@ async fn the_quarantine_is_as_long_as_the_longest_ttl_of_any_client() {
     let left = long.quarantined_for().await.unwrap();
     assert!(left > Duration::from_secs(300), "{left:?}");
     assert!(is_refused(&newcomer, &claim("a", TTL)).await);
+
+    // An operator knows that the long one is no more.
+    drop(long);
+    let last = builder(&server).longest_ttl(TTL).connect().await.unwrap();
+    last.declare_new().await.unwrap();
+    take(&last, &claim("a", TTL)).await;
+    send::<()>(&mut plain(&server).await, "FLUSHALL").await;
+    assert!(last.quarantined_for().await.unwrap() <= TTL);
 }
 
 #[tokio::test]
