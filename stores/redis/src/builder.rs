@@ -12,6 +12,21 @@ use crate::{
 };
 
 /// Settings of a [`RedisStore`], made by [`RedisStore::builder`].
+///
+/// # Example
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use lockkit_redis::{Layout, RedisStore, redis::Client};
+///
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder(Client::open("redis://localhost/")?)
+///     .layout(Layout::Redisson)
+///     .longest_ttl(Duration::from_secs(30))
+///     .connect()
+///     .await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "settings do nothing until `connect` is awaited"]
 pub struct RedisStoreBuilder {
@@ -27,7 +42,7 @@ pub struct RedisStoreBuilder {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The server did not answer, or refused the connection.
-    #[error("the Redis server cannot be used: {source}")]
+    #[error("the Redis server cannot be reached, or refused the connection")]
     #[non_exhaustive]
     Unreachable {
         /// What the client said.
@@ -95,7 +110,7 @@ impl RedisStoreBuilder {
         self.quarantine(Duration::ZERO)
     }
 
-    /// How long it may take to open a connection. Defaults to 1 s.
+    /// How long it may take to open a connection. Defaults to 1 s. Sentinels may take up to 4 s more to name the master.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.limits.connect = limit;
         self

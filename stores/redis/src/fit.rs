@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn checked(changed: &[(&str, &str)]) -> Result<(), Unfit> {
-        let mut fields = vec![
+        let mut fields = [
             ("redis_version", "7.0.15"),
             ("role", "master"),
             ("maxmemory", "0"),

@@ -1,4 +1,4 @@
-//! Leases of [lockkit](lockkit) in Redis or Valkey.
+//! Leases of [lockkit] in Redis or Valkey.
 //!
 //! [`RedisStore`] keeps leases in one server, or in the master that Sentinel names. [`Quorum`] keeps them in a majority of
 //! several independent servers. Both are a [`LeaseStore`](lockkit::LeaseStore): requests, waiting, renewal and loss are those
@@ -113,6 +113,7 @@ mod link;
 mod node;
 mod quorum;
 mod releases;
+mod rounds;
 mod script;
 mod server;
 mod store;

@@ -80,7 +80,7 @@ impl Link {
 
     /// The current connection. Opens one, if the last one broke or does not answer.
     async fn line(&self) -> Result<Line, Trouble> {
-        within(self.limits.connect, "waiting for a connection", async {
+        within(self.server.patience(self.limits), "waiting for a connection", async {
             let mut place = self.line.clone().lock_owned().await;
             if let Some(line) = &*place
                 && line.is_usable(self.limits)

@@ -191,11 +191,14 @@ impl Node {
 
     /// Ends the quarantine if `is_new`. Returns how much of it is left.
     pub(crate) async fn quarantine(&self, is_new: bool) -> Result<Duration, Trouble> {
-        let quarantine = self.quarantine.load(Ordering::Relaxed);
+        let (doing, quarantine) = if is_new {
+            ("declare", millis(self.terms.quarantine))
+        } else {
+            ("ask", self.quarantine.load(Ordering::Relaxed))
+        };
         if quarantine == 0 {
             return Ok(Duration::ZERO);
         }
-        let doing = if is_new { "declare" } else { "ask" };
         let call = self.scripts.declare.call().key("lockkit:epoch").arg(doing).arg(quarantine);
         Ok(Duration::from_millis(read(call.ask(&self.link).await?)?))
     }

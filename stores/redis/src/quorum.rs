@@ -2,20 +2,16 @@
 
 use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
-use tokio::time::timeout;
-
 use lockkit::{
     Key, LeaseStore, Result,
     store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Profile, Release, Renewal, Token},
 };
 
 use crate::{
-    ballot::{Ballot, GRACE, Member, Members},
+    ballot::{Member, Members},
     builder::{ConnectError, RedisStoreBuilder},
-    node::{Seen, Taken},
     server::Server,
     store::{RedisStore, all, profile},
-    tally::{agreement, all_are_clear, refusal, together},
     trouble::Trouble,
 };
 
@@ -118,140 +114,6 @@ impl Quorum {
         }
         Ok(())
     }
-
-    /// Takes all of the leases or none, with the fences on which a majority agreed.
-    async fn acquire(&self, claims: &[Claim]) -> Result<Taken, Trouble> {
-        let (members, needed) = (&*self.0, self.0.needed());
-        let claims: Arc<[Claim]> = claims.into();
-        let ask = |it: Arc<Member>| {
-            let claims = claims.clone();
-            async move { it.node.acquire(&claims).await }
-        };
-        let granted = |ballot: &Ballot<Taken>| ballot.number(|it| matches!(it, Taken::Granted(_)));
-        let mut ballot = members.ask(ask, |it| it.is_decided(granted(it), needed)).await;
-        if granted(&ballot) < needed {
-            self.give_back(&claims, &ballot).await;
-            members.check(&mut ballot)?;
-            return Ok(refusal(&ballot, needed - granted(&ballot)));
-        }
-        let given = agreement(&claims, &ballot);
-        let fences: Arc<[u64]> = given.iter().map(|it| it.fence).collect();
-        let raise = |it: Arc<Member>| {
-            let (claims, fences) = (claims.clone(), fences.clone());
-            async move { it.node.raise(&claims, &fences).await }
-        };
-        let raised = |ballot: &Ballot<bool>| ballot.number(|it| *it);
-        let mut written = members.ask(raise, |it| it.is_decided(raised(it), needed)).await;
-        if raised(&written) >= needed {
-            return Ok(Taken::Granted(given));
-        }
-        self.give_back(&claims, &ballot).await;
-        members.check(&mut written)?;
-        Ok(Taken::Held { at: 0, free_in: None })
-    }
-
-    /// Releases what a refused request took. Waits for the servers that answered it. The others hear of it later.
-    async fn give_back(&self, claims: &[Claim], ballot: &Ballot<Taken>) {
-        let releases: Arc<[Release]> =
-            claims.iter().map(|it| Release::new(&it.key, it.token, Duration::ZERO)).collect();
-        let ttl = claims.iter().map(|it| it.ttl).max().unwrap_or_default();
-        let (mut granted, mut others) = (Vec::new(), Vec::new());
-        for (member, answer) in self.0.0.iter().zip(&ballot.answers) {
-            let tasks = match answer {
-                // It took nothing.
-                Some(Taken::Held { .. }) => continue,
-                Some(Taken::Granted(_)) => &mut granted,
-                None => &mut others,
-            };
-            let (member, releases) = (member.clone(), releases.clone());
-            tasks.push(tokio::spawn(async move {
-                let nobody: Vec<_> = releases.iter().map(|it| it.token).collect();
-                drop(member.release(&releases, &nobody, ttl).await);
-            }));
-        }
-        // Tasks fail only with their runtime.
-        for task in granted {
-            let _ = task.await;
-        }
-        let others = async {
-            for task in others {
-                let _ = task.await;
-            }
-        };
-        let _ = timeout(GRACE, others).await;
-    }
-
-    async fn release(&self, releases: &[Release]) -> Result<Vec<Answer>, Trouble> {
-        if releases.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (members, needed) = (&*self.0, self.0.needed());
-        let releases: Arc<[Release]> = releases.into();
-        // The same on all servers, so that a majority has it.
-        let nobody: Arc<[Token]> = releases.iter().map(|_| Token::nobody()).collect();
-        let ask = |it: Arc<Member>| {
-            let (releases, nobody) = (releases.clone(), nobody.clone());
-            async move { it.release(&releases, &nobody, it.node.terms.longest_ttl).await }
-        };
-        let is_done = |it: &Ballot<Vec<Answer>>| all_are_clear(it, releases.len(), members.0.len());
-        let mut ballot = members.ask(ask, is_done).await;
-        members.check(&mut ballot)?;
-        let count = |at: usize, what| ballot.number(|it| it[at] == what);
-        let silent = members.0.len() - ballot.answered();
-        // Whatever the silent servers say, no majority holds the lease any more.
-        let answer = |at| {
-            if count(at, Answer::Done) + silent >= needed && count(at, Answer::Done) > 0 {
-                Answer::Done
-            } else {
-                Answer::Gone
-            }
-        };
-        Ok((0..releases.len()).map(answer).collect())
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>, Trouble> {
-        if renewals.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (members, needed) = (&*self.0, self.0.needed());
-        let renewals: Arc<[Renewal]> = renewals.into();
-        let ask = |it: Arc<Member>| {
-            let renewals = renewals.clone();
-            async move { it.node.renew(&renewals).await }
-        };
-        let is_done = |it: &Ballot<Vec<Answer>>| all_are_clear(it, renewals.len(), members.0.len());
-        let mut ballot = members.ask(ask, is_done).await;
-        members.check(&mut ballot)?;
-        let answer = |at: usize| {
-            let count = |what| ballot.number(|it| it[at] == what);
-            if count(Answer::Done) >= needed {
-                Answer::Done
-            } else if count(Answer::Gone) > members.0.len() - needed {
-                Answer::Gone
-            } else {
-                // A majority may still hold it.
-                Answer::Busy
-            }
-        };
-        Ok((0..renewals.len()).map(answer).collect())
-    }
-
-    /// The held leases that the servers see.
-    async fn seen<Fut>(&self, question: impl Fn(Arc<Member>) -> Fut) -> Result<Vec<LeaseRecord>, Trouble>
-    where
-        Fut: Future<Output = Result<Vec<Seen>, Trouble>> + Send + 'static,
-    {
-        let (members, needed) = (&*self.0, self.0.needed());
-        let mut ballot = members.survey(question).await;
-        members.check(&mut ballot)?;
-        let silent = members.0.len() - ballot.answered();
-        let mut seen: Vec<Seen> = ballot.answers.into_iter().flatten().flatten().collect();
-        seen.sort_by(|a, b| (&a.record.info.key, a.record.token).cmp(&(&b.record.info.key, b.record.token)));
-        let same = |a: &Seen, b: &Seen| (a.record.token, &a.record.info.key) == (b.record.token, &b.record.info.key);
-        // What a majority holds, if the silent servers hold it, too.
-        let held = seen.chunk_by(same).filter(|it| it.len() + silent >= needed);
-        Ok(held.filter_map(|it| together(it, needed)).collect())
-    }
 }
 
 impl LeaseStore for Quorum {
@@ -264,7 +126,7 @@ impl LeaseStore for Quorum {
 
     async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
         let first = claims.first().map(|it| &it.key);
-        let taken = self.acquire(claims).await.map_err(|it| it.while_doing("acquiring lease", first))?;
+        let taken = self.0.acquire(claims).await.map_err(|it| it.while_doing("acquiring lease", first))?;
         Ok(all(taken, claims, self.0.0[0].node.terms.longest_ttl))
     }
 
@@ -273,13 +135,13 @@ impl LeaseStore for Quorum {
             let key = key.clone();
             async move { Ok(it.node.look(&key).await?.into_iter().collect()) }
         };
-        let seen = self.seen(question).await.map_err(|it| it.while_doing("looking at lease", key))?;
+        let seen = self.0.seen(question).await.map_err(|it| it.while_doing("looking at lease", key))?;
         Ok(seen.into_iter().max_by_key(|it| it.info.fence))
     }
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let first = renewals.first().map(|it| &it.key);
-        self.renew(renewals).await.map_err(|it| it.while_doing("renewing leases", first))
+        self.0.renew(renewals).await.map_err(|it| it.while_doing("renewing leases", first))
     }
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
@@ -289,7 +151,7 @@ impl LeaseStore for Quorum {
 
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let first = releases.first().map(|it| &it.key);
-        self.release(releases).await.map_err(|it| it.while_doing("releasing lease", first))
+        self.0.release(releases).await.map_err(|it| it.while_doing("releasing lease", first))
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
@@ -297,7 +159,7 @@ impl LeaseStore for Quorum {
             let prefix = prefix.to_owned();
             async move { it.node.list(&prefix, LIST_LIMIT).await }
         };
-        let mut seen = self.seen(question).await.map_err(|it| it.while_doing("listing leases", None))?;
+        let mut seen = self.0.seen(question).await.map_err(|it| it.while_doing("listing leases", None))?;
         seen.truncate(limit as usize);
         Ok(seen)
     }

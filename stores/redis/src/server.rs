@@ -11,8 +11,28 @@ use tokio::time::timeout;
 
 use crate::{fit::refuse_unfit, trouble::Trouble};
 
+/// How long the Sentinels may take to name the master. The client waits 1.5 s for one that does not answer, and as long
+/// for the master.
+#[cfg(feature = "sentinel")]
+const SENTINELS: Duration = Duration::from_secs(4);
+
 /// A Redis server as the `redis` crate describes it: made from a [`redis::Client`], or with the feature `sentinel` from a
-/// [`redis::sentinel::SentinelClient`] for a master. Address, database, user, password and TLS are those of the client.
+/// `redis::sentinel::SentinelClient` for a master. Address, database, user, password and TLS are those of the client.
+///
+/// # Example
+/// ```no_run
+/// # #[cfg(feature = "sentinel")]
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockkit_redis::{
+///     RedisStore,
+///     redis::sentinel::{SentinelClient, SentinelServerType},
+/// };
+///
+/// let sentinels = vec!["redis://a:26379/", "redis://b:26379/", "redis://c:26379/"];
+/// let master = SentinelClient::build(sentinels, "mymaster".to_owned(), None, SentinelServerType::Master)?;
+/// let store = RedisStore::connect(master).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Server(Arc<Kind>);
 
@@ -58,10 +78,11 @@ pub(crate) struct Limits {
 impl Server {
     /// Opens a connection to a server that can keep leases.
     pub(crate) async fn connect(&self, limits: Limits) -> Result<MultiplexedConnection, Trouble> {
+        let client = self.client().await?;
         within(limits.connect, "connecting", async {
             // The caller limits each answer.
             let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-            let mut conn = self.client().await?.get_multiplexed_async_connection_with_config(&config).await?;
+            let mut conn = client.get_multiplexed_async_connection_with_config(&config).await?;
             let info = cmd("INFO").query_async::<String>(&mut conn).await;
             refuse_unfit(info)?;
             Ok(conn)
@@ -69,9 +90,19 @@ impl Server {
         .await
     }
 
+    /// How long it may take to open a connection in all.
+    pub(crate) fn patience(&self, limits: Limits) -> Duration {
+        match &*self.0 {
+            Kind::Client(_) => limits.connect,
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(_) => limits.connect + SENTINELS,
+        }
+    }
+
     /// Opens a connection for subscriptions.
     pub(crate) async fn listen(&self, limits: Limits) -> Result<PubSub, Trouble> {
-        within(limits.connect, "connecting", async { Ok(self.client().await?.get_async_pubsub().await?) }).await
+        let client = self.client().await?;
+        within(limits.connect, "connecting", async { Ok(client.get_async_pubsub().await?) }).await
     }
 
     // Without Sentinel there is nothing to wait for.
@@ -80,7 +111,10 @@ impl Server {
         match &*self.0 {
             Kind::Client(client) => Ok(client.clone()),
             #[cfg(feature = "sentinel")]
-            Kind::Sentinel(client) => Ok(client.lock().await.async_get_client().await?),
+            Kind::Sentinel(client) => {
+                let asking = async { Ok(client.lock().await.async_get_client().await?) };
+                within(SENTINELS, "asking the Sentinels for the master", asking).await
+            }
         }
     }
 }

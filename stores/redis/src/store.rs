@@ -61,6 +61,16 @@ impl RedisStore {
     /// Call it by hand or from a set-up script, once for a new server. A service must not call it at each start: it would
     /// also end the quarantine of a server that has just lost its memory.
     ///
+    /// ```no_run
+    /// # async fn f(client: lockkit_redis::redis::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// // In the program that sets up a new server, not in the service.
+    /// lockkit_redis::RedisStore::connect(client).await?.declare_new().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// It also shortens later quarantines to that of this store, if a client that is no more had a longer one. Otherwise the
+    /// server remembers the longest.
+    ///
     /// # Errors
     /// [`lockkit::Error::Database`].
     ///

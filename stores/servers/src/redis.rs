@@ -33,8 +33,8 @@ impl Redis {
         let port = free_port();
         let (path, number) = (folder.path().to_str().expect("a path in UTF-8"), port.to_string());
         let mut arguments = vec!["--port", &number, "--bind", "127.0.0.1", "--dir", path, "--save", "", "--appendonly"];
-        // The last one of several values counts.
-        arguments.push("no");
+        // A replica need not wait for others. Of several values of an option, the last one counts.
+        arguments.extend(["no", "--repl-diskless-sync-delay", "0"]);
         arguments.extend(options);
         let program = Program::start("redis-server", &arguments, folder.path(), port);
         Self { program, folder }
@@ -46,7 +46,7 @@ impl Redis {
     /// As [`Redis::start`].
     #[must_use]
     pub fn replica(&self) -> Self {
-        Self::with(&["--replicaof", &format!("127.0.0.1 {}", self.program.port), "--repl-diskless-sync-delay", "0"])
+        Self::with(&["--replicaof", &format!("127.0.0.1 {}", self.program.port)])
     }
 
     /// Where its files are.

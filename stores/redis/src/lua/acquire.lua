@@ -7,11 +7,11 @@
 -- Until when nothing is granted, and the longest quarantine that any client asks for.
 local function quarantined(quarantine)
   if quarantine == 0 then return 0, 0 end
-  local this = incarnation()
-  local epoch = redis.call('HMGET', KEYS[1], 'incarnation', 'since', 'until', 'longest')
-  local since, free, known = tonumber(epoch[2] or 0), tonumber(epoch[3] or 0), tonumber(epoch[4] or 0)
+  local run, former = incarnation()
+  local epoch = redis.call('HMGET', KEYS[1], 'run', 'former', 'since', 'until', 'longest')
+  local since, free, known = tonumber(epoch[3] or 0), tonumber(epoch[4] or 0), tonumber(epoch[5] or 0)
   local longest = math.max(known, quarantine)
-  if epoch[1] ~= this then
+  if is_another(run, former, epoch[1], epoch[2]) then
     since, free = now, now + longest * 1000
   elseif longest > known and since > 0 then
     free = math.max(free, since + longest * 1000)
@@ -20,7 +20,8 @@ local function quarantined(quarantine)
   end
   -- The clock may have been set back.
   free = math.min(free, now + longest * 1000)
-  redis.call('HSET', KEYS[1], 'incarnation', this, 'since', text(since), 'until', text(free), 'longest', text(longest))
+  redis.call('HSET', KEYS[1], 'run', run, 'former', former, 'since', text(since), 'until', text(free), 'longest',
+    text(longest))
   return free, longest
 end
 

@@ -26,11 +26,15 @@ local function lives(name, row, ttl, acquired)
   return ttl, acquired
 end
 
--- The process of the server, and its promotions. Another one may have forgotten leases.
+-- What makes a server another one, which may have forgotten leases: its process, and the master that it followed before
+-- it was promoted the last time. Zeros: it never followed one, or Redis does not remember it any more.
 local function incarnation()
   local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
-  local replication = redis.call('INFO', 'replication')
-  local former = string.match(replication, 'master_replid2:(%x+)') or ''
-  local offset = string.match(replication, 'second_repl_offset:(%-?%d+)') or ''
-  return run .. ':' .. former .. ':' .. offset
+  local former = string.match(redis.call('INFO', 'replication'), 'master_replid2:(%x+)') or ''
+  return run, former
+end
+
+-- Whether the server was another one when this was written.
+local function is_another(run, former, known_run, known_former)
+  return run ~= known_run or (former ~= known_former and string.find(former, '[1-9a-f]') ~= nil)
 end

@@ -1,12 +1,13 @@
 -- Declares that the server has forgotten no lease, or asks how long it grants nothing. KEYS: epoch. ARGV: `declare` or
 -- `ask`, and the quarantine in ms. Answers the time that is left, in ms.
 
-local this = incarnation()
-local epoch = redis.call('HMGET', KEYS[1], 'incarnation', 'until', 'longest')
-local longest = math.max(tonumber(epoch[3] or 0), tonumber(ARGV[2]))
+local run, former = incarnation()
+local epoch = redis.call('HMGET', KEYS[1], 'run', 'former', 'until', 'longest')
 if ARGV[1] == 'declare' then
-  redis.call('HSET', KEYS[1], 'incarnation', this, 'since', '0', 'until', '0', 'longest', text(longest))
+  -- Also forgets the longer ones of clients that are no more. A client that lives tells its own again.
+  redis.call('HSET', KEYS[1], 'run', run, 'former', former, 'since', '0', 'until', '0', 'longest', ARGV[2])
   return 0
 end
-if epoch[1] ~= this then return longest end
-return math.min(longest, math.max(0, math.ceil((tonumber(epoch[2] or 0) - now) / 1000)))
+local longest = math.max(tonumber(epoch[4] or 0), tonumber(ARGV[2]))
+if is_another(run, former, epoch[1], epoch[2]) then return longest end
+return math.min(longest, math.max(0, math.ceil((tonumber(epoch[3] or 0) - now) / 1000)))

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use lockkit::testing::conformance;
-use lockkit_redis::Layout;
+use lockkit_redis::{Layout, RedisStore};
 use lockkit_store_servers::redis::Redis;
+use redis::Client;
 
 use crate::support::{builder, declared, store};
 
@@ -12,6 +13,14 @@ use crate::support::{builder, declared, store};
 async fn the_store_keeps_all_promises() {
     let server = Redis::start();
     let store = store(&server).await;
+    conformance::run(async || store.clone()).await;
+}
+
+#[tokio::test]
+async fn the_store_keeps_all_promises_in_resp3_and_another_database() {
+    let server = Redis::start();
+    let client = Client::open(format!("{}3?protocol=resp3", server.url())).unwrap();
+    let store = declared(RedisStore::builder(client).longest_ttl(Duration::from_hours(1))).await;
     conformance::run(async || store.clone()).await;
 }
 

@@ -37,6 +37,7 @@ async fn a_lease_that_the_server_forgot_has_one_holder_until_its_ttl_is_over() {
         let fence = take(&holder, &first).await.fence;
         loss.happens(&mut server).await;
         let (grant, _) = until_granted(&rival, &claim("k", TTL)).await;
+        println!("{loss:?}: rival granted after {:?}, ttl {TTL:?}", sent.elapsed());
         assert!(sent.elapsed() >= TTL, "{loss:?}: granted {:?} after the forgotten grant", sent.elapsed());
         assert!(grant.fence.get() > fence.get() + 127, "{loss:?}: {} after {fence}", grant.fence);
         let late = holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await.unwrap();
@@ -52,7 +53,8 @@ async fn without_quarantine_it_has_two() {
         let store = builder(&server).without_quarantine().connect().await.unwrap();
         take(&store, &claim("k", ttl)).await;
         loss.happens(&mut server).await;
-        until_granted(&store, &claim("k", ttl)).await;
+        let (_, after) = until_granted(&store, &claim("k", ttl)).await;
+        println!("{loss:?}, no quarantine: rival granted after {after:?}, ttl {ttl:?}");
     }
 }
 
@@ -107,6 +109,14 @@ async fn the_quarantine_is_as_long_as_the_longest_ttl_of_any_client() {
     let left = long.quarantined_for().await.unwrap();
     assert!(left > Duration::from_secs(300), "{left:?}");
     assert!(is_refused(&newcomer, &claim("a", TTL)).await);
+
+    // An operator knows that the long one is no more.
+    drop(long);
+    let last = builder(&server).longest_ttl(TTL).connect().await.unwrap();
+    last.declare_new().await.unwrap();
+    take(&last, &claim("a", TTL)).await;
+    send::<()>(&mut plain(&server).await, "FLUSHALL").await;
+    assert!(last.quarantined_for().await.unwrap() <= TTL);
 }
 
 #[tokio::test]

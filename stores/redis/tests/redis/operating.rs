@@ -1,15 +1,21 @@
 //! lockkit's requests on one server, round trips, and holders that were stopped.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{process::Stdio, time::Duration};
 
 use lockkit::{
     Leases, Released,
     store::{Answer, Claim, LeaseStore, Release, Renewal},
     testing::Oracle,
 };
-use lockkit_redis::RedisStore;
+use lockkit_redis::{Quorum, RedisStore, RedisStoreBuilder};
 use lockkit_store_servers::redis::Redis;
-use tokio::{task::JoinSet, time::sleep};
+use redis::Client;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    task::JoinSet,
+    time::sleep,
+};
 
 use crate::support::{PATIENCE, builder, calls, claim, declared, plain, send, store, take, until};
 
@@ -108,7 +114,12 @@ async fn each_operation_is_one_request_whatever_the_number_of_leases() {
 async fn a_grant_has_room_for_127_more_fences() {
     let server = Redis::start();
     let store = store(&server).await;
-    let mut last = 0;
+    take(&store, &claim("k", Duration::from_millis(50))).await;
+    until("it has expired", async || store.lease_look(&"k".into()).await.unwrap().is_none()).await;
+    // Above the clock, so that each fence is made from the last one.
+    let ahead = send::<Vec<u64>>(&mut plain(&server).await, "TIME").await[0] * 1_000_000 + 3_600_000_000;
+    send::<i64>(&mut plain(&server).await, &format!("HSET lockkit:{{k}} last {ahead}")).await;
+    let mut last = ahead;
     for _ in 0..100 {
         let held = claim("k", TTL);
         let grant = take(&store, &held).await;
@@ -133,37 +144,64 @@ async fn a_repeated_claim_hears_of_the_former_holder_again() {
     }
 }
 
-/// A process that is stopped stops its threads, its timers and its connections. So does a runtime whose only thread is.
+#[test]
+fn public_futures_can_be_spawned() {
+    fn can_be_sent(_: impl Send) {}
+    let _ = |store: RedisStore, quorum: Quorum, builder: RedisStoreBuilder| {
+        can_be_sent(store.declare_new());
+        can_be_sent(store.quarantined_for());
+        can_be_sent(store.lease_freed(&"k".into()));
+        can_be_sent(quorum.declare_new());
+        can_be_sent(quorum.lease_freed(&"k".into()));
+        can_be_sent(quorum.lease_acquire(&claim("k", TTL)));
+        can_be_sent(Quorum::with([builder.clone()]));
+        can_be_sent(builder.connect());
+    };
+}
+
+/// The address of the server, for the process that this test stops.
+const HOLDER: &str = "LOCKKIT_TEST_HOLDER";
+
+/// The test is its own holder: it starts itself in a second process.
 #[tokio::test]
-async fn a_holder_that_was_stopped_past_its_ttl_changes_nothing() {
+async fn a_process_that_was_stopped_past_its_ttl_changes_nothing() {
     const SHORT: Duration = Duration::from_millis(400);
+    if let Ok(url) = std::env::var(HOLDER) {
+        let store = RedisStore::connect(Client::open(url).unwrap()).await.unwrap();
+        let leases = Leases::builder(store).ttl(SHORT).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        println!("\nholds {}", lease.fence());
+        lease.lost().await;
+        println!("\nreleased {:?}", lease.release().await);
+        return;
+    }
     let server = Redis::start();
     let [_, there] = two(&server).await;
-    let other = builder(&server);
-    let (told, held) = tokio::sync::oneshot::channel();
-    let (go_on, stopped) = mpsc::channel::<()>();
-    let holder = thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let leases = Leases::builder(other.connect().await.unwrap()).ttl(SHORT).build().unwrap();
-            let lease = leases.lease("k").acquire().await.unwrap();
-            told.send(lease.fence()).unwrap();
-            stopped.recv().unwrap();
-            // Its renewal is due, and its release follows.
-            sleep(Duration::from_millis(20)).await;
-            let is_trusted = lease.is_trusted();
-            drop(lease.release().await);
-            is_trusted
-        })
-    });
-    let fence = held.await.unwrap();
+    let mut holder = Command::new(std::env::current_exe().unwrap())
+        .args(["operating::a_process_that_was_stopped_past_its_ttl_changes_nothing", "--exact", "--nocapture"])
+        .env(HOLDER, server.url())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    let mut said = async |what: &str| loop {
+        let line = lines.next_line().await.unwrap().expect("the holder goes on");
+        if let Some(text) = line.strip_prefix(what) {
+            return text.to_owned();
+        }
+    };
+    let fence: u64 = said("holds ").await.parse().unwrap();
+    let pid = holder.id().unwrap().to_string();
+    let signal = async |it: &str| assert!(Command::new("kill").args([it, &*pid]).status().await.unwrap().success());
+    signal("-STOP").await;
     let heir = there.lease("k").wait(PATIENCE).acquire().await.unwrap();
-    assert!(heir.fence() > fence);
-    assert_eq!(heir.previous().expect("it had expired").fence, fence);
-    go_on.send(()).unwrap();
-    let is_trusted = tokio::task::spawn_blocking(|| holder.join().unwrap()).await.unwrap();
-    assert!(!is_trusted);
+    assert!(heir.fence().get() > fence + 127);
+    assert_eq!(heir.previous().expect("it had expired").fence.get(), fence);
+    signal("-CONT").await;
+    assert_eq!(said("released ").await, "Ok(AlreadyLost)");
     let shown = there.show("k").await.unwrap().expect("the heir holds it");
     assert_eq!(shown.fence, heir.fence());
     assert!(heir.is_trusted());
+    assert!(holder.wait().await.unwrap().success());
 }

@@ -62,7 +62,9 @@ async fn one_connection_serves_all_waiters_and_is_closed_after_the_last() {
     assert_eq!((subscribers(&mut conn).await, channels(&server).await), (1, 3));
     settled[0].abort();
     until("the channel without waiters is left", async || channels(&server).await == 2).await;
-    settled.iter().for_each(JoinHandle::abort);
+    for waiter in &settled {
+        waiter.abort();
+    }
     until("the connection is closed", async || subscribers(&mut conn).await == 0).await;
 }
 
@@ -87,8 +89,11 @@ fn a_runtime_that_ended_does_not_keep_the_waiters_of_another() {
     let (first, second) = (runtime(), runtime());
     let store = first.block_on(store(&server));
     let _here = first.block_on(settled(&server, &store, "k"));
-    let there = second.block_on(async { waiting(&store, "k") });
-    first.shutdown_background();
+    let there = {
+        let _inside = second.enter();
+        waiting(&store, "k")
+    };
+    drop(first);
     // Either woken by the end of the first runtime, or subscribed again by the second.
     second.block_on(async { timeout(PATIENCE, there).await }).expect("it is woken").unwrap();
     let held = claim("k", TTL);

@@ -5,8 +5,13 @@ use std::time::Duration;
 use lockkit::store::{Acquired, Claim, Grant, LeaseStore, Token};
 use lockkit_redis::{RedisStore, RedisStoreBuilder};
 use lockkit_store_servers::redis::Redis;
-use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
-use tokio::time::{Instant, sleep};
+use redis::{AsyncConnectionConfig, Client, FromRedisValue, aio::MultiplexedConnection};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 /// Longer than anything takes that is not stuck.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -15,8 +20,9 @@ pub(crate) fn client(server: &Redis) -> Client {
     Client::open(server.url()).unwrap()
 }
 
+/// Settings with limits that a busy machine keeps.
 pub(crate) fn builder(server: &Redis) -> RedisStoreBuilder {
-    RedisStore::builder(client(server))
+    RedisStore::builder(client(server)).connect_timeout(PATIENCE).answer_timeout(PATIENCE)
 }
 
 /// A store whose leases may live for an hour, on a server that is known to be new.
@@ -33,7 +39,8 @@ pub(crate) async fn declared(builder: RedisStoreBuilder) -> RedisStore {
 
 /// Another client, which knows nothing of lockkit.
 pub(crate) async fn plain(server: &Redis) -> MultiplexedConnection {
-    client(server).get_multiplexed_async_connection().await.unwrap()
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    client(server).get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
 
 /// Sends a command of words.
@@ -88,4 +95,37 @@ pub(crate) async fn calls(conn: &mut MultiplexedConnection, command: &str) -> u6
     let info: String = send(conn, "INFO commandstats").await;
     let line = info.lines().find_map(|it| it.strip_prefix(&format!("cmdstat_{command}:calls=")));
     line.map_or(0, |it| it.split(',').next().unwrap().parse().unwrap())
+}
+
+/// What lies between a client and a server, and can swallow all that is sent on a connection.
+pub(crate) struct Network {
+    pub(crate) port: u16,
+    stalls: watch::Sender<()>,
+}
+
+impl Network {
+    pub(crate) async fn before(server: &Redis) -> Self {
+        let (listener, target) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), server.program.port);
+        let (stalls, port) = (watch::Sender::new(()), listener.local_addr().unwrap().port());
+        let stalled = stalls.clone();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut stalled = stalled.subscribe();
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(("127.0.0.1", target)).await.unwrap();
+                    tokio::select! {
+                        _ = copy_bidirectional(&mut client, &mut server) => {}
+                        // Both connections stay open, and nobody reads them.
+                        _ = stalled.changed() => std::future::pending().await,
+                    }
+                });
+            }
+        });
+        Self { port, stalls }
+    }
+
+    /// From now on, the connections that are open carry nothing. New ones work.
+    pub(crate) fn stalls_what_is_open(&self) {
+        self.stalls.send_replace(());
+    }
 }
