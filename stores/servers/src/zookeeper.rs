@@ -111,7 +111,7 @@ impl ZooKeeper {
         fs::write(data.join("myid"), id.to_string()).expect("write a file");
         let config = format!(
             "tickTime=200\ninitLimit=15\nsyncLimit=5\ndataDir={}\nclientPort={port}\n\
-             clientPortAddress=127.0.0.1\nminSessionTimeout=400\nmaxSessionTimeout=60000\nmaxClientCnxns=0\n\
+             clientPortAddress=127.0.0.1\nminSessionTimeout=400\nmaxSessionTimeout=600000\nmaxClientCnxns=0\n\
              admin.enableServer=false\n4lw.commands.whitelist=*\n{peers}",
             data.display()
         );
