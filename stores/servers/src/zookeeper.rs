@@ -8,9 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tempfile::TempDir;
-
-use crate::program::{Program, free_port};
+use crate::{
+    folder::Folder,
+    program::{Program, free_port},
+};
 
 /// Longer than an ensemble takes to choose a leader.
 const QUORUM: Duration = Duration::from_mins(1);
@@ -23,7 +24,7 @@ const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-simple.j
 pub struct ZooKeeper {
     /// Its process.
     pub program: Program,
-    folder: TempDir,
+    folder: Folder,
 }
 
 impl ZooKeeper {
@@ -104,13 +105,13 @@ impl ZooKeeper {
     }
 
     fn launch(id: usize, peers: &str, port: u16) -> Self {
-        let folder = tempfile::tempdir().expect("create a folder");
+        let folder = Folder::new();
         let data = folder.path().join("data");
         fs::create_dir(&data).expect("create a folder");
         fs::write(data.join("myid"), id.to_string()).expect("write a file");
         let config = format!(
             "tickTime=200\ninitLimit=15\nsyncLimit=5\ndataDir={}\nclientPort={port}\n\
-             clientPortAddress=127.0.0.1\nminSessionTimeout=400\nmaxSessionTimeout=60000\nmaxClientCnxns=0\n\
+             clientPortAddress=127.0.0.1\nminSessionTimeout=400\nmaxSessionTimeout=600000\nmaxClientCnxns=0\n\
              admin.enableServer=false\n4lw.commands.whitelist=*\n{peers}",
             data.display()
         );

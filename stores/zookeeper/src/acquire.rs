@@ -8,6 +8,7 @@ use std::{
 use lockkit::store::{Acquired, Claim, Grant, Previous, Token};
 use tokio::{
     sync::{oneshot, watch},
+    task::yield_now,
     time::{Instant, sleep_until},
 };
 use zookeeper_client::{CreateMode, Error as Zk};
@@ -24,6 +25,9 @@ use crate::{
 
 /// How often a claim begins anew because the node of its key or its place was deleted meanwhile.
 const TRIES: u32 = 5;
+
+/// More often than the session's task needs to be polled to send a request.
+const YIELDS: u32 = 4;
 
 /// The largest number of a child. The server counts with 32 bits.
 const LAST_NUMBER: u64 = i32::MAX as u64 - 1;
@@ -54,17 +58,21 @@ impl Shared {
                 return;
             }
         };
-        let phase = self.mines().get(claim.token).map(|it| (it.link, it.phase.clone()));
-        let was_held = matches!(phase, Some((number, Phase::Held(_))) if number == link.number);
+        let before = self.mines().held_fence(claim.token);
         let answered = self.claim(&link, &claim, &dir).await;
-        match &answered {
-            Ok(Acquired::Held { .. }) if claim.queue => {}
-            Ok(Acquired::Granted(_)) => {}
+        let now = self.mines().held_fence(claim.token);
+        // An earlier call got it. It stays held even if this call failed, or nobody hears its answer.
+        let is_kept = now.is_some() && now == before;
+        let is_due = match &answered {
+            Ok(Acquired::Granted(_)) => true,
+            Ok(Acquired::Held { .. }) => claim.queue,
+            Err(_) => false,
+        };
+        if !is_due && !is_kept {
             // Neither granted nor queued: nothing may be left behind.
-            _ if was_held => {}
-            _ => self.give_up(&link, claim.token).await,
+            self.give_up(&link, claim.token).await;
         }
-        if answer.send(answered).is_err() && !was_held {
+        if answer.send(answered).is_err() && !is_kept {
             self.give_up(&link, claim.token).await;
         }
     }
@@ -79,14 +87,14 @@ impl Shared {
                     Some(created) => created,
                     None => continue,
                 },
-                Some(Phase::Waiting(waiting)) => {
-                    let view = self.view(link, dir).await?;
-                    if !view.children.contains(&waiting.place.name) {
+                Some(Phase::Waiting(waiting)) => match self.view(link, dir).await {
+                    // Somebody has deleted the key.
+                    Err(Failure::Client(Zk::NoNode)) => {
                         self.mines().set(token, Phase::Claiming);
                         continue;
                     }
-                    (waiting, view)
-                }
+                    view => (waiting, view?),
+                },
                 Some(Phase::Held(held)) => {
                     if let Some(grant) = self.hold_on(link, claim, dir, &held).await? {
                         return Ok(Acquired::Granted(grant));
@@ -96,9 +104,20 @@ impl Shared {
                 }
                 Some(Phase::Ending(_)) | None => return Err(Failure::Silence("the session has ended".to_owned())),
             };
-            let is_first = queue(&view.children).first().is_none_or(|it| it.number >= waiting.place.number);
-            if is_first {
-                return Ok(Acquired::Granted(self.grant(link, claim, dir, waiting, &view, sent)));
+            let queue = queue(&view.children);
+            if !queue.contains(&waiting.place) {
+                // Somebody has deleted the child.
+                self.mines().set(token, Phase::Claiming);
+                continue;
+            }
+            if queue.first() == Some(&waiting.place) {
+                let grant = self.grant(link, claim, dir, waiting, &view, sent);
+                // Lets the session, which runs on this thread, send the note before the caller can die of what it does
+                // with the lease.
+                for _ in 0..YIELDS {
+                    yield_now().await;
+                }
+                return Ok(Acquired::Granted(grant));
             }
             waiting.called.send_replace(false);
             return Ok(Acquired::Held { free_in: None });
@@ -142,6 +161,7 @@ impl Shared {
         };
         let is_countable = waiting.place.number < LAST_NUMBER;
         if !self.mines().set(*token, Phase::Waiting(waiting.clone())) {
+            self.leave(dir, Some(&waiting.place), *token);
             return Err(Failure::Silence("the session has ended".to_owned()));
         }
         if !is_countable {

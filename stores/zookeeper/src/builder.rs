@@ -81,7 +81,8 @@ impl ZooKeeperBuilder {
     }
 
     /// The configuration of the client: authentication, TLS, SASL. Each session is opened with it. Its timeouts are
-    /// replaced.
+    /// replaced. TLS and SASL are features of the crate `zookeeper-client`: switch them on in your own dependency on
+    /// it.
     pub fn connector(mut self, connector: Connector) -> Self {
         self.connector = connector;
         self

@@ -44,9 +44,7 @@ pub enum ConnectError {
         source: Zk,
     },
     /// The node of the root could not be created.
-    #[error(
-        "the root node `{root}` could not be created: check the access rights of its parent, and that the chroot of the addresses exists"
-    )]
+    #[error("the root node `{root}` could not be created: check the rights on its parent, and that the chroot exists")]
     #[non_exhaustive]
     CreateRoot {
         /// The root.

@@ -26,15 +26,22 @@
 //! # How long a lease lives
 //!
 //! A lease ends at its ttl unless it is renewed, as in every store: while the process lives, the store deletes its
-//! child. If the process dies or is cut off, ZooKeeper deletes the child when the session times out. So a dead
-//! process keeps a lease for up to the session timeout ([`ZooKeeperBuilder::session_timeout`]), however short the ttl
-//! of the lease is.
+//! child. If the process dies or is cut off, ZooKeeper deletes the child when the session times out. So a dead process
+//! keeps a lease for up to the session timeout ([`ZooKeeperBuilder::session_timeout`]), however short the ttl of the
+//! lease is.
 //!
-//! A process trusts a lease for less than the session timeout, even if the ttl of the lease is longer: for 5/8 of it
-//! with the default ratio of timeouts. A follower of ZooKeeper tells its leader only every half tick which sessions
-//! are alive. If it dies, the leader counts the session timeout from an earlier moment than the last answer. The
-//! trust leaves room for that. A renewal is confirmed by a write, because a server that is cut off from the others
-//! still answers reads.
+//! A process trusts a lease for 5/8 of the session timeout at most, even if the ttl of the lease is longer
+//! ([`ZooKeeperStore::trusted_for`]). A follower of ZooKeeper tells its leader only every half tick which sessions are
+//! alive. If the follower dies, the leader counts the session timeout from an earlier moment than the last answer. The
+//! rest of the session timeout is room for that. It suffices if the session timeout is at least two ticks, which is
+//! the servers' default minimum, and if no `observerMaster` is between the client and the leader.
+//!
+//! A renewal is confirmed by a write, because a server that is cut off from the others still answers reads. All
+//! leases of a process that are due are renewed with one write and one read per lease, sent together.
+//!
+//! A lease survives the death of a leader, whose connections break at once. A leader that hangs is replaced only after
+//! the servers' `syncLimit`, by default five ticks or 10 s. For leases to survive that, the session timeout must be
+//! more than twice as long.
 //!
 //! # Fences
 //!

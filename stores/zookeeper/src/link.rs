@@ -121,8 +121,8 @@ impl Shared {
 
     /// Ends everything that belonged to the session.
     fn unlink(&self) {
-        self.link.send_replace(None);
-        let ended = self.mines().end_all();
+        let Some(link) = self.link.send_replace(None) else { return };
+        let ended = self.mines().end_all(link.trusted);
         lock(&self.strays).extend(ended);
     }
 
@@ -250,7 +250,7 @@ async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
 /// Closes the session, so that ZooKeeper frees what is left at once.
 async fn close(shared: Arc<Shared>) {
     let Some(link) = shared.link.send_replace(None) else { return };
-    shared.mines().end_all();
+    shared.mines().end_all(Duration::ZERO);
     let mut states = link.client.state_watcher();
     drop((link, shared));
     let closed = async { while !states.changed().await.is_terminated() {} };

@@ -154,6 +154,14 @@ impl Mines {
         }
     }
 
+    /// The fence of the held lease.
+    pub(crate) fn held_fence(&self, token: Token) -> Option<Fence> {
+        match &self.0.get(&token)?.phase {
+            Phase::Held(held) => Some(held.fence),
+            _ => None,
+        }
+    }
+
     /// Makes a held lease live for at least this long from now, unless it is over. Returns the session and the path
     /// of its child.
     pub(crate) fn prolong(&mut self, token: Token, ttl: Duration) -> Option<(u64, String)> {
@@ -215,13 +223,17 @@ impl Mines {
         found.map(|(token, mine)| (*token, mine))
     }
 
-    /// Ends all claims, because their session has ended. Returns the children that may be left.
-    pub(crate) fn end_all(&mut self) -> Vec<Stray> {
-        let left = |(token, mine): (Token, Mine)| match mine.phase {
-            Phase::Claiming => Stray { dir: mine.dir, name: None, token },
-            Phase::Waiting(Waiting { place, .. }) | Phase::Held(Held { place, .. }) | Phase::Ending(place) => {
-                Stray { dir: mine.dir, name: Some(place.name), token }
-            }
+    /// Ends all claims, because their session has ended. Returns the children that may be left. Those of held leases
+    /// are trusted for so long at most.
+    pub(crate) fn end_all(&mut self, trusted: Duration) -> Vec<Stray> {
+        let now = Instant::now();
+        let left = |(token, mine): (Token, Mine)| {
+            let (name, trusted_until) = match mine.phase {
+                Phase::Claiming => (None, now),
+                Phase::Waiting(Waiting { place, .. }) | Phase::Ending(place) => (Some(place.name), now),
+                Phase::Held(Held { place, until, .. }) => (Some(place.name), until.min(now + trusted)),
+            };
+            Stray { dir: mine.dir, name, token, trusted_until }
         };
         self.0.drain().map(left).collect()
     }

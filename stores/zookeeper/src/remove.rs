@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit::store::Token;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use zookeeper_client::{Error as Zk, MultiWriteError};
 
 use crate::{
@@ -29,6 +29,8 @@ pub(crate) struct Stray {
     /// `None` if it is not known whether there is a child.
     pub(crate) name: Option<String>,
     pub(crate) token: Token,
+    /// Its holder may trust in it until then.
+    pub(crate) trusted_until: Instant,
 }
 
 impl Shared {
@@ -44,8 +46,7 @@ impl Shared {
     ) -> Result<bool, Failure> {
         loop {
             let Some(link) = self.link_of(number) else {
-                let stray = Stray { dir: dir.to_owned(), name: Some(child.name.clone()), token };
-                self.leave(stray);
+                self.leave(dir, Some(child), token);
                 return Err(Failure::Silence("the session has ended".to_owned()));
             };
             match delete(&link, dir, &child.name, note).await {
@@ -74,18 +75,20 @@ impl Shared {
     }
 
     /// Leaves the child to the next session. It may be there already.
-    fn leave(self: &Arc<Self>, stray: Stray) {
-        lock(&self.strays).push(stray);
+    pub(crate) fn leave(self: &Arc<Self>, dir: &str, child: Option<&Place>, token: Token) {
+        let name = child.map(|it| it.name.clone());
+        lock(&self.strays).push(Stray { dir: dir.to_owned(), name, token, trusted_until: Instant::now() });
         self.remove_strays();
     }
 
     /// Deletes the children that earlier sessions have left.
     pub(crate) fn remove_strays(self: &Arc<Self>) {
         let Some(link) = self.current() else { return };
-        for Stray { dir, name, token } in std::mem::take(&mut *lock(&self.strays)) {
+        for Stray { dir, name, token, trusted_until } in std::mem::take(&mut *lock(&self.strays)) {
             let shared = Arc::downgrade(self);
             let number = link.number;
             self.runtime.spawn(async move {
+                sleep_until(trusted_until).await;
                 let Some(name) = name else { return find_and_remove(shared, number, dir, token).await };
                 let Some((shared, _)) = linked(&shared, number) else { return };
                 if let Some(child) = Place::of(&name) {
@@ -101,7 +104,7 @@ async fn find_and_remove(shared: Weak<Shared>, number: u64, dir: String, token: 
     loop {
         let Some((shared, link)) = linked(&shared, number) else {
             if let Some(shared) = shared.upgrade() {
-                shared.leave(Stray { dir, name: None, token });
+                shared.leave(&dir, None, token);
             }
             return;
         };

@@ -28,6 +28,9 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 ///
 /// `min_hold` lasts while the session lives: if the process ends earlier, the key is free.
 ///
+/// The note of the holder that an heir gets as [`previous`](lockkit::Lease::previous) is sent before the lease is
+/// returned, and its answer is not awaited. It is lost if the connection breaks at this moment.
+///
 /// Of a lease of another process, the number of renewals is not known, and `expires_in` is its ttl: a renewal writes
 /// nothing that others can read.
 ///

@@ -10,7 +10,7 @@ use lockkit::{
 use lockkit_zookeeper::Layout;
 
 use crate::{
-    proxy::Proxy,
+    proxy::{Answers, Proxy},
     support::{SESSION, client, own_root, shared_server, store, store_on, wait_for_children, within},
 };
 
@@ -67,6 +67,31 @@ async fn a_call_of_the_store_that_is_dropped_leaves_no_child() {
 }
 
 #[tokio::test]
+async fn a_claim_that_nobody_waits_for_is_given_up_when_its_answer_comes() {
+    let (root, client) = (own_root(), client().await);
+    let proxy = Proxy::to(shared_server()).await;
+    let store = store_on(&proxy.host(), &root, SESSION, Layout::Curator).await;
+    let path = store.path("k");
+    drop(Leases::new(store.clone()).lease("k").acquire().await.expect("it is free"));
+    wait_for_children(&client, &path, 0).await;
+    for queue in [false, true] {
+        // It does not end by its ttl, and nobody releases it.
+        let mut claim = Claim::new("k", Token::random(), "dropped", SESSION * 100);
+        claim.queue = queue;
+        proxy.answers(Answers::Wait);
+        let asking = tokio::spawn({
+            let store = store.clone();
+            async move { store.lease_acquire(&claim).await }
+        });
+        wait_for_children(&client, &path, 1).await;
+        asking.abort();
+        assert!(within(asking).await.is_err(), "it was dropped without an answer");
+        proxy.answers(Answers::Pass);
+        wait_for_children(&client, &path, 0).await;
+    }
+}
+
+#[tokio::test]
 async fn a_claim_whose_answer_was_lost_leaves_no_child() {
     let (root, client) = (own_root(), client().await);
     let proxy = Proxy::to(shared_server()).await;
@@ -79,14 +104,14 @@ async fn a_claim_whose_answer_was_lost_leaves_no_child() {
         let mut claim = Claim::new("k", Token::random(), "unheard", SESSION * 10);
         claim.queue = queue;
         // The server gets the claim, and its answer never arrives.
-        proxy.mute(true);
+        proxy.answers(Answers::Vanish);
         let asking = tokio::spawn({
             let (store, claim) = (store.clone(), claim.clone());
             async move { store.lease_acquire(&claim).await }
         });
         wait_for_children(&client, &path, 1).await;
         proxy.cut();
-        proxy.mute(false);
+        proxy.answers(Answers::Pass);
         let answer = within(asking).await.expect("no panic");
         assert!(answer.is_err(), "{answer:?}");
         // Nobody releases it, and its ttl is long.
@@ -96,11 +121,11 @@ async fn a_claim_whose_answer_was_lost_leaves_no_child() {
     let lease = Leases::new(store).lease("k").acquire().await.expect("it is free");
     wait_for_children(&client, &path, 1).await;
     // A release whose answer is lost is executed once, and the session deletes the child.
-    proxy.mute(true);
+    proxy.answers(Answers::Vanish);
     let releasing = tokio::spawn(lease.release());
     wait_for_children(&client, &path, 0).await;
     proxy.cut();
-    proxy.mute(false);
+    proxy.answers(Answers::Pass);
     within(releasing).await.expect("no panic").expect("an answer in the end");
 }
 
@@ -109,7 +134,7 @@ async fn a_lease_survives_a_connection_that_breaks() {
     let root = own_root();
     let proxy = Proxy::to(shared_server()).await;
     let store = store_on(&proxy.host(), &root, SESSION, Layout::Curator).await;
-    let leases = Leases::builder(store).ttl(Duration::from_secs(1)).build().expect("valid settings");
+    let leases = Leases::builder(store).renew_every(Duration::from_millis(200)).build().expect("valid settings");
     let lease = leases.lease("k").acquire().await.expect("it is free");
     let until = lease.trusted_until();
     for _ in 0..5 {

@@ -15,7 +15,7 @@ use crate::support::{PATIENCE, store_on, within};
 const WAITERS: u64 = 30;
 
 /// So long that no session sends a sign of life while requests are counted.
-const SESSION: Duration = Duration::from_secs(60);
+const SESSION: Duration = Duration::from_secs(600);
 
 async fn claim(store: &ZooKeeperStore) -> Claim {
     let mut claim = Claim::new("k", Token::random(), "waiter", SESSION);

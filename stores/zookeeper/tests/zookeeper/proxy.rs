@@ -1,9 +1,4 @@
-//! A proxy that cuts connections, and swallows what the server says.
-
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+//! A proxy that cuts connections, and holds back or swallows what the server says.
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -11,11 +6,22 @@ use tokio::{
     sync::watch,
 };
 
+/// What becomes of the answers of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answers {
+    Pass,
+    /// They pass later.
+    Wait,
+    /// They never arrive.
+    Vanish,
+}
+
 /// A proxy in front of one server.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     port: u16,
-    muted: Arc<AtomicBool>,
+    requests: watch::Sender<Answers>,
+    answers: watch::Sender<Answers>,
     cuts: watch::Sender<u64>,
 }
 
@@ -24,33 +30,46 @@ impl Proxy {
     pub(crate) async fn to(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("an address").port();
-        let (muted, cuts) = (Arc::new(AtomicBool::new(false)), watch::Sender::new(0));
-        let (server, is_muted, cut) = (server.to_owned(), muted.clone(), cuts.clone());
+        let (requests, answers) = (watch::Sender::new(Answers::Pass), watch::Sender::new(Answers::Pass));
+        let cuts = watch::Sender::new(0);
+        let proxy = Self { port, requests: requests.clone(), answers: answers.clone(), cuts: cuts.clone() };
+        let server = server.to_owned();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let Ok(server) = TcpStream::connect(&server).await else { continue };
-                let (is_muted, mut cut) = (is_muted.clone(), cut.subscribe());
+                let (requests, answers, mut cut) = (requests.subscribe(), answers.subscribe(), cuts.subscribe());
                 tokio::spawn(async move {
                     let (from_client, to_client) = client.into_split();
                     let (from_server, to_server) = server.into_split();
                     tokio::select! {
-                        () = pass(from_client, to_server, || false) => {}
-                        () = pass(from_server, to_client, || is_muted.load(Ordering::SeqCst)) => {}
+                        () = pass(from_client, to_server, requests) => {}
+                        () = pass(from_server, to_client, answers) => {}
                         _ = cut.changed() => {}
                     }
                 });
             }
         });
-        Self { port, muted, cuts }
+        proxy
     }
 
     pub(crate) fn host(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Whether all that the server says is swallowed.
-    pub(crate) fn mute(&self, muted: bool) {
-        self.muted.store(muted, Ordering::SeqCst);
+    pub(crate) fn answers(&self, become_of_them: Answers) {
+        self.answers.send_replace(become_of_them);
+    }
+
+    /// Nothing passes in either direction until it is joined again. Connections stay open.
+    pub(crate) fn part(&self) {
+        self.requests.send_replace(Answers::Wait);
+        self.answers.send_replace(Answers::Wait);
+    }
+
+    /// Everything passes again.
+    pub(crate) fn join(&self) {
+        self.requests.send_replace(Answers::Pass);
+        self.answers.send_replace(Answers::Pass);
     }
 
     /// Closes all connections.
@@ -59,10 +78,11 @@ impl Proxy {
     }
 }
 
-async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, is_swallowed: impl Fn() -> bool) {
+async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, mut what: watch::Receiver<Answers>) {
     let mut buffer = [0; 4096];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        if !is_swallowed() && to.write_all(&buffer[..read]).await.is_err() {
+        let Ok(what) = what.wait_for(|it| *it != Answers::Wait).await.map(|it| *it) else { return };
+        if what == Answers::Pass && to.write_all(&buffer[..read]).await.is_err() {
             return;
         }
     }

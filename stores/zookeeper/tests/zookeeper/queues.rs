@@ -8,7 +8,7 @@ use lockkit::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::support::{SESSION, client, own_root, store, wait_for_children, within};
+use crate::support::{SESSION, children, client, own_root, store, wait_for_children, within};
 
 const WAIT: Duration = Duration::from_secs(50);
 
@@ -47,7 +47,7 @@ async fn who_only_tries_is_refused_while_others_wait_and_leaves_nothing_behind()
     let path = holder.store().path("k");
     let lease = holder.lease("k").acquire().await.expect("it is free");
     let claim = {
-        let mut claim = Claim::new("k", Token::random(), "waiter", SESSION);
+        let mut claim = Claim::new("k", Token::random(), "waiter", SESSION * 10);
         claim.queue = true;
         claim
     };
@@ -123,6 +123,50 @@ async fn the_same_claim_sent_several_times_at_once_has_one_child() {
     let fences: Vec<_> = asking.join_all().await.into_iter().map(fence).collect();
     assert!(fences.iter().all(|it| *it == fences[0]), "{fences:?}");
     wait_for_children(&client, &store.path("k"), 1).await;
+}
+
+#[tokio::test]
+async fn a_place_that_somebody_deletes_is_taken_again_and_grants_nothing() {
+    let (root, client) = (own_root(), client().await);
+    let (here, there) = (store(&root).await, store(&root).await);
+    let path = here.path("k");
+    let [holder, mut waiter] = ["holder", "waiter"].map(|it| Claim::new("k", Token::random(), it, SESSION * 10));
+    waiter.queue = true;
+    here.lease_acquire(&holder).await.expect("an answer");
+    let held = children(&client, &path).await;
+    for _ in 0..2 {
+        let refused = there.lease_acquire(&waiter).await.expect("an answer");
+        assert!(matches!(refused, Acquired::Held { .. }), "{refused:?}");
+        let places = children(&client, &path).await;
+        let place = places.iter().find(|it| !held.contains(it)).expect("a place");
+        client.delete(&format!("{path}/{place}"), None).await.expect("it is there");
+    }
+    // The key is deleted with all that is in it.
+    client.delete(&format!("{path}/{}", held[0]), None).await.expect("it is there");
+    client.delete(&path, None).await.expect("it has no children");
+    assert_eq!(here.lease_release(&holder.key, holder.token, Duration::ZERO).await.expect("an answer"), Answer::Gone);
+    let granted = there.lease_acquire(&waiter).await.expect("an answer");
+    assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+    wait_for_children(&client, &path, 1).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_was_stolen_is_not_granted_again() {
+    let (root, client) = (own_root(), client().await);
+    let (here, there) = (store(&root).await, store(&root).await);
+    let [first, second] = ["first", "second"].map(|it| Claim::new("k", Token::random(), it, SESSION * 10));
+    let granted = here.lease_acquire(&first).await.expect("an answer");
+    let Acquired::Granted(grant) = granted else { panic!("{granted:?}") };
+    let stolen = there.lease_release(&first.key, first.token, Duration::ZERO).await.expect("an answer");
+    assert_eq!(stolen, Answer::Done);
+    assert!(matches!(there.lease_acquire(&second).await.expect("an answer"), Acquired::Granted(_)));
+    let again = here.lease_acquire(&first).await.expect("an answer");
+    assert!(matches!(again, Acquired::Held { .. }), "{again:?}");
+    wait_for_children(&client, &here.path("k"), 1).await;
+    there.lease_release(&second.key, second.token, Duration::ZERO).await.expect("an answer");
+    let anew = here.lease_acquire(&first).await.expect("an answer");
+    let Acquired::Granted(anew) = anew else { panic!("{anew:?}") };
+    assert!(anew.fence.get() > grant.fence.get() + grant.spare_fences, "it is another grant");
 }
 
 #[tokio::test]
