@@ -57,6 +57,8 @@ pub(crate) enum Source {
 /// One client for each member. They live on the runtime on which they were made.
 pub(crate) struct Members {
     source: Source,
+    /// Tells these clients from those of another runtime.
+    id: u64,
     clients: Vec<OnceCell<Client>>,
     /// The member that is asked. It changes when a call fails.
     at: AtomicUsize,
@@ -80,6 +82,7 @@ impl Members {
         });
         Self {
             source,
+            id: fastrand::u64(..),
             clients: (0..number).map(|_| OnceCell::new()).collect(),
             at: AtomicUsize::new(0),
             ended,
@@ -90,6 +93,11 @@ impl Members {
     /// Whether the runtime of the clients has ended.
     pub(crate) fn have_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// The connection over which the next request goes.
+    pub(crate) fn connection(&self) -> (u64, usize) {
+        (self.id, self.at())
     }
 
     /// The member that is asked now.

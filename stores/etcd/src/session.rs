@@ -84,7 +84,7 @@ struct Line(Option<Stream>);
 struct Stream {
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
-    at: usize,
+    connection: (u64, usize),
 }
 
 impl Session {
@@ -151,7 +151,7 @@ impl Session {
         if let Some(kept) = self.known().kept.filter(|it| it.sent >= asked) {
             return Ok(kept);
         }
-        let mut open = line.0.take().filter(|it| it.at == members.at());
+        let mut open = line.0.take().filter(|it| it.connection == members.connection());
         if let Some(stream) = &mut open {
             let attempt = members.attempt();
             if let Ok(Ok(kept)) = timeout(ANSWER, stream.ask()).await {
@@ -160,11 +160,11 @@ impl Session {
                 return self.heard(kept);
             }
         }
-        let at = members.at();
+        let connection = members.connection();
         let open = |client: Client| async move {
             // The client keeps the header of the first answer to itself, so a second message is sent.
             let (keeper, answers) = client.lease_client().keep_alive(self.id).await?;
-            let mut stream = Stream { keeper, answers, at };
+            let mut stream = Stream { keeper, answers, connection };
             let kept = stream.ask().await?;
             Ok((stream, kept))
         };

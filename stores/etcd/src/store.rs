@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    io::{self, ErrorKind},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -213,7 +214,8 @@ impl LeaseStore for EtcdStore {
 
     async fn unanswered(&self) -> Option<Error> {
         let why = self.0.members().last_failure()?;
-        Some(Error::database("asking etcd", None, Fault::Unavailable, why))
+        // Waiting requests take it as no answer, and go on.
+        Some(failed("asking etcd", None, Trouble::Silent(io::Error::new(ErrorKind::TimedOut, why))))
     }
 
     async fn lease_freed(&self, key: &Key) {

@@ -57,9 +57,13 @@ async fn exclusion_outlives_every_member() {
             workers.push(tokio::spawn(async move {
                 let mut errors = 0;
                 while !is_over.load(Ordering::Relaxed) {
-                    let Ok(lease) = leases.lease(key).acquire().await else {
-                        errors += 1;
-                        continue;
+                    let lease = match leases.lease(key).acquire().await {
+                        Ok(lease) => lease,
+                        Err(err) => {
+                            println!("{err:?}");
+                            errors += 1;
+                            continue;
+                        }
                     };
                     grants.0.lock().unwrap().push(Instant::now());
                     sleep(Duration::from_millis(2)).await;
