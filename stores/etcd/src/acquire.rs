@@ -16,6 +16,7 @@ use lockkit::{
 use tokio::time::Instant;
 
 use crate::{
+    claims::Claimed,
     layout::{Place, Record, SPARE_FENCES, State, fence},
     members::{Members, Trouble},
     session::Session,
@@ -44,12 +45,14 @@ struct Asking<'c> {
     path: String,
     record: String,
     sent: Instant,
+    /// The revision of the record of the last holder that does not stand in the way. `None` if none does.
+    last: Option<i64>,
 }
 
 impl<'c> Asking<'c> {
-    fn new(claim: &'c Claim, place: Arc<Place>, sent: Instant) -> Self {
+    fn new(claim: &'c Claim, place: Arc<Place>, sent: Instant, waits: bool) -> Self {
         let record = Record::now(State::Held, claim.token, claim.ttl, &claim.holder).text();
-        Self { path: place.path(claim.token), claim, place, record, sent }
+        Self { path: place.path(claim.token), claim, place, record, sent, last: waits.then_some(0) }
     }
 
     /// The claim's key exists since this revision.
@@ -71,6 +74,15 @@ impl<'c> Asking<'c> {
     /// No claim is there, of this process or another.
     fn is_free(&self) -> Compare {
         Compare::create_revision(&*self.place.dir, CompareOp::Equal, 0).with_prefix()
+    }
+
+    /// The last holder, if it did not release the lease, does not trust it any more.
+    fn is_over(&self) -> Option<Compare> {
+        Some(Compare::mod_revision(&*self.place.last, CompareOp::Equal, self.last?))
+    }
+
+    fn last(&self) -> TxnOp {
+        TxnOp::get(&*self.place.last, None)
     }
 
     /// The oldest claim.
@@ -122,7 +134,8 @@ fn previous(last: &[KeyValue], token: Token) -> Option<Previous> {
 impl Inner {
     pub(crate) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
         let err = |err| failed(DOING, &claim.key, err);
-        let mut asking = Asking::new(claim, self.place(DOING, &claim.key)?, Instant::now());
+        let (place, sent) = (self.place(DOING, &claim.key)?, Instant::now());
+        let mut asking = Asking::new(claim, place, sent, self.waits(&self.members()).await);
         for _ in 0..ROUNDS {
             let members = self.members();
             let session = self.sessions.get(&members, claim.ttl).await.map_err(err)?;
@@ -130,9 +143,9 @@ impl Inner {
             let step = match known {
                 Some(revision) => {
                     asking.since(revision);
-                    self.claim_again(&members, &session, &asking, revision).await
+                    self.claim_again(&members, &session, &mut asking, revision).await
                 }
-                None => self.enter(&members, &session, &asking).await,
+                None => self.enter(&members, &session, &mut asking).await,
             };
             match step {
                 Ok(Step::Answer(answer)) => return Ok(answer),
@@ -145,8 +158,8 @@ impl Inner {
     }
 
     /// Creates the key of the claim: if the lease is free or the claim waits.
-    async fn enter(&self, members: &Members, session: &Arc<Session>, asking: &Asking<'_>) -> Result<Step, Trouble> {
-        let Asking { claim, place, path, record, .. } = asking;
+    async fn enter(&self, members: &Members, session: &Arc<Session>, asking: &mut Asking<'_>) -> Result<Step, Trouble> {
+        let Asking { claim, place, path, record, .. } = &*asking;
         let token = claim.token;
         if !self.claims.ask(place, token, session, claim.ttl, record) {
             return Ok(Step::Answer(Acquired::Held { free_in: None }));
@@ -159,11 +172,13 @@ impl Inner {
         } else {
             marker(session)
         };
-        let txn = Txn::new().when([asking.is_free(), is_current(session)]).and_then(asking.grant(session)).or_else([
+        let when = [asking.is_free(), is_current(session)].into_iter().chain(asking.is_over());
+        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
             line_up,
             asking.own(),
             asking.first(),
             marker(session),
+            asking.last(),
         ]);
         let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
         if was_sent_once {
@@ -175,20 +190,32 @@ impl Inner {
             let is_wanted = self.claims.answered(token, Some(revision));
             let is_held = is_wanted && self.claims.granted(token, revision, asking.sent);
             let granted = asking.granted(revision, session, kvs(answers.first()));
+            self.lost.forget(&asking.claim.key);
             return Ok(Step::Answer(if is_held { granted } else { Acquired::Held { free_in: None } }));
         }
-        let [_, own, first, marker] = &*answers else { return Ok(Step::Again) };
+        let [_, own, first, marker, last] = &*answers else { return Ok(Step::Again) };
         let own = kvs(Some(own)).first().map(KeyValue::create_revision);
         let is_wanted = self.claims.answered(token, own);
         note_marker(session, kvs(Some(marker)));
-        match (own, kvs(Some(first)).first()) {
+        let first = kvs(Some(first)).first();
+        // Nothing else stands in the way.
+        if is_wanted
+            && own == first.map(KeyValue::create_revision)
+            && let Some(left) = self.last_is_over(asking, kvs(Some(last)))
+        {
+            if !asking.claim.queue {
+                self.claims.refused(token);
+            }
+            return Ok(Step::Answer(Acquired::Held { free_in: Some(left) }));
+        }
+        match (own, first) {
             _ if !is_wanted => Ok(Step::Answer(Acquired::Held { free_in: None })),
             // The key exists: from this transaction or from one whose answer was lost.
             (Some(own), Some(first)) if own == first.create_revision() => Ok(Step::Again),
-            (Some(_), Some(first)) => Ok(Step::Answer(self.held(claim, first))),
-            (None, Some(first)) if !claim.queue => {
+            (Some(_), Some(first)) => Ok(Step::Answer(self.held(asking.claim, first))),
+            (None, Some(first)) if !asking.claim.queue => {
                 self.claims.refused(token);
-                Ok(Step::Answer(self.held(claim, first)))
+                Ok(Step::Answer(self.held(asking.claim, first)))
             }
             // The marker was written for a request that was given up.
             _ => Ok(Step::Again),
@@ -200,20 +227,22 @@ impl Inner {
         &self,
         members: &Members,
         session: &Arc<Session>,
-        asking: &Asking<'_>,
+        asking: &mut Asking<'_>,
         revision: i64,
     ) -> Result<Step, Trouble> {
-        let Asking { claim, place, path, record, sent } = asking;
+        let Asking { claim, place, path, record, sent, .. } = &*asking;
         let token = claim.token;
         if !self.claims.again(token, session, claim.ttl, record) {
             return Ok(Step::Answer(Acquired::Held { free_in: None }));
         }
         let exists = Compare::create_revision(&**path, CompareOp::Equal, revision);
         let is_first = Compare::create_revision(&*place.dir, CompareOp::Greater, revision - 1).with_prefix();
-        let txn = Txn::new().when([exists, is_first, is_current(session)]).and_then(asking.grant(session)).or_else([
+        let when = [exists, is_first, is_current(session)].into_iter().chain(asking.is_over());
+        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
             asking.own(),
             asking.first(),
             marker(session),
+            asking.last(),
         ]);
         let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
         if was_sent_once {
@@ -224,6 +253,7 @@ impl Inner {
             self.claims.moved(token, session);
             let is_held = self.claims.granted(token, revision, *sent);
             let granted = asking.granted(revision, session, kvs(answers.first()));
+            self.lost.forget(&asking.claim.key);
             return Ok(Step::Answer(if is_held { granted } else { Acquired::Held { free_in: None } }));
         }
         let own = kvs(answers.first()).first().map(KeyValue::create_revision);
@@ -234,9 +264,34 @@ impl Inner {
         };
         note_marker(session, kvs(answers.get(2)));
         if first.create_revision() == revision {
-            return Ok(Step::Again);
+            self.claims.touch(&asking.claim.key);
+            return Ok(match self.last_is_over(asking, kvs(answers.get(3))) {
+                Some(left) => Step::Answer(Acquired::Held { free_in: Some(left) }),
+                None => Step::Again,
+            });
         }
-        Ok(Step::Answer(self.held(claim, first)))
+        Ok(Step::Answer(self.held(asking.claim, first)))
+    }
+
+    /// Nothing but the record of the last holder may stand in the way. Returns how long it does, or `None` if it does
+    /// not.
+    fn last_is_over(&self, asking: &mut Asking<'_>, last: &[KeyValue]) -> Option<Duration> {
+        let revision = last.first().map_or(0, KeyValue::mod_revision);
+        let record = last.first().and_then(|kv| Record::parse(kv.value()));
+        let record = record.filter(|it| it.state == State::Held && it.token != asking.claim.token);
+        let left = match record {
+            // This process knows until when it trusts a lease of its own.
+            Some(record) => match self.claims.get(record.token).filter(Claimed::held_once) {
+                Some(own) => own.until.saturating_duration_since(Instant::now()),
+                None => self.lost.seen(&asking.claim.key, revision, record.ttl),
+            },
+            None => Duration::ZERO,
+        };
+        if asking.last.is_some() && !left.is_zero() {
+            return Some(left);
+        }
+        asking.last = asking.last.map(|_| revision);
+        None
     }
 
     /// The answer to a claim that is not the first. Only of its own claims does this process know how long they last.
@@ -276,14 +331,16 @@ impl Inner {
         let sent = Instant::now();
         let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
         let err = |err| failed(DOING, &first.key, err);
-        let asking: Result<Vec<_>> =
-            claims.iter().map(|claim| Ok(Asking::new(claim, self.place(DOING, &claim.key)?, sent))).collect();
-        let asking = asking?;
+        let waits = self.waits(&self.members()).await;
+        let mut asking = Vec::with_capacity(claims.len());
+        for claim in claims {
+            asking.push(Asking::new(claim, self.place(DOING, &claim.key)?, sent, waits));
+        }
         let ttl = claims.iter().map(|it| it.ttl).max().unwrap_or(Duration::ZERO);
         for _ in 0..ROUNDS {
             let members = self.members();
             let session = self.sessions.get(&members, ttl).await.map_err(err)?;
-            match self.enter_all(&members, &session, &asking).await {
+            match self.enter_all(&members, &session, &mut asking).await {
                 Ok(Entered::Granted(grants)) => return Ok(AcquiredAll::Granted(grants)),
                 Ok(Entered::Held(at, free_in)) => {
                     return Ok(AcquiredAll::Held { key: claims[at].key.clone(), free_in });
@@ -301,17 +358,18 @@ impl Inner {
         &self,
         members: &Members,
         session: &Arc<Session>,
-        asking: &[Asking<'_>],
+        asking: &mut [Asking<'_>],
     ) -> Result<Entered, Trouble> {
-        for Asking { claim, place, record, .. } in asking {
+        for Asking { claim, place, record, .. } in &*asking {
             if !self.claims.ask(place, claim.token, session, claim.ttl, record) {
                 asking.iter().for_each(|it| self.claims.refused(it.claim.token));
                 return Ok(Entered::Held(0, None));
             }
         }
-        let when: Vec<_> = asking.iter().map(Asking::is_free).chain([is_current(session)]).collect();
+        let when = asking.iter().map(Asking::is_free).chain(asking.iter().filter_map(Asking::is_over));
+        let when: Vec<_> = when.chain([is_current(session)]).collect();
         let then: Vec<_> = asking.iter().flat_map(|it| it.grant(session)).collect();
-        let read = asking.iter().flat_map(|it| [it.own(), it.first()]);
+        let read = asking.iter().flat_map(|it| [it.own(), it.first(), it.last()]);
         let otherwise: Vec<_> = [marker(session)].into_iter().chain(read).collect();
         let txn = Txn::new().when(when).and_then(then).or_else(otherwise);
         let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
@@ -341,12 +399,16 @@ impl Inner {
         }
         note_marker(session, kvs(answers.first()));
         let (mut own, mut held) = (0, None);
-        for (at, (asking, answers)) in asking.iter().zip(answers[1..].chunks(2)).enumerate() {
+        for (at, (asking, answers)) in asking.iter_mut().zip(answers[1..].chunks(3)).enumerate() {
             let revision = kvs(answers.first()).first().map(KeyValue::create_revision);
             self.claims.answered(asking.claim.token, revision);
             match kvs(answers.get(1)).first() {
                 Some(first) if Some(first.create_revision()) == revision => own += 1,
                 Some(first) if held.is_none() => held = Some((at, self.held(asking.claim, first))),
+                None if held.is_none() => {
+                    let left = self.last_is_over(asking, kvs(answers.get(2)));
+                    held = left.map(|left| (at, Acquired::Held { free_in: Some(left) }));
+                }
                 _ => {}
             }
         }

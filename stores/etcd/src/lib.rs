@@ -7,6 +7,7 @@ mod freed;
 mod keeper;
 mod layout;
 mod look;
+mod lost;
 mod members;
 mod options;
 mod release;
@@ -18,6 +19,6 @@ mod store;
 pub use etcd_client;
 
 pub use crate::{
-    options::{Options, SetupError},
+    options::{Options, SetupError, TakeOver},
     store::EtcdStore,
 };

@@ -159,6 +159,18 @@ impl Members {
         }
     }
 
+    /// The versions of the members that answer.
+    pub(crate) async fn versions(&self) -> Vec<String> {
+        let mut versions = Vec::new();
+        for at in 0..self.clients.len() {
+            let status = async { self.client(at).await?.maintenance_client().status().await };
+            if let Ok(Ok(status)) = timeout(FIRST_ATTEMPT, status).await {
+                versions.push(status.version().to_owned());
+            }
+        }
+        versions
+    }
+
     /// The client of the member that is asked now.
     pub(crate) async fn current(&self) -> Result<Client, Etcd> {
         self.client(self.at()).await

@@ -72,7 +72,10 @@ impl Inner {
     ) -> Result<Vec<bool>, Trouble> {
         let mut removed = Vec::with_capacity(claims.len());
         for chunk in claims.chunks(CHUNK) {
-            let removals = || chunk.iter().map(|it| removal(it, released));
+            let removals = || {
+                let expired = chunk.iter().filter(|it| !released && it.held_once()).map(mark_expired);
+                chunk.iter().map(|it| removal(it, released)).chain(expired)
+            };
             let doubtful = doubtful(chunk);
             let txn = Txn::new().and_then(removals().chain(markers(&doubtful)).collect::<Vec<_>>());
             let answer = match self.txn(members, txn).await {
@@ -179,6 +182,19 @@ fn removal(claimed: &Claimed, released: bool) -> TxnOp {
         then.push(forget_last(claimed));
     }
     TxnOp::txn(Txn::new().when(when).and_then(then))
+}
+
+/// Says to the next holder that this one does not trust its lease any more.
+fn mark_expired(claimed: &Claimed) -> TxnOp {
+    let last = &*claimed.place.last;
+    let is_last = Compare::value(last, CompareOp::Equal, &*claimed.record);
+    let record = Record::parse(claimed.record.as_bytes()).map(|it| Record {
+        state: State::Expired,
+        revision: claimed.revision().unwrap_or(it.revision),
+        ..it
+    });
+    let put = record.map(|it| TxnOp::put(last, it.text(), None));
+    TxnOp::txn(Txn::new().when([is_last]).and_then(put.into_iter().collect::<Vec<_>>()))
 }
 
 /// Forgets that this claim was the last holder.

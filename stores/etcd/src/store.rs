@@ -13,12 +13,15 @@ use lockkit::{
     store::{Acquired, AcquiredAll, Answer, BoxError, Claim, LeaseRecord, Profile, Release, Renewal, Token},
 };
 
+use tokio::sync::OnceCell;
+
 use crate::{
     claims::Claims,
     keeper,
     layout::Place,
+    lost::{self, Lost},
     members::{Members, Source, Trouble},
-    options::{Options, SetupError},
+    options::{Options, SetupError, TakeOver},
     sessions::Sessions,
 };
 
@@ -50,6 +53,9 @@ pub(crate) struct Inner {
     members: Mutex<Option<Arc<Members>>>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) claims: Claims,
+    pub(crate) lost: Lost,
+    take_over: TakeOver,
+    waits: OnceCell<bool>,
 }
 
 impl EtcdStore {
@@ -95,7 +101,7 @@ impl EtcdStore {
 
     fn of(source: Source, options: Options) -> Result<Self, SetupError> {
         options.check()?;
-        let Options { prefix, session_ttl, client: _ } = options;
+        let Options { prefix, session_ttl, take_over, client: _ } = options;
         let claims = Claims::default();
         Ok(Self(Arc::new(Inner {
             prefix,
@@ -103,6 +109,9 @@ impl EtcdStore {
             members: Mutex::default(),
             sessions: Arc::new(Sessions::new(session_ttl, claims.sooner.clone())),
             claims,
+            lost: Lost::default(),
+            take_over,
+            waits: OnceCell::new(),
         })))
     }
 }
@@ -123,6 +132,19 @@ impl Inner {
 
     pub(crate) fn place(&self, doing: &'static str, key: &Key) -> Result<Arc<Place>> {
         Place::new(&self.prefix, key, doing).map(Arc::new)
+    }
+
+    /// Whether a lease without its key is taken only after its ttl.
+    pub(crate) async fn waits(&self, members: &Members) -> bool {
+        let ask = async || match self.take_over {
+            TakeOver::AtOnce => false,
+            TakeOver::AfterTtl => true,
+            TakeOver::ByVersion => {
+                let versions = members.versions().await;
+                versions.is_empty() || !versions.iter().all(|it| lost::is_fixed(it))
+            }
+        };
+        *self.waits.get_or_init(ask).await
     }
 
     pub(crate) async fn txn(&self, members: &Members, txn: Txn) -> Result<TxnResponse, Trouble> {

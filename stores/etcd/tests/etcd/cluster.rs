@@ -117,3 +117,39 @@ async fn exclusion_outlives_every_member() {
     );
     assert_eq!(survived, 4, "held leases survive");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tmp_stopped_leader() {
+    let cluster = Etcd::cluster(3);
+    for round in 0..3 {
+        let leader = cluster.leader().unwrap();
+        let mut endpoints = cluster.endpoints();
+        endpoints.rotate_left(leader);
+        let (oracle, mut kept) = (Oracle::new(), Vec::new());
+        for number in 0..3 {
+            let leases = Leases::builder(oracle.watch(store_at(&endpoints).await)).ttl(SECONDS(5)).build().unwrap();
+            kept.push((leases.lease(format!("k{round}/{number}")).acquire().await.unwrap(), leases));
+        }
+        let fault = Instant::now();
+        cluster.members[leader].stop();
+        sleep(SECONDS(10)).await;
+        println!(
+            "stopped leader {leader}: after 10 s {} of 3 kept, leader {:?}",
+            kept.iter().filter(|it| it.0.is_trusted()).count(),
+            cluster.leader()
+        );
+        cluster.members[leader].go_on();
+        for _ in 0..10 {
+            sleep(Duration::from_millis(300)).await;
+            let mut shown = 0;
+            for (lease, leases) in &kept {
+                shown += u32::from(leases.show(lease.key().as_str()).await.unwrap().is_some());
+            }
+            println!(
+                "{:?} trusted {} there {shown}",
+                fault.elapsed(),
+                kept.iter().filter(|it| it.0.is_trusted()).count()
+            );
+        }
+    }
+}
