@@ -87,7 +87,9 @@ impl Inner {
                 Err(Trouble::NoLease) => self.txn(members, Txn::new().and_then(removals().collect::<Vec<_>>())).await?,
                 Err(trouble) => return Err(trouble),
             };
-            chunk.iter().for_each(|it| self.claims.forget(it.token));
+            for Claimed { token, .. } in chunk {
+                self.claims.forget(*token);
+            }
             let answers = answer.op_responses().into_iter().take(chunk.len());
             removed.extend(answers.map(|it| matches!(it, TxnOpResponse::Txn(removal) if removal.succeeded())));
         }
@@ -98,7 +100,8 @@ impl Inner {
     async fn leave(&self, members: &Members, claimed: &Claimed, left: Duration) -> Result<bool, Trouble> {
         let until = Instant::now() + left;
         let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX).saturating_add(1);
-        let granted = members.call(|client: Client| async move { client.lease_client().grant(seconds, None).await });
+        let granted =
+            members.call(|client: Arc<Client>| async move { client.lease_client().grant(seconds, None).await });
         let lease = granted.await?.id();
         self.claims.leave(claimed.token, lease, until);
         let record = Record::now(State::Nobody, Token::nobody(), left, "");
@@ -162,7 +165,9 @@ fn markers(sessions: &[&Arc<Session>]) -> impl Iterator<Item = TxnOp> {
 
 fn note_markers(sessions: &[&Arc<Session>], answer: &TxnResponse) {
     let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
-    sessions.iter().for_each(|it| it.set_marker_revision(revision));
+    for session in sessions {
+        session.set_marker_revision(revision);
+    }
 }
 
 /// The key is still the one of this claim. One that is in doubt may have been created again.

@@ -16,7 +16,7 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::Duration,
@@ -161,7 +161,7 @@ impl Session {
             }
         }
         let connection = members.connection();
-        let open = |client: Client| async move {
+        let open = |client: Arc<Client>| async move {
             // The client keeps the header of the first answer to itself, so a second message is sent.
             let (keeper, answers) = client.lease_client().keep_alive(self.id).await?;
             let mut stream = Stream { keeper, answers, connection };
@@ -198,7 +198,7 @@ impl Session {
         for _ in 0..ROUNDS {
             let kept = self.keep_alive(members, asked).await?;
             let sent = Instant::now();
-            let read = |client: Client| async move {
+            let read = |client: Arc<Client>| async move {
                 client.kv_client().get(&*self.marker, Some(GetOptions::new().with_count_only())).await
             };
             let answer = members.call(read).await?;

@@ -80,7 +80,7 @@ impl Sessions {
     /// A leader that lags behind may answer a keep-alive so while the lease lives. A write with the lease is decided in
     /// the order of the log, so its answer is certain.
     pub(crate) async fn retire(&self, members: &Members, session: &Arc<Session>) -> Result<(), Trouble> {
-        let put = |client: Client| async move {
+        let put = |client: Arc<Client>| async move {
             let options = PutOptions::new().with_lease(session.id);
             client.kv_client().put(&*session.marker, "", Some(options)).await
         };
@@ -116,7 +116,7 @@ impl Sessions {
 
 /// Revokes an etcd lease, which deletes its keys.
 pub(crate) async fn revoke(members: &Members, id: i64) -> Result<(), Trouble> {
-    let revoked = members.call(|client: Client| async move { client.lease_client().revoke(id).await }).await;
+    let revoked = members.call(|client: Arc<Client>| async move { client.lease_client().revoke(id).await }).await;
     match revoked {
         Ok(_) | Err(Trouble::NoLease) => Ok(()),
         Err(err) => Err(err),

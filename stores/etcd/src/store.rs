@@ -96,7 +96,7 @@ impl EtcdStore {
     /// # Errors
     /// [`SetupError`], if a setting is invalid.
     pub fn new(client: Client, options: Options) -> Result<Self, SetupError> {
-        Self::of(Source::Client(client), options)
+        Self::of(Source::Client(Arc::new(client)), options)
     }
 
     fn of(source: Source, options: Options) -> Result<Self, SetupError> {
@@ -153,7 +153,7 @@ impl Inner {
 
     /// As [`txn`](Self::txn). Also returns whether it was sent only once.
     pub(crate) async fn txn_counted(&self, members: &Members, txn: Txn) -> Result<(TxnResponse, bool), Trouble> {
-        let call = |client: Client| {
+        let call = |client: Arc<Client>| {
             let txn = txn.clone();
             async move { client.kv_client().txn(txn).await }
         };
@@ -168,7 +168,7 @@ impl Inner {
         path: &str,
         options: GetOptions,
     ) -> Result<GetResponse> {
-        let call = |client: Client| {
+        let call = |client: Arc<Client>| {
             let options = options.clone();
             async move { client.kv_client().get(path, Some(options)).await }
         };

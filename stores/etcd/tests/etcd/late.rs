@@ -26,7 +26,9 @@ async fn a_request_that_arrives_after_it_was_given_up_takes_nothing() {
 
     for queue in [false, true] {
         let mut claims = ["late/1", "late/2", "late/3"].map(|it| Claim::new(it, Token::random(), "late", TTL));
-        claims.iter_mut().for_each(|it| it.queue = queue);
+        for claim in &mut claims {
+            claim.queue = queue;
+        }
         server.members[0].stop();
         // The requests are in the buffers of a server that does not read them.
         for claim in &claims {
