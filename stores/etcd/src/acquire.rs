@@ -158,6 +158,8 @@ impl Inner {
     async fn enter(&self, members: &Members, session: &Arc<Session>, asking: &mut Asking<'_>) -> Result<Step, Trouble> {
         let Asking { claim, place, path, record, .. } = &*asking;
         let token = claim.token;
+        // Before the claim is noted: whoever gives it up from then on writes the marker.
+        let is_current = is_current(session);
         if !self.claims.ask(place, token, session, claim.ttl, record) {
             return Ok(Step::Answer(Acquired::Held { free_in: None }));
         }
@@ -165,11 +167,11 @@ impl Inner {
             let waiting = Record::now(State::Waiting, token, claim.ttl, &claim.holder).text();
             let put = TxnOp::put(&**path, waiting, Some(PutOptions::new().with_lease(session.id)));
             let is_new = Compare::create_revision(&**path, CompareOp::Equal, 0);
-            TxnOp::txn(Txn::new().when([is_new, is_current(session)]).and_then([put]))
+            TxnOp::txn(Txn::new().when([is_new, is_current.clone()]).and_then([put]))
         } else {
             marker(session)
         };
-        let when = [asking.is_free(), is_current(session)].into_iter().chain(asking.is_over());
+        let when = [asking.is_free(), is_current].into_iter().chain(asking.is_over());
         let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
             line_up,
             asking.own(),
@@ -229,12 +231,13 @@ impl Inner {
     ) -> Result<Step, Trouble> {
         let Asking { claim, place, path, record, sent, .. } = &*asking;
         let token = claim.token;
+        let is_current = is_current(session);
         if !self.claims.again(token, session, claim.ttl, record) {
             return Ok(Step::Answer(Acquired::Held { free_in: None }));
         }
         let exists = Compare::create_revision(&**path, CompareOp::Equal, revision);
         let is_first = Compare::create_revision(&*place.dir, CompareOp::Greater, revision - 1).with_prefix();
-        let when = [exists, is_first, is_current(session)].into_iter().chain(asking.is_over());
+        let when = [exists, is_first, is_current].into_iter().chain(asking.is_over());
         let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
             asking.own(),
             asking.first(),

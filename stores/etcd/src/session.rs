@@ -124,7 +124,7 @@ impl Session {
     }
 
     pub(crate) fn set_marker_revision(&self, revision: i64) {
-        self.revision.fetch_max(revision, Ordering::Relaxed);
+        self.revision.store(revision, Ordering::Relaxed);
     }
 
     /// Notes that the lease is wanted.

@@ -88,6 +88,7 @@ impl Inner {
         session: &Arc<Session>,
         asking: &mut [Asking<'_>],
     ) -> Result<Entered, Trouble> {
+        let is_current = is_current(session);
         for Asking { claim, place, record, .. } in &*asking {
             if !self.claims.ask(place, claim.token, session, claim.ttl, record) {
                 self.refuse_all(asking);
@@ -95,7 +96,7 @@ impl Inner {
             }
         }
         let when = asking.iter().map(Asking::is_free).chain(asking.iter().filter_map(Asking::is_over));
-        let when: Vec<_> = when.chain([is_current(session)]).collect();
+        let when: Vec<_> = when.chain([is_current]).collect();
         let then: Vec<_> = asking.iter().flat_map(|it| it.grant(session)).collect();
         let read = asking.iter().flat_map(|it| [it.own(), it.first(), it.last()]);
         let otherwise: Vec<_> = [marker(session)].into_iter().chain(read).collect();

@@ -82,7 +82,11 @@ impl EtcdStore {
         let store = Self::of(Source::Endpoints(endpoints, Box::new(client)), options)?;
         let options = GetOptions::new().with_count_only();
         match store.0.get("connecting to etcd", None, "lockkit/", options).await {
-            Ok(_) => Ok(store),
+            Ok(_) => {
+                // A member that does not answer must not delay the first lease.
+                store.0.waits(&store.0.members()).await;
+                Ok(store)
+            }
             Err(source) => Err(SetupError::Unreachable { endpoints: names, source }),
         }
     }

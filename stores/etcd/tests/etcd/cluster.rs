@@ -164,7 +164,7 @@ async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver) -> usize {
 #[tokio::test]
 async fn a_lease_that_is_revoked_while_it_is_trusted_gets_no_second_holder() {
     let (with, without) = tokio::join!(
-        heirs_of_a_revoked_lease("revoked-1", TakeOver::ByVersion),
+        heirs_of_a_revoked_lease("revoked-1", TakeOver::AfterTtl),
         heirs_of_a_revoked_lease("revoked-2", TakeOver::AtOnce),
     );
     println!("too many holders of a revoked lease: {with}, and without the wait {without}");

@@ -10,7 +10,11 @@ use lockkit::{
     store::{Acquired, AcquiredAll, Answer, Claim, Renewal, Token},
     testing::drop_at_every_await,
 };
-use lockkit_etcd::{EtcdStore, Options, SetupError};
+use lockkit_etcd::{
+    EtcdStore, Options, SetupError,
+    etcd_client::{ConnectOptions, Permission},
+};
+use lockkit_store_servers::etcd::Etcd;
 use tokio::time::timeout;
 
 use crate::server::{PATIENCE, SESSION, client_at, keys, shared, store, until};
@@ -274,4 +278,45 @@ async fn wrong_settings_are_named() {
     let reserved = EtcdStore::connect([shared()], Options::new().prefix("")).await.unwrap();
     let refused = Leases::new(reserved).lease("lockkit").try_acquire().await.unwrap_err();
     assert!(!refused.is_contended(), "{refused}");
+}
+
+#[tokio::test]
+async fn a_waiter_is_let_in_though_the_history_it_watches_is_compacted() {
+    let (holder, waiter) = (leases().await, leases().await);
+    let lease = holder.lease("compacted").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { waiter.lease("compacted").acquire().await.unwrap() });
+    let mut client = client_at(shared()).await;
+    until("it waits", async || keys(&mut client, "lockkit/lock/compacted/").await == 2).await;
+    let put = client.put("elsewhere", "", None).await.unwrap();
+    let revision = put.header().expect("a header").revision();
+    client.compact(revision, None).await.unwrap();
+    lease.release().await.unwrap();
+    timeout(PATIENCE, waiting).await.expect("let in").unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
+    let server = Etcd::alone();
+    let mut admin = client_at(&server.endpoints()[0]).await;
+    admin.user_add("root", "root", None).await.unwrap();
+    admin.user_grant_role("root", "root").await.unwrap();
+    admin.user_add("locker", "secret", None).await.unwrap();
+    admin.role_add("locks").await.unwrap();
+    let below = |prefix: &str| Permission::read_write(prefix).with_prefix();
+    admin.role_grant_permission("locks", below("lockkit/")).await.unwrap();
+    admin.user_grant_role("locker", "locks").await.unwrap();
+    admin.auth_enable().await.unwrap();
+
+    let connect = async |password| {
+        let client = ConnectOptions::new().with_user("locker", password);
+        EtcdStore::connect(server.endpoints(), Options::new().client(client)).await
+    };
+    let refused = connect("wrong").await.unwrap_err();
+    assert!(matches!(refused, SetupError::Unreachable { .. }), "{refused}");
+    let leases = Leases::builder(connect("secret").await.unwrap()).ttl(SECONDS(1)).build().unwrap();
+    let lease = leases.lease("k").min_hold(Duration::from_millis(1)).acquire().await.unwrap();
+    until("renewed", async || leases.show("k").await.unwrap().expect("it is held").renewals >= 2).await;
+    assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+    assert_eq!(leases.list("").await.unwrap().len(), 0);
 }
