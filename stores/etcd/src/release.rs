@@ -1,6 +1,6 @@
 //! Giving up claims: releases, places in the queue, and keys that are left over.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 use lockkit::{
@@ -70,30 +70,44 @@ impl Inner {
         claims: &[Claimed],
         released: bool,
     ) -> Result<Vec<bool>, Trouble> {
-        let mut removed = Vec::with_capacity(claims.len());
-        for chunk in claims.chunks(CHUNK) {
-            let removals = || {
-                let expired = chunk.iter().filter(|it| !released && it.held_once()).map(mark_expired);
-                chunk.iter().map(|it| removal(it, released)).chain(expired)
-            };
-            let doubtful = doubtful(chunk);
-            let txn = Txn::new().and_then(removals().chain(markers(&doubtful)).collect::<Vec<_>>());
-            let answer = match self.txn(members, txn).await {
-                Ok(answer) => {
-                    note_markers(&doubtful, &answer);
-                    answer
-                }
-                // A session has ended, and nothing can be created on its etcd lease any more.
-                Err(Trouble::NoLease) => self.txn(members, Txn::new().and_then(removals().collect::<Vec<_>>())).await?,
-                Err(trouble) => return Err(trouble),
-            };
-            for Claimed { token, .. } in chunk {
-                self.claims.forget(*token);
+        let mut removed = vec![false; claims.len()];
+        for chunk in in_transactions(claims) {
+            let of_chunk: Vec<_> = chunk.iter().map(|at| &claims[*at]).collect();
+            let answers = self.remove_chunk(members, &of_chunk, released).await?;
+            for (at, was_there) in chunk.into_iter().zip(answers) {
+                removed[at] = was_there;
             }
-            let answers = answer.op_responses().into_iter().take(chunk.len());
-            removed.extend(answers.map(|it| matches!(it, TxnOpResponse::Txn(removal) if removal.succeeded())));
         }
         Ok(removed)
+    }
+
+    async fn remove_chunk(&self, members: &Members, chunk: &[&Claimed], released: bool) -> Result<Vec<bool>, Trouble> {
+        let removals = || {
+            let expired = chunk.iter().filter(|it| !released && it.held_once()).map(|it| mark_expired(it));
+            // A claim that was never heard of has held nothing.
+            chunk.iter().map(|it| removal(it, released || !it.held_once())).chain(expired)
+        };
+        let doubtful = doubtful(chunk);
+        let txn = Txn::new().and_then(removals().chain(markers(&doubtful)).collect::<Vec<_>>());
+        let answer = match self.txn(members, txn).await {
+            Ok(answer) => {
+                note_markers(&doubtful, &answer);
+                answer
+            }
+            Err(Trouble::NoLease) => {
+                // One of the sessions has ended. This writes the markers of the others.
+                for session in doubtful {
+                    self.sessions.retire(members, session).await?;
+                }
+                self.txn(members, Txn::new().and_then(removals().collect::<Vec<_>>())).await?
+            }
+            Err(trouble) => return Err(trouble),
+        };
+        for Claimed { token, .. } in chunk {
+            self.claims.forget(*token);
+        }
+        let answers = answer.op_responses().into_iter().take(chunk.len());
+        Ok(answers.map(|it| matches!(it, TxnOpResponse::Txn(removal) if removal.succeeded())).collect())
     }
 
     /// Replaces the holder by nobody, on an etcd lease of its own, so that the key stays if this process ends.
@@ -107,7 +121,7 @@ impl Inner {
         let record = Record::now(State::Nobody, Token::nobody(), left, "");
         let record = Record { revision: claimed.revision().unwrap_or(0), ..record }.text();
         let put = TxnOp::put(&*claimed.path, record, Some(PutOptions::new().with_lease(lease)));
-        let doubtful = doubtful(std::slice::from_ref(claimed));
+        let doubtful = doubtful(&[claimed]);
         let then: Vec<_> = [put, forget_last(claimed)].into_iter().chain(markers(&doubtful)).collect();
         let answer = self.txn(members, Txn::new().when([exists(claimed)]).and_then(then)).await?;
         if answer.succeeded() {
@@ -150,8 +164,24 @@ fn answer(claimed: &Claimed, removed: Option<&bool>) -> Answer {
     }
 }
 
+/// Divides claims, by their places in the list, among transactions. etcd refuses one that writes a key twice, so
+/// claims to the same lease are in different ones.
+fn in_transactions(claims: &[Claimed]) -> Vec<Vec<usize>> {
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    let mut rounds: Vec<Vec<usize>> = Vec::new();
+    for (at, claimed) in claims.iter().enumerate() {
+        let round = seen.entry(&claimed.place.dir).or_default();
+        if rounds.len() == *round {
+            rounds.push(Vec::new());
+        }
+        rounds[*round].push(at);
+        *round += 1;
+    }
+    rounds.iter().flat_map(|it| it.chunks(CHUNK)).map(<[usize]>::to_vec).collect()
+}
+
 /// The sessions whose markers must be written, so that no late request brings a key back.
-fn doubtful(claims: &[Claimed]) -> Vec<&Arc<Session>> {
+fn doubtful<'c>(claims: &[&'c Claimed]) -> Vec<&'c Arc<Session>> {
     let mut sessions: Vec<_> = claims.iter().flat_map(|it| &it.doubts).filter(|it| !it.has_ended()).collect();
     sessions.sort_by_key(|it| it.id);
     sessions.dedup_by_key(|it| it.id);

@@ -92,17 +92,20 @@ impl Session {
     pub(crate) async fn grant(members: &Members, seconds: i64) -> Result<Self, Trouble> {
         let sent = Instant::now();
         let granted = members.call(|client| async move { client.lease_client().grant(seconds, None).await }).await?;
-        let ttl = seconds_of(granted.ttl());
+        Ok(Self::new(granted.id(), seconds_of(granted.ttl()), sent))
+    }
+
+    fn new(id: i64, ttl: Duration, sent: Instant) -> Self {
         let known = Known { until: sent + ttl, kept: None, used: sent, due: sent + ttl / 5 };
-        Ok(Self {
-            id: granted.id(),
+        Self {
+            id,
             ttl,
-            marker: layout::marker(granted.id()),
+            marker: layout::marker(id),
             revision: AtomicI64::new(0),
             known: Mutex::new(known),
             line: FairMutex::default(),
             ended: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Until when the lease is known to live.
@@ -237,4 +240,28 @@ fn closed() -> Etcd {
 
 fn seconds_of(ttl: i64) -> Duration {
     Duration::from_secs(u64::try_from(ttl).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keep_alive_is_believed_with_a_later_answer_of_the_same_term_only() {
+        const TTL: Duration = Duration::from_secs(10);
+        let sent = Instant::now();
+        let session = Session::new(1, TTL, sent);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        let kept = Kept { sent: Instant::now(), heard: Instant::now() + Duration::from_secs(1), term: 7, ttl: TTL };
+        let (early, later) = (Instant::now(), kept.heard + Duration::from_secs(1));
+        for (read, term) in [(later, 8), (later, 6), (later, 0), (early, 7)] {
+            assert!(!session.prove(kept, read, term), "{term}");
+            assert_eq!(session.until(), sent + TTL);
+        }
+        assert!(session.prove(kept, later, 7));
+        assert_eq!(session.until(), kept.sent + TTL, "from when it was sent");
+        let older = Kept { sent, ..kept };
+        assert!(session.prove(older, later, 7));
+        assert_eq!(session.until(), kept.sent + TTL, "never shorter");
+    }
 }

@@ -8,14 +8,17 @@ use std::{
 use lockkit::{
     Lease, LeaseStore, Leases, Released,
     store::{Acquired, AcquiredAll, Answer, Claim, Renewal, Token},
-    testing::drop_at_every_await,
+    testing::{Oracle, drop_at_every_await},
 };
 use lockkit_etcd::{
     EtcdStore, Options, SetupError,
     etcd_client::{ConnectOptions, Permission},
 };
 use lockkit_store_servers::etcd::Etcd;
-use tokio::time::timeout;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::server::{PATIENCE, SESSION, client_at, keys, shared, store, until};
 
@@ -319,4 +322,47 @@ async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
     assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
     assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
     assert_eq!(leases.list("").await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_that_are_dropped_at_any_time_neither_share_nor_leave_a_lease() {
+    let oracle = Oracle::new();
+    let mut working = JoinSet::new();
+    for process in 0..6 {
+        let leases = Leases::builder(oracle.watch(store().await)).ttl(SECONDS(2)).build().unwrap();
+        for task in 0..2 {
+            let leases = leases.clone();
+            working.spawn(async move {
+                let (begun, mut granted, mut dropped) = (Instant::now(), 0, 0);
+                let mut turn = process * 7 + task * 3;
+                while begun.elapsed() < SECONDS(3) {
+                    turn += 1;
+                    let patience = Duration::from_millis(turn * 37 % 200);
+                    let key = if turn % 3 == 0 { "dropping/a" } else { "dropping/b" };
+                    match timeout(patience, leases.lease(key).acquire()).await {
+                        Ok(lease) => {
+                            granted += 1;
+                            sleep(Duration::from_millis(turn % 5)).await;
+                            let lease = lease.unwrap();
+                            if turn % 2 == 0 {
+                                lease.release().await.unwrap();
+                            }
+                        }
+                        Err(_) => dropped += 1,
+                    }
+                }
+                (granted, dropped)
+            });
+        }
+    }
+    let (mut granted, mut dropped) = (0, 0);
+    for (more_granted, more_dropped) in working.join_all().await {
+        granted += more_granted;
+        dropped += more_dropped;
+    }
+    oracle.assert_exclusive();
+    println!("{granted} grants, {dropped} dropped waits");
+    assert!(granted > 20 && dropped > 20, "{granted} {dropped}");
+    let mut client = client_at(shared()).await;
+    until("no claim is left", async || keys(&mut client, "lockkit/lock/dropping").await == 0).await;
 }
