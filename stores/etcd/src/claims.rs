@@ -63,6 +63,11 @@ impl Claimed {
         }
     }
 
+    /// Whether it has held the lease.
+    pub(crate) fn held_once(&self) -> bool {
+        matches!(self.phase, Phase::Held { .. })
+    }
+
     /// Whether a request to write its key may still be executed.
     pub(crate) fn is_in_doubt(&self) -> bool {
         !self.doubts.is_empty()

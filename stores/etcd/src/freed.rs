@@ -28,7 +28,11 @@ impl Inner {
                     Ok(()) => return,
                     Err(err) => tracing::debug!(target: "lockkit", %err, "a watch of etcd has ended"),
                 },
-                Ok(None) => return,
+                Ok(None) => {
+                    // Nothing is there, but the last holder may still trust its lease.
+                    sleep(self.lost.left(key)).await;
+                    return;
+                }
                 Err(err) => tracing::debug!(target: "lockkit", %err, "etcd could not be asked what to watch"),
             }
             sleep(OPEN_AGAIN).await;

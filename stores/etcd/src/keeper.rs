@@ -71,7 +71,7 @@ fn tend(store: &Weak<Inner>, members: &Arc<Members>) -> Option<Instant> {
 async fn keep_alive(store: Arc<Inner>, members: Arc<Members>, session: Arc<Session>) {
     let kept = timeout(session.ttl / 5, session.extend(&members)).await;
     match kept {
-        Ok(Ok(())) => {}
+        Ok(Ok(())) | Err(_) => {}
         Ok(Err(Trouble::NoLease)) => {
             tolerated("replacing a lease", store.sessions.retire(&members, &session).await);
         }
@@ -80,7 +80,6 @@ async fn keep_alive(store: Arc<Inner>, members: Arc<Members>, session: Arc<Sessi
             session.set_due(Instant::now() + (session.ttl / 20).min(Duration::from_millis(500)));
             store.claims.sooner.notify_one();
         }
-        Err(_) => {}
     }
 }
 

@@ -120,6 +120,8 @@ pub(crate) enum State {
     Held,
     /// The lease was released, and stays taken for its minimum time.
     Nobody,
+    /// The process of the holder let it expire. Only in the record of the last holder.
+    Expired,
 }
 
 /// The value of a claim's key, and of the key of the last holder: one line for each field.
@@ -146,6 +148,7 @@ impl Record {
             State::Waiting => "waiting",
             State::Held => "held",
             State::Nobody => "nobody",
+            State::Expired => "expired",
         };
         let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (ttl, at) = (ttl.as_micros(), at.as_micros());
@@ -164,6 +167,7 @@ impl Record {
             "waiting" => State::Waiting,
             "held" => State::Held,
             "nobody" => State::Nobody,
+            "expired" => State::Expired,
             _ => return None,
         };
         let (token, ttl, at) = (token(line()?)?, line()?.parse().ok()?, line()?.parse().ok()?);

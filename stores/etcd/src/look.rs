@@ -62,8 +62,8 @@ impl Inner {
         old.truncate(limit as usize);
         let mut swept = 0;
         for chunk in old.chunks(CHUNK) {
-            let deletes: Vec<_> = chunk.iter().map(|(place, revision)| forget(place, *revision)).collect();
-            let answer = self.txn(&self.members(), Txn::new().and_then(deletes)).await;
+            let ops: Vec<_> = chunk.iter().map(|(place, revision)| forget(place, *revision)).collect();
+            let answer = self.txn(&self.members(), Txn::new().and_then(ops)).await;
             let answers = answer.map_err(|err| failed(doing, None, err))?.op_responses();
             let deleted = answers.iter().filter(|it| matches!(it, TxnOpResponse::Txn(it) if it.succeeded()));
             swept += deleted.count() as u64;

@@ -51,13 +51,15 @@ mod code {
 #[derive(Clone)]
 pub(crate) enum Source {
     Endpoints(Vec<String>, Box<ConnectOptions>),
-    Client(Client),
+    Client(Arc<Client>),
 }
 
 /// One client for each member. They live on the runtime on which they were made.
 pub(crate) struct Members {
     source: Source,
-    clients: Vec<OnceCell<Client>>,
+    /// Tells these clients from those of another runtime.
+    id: u64,
+    clients: Vec<OnceCell<Arc<Client>>>,
     /// The member that is asked. It changes when a call fails.
     at: AtomicUsize,
     ended: Arc<AtomicBool>,
@@ -80,6 +82,7 @@ impl Members {
         });
         Self {
             source,
+            id: fastrand::u64(..),
             clients: (0..number).map(|_| OnceCell::new()).collect(),
             at: AtomicUsize::new(0),
             ended,
@@ -90,6 +93,11 @@ impl Members {
     /// Whether the runtime of the clients has ended.
     pub(crate) fn have_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// The connection over which the next request goes.
+    pub(crate) fn connection(&self) -> (u64, usize) {
+        (self.id, self.at())
     }
 
     /// The member that is asked now.
@@ -104,7 +112,7 @@ impl Members {
     }
 
     /// Sends a request until a member answers, for at most [`PATIENCE`]. A request may be executed more than once.
-    pub(crate) async fn call<T, Fut>(&self, request: impl Fn(Client) -> Fut) -> Result<T, Trouble>
+    pub(crate) async fn call<T, Fut>(&self, request: impl Fn(Arc<Client>) -> Fut) -> Result<T, Trouble>
     where
         Fut: Future<Output = Result<T, Etcd>>,
     {
@@ -113,7 +121,7 @@ impl Members {
 
     /// As [`call`](Self::call). Also returns whether this is the answer to the only attempt, so that no other one can
     /// be executed later.
-    pub(crate) async fn call_counted<T, Fut>(&self, request: impl Fn(Client) -> Fut) -> Result<(T, bool), Trouble>
+    pub(crate) async fn call_counted<T, Fut>(&self, request: impl Fn(Arc<Client>) -> Fut) -> Result<(T, bool), Trouble>
     where
         Fut: Future<Output = Result<T, Etcd>>,
     {
@@ -151,8 +159,20 @@ impl Members {
         }
     }
 
+    /// The versions of the members that answer.
+    pub(crate) async fn versions(&self) -> Vec<String> {
+        let mut versions = Vec::new();
+        for at in 0..self.clients.len() {
+            let status = async { self.client(at).await?.maintenance_client().status().await };
+            if let Ok(Ok(status)) = timeout(FIRST_ATTEMPT, status).await {
+                versions.push(status.version().to_owned());
+            }
+        }
+        versions
+    }
+
     /// The client of the member that is asked now.
-    pub(crate) async fn current(&self) -> Result<Client, Etcd> {
+    pub(crate) async fn current(&self) -> Result<Arc<Client>, Etcd> {
         self.client(self.at()).await
     }
 
@@ -166,11 +186,11 @@ impl Members {
         Attempt { members: self, at: self.at(), begun: Instant::now(), settled: false }
     }
 
-    async fn client(&self, at: usize) -> Result<Client, Etcd> {
+    async fn client(&self, at: usize) -> Result<Arc<Client>, Etcd> {
         let connect = async || match &self.source {
             Source::Client(client) => Ok(client.clone()),
             Source::Endpoints(endpoints, options) => {
-                Client::connect([&endpoints[at]], Some(ConnectOptions::clone(options))).await
+                Client::connect([&endpoints[at]], Some(ConnectOptions::clone(options))).await.map(Arc::new)
             }
         };
         self.clients[at].get_or_try_init(connect).await.cloned()

@@ -28,13 +28,37 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(9_000_000_000);
 pub struct Options {
     pub(crate) prefix: String,
     pub(crate) session_ttl: Duration,
+    pub(crate) take_over: TakeOver,
     pub(crate) client: ConnectOptions,
+}
+
+/// When a lease is taken over whose key etcd has deleted, while its holder did not say that it is over.
+///
+/// Such a holder is dead, stopped or cut off. Its trust has ended before its etcd lease did. But members of etcd before
+/// 3.4.31 and 3.5.13 can revoke the leases of living holders, after they were the leader, were stopped and went on
+/// ([etcd#15247](https://github.com/etcd-io/etcd/issues/15247)). Such a holder trusts its lease until its next renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum TakeOver {
+    /// After the ttl of the lease has passed once more, if any member that answers at the first use has such a version;
+    /// otherwise at once. The default.
+    #[default]
+    ByVersion,
+    /// At once.
+    AtOnce,
+    /// After the ttl of the lease has passed once more.
+    AfterTtl,
 }
 
 impl Options {
     /// The defaults: the prefix `lockkit/lock/`, a session ttl of 10 s, no TLS and no user.
     pub fn new() -> Self {
-        Self { prefix: "lockkit/lock/".to_owned(), session_ttl: Duration::from_secs(10), client: ConnectOptions::new() }
+        Self {
+            prefix: "lockkit/lock/".to_owned(),
+            session_ttl: Duration::from_secs(10),
+            take_over: TakeOver::default(),
+            client: ConnectOptions::new(),
+        }
     }
 
     /// Sets the text before the name of each lease. Defaults to `lockkit/lock/`.
@@ -61,6 +85,13 @@ impl Options {
         self
     }
 
+    /// Sets when a lease is taken over whose key etcd has deleted. Defaults to [`TakeOver::ByVersion`].
+    #[must_use]
+    pub fn take_over(mut self, take_over: TakeOver) -> Self {
+        self.take_over = take_over;
+        self
+    }
+
     /// Sets the options of the client, such as its TLS and its user.
     ///
     /// [`EtcdStore::connect`](crate::EtcdStore::connect) overrides these: the connect timeout (2 s), HTTP/2 keep-alive
@@ -73,7 +104,7 @@ impl Options {
     }
 
     pub(crate) fn check(&self) -> Result<(), SetupError> {
-        let Self { prefix, session_ttl, client: _ } = self;
+        let Self { prefix, session_ttl, take_over: _, client: _ } = self;
         if *session_ttl < LEAST_SESSION || *session_ttl > LONGEST {
             return Err(SetupError::SessionTtl { ttl: *session_ttl });
         }

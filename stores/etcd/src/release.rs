@@ -1,6 +1,6 @@
 //! Giving up claims: releases, places in the queue, and keys that are left over.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 use lockkit::{
@@ -70,38 +70,58 @@ impl Inner {
         claims: &[Claimed],
         released: bool,
     ) -> Result<Vec<bool>, Trouble> {
-        let mut removed = Vec::with_capacity(claims.len());
-        for chunk in claims.chunks(CHUNK) {
-            let removals = || chunk.iter().map(|it| removal(it, released));
-            let doubtful = doubtful(chunk);
-            let txn = Txn::new().and_then(removals().chain(markers(&doubtful)).collect::<Vec<_>>());
-            let answer = match self.txn(members, txn).await {
-                Ok(answer) => {
-                    note_markers(&doubtful, &answer);
-                    answer
-                }
-                // A session has ended, and nothing can be created on its etcd lease any more.
-                Err(Trouble::NoLease) => self.txn(members, Txn::new().and_then(removals().collect::<Vec<_>>())).await?,
-                Err(trouble) => return Err(trouble),
-            };
-            chunk.iter().for_each(|it| self.claims.forget(it.token));
-            let answers = answer.op_responses().into_iter().take(chunk.len());
-            removed.extend(answers.map(|it| matches!(it, TxnOpResponse::Txn(removal) if removal.succeeded())));
+        let mut removed = vec![false; claims.len()];
+        for chunk in in_transactions(claims) {
+            let of_chunk: Vec<_> = chunk.iter().map(|at| &claims[*at]).collect();
+            let answers = self.remove_chunk(members, &of_chunk, released).await?;
+            for (at, was_there) in chunk.into_iter().zip(answers) {
+                removed[at] = was_there;
+            }
         }
         Ok(removed)
+    }
+
+    async fn remove_chunk(&self, members: &Members, chunk: &[&Claimed], released: bool) -> Result<Vec<bool>, Trouble> {
+        let removals = || {
+            let expired = chunk.iter().filter(|it| !released && it.held_once()).map(|it| mark_expired(it));
+            // A claim that was never heard of has held nothing.
+            chunk.iter().map(|it| removal(it, released || !it.held_once())).chain(expired)
+        };
+        let doubtful = doubtful(chunk);
+        let txn = Txn::new().and_then(removals().chain(markers(&doubtful)).collect::<Vec<_>>());
+        let answer = match self.txn(members, txn).await {
+            Ok(answer) => {
+                note_markers(&doubtful, &answer);
+                answer
+            }
+            Err(Trouble::NoLease) => {
+                // One of the sessions has ended. This writes the markers of the others.
+                for session in doubtful {
+                    self.sessions.retire(members, session).await?;
+                }
+                self.txn(members, Txn::new().and_then(removals().collect::<Vec<_>>())).await?
+            }
+            Err(trouble) => return Err(trouble),
+        };
+        for Claimed { token, .. } in chunk {
+            self.claims.forget(*token);
+        }
+        let answers = answer.op_responses().into_iter().take(chunk.len());
+        Ok(answers.map(|it| matches!(it, TxnOpResponse::Txn(removal) if removal.succeeded())).collect())
     }
 
     /// Replaces the holder by nobody, on an etcd lease of its own, so that the key stays if this process ends.
     async fn leave(&self, members: &Members, claimed: &Claimed, left: Duration) -> Result<bool, Trouble> {
         let until = Instant::now() + left;
         let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX).saturating_add(1);
-        let granted = members.call(|client: Client| async move { client.lease_client().grant(seconds, None).await });
+        let granted =
+            members.call(|client: Arc<Client>| async move { client.lease_client().grant(seconds, None).await });
         let lease = granted.await?.id();
         self.claims.leave(claimed.token, lease, until);
         let record = Record::now(State::Nobody, Token::nobody(), left, "");
         let record = Record { revision: claimed.revision().unwrap_or(0), ..record }.text();
         let put = TxnOp::put(&*claimed.path, record, Some(PutOptions::new().with_lease(lease)));
-        let doubtful = doubtful(std::slice::from_ref(claimed));
+        let doubtful = doubtful(&[claimed]);
         let then: Vec<_> = [put, forget_last(claimed)].into_iter().chain(markers(&doubtful)).collect();
         let answer = self.txn(members, Txn::new().when([exists(claimed)]).and_then(then)).await?;
         if answer.succeeded() {
@@ -144,8 +164,24 @@ fn answer(claimed: &Claimed, removed: Option<&bool>) -> Answer {
     }
 }
 
+/// Divides claims, by their places in the list, among transactions. etcd refuses one that writes a key twice, so
+/// claims to the same lease are in different ones.
+fn in_transactions(claims: &[Claimed]) -> Vec<Vec<usize>> {
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    let mut rounds: Vec<Vec<usize>> = Vec::new();
+    for (at, claimed) in claims.iter().enumerate() {
+        let round = seen.entry(&claimed.place.dir).or_default();
+        if rounds.len() == *round {
+            rounds.push(Vec::new());
+        }
+        rounds[*round].push(at);
+        *round += 1;
+    }
+    rounds.iter().flat_map(|it| it.chunks(CHUNK)).map(<[usize]>::to_vec).collect()
+}
+
 /// The sessions whose markers must be written, so that no late request brings a key back.
-fn doubtful(claims: &[Claimed]) -> Vec<&Arc<Session>> {
+fn doubtful<'c>(claims: &[&'c Claimed]) -> Vec<&'c Arc<Session>> {
     let mut sessions: Vec<_> = claims.iter().flat_map(|it| &it.doubts).filter(|it| !it.has_ended()).collect();
     sessions.sort_by_key(|it| it.id);
     sessions.dedup_by_key(|it| it.id);
@@ -159,7 +195,9 @@ fn markers(sessions: &[&Arc<Session>]) -> impl Iterator<Item = TxnOp> {
 
 fn note_markers(sessions: &[&Arc<Session>], answer: &TxnResponse) {
     let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
-    sessions.iter().for_each(|it| it.set_marker_revision(revision));
+    for session in sessions {
+        session.set_marker_revision(revision);
+    }
 }
 
 /// The key is still the one of this claim. One that is in doubt may have been created again.
@@ -179,6 +217,19 @@ fn removal(claimed: &Claimed, released: bool) -> TxnOp {
         then.push(forget_last(claimed));
     }
     TxnOp::txn(Txn::new().when(when).and_then(then))
+}
+
+/// Says to the next holder that this one does not trust its lease any more.
+fn mark_expired(claimed: &Claimed) -> TxnOp {
+    let last = &*claimed.place.last;
+    let is_last = Compare::value(last, CompareOp::Equal, &*claimed.record);
+    let record = Record::parse(claimed.record.as_bytes()).map(|it| Record {
+        state: State::Expired,
+        revision: claimed.revision().unwrap_or(it.revision),
+        ..it
+    });
+    let put = record.map(|it| TxnOp::put(last, it.text(), None));
+    TxnOp::txn(Txn::new().when([is_last]).and_then(put.into_iter().collect::<Vec<_>>()))
 }
 
 /// Forgets that this claim was the last holder.

@@ -114,8 +114,8 @@ impl Inner {
         let put = TxnOp::put(&*claimed.path, "", Some(options));
         let read = [TxnOp::get(&*claimed.path, None), marker(&session)];
         for _ in 0..ROUNDS {
-            self.claims.doubt(claimed.token, &session);
             let when = [exists(claimed), is_current(&session)];
+            self.claims.doubt(claimed.token, &session);
             let txn = Txn::new().when(when).and_then([put.clone()]).or_else(read.clone());
             let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
             if was_sent_once {

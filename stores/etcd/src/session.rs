@@ -16,7 +16,7 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::Duration,
@@ -84,7 +84,7 @@ struct Line(Option<Stream>);
 struct Stream {
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
-    at: usize,
+    connection: (u64, usize),
 }
 
 impl Session {
@@ -92,17 +92,20 @@ impl Session {
     pub(crate) async fn grant(members: &Members, seconds: i64) -> Result<Self, Trouble> {
         let sent = Instant::now();
         let granted = members.call(|client| async move { client.lease_client().grant(seconds, None).await }).await?;
-        let ttl = seconds_of(granted.ttl());
+        Ok(Self::new(granted.id(), seconds_of(granted.ttl()), sent))
+    }
+
+    fn new(id: i64, ttl: Duration, sent: Instant) -> Self {
         let known = Known { until: sent + ttl, kept: None, used: sent, due: sent + ttl / 5 };
-        Ok(Self {
-            id: granted.id(),
+        Self {
+            id,
             ttl,
-            marker: layout::marker(granted.id()),
+            marker: layout::marker(id),
             revision: AtomicI64::new(0),
             known: Mutex::new(known),
             line: FairMutex::default(),
             ended: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Until when the lease is known to live.
@@ -124,7 +127,7 @@ impl Session {
     }
 
     pub(crate) fn set_marker_revision(&self, revision: i64) {
-        self.revision.fetch_max(revision, Ordering::Relaxed);
+        self.revision.store(revision, Ordering::Relaxed);
     }
 
     /// Notes that the lease is wanted.
@@ -151,7 +154,7 @@ impl Session {
         if let Some(kept) = self.known().kept.filter(|it| it.sent >= asked) {
             return Ok(kept);
         }
-        let mut open = line.0.take().filter(|it| it.at == members.at());
+        let mut open = line.0.take().filter(|it| it.connection == members.connection());
         if let Some(stream) = &mut open {
             let attempt = members.attempt();
             if let Ok(Ok(kept)) = timeout(ANSWER, stream.ask()).await {
@@ -160,11 +163,11 @@ impl Session {
                 return self.heard(kept);
             }
         }
-        let at = members.at();
-        let open = |client: Client| async move {
+        let connection = members.connection();
+        let open = |client: Arc<Client>| async move {
             // The client keeps the header of the first answer to itself, so a second message is sent.
             let (keeper, answers) = client.lease_client().keep_alive(self.id).await?;
-            let mut stream = Stream { keeper, answers, at };
+            let mut stream = Stream { keeper, answers, connection };
             let kept = stream.ask().await?;
             Ok((stream, kept))
         };
@@ -198,7 +201,7 @@ impl Session {
         for _ in 0..ROUNDS {
             let kept = self.keep_alive(members, asked).await?;
             let sent = Instant::now();
-            let read = |client: Client| async move {
+            let read = |client: Arc<Client>| async move {
                 client.kv_client().get(&*self.marker, Some(GetOptions::new().with_count_only())).await
             };
             let answer = members.call(read).await?;
@@ -237,4 +240,28 @@ fn closed() -> Etcd {
 
 fn seconds_of(ttl: i64) -> Duration {
     Duration::from_secs(u64::try_from(ttl).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keep_alive_is_believed_with_a_later_answer_of_the_same_term_only() {
+        const TTL: Duration = Duration::from_secs(10);
+        let sent = Instant::now();
+        let session = Session::new(1, TTL, sent);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        let kept = Kept { sent: Instant::now(), heard: Instant::now() + Duration::from_secs(1), term: 7, ttl: TTL };
+        let (early, later) = (Instant::now(), kept.heard + Duration::from_secs(1));
+        for (read, term) in [(later, 8), (later, 6), (later, 0), (early, 7)] {
+            assert!(!session.prove(kept, read, term), "{term}");
+            assert_eq!(session.until(), sent + TTL);
+        }
+        assert!(session.prove(kept, later, 7));
+        assert_eq!(session.until(), kept.sent + TTL, "from when it was sent");
+        let older = Kept { sent, ..kept };
+        assert!(session.prove(older, later, 7));
+        assert_eq!(session.until(), kept.sent + TTL, "never shorter");
+    }
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use etcd_client::Client;
+use etcd_client::{Client, PutOptions, ResponseHeader};
 use tokio::{
     sync::{Mutex as FairMutex, Notify},
     time::Instant,
@@ -15,11 +15,14 @@ use tokio::{
 use crate::{
     members::{Members, Trouble},
     options::LONGEST,
-    session::Session,
+    session::{Session, leader_changes},
 };
 
 /// A session that no claim needed for this long, or ten times its ttl if that is longer, is given up.
 const UNUSED: Duration = Duration::from_secs(60);
+
+/// How often a session is replaced that ends at once.
+const ROUNDS: usize = 4;
 
 /// The etcd leases of this process, by their ttl in seconds.
 #[derive(Debug)]
@@ -41,7 +44,7 @@ impl Sessions {
     pub(crate) async fn get(&self, members: &Members, ttl: Duration) -> Result<Arc<Session>, Trouble> {
         let asked = Instant::now();
         let seconds = seconds_for(ttl.max(self.least.mul_f64(0.8)));
-        loop {
+        for _ in 0..ROUNDS {
             let found = self.by_ttl().get(&seconds).cloned();
             let session = match found {
                 Some(session) => session,
@@ -57,6 +60,7 @@ impl Sessions {
                 Err(err) => return Err(err),
             }
         }
+        Err(leader_changes())
     }
 
     async fn grant(&self, members: &Members, seconds: u64) -> Result<Arc<Session>, Trouble> {
@@ -71,12 +75,23 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Ends a session that a member does not know. The answer of a member that lags behind is no proof, so the lease is
-    /// revoked: then its keys are certainly gone.
+    /// Forgets a session whose lease a member does not know, if it is gone.
+    ///
+    /// A leader that lags behind may answer a keep-alive so while the lease lives. A write with the lease is decided in
+    /// the order of the log, so its answer is certain.
     pub(crate) async fn retire(&self, members: &Members, session: &Arc<Session>) -> Result<(), Trouble> {
-        revoke(members, session.id).await?;
-        session.end();
-        self.by_ttl().retain(|_, it| !Arc::ptr_eq(it, session));
+        let put = |client: Arc<Client>| async move {
+            let options = PutOptions::new().with_lease(session.id);
+            client.kv_client().put(&*session.marker, "", Some(options)).await
+        };
+        match members.call(put).await {
+            Ok(answer) => session.set_marker_revision(answer.header().map_or(0, ResponseHeader::revision)),
+            Err(Trouble::NoLease) => {
+                session.end();
+                self.by_ttl().retain(|_, it| !Arc::ptr_eq(it, session));
+            }
+            Err(trouble) => return Err(trouble),
+        }
         Ok(())
     }
 
@@ -101,7 +116,7 @@ impl Sessions {
 
 /// Revokes an etcd lease, which deletes its keys.
 pub(crate) async fn revoke(members: &Members, id: i64) -> Result<(), Trouble> {
-    let revoked = members.call(|client: Client| async move { client.lease_client().revoke(id).await }).await;
+    let revoked = members.call(|client: Arc<Client>| async move { client.lease_client().revoke(id).await }).await;
     match revoked {
         Ok(_) | Err(Trouble::NoLease) => Ok(()),
         Err(err) => Err(err),

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    io::{self, ErrorKind},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -12,12 +13,15 @@ use lockkit::{
     store::{Acquired, AcquiredAll, Answer, BoxError, Claim, LeaseRecord, Profile, Release, Renewal, Token},
 };
 
+use tokio::sync::OnceCell;
+
 use crate::{
     claims::Claims,
     keeper,
     layout::Place,
+    lost::{self, Lost},
     members::{Members, Source, Trouble},
-    options::{Options, SetupError},
+    options::{Options, SetupError, TakeOver},
     sessions::Sessions,
 };
 
@@ -49,6 +53,9 @@ pub(crate) struct Inner {
     members: Mutex<Option<Arc<Members>>>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) claims: Claims,
+    pub(crate) lost: Lost,
+    take_over: TakeOver,
+    waits: OnceCell<bool>,
 }
 
 impl EtcdStore {
@@ -75,7 +82,11 @@ impl EtcdStore {
         let store = Self::of(Source::Endpoints(endpoints, Box::new(client)), options)?;
         let options = GetOptions::new().with_count_only();
         match store.0.get("connecting to etcd", None, "lockkit/", options).await {
-            Ok(_) => Ok(store),
+            Ok(_) => {
+                // A member that does not answer must not delay the first lease.
+                store.0.waits(&store.0.members()).await;
+                Ok(store)
+            }
             Err(source) => Err(SetupError::Unreachable { endpoints: names, source }),
         }
     }
@@ -89,12 +100,12 @@ impl EtcdStore {
     /// # Errors
     /// [`SetupError`], if a setting is invalid.
     pub fn new(client: Client, options: Options) -> Result<Self, SetupError> {
-        Self::of(Source::Client(client), options)
+        Self::of(Source::Client(Arc::new(client)), options)
     }
 
     fn of(source: Source, options: Options) -> Result<Self, SetupError> {
         options.check()?;
-        let Options { prefix, session_ttl, client: _ } = options;
+        let Options { prefix, session_ttl, take_over, client: _ } = options;
         let claims = Claims::default();
         Ok(Self(Arc::new(Inner {
             prefix,
@@ -102,6 +113,9 @@ impl EtcdStore {
             members: Mutex::default(),
             sessions: Arc::new(Sessions::new(session_ttl, claims.sooner.clone())),
             claims,
+            lost: Lost::default(),
+            take_over,
+            waits: OnceCell::new(),
         })))
     }
 }
@@ -124,13 +138,26 @@ impl Inner {
         Place::new(&self.prefix, key, doing).map(Arc::new)
     }
 
+    /// Whether a lease without its key is taken only after its ttl.
+    pub(crate) async fn waits(&self, members: &Members) -> bool {
+        let ask = async || match self.take_over {
+            TakeOver::AtOnce => false,
+            TakeOver::AfterTtl => true,
+            TakeOver::ByVersion => {
+                let versions = members.versions().await;
+                versions.is_empty() || !versions.iter().all(|it| lost::is_fixed(it))
+            }
+        };
+        *self.waits.get_or_init(ask).await
+    }
+
     pub(crate) async fn txn(&self, members: &Members, txn: Txn) -> Result<TxnResponse, Trouble> {
         self.txn_counted(members, txn).await.map(|(answer, _)| answer)
     }
 
     /// As [`txn`](Self::txn). Also returns whether it was sent only once.
     pub(crate) async fn txn_counted(&self, members: &Members, txn: Txn) -> Result<(TxnResponse, bool), Trouble> {
-        let call = |client: Client| {
+        let call = |client: Arc<Client>| {
             let txn = txn.clone();
             async move { client.kv_client().txn(txn).await }
         };
@@ -145,7 +172,7 @@ impl Inner {
         path: &str,
         options: GetOptions,
     ) -> Result<GetResponse> {
-        let call = |client: Client| {
+        let call = |client: Arc<Client>| {
             let options = options.clone();
             async move { client.kv_client().get(path, Some(options)).await }
         };
@@ -213,7 +240,8 @@ impl LeaseStore for EtcdStore {
 
     async fn unanswered(&self) -> Option<Error> {
         let why = self.0.members().last_failure()?;
-        Some(Error::database("asking etcd", None, Fault::Unavailable, why))
+        // Waiting requests take it as no answer, and go on.
+        Some(failed("asking etcd", None, Trouble::Silent(io::Error::new(ErrorKind::TimedOut, why))))
     }
 
     async fn lease_freed(&self, key: &Key) {

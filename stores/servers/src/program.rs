@@ -69,6 +69,19 @@ impl Program {
     /// If it has ended.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
+        // Its threads stop one after the other.
+        while !self.is_stopped() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.child.id())) else { return true };
+        threads.filter_map(Result::ok).all(|thread| {
+            let state = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // After the name of the program, which is in parentheses.
+            state.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 'Z', 'X']))
+        })
     }
 
     /// Lets a stopped process go on.

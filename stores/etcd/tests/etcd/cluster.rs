@@ -9,10 +9,11 @@ use std::{
 };
 
 use lockkit::{Leases, testing::Oracle};
+use lockkit_etcd::{EtcdStore, Options, TakeOver, etcd_client::GetOptions};
 use lockkit_store_servers::etcd::Etcd;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use crate::server::{PATIENCE, store_at, until};
+use crate::server::{PATIENCE, client_at, keys, shared, store_at, until};
 
 const SECONDS: fn(u64) -> Duration = Duration::from_secs;
 
@@ -57,9 +58,13 @@ async fn exclusion_outlives_every_member() {
             workers.push(tokio::spawn(async move {
                 let mut errors = 0;
                 while !is_over.load(Ordering::Relaxed) {
-                    let Ok(lease) = leases.lease(key).acquire().await else {
-                        errors += 1;
-                        continue;
+                    let lease = match leases.lease(key).acquire().await {
+                        Ok(lease) => lease,
+                        Err(err) => {
+                            println!("{err:?}");
+                            errors += 1;
+                            continue;
+                        }
                     };
                     grants.0.lock().unwrap().push(Instant::now());
                     sleep(Duration::from_millis(2)).await;
@@ -100,6 +105,15 @@ async fn exclusion_outlives_every_member() {
     cluster.members[follower].go_on();
     grants.more(50).await;
 
+    // Longer than the sessions of the workers live. This leader may then revoke leases that are kept alive.
+    let leader = cluster.leader().expect("a leader");
+    let fault = Instant::now();
+    cluster.members[leader].stop();
+    sleep(SECONDS(6)).await;
+    cluster.members[leader].go_on();
+    grants.more(100).await;
+    println!("leader stopped for 6 s: longest pause {:?}", grants.longest_pause(fault));
+
     is_over.store(true, Ordering::Relaxed);
     let mut errors = 0;
     for worker in workers {
@@ -112,4 +126,48 @@ async fn exclusion_outlives_every_member() {
         grants.count()
     );
     assert_eq!(survived, 4, "held leases survive");
+}
+
+/// Revokes the etcd lease of a holder that keeps it alive, as a leader does that was stopped. Returns how many holders
+/// there were too many.
+async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver) -> usize {
+    let oracle = Oracle::new();
+    let leases = async || {
+        let options = Options::new().session_ttl(SECONDS(4)).take_over(take_over);
+        let store = EtcdStore::connect([shared()], options).await.unwrap();
+        Leases::builder(oracle.watch(store)).ttl(SECONDS(3)).wait(PATIENCE).build().unwrap()
+    };
+    let (holders, heirs, triers) = (leases().await, leases().await, leases().await);
+    let lease = holders.lease(key).acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let (heirs, key) = (heirs.clone(), key.to_owned());
+        async move { heirs.lease(key).acquire().await.unwrap() }
+    });
+    let mut client = client_at(shared()).await;
+    let path = format!("lockkit/lock/{key}/");
+    until("the heir waits", async || keys(&mut client, &*path).await == 2).await;
+    let options = GetOptions::new().with_prefix();
+    let held = client.get(&*path, Some(options)).await.unwrap();
+    let held = held.kvs().iter().min_by_key(|it| it.create_revision()).unwrap().lease();
+    client.lease_revoke(held).await.unwrap();
+    // Whoever only tries is not quicker.
+    until("the heir or another has it", async || {
+        drop(triers.lease(key).try_acquire().await.unwrap());
+        waiting.is_finished()
+    })
+    .await;
+    drop(waiting.await.unwrap());
+    timeout(PATIENCE, lease.lost()).await.expect("the holder learns it");
+    oracle.violations().len()
+}
+
+#[tokio::test]
+async fn a_lease_that_is_revoked_while_it_is_trusted_gets_no_second_holder() {
+    let (with, without) = tokio::join!(
+        heirs_of_a_revoked_lease("revoked-1", TakeOver::AfterTtl),
+        heirs_of_a_revoked_lease("revoked-2", TakeOver::AtOnce),
+    );
+    println!("too many holders of a revoked lease: {with}, and without the wait {without}");
+    assert_eq!(with, 0);
+    assert!(without > 0, "the test sees two holders");
 }

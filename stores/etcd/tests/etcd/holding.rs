@@ -8,10 +8,17 @@ use std::{
 use lockkit::{
     Lease, LeaseStore, Leases, Released,
     store::{Acquired, AcquiredAll, Answer, Claim, Renewal, Token},
-    testing::drop_at_every_await,
+    testing::{Oracle, drop_at_every_await},
 };
-use lockkit_etcd::{EtcdStore, Options, SetupError};
-use tokio::time::{sleep, timeout};
+use lockkit_etcd::{
+    EtcdStore, Options, SetupError,
+    etcd_client::{ConnectOptions, Permission},
+};
+use lockkit_store_servers::etcd::Etcd;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::server::{PATIENCE, SESSION, client_at, keys, shared, store, until};
 
@@ -246,11 +253,14 @@ fn a_store_survives_the_runtime_on_which_it_was_made() {
     });
     let second = runtime();
     // The second runtime is known before the first one ends.
-    second.block_on(async { assert!(leases.lease("runtime").try_acquire().await.unwrap().is_none()) });
+    let _other = second.block_on(async {
+        assert!(leases.lease("runtime").try_acquire().await.unwrap().is_none());
+        leases.lease("runtime/other").acquire().await.unwrap()
+    });
     drop(first);
     second.block_on(async {
-        sleep(SECONDS(3)).await;
-        assert!(lease.is_trusted(), "it is renewed on the other runtime");
+        let lost = timeout(SECONDS(3), lease.lost()).await;
+        assert!(lost.is_err(), "it is renewed on the other runtime: {lost:?}");
         assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
         leases.lease("runtime").acquire().await.unwrap().release().await.unwrap();
     });
@@ -271,4 +281,88 @@ async fn wrong_settings_are_named() {
     let reserved = EtcdStore::connect([shared()], Options::new().prefix("")).await.unwrap();
     let refused = Leases::new(reserved).lease("lockkit").try_acquire().await.unwrap_err();
     assert!(!refused.is_contended(), "{refused}");
+}
+
+#[tokio::test]
+async fn a_waiter_is_let_in_though_the_history_it_watches_is_compacted() {
+    let (holder, waiter) = (leases().await, leases().await);
+    let lease = holder.lease("compacted").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { waiter.lease("compacted").acquire().await.unwrap() });
+    let mut client = client_at(shared()).await;
+    until("it waits", async || keys(&mut client, "lockkit/lock/compacted/").await == 2).await;
+    let put = client.put("elsewhere", "", None).await.unwrap();
+    let revision = put.header().expect("a header").revision();
+    client.compact(revision, None).await.unwrap();
+    lease.release().await.unwrap();
+    timeout(PATIENCE, waiting).await.expect("let in").unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
+    let server = Etcd::alone();
+    let mut admin = client_at(&server.endpoints()[0]).await;
+    admin.user_add("root", "root", None).await.unwrap();
+    admin.user_grant_role("root", "root").await.unwrap();
+    admin.user_add("locker", "secret", None).await.unwrap();
+    admin.role_add("locks").await.unwrap();
+    let below = |prefix: &str| Permission::read_write(prefix).with_prefix();
+    admin.role_grant_permission("locks", below("lockkit/")).await.unwrap();
+    admin.user_grant_role("locker", "locks").await.unwrap();
+    admin.auth_enable().await.unwrap();
+
+    let connect = async |password| {
+        let client = ConnectOptions::new().with_user("locker", password);
+        EtcdStore::connect(server.endpoints(), Options::new().client(client)).await
+    };
+    let refused = connect("wrong").await.unwrap_err();
+    assert!(matches!(refused, SetupError::Unreachable { .. }), "{refused}");
+    let leases = Leases::builder(connect("secret").await.unwrap()).ttl(SECONDS(1)).build().unwrap();
+    let lease = leases.lease("k").min_hold(Duration::from_millis(1)).acquire().await.unwrap();
+    until("renewed", async || leases.show("k").await.unwrap().expect("it is held").renewals >= 2).await;
+    assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+    assert_eq!(leases.list("").await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_that_are_dropped_at_any_time_neither_share_nor_leave_a_lease() {
+    let oracle = Oracle::new();
+    let mut working = JoinSet::new();
+    for process in 0..6 {
+        let leases = Leases::builder(oracle.watch(store().await)).ttl(SECONDS(2)).build().unwrap();
+        for task in 0..2 {
+            let leases = leases.clone();
+            working.spawn(async move {
+                let (begun, mut granted, mut dropped) = (Instant::now(), 0, 0);
+                let mut turn = process * 7 + task * 3;
+                while begun.elapsed() < SECONDS(3) {
+                    turn += 1;
+                    let patience = Duration::from_millis(turn * 37 % 200);
+                    let key = if turn % 3 == 0 { "dropping/a" } else { "dropping/b" };
+                    match timeout(patience, leases.lease(key).acquire()).await {
+                        Ok(lease) => {
+                            granted += 1;
+                            sleep(Duration::from_millis(turn % 5)).await;
+                            let lease = lease.unwrap();
+                            if turn % 2 == 0 {
+                                lease.release().await.unwrap();
+                            }
+                        }
+                        Err(_) => dropped += 1,
+                    }
+                }
+                (granted, dropped)
+            });
+        }
+    }
+    let (mut granted, mut dropped) = (0, 0);
+    for (more_granted, more_dropped) in working.join_all().await {
+        granted += more_granted;
+        dropped += more_dropped;
+    }
+    oracle.assert_exclusive();
+    println!("{granted} grants, {dropped} dropped waits");
+    assert!(granted > 20 && dropped > 20, "{granted} {dropped}");
+    let mut client = client_at(shared()).await;
+    until("no claim is left", async || keys(&mut client, "lockkit/lock/dropping").await == 0).await;
 }

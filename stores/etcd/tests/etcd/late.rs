@@ -1,13 +1,21 @@
 //! Requests that reach the server after they were given up.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use lockkit::{
     LeaseStore,
     store::{Acquired, Answer, Claim, Renewal, Token},
 };
 use lockkit_store_servers::etcd::Etcd;
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+    time::timeout,
+};
 
 use crate::server::{client_at, keys, store_at, until};
 
@@ -26,7 +34,9 @@ async fn a_request_that_arrives_after_it_was_given_up_takes_nothing() {
 
     for queue in [false, true] {
         let mut claims = ["late/1", "late/2", "late/3"].map(|it| Claim::new(it, Token::random(), "late", TTL));
-        claims.iter_mut().for_each(|it| it.queue = queue);
+        for claim in &mut claims {
+            claim.queue = queue;
+        }
         server.members[0].stop();
         // The requests are in the buffers of a server that does not read them.
         for claim in &claims {
@@ -89,4 +99,138 @@ async fn no_renewal_is_done_while_the_server_does_not_answer() {
     assert!(silent.is_err(), "{silent:?}");
     server.members[0].go_on();
     until("renewed again", async || store.lease_renew(&renewal).await.is_ok_and(|it| it == [Answer::Done])).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_the_network_delivers_after_the_release_takes_nothing() {
+    let server = Etcd::alone();
+    let direct = server.endpoints().remove(0);
+    let mut client = client_at(&direct).await;
+    for queue in [false, true] {
+        let slow = Slow::to(server.members[0].port).await;
+        let store = store_at([format!("http://127.0.0.1:{}", slow.port), direct.clone()]).await;
+        let warm = Claim::new("warm", Token::random(), "test", TTL);
+        assert!(matches!(store.lease_acquire(&warm).await.unwrap(), Acquired::Granted(_)));
+        store.lease_release(&warm.key, warm.token, Duration::ZERO).await.unwrap();
+
+        let mut claim = Claim::new("delayed", Token::random(), "late", TTL);
+        claim.queue = queue;
+        slow.freeze();
+        let mut acquiring = Box::pin(store.lease_acquire(&claim));
+        assert!(timeout(Duration::from_millis(200), &mut acquiring).await.is_err());
+        let request = slow.held();
+        assert!(request > 0, "the request is on its way");
+        drop(acquiring);
+        // By way of the other address.
+        store.lease_release(&claim.key, claim.token, Duration::ZERO).await.unwrap();
+        let before = slow.answered();
+        slow.deliver(request);
+        until("the server has answered the late request", async || slow.answered() > before).await;
+        assert_eq!(keys(&mut client, "lockkit/lock/delayed").await, 0, "it took the lease (queue: {queue})");
+    }
+}
+
+/// A network that holds back what a client sends.
+struct Slow {
+    port: u16,
+    state: Arc<Mutex<Held>>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct Held {
+    frozen: bool,
+    bytes: Vec<u8>,
+    /// How much of it may go on.
+    released: usize,
+    answered: usize,
+}
+
+impl Slow {
+    async fn to(port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("listen");
+        let slow = Self {
+            port: listener.local_addr().expect("an address").port(),
+            state: Arc::default(),
+            changed: Arc::default(),
+        };
+        let (state, changed) = (slow.state.clone(), slow.changed.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { continue };
+                let ((mut from, mut back), (mut answers, mut to)) = (client.into_split(), server.into_split());
+                let held = state.clone();
+                tokio::spawn(async move {
+                    let mut bytes = [0; 4096];
+                    while let Ok(count @ 1..) = answers.read(&mut bytes).await {
+                        held.lock().unwrap().answered += count;
+                        if back.write_all(&bytes[..count]).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+                let (state, changed) = (state.clone(), changed.clone());
+                tokio::spawn(async move {
+                    let mut bytes = [0; 4096];
+                    loop {
+                        let read = tokio::select! {
+                            read = from.read(&mut bytes) => read.unwrap_or(0),
+                            () = changed.notified() => {
+                                let go_on = take(&state);
+                                if to.write_all(&go_on).await.is_err() {
+                                    break;
+                                }
+                                continue;
+                            }
+                        };
+                        if read == 0 {
+                            // What is held is delivered though the client is gone.
+                            changed.notified().await;
+                        }
+                        let go_on = arrived(&state, &bytes[..read]);
+                        if to.write_all(&go_on).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+        slow
+    }
+
+    fn freeze(&self) {
+        self.state.lock().unwrap().frozen = true;
+    }
+
+    /// How many bytes are held back.
+    fn held(&self) -> usize {
+        self.state.lock().unwrap().bytes.len()
+    }
+
+    fn deliver(&self, count: usize) {
+        self.state.lock().unwrap().released = count;
+        self.changed.notify_one();
+    }
+
+    /// How many bytes the server has sent.
+    fn answered(&self) -> usize {
+        self.state.lock().unwrap().answered
+    }
+}
+
+/// What may go on after these bytes have come.
+fn arrived(state: &Mutex<Held>, bytes: &[u8]) -> Vec<u8> {
+    let mut held = state.lock().unwrap();
+    held.bytes.extend_from_slice(bytes);
+    if !held.frozen {
+        held.released = held.bytes.len();
+    }
+    drop(held);
+    take(state)
+}
+
+fn take(state: &Mutex<Held>) -> Vec<u8> {
+    let mut held = state.lock().unwrap();
+    let released = std::mem::take(&mut held.released).min(held.bytes.len());
+    held.bytes.drain(..released).collect()
 }

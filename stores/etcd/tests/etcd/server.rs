@@ -30,11 +30,11 @@ pub(crate) fn shared() -> &'static str {
             // Nothing runs when the process ends. The pipe of this shell is closed then.
             let mut cleaner = Command::new("sh");
             cleaner.args(["-c", "cat; sleep 0.3; rm -rf \"$1\"", "sh"]).arg(server.folder()).stdin(Stdio::piped());
-            let _cleaner = cleaner.stdout(Stdio::null()).spawn().expect("start sh");
+            let mut cleaner = cleaner.stdout(Stdio::null()).spawn().expect("start sh");
+            let _pipe = cleaner.stdin.take();
             tell.send(server.endpoints().remove(0)).expect("the test waits");
-            loop {
-                thread::park();
-            }
+            // The server dies with this thread, which waits for what never happens before.
+            let _ = cleaner.wait();
         });
         told.recv().expect("the server starts")
     })
