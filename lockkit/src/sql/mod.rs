@@ -25,6 +25,7 @@ mod query;
 pub(crate) mod row;
 pub(crate) mod schema;
 pub(crate) mod session;
+pub(crate) mod shedlock;
 #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 mod sqlite;
 mod statement;
@@ -56,6 +57,8 @@ pub(crate) use row::ops::{Access, Plan, RowStatements};
 pub use session::SessionOps;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use session::{ServerSession, SessionAnswer, SessionStatements};
+pub use shedlock::ShedLockOps;
+pub(crate) use shedlock::ShedLockStatements;
 pub use stock::ops::StockOps;
 pub(crate) use stock::{
     ops::{Look, StockStatements},

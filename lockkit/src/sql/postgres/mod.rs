@@ -17,7 +17,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
-        Sessions, StockOps, VersionOps, fault::connection_fault, units::duration,
+        Sessions, ShedLockOps, StockOps, VersionOps, fault::connection_fault, units::duration,
     },
 };
 
@@ -69,6 +69,7 @@ mod named;
 mod pooler;
 mod row;
 mod session;
+mod shedlock;
 mod stock;
 mod version;
 
@@ -120,6 +121,7 @@ impl SessionOps for Postgres {}
 impl VersionOps for Postgres {}
 impl StockOps for Postgres {}
 impl FenceGuardOps for Postgres {}
+impl ShedLockOps for Postgres {}
 
 impl Driver for Postgres {
     const CHANGES_SESSION: bool = false;
