@@ -56,7 +56,7 @@ pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};
 pub use session::SessionOps;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) use session::{ServerSession, SessionAnswer, SessionStatements};
+pub(crate) use session::{AdvisoryNumber, ServerSession, SessionAnswer, SessionName, SessionStatements};
 pub use shedlock::ShedLockOps;
 pub(crate) use shedlock::ShedLockStatements;
 pub use stock::ops::StockOps;
