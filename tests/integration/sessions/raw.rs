@@ -135,7 +135,7 @@ on_databases! { [mariadb, mysql]
         for lock in [SessionLock::raw(7), SessionLock::raw2(7, 7), SessionLock::rails_migrations("shop")] {
             let held = lock.holder(&db.pool).await.map(drop);
             for refused in [lock.acquire(&db.pool).await.map(drop), held] {
-                let Err(Error::InvalidOption { option: "raw", reason }) = &refused else { panic!("{refused:?}") };
+                let Err(Error::InvalidOption { option: "raw", reason, .. }) = &refused else { panic!("{refused:?}") };
                 assert!(reason.contains("needs PostgreSQL"), "{reason}");
             }
         }
