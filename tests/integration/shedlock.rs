@@ -1,15 +1,17 @@
 //! `ShedLock`'s table: leases in it, and `ShedLock`'s own statements beside them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkit::store::{Acquired, Answer, Claim, Grant, LeaseStore, Renewal, ShedLockTable, Token};
-use lockkit::testing::{Oracle, conformance};
+use lockkit::testing::{Oracle, conformance, drop_at_every_await};
 use lockkit::{Error, Leases, Released};
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{Connection, Database, Pool, Postgres, pool::PoolOptions};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -444,5 +446,124 @@ on_databases! { [mariadb, mysql]
         assert!(!java.lock(600.0).await);
         lease.release().await.unwrap();
         java.wait(600.0).await;
+    }
+}
+
+on_every_server! {
+    async fn java_and_rust_never_have_the_lock_at_once<S>(db: TestDb<S>) {
+        db.execute(javas_table(S::NAME)).await;
+        let pool = pool::<S>(&db.url);
+        let inside = Arc::new(AtomicU32::new(0));
+        let mut working = JoinSet::new();
+        for _ in 0..3 {
+            let leases = Leases::builder(ShedLockTable::new(pool.clone())).wait(Duration::from_secs(60)).build().unwrap();
+            let inside = inside.clone();
+            working.spawn(async move {
+                for _ in 0..10 {
+                    let lease = leases.lease("job").acquire().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "Rust came in while somebody was inside");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+                }
+            });
+        }
+        // ShedLock tells its nodes apart by name, so one of them is enough.
+        let java = Java::<S> { pool };
+        working.spawn(async move {
+            for _ in 0..20 {
+                java.wait(600.0).await;
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "Java came in while somebody was inside");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                assert!(java.unlock(0.0).await);
+            }
+        });
+        working.join_all().await;
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_row_that_a_transaction_has_locked_is_not_waited_for<S>(db: TestDb<S>) {
+        db.execute(javas_table(S::NAME)).await;
+        let pool = pool::<S>(&db.url);
+        let (java, store) = (Java::<S> { pool: pool.clone() }, ShedLockTable::new(pool));
+        assert!(java.lock(600.0).await && java.unlock(0.0).await);
+        let key = "job".into();
+        let (free, held) = (job(LONG), job(LONG));
+        let asking = async {
+            let lock = "BEGIN; UPDATE shedlock SET locked_by = 'locked' WHERE name = 'job'";
+            let mut tx = db.connect().await;
+            S::execute(&mut tx, lock).await.unwrap();
+            let refused = store.lease_acquire(&free).await.unwrap();
+            assert_eq!(refused, Acquired::Held { free_in: None });
+            S::execute(&mut tx, "ROLLBACK").await.unwrap();
+
+            take(&store, &held).await;
+            S::execute(&mut tx, lock).await.unwrap();
+            let renewed = store.lease_renew(&[Renewal::new("job", held.token, LONG)]).await.unwrap();
+            let released = store.lease_release(&key, held.token, Duration::ZERO).await.unwrap();
+            assert_eq!((&*renewed, released), (&[Answer::Busy][..], Answer::Busy));
+            S::execute(&mut tx, "ROLLBACK").await.unwrap();
+            let renewed = store.lease_renew(&[Renewal::new("job", held.token, LONG)]).await.unwrap();
+            let released = store.lease_release(&key, held.token, Duration::ZERO).await.unwrap();
+            assert_eq!((&*renewed, released), (&[Answer::Done][..], Answer::Done));
+        };
+        timeout(PATIENCE, asking).await.expect("no operation waits for the row");
+    }
+
+    async fn a_lease_outlives_broken_connections_and_is_lost_in_a_silence<S>(db: TestDb<S>) {
+        db.execute(javas_table(S::NAME)).await;
+        let proxy = Proxy::start(&db.url);
+        let java = Java::<S> { pool: pool::<S>(&db.url) };
+        let leases = Leases::builder(ShedLockTable::new(pool::<S>(proxy.url()))).ttl(Duration::from_secs(3)).build().unwrap();
+        let lease = leases.lease("job").acquire().await.unwrap();
+        for _ in 0..3 {
+            proxy.reset();
+            sleep(Duration::from_millis(1200)).await;
+            assert!(lease.is_trusted() && !java.lock(600.0).await);
+        }
+        proxy.stall(true);
+        timeout(PATIENCE, lease.lost()).await.expect("nobody answers its renewals");
+        java.wait(600.0).await;
+        proxy.stall(false);
+        drop(lease.release().await);
+        assert!(leases.lease("job").try_acquire().await.unwrap().is_none(), "Java still has it");
+        assert!(java.extend(600.0).await);
+    }
+
+    async fn a_grant_that_was_never_heard_of_is_given_back<S>(db: TestDb<S>) {
+        db.execute(javas_table(S::NAME)).await;
+        let proxy = Proxy::start(&db.url);
+        let java = Java::<S> { pool: pool::<S>(&db.url) };
+        let leases = Leases::builder(ShedLockTable::new(pool::<S>(proxy.url()))).ttl(LONG).holder("unheard").build().unwrap();
+        assert!(java.lock(600.0).await && java.unlock(0.0).await);
+        proxy.hold_replies_to("unheard");
+        let asking = leases.lease("job").wait(PATIENCE);
+        let asking = tokio::spawn(async move { asking.acquire().await.map(drop) });
+        let granted = async {
+            while db.fetch_i64("SELECT COUNT(*) FROM shedlock WHERE locked_by LIKE 'unheard#%'").await != Some(1) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, granted).await.expect("the server grants it");
+        asking.abort();
+        proxy.reset();
+        proxy.pass_replies();
+        java.wait(600.0).await;
+        assert!(java.unlock(0.0).await);
+    }
+
+    async fn a_dropped_request_leaves_no_lock<S>(db: TestDb<S>) {
+        db.execute(javas_table(S::NAME)).await;
+        let pool = pool::<S>(&db.url);
+        let leases = Leases::new(ShedLockTable::new(pool));
+        // A lock that is left lives for 30 s, which is longer than the wait.
+        let drops = drop_at_every_await(|| leases.lease("job").wait(PATIENCE).acquire())
+            .then(async |_| {
+                let lease = leases.lease("job").wait(PATIENCE).acquire().await.expect("nobody has it");
+                lease.release().await.expect("an answer");
+            })
+            .await;
+        assert!(drops.completed && drops.points > 0, "{drops:?}");
     }
 }

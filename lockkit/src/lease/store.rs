@@ -94,6 +94,7 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 /// profile.sweeps = false;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an ability of its own")]
 #[non_exhaustive]
 pub struct Profile {
     /// The shortest ttl that the store supports. Defaults to 50 ms. Requests for a shorter ttl are refused.

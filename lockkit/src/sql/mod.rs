@@ -57,8 +57,8 @@ pub(crate) use row::ops::{Access, Plan, RowStatements};
 pub use session::SessionOps;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use session::{AdvisoryNumber, ServerSession, SessionAnswer, SessionName, SessionStatements};
-pub use shedlock::ShedLockOps;
-pub(crate) use shedlock::ShedLockStatements;
+pub use shedlock::ops::ShedLockOps;
+pub(crate) use shedlock::ops::ShedLockStatements;
 pub use stock::ops::StockOps;
 pub(crate) use stock::{
     ops::{Look, StockStatements},

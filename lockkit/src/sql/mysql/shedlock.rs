@@ -1,6 +1,6 @@
 //! ShedLock's table on MySQL and MariaDB.
 
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use crate::{
     error::Fault,
@@ -9,7 +9,7 @@ use crate::{
     lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal, Token},
     sql::{
         Driver, ShedLockStatements,
-        shedlock::{Columns, Place, RELEASED, Row, locked_by, tag},
+        shedlock::ops::{Columns, Place, RELEASED, Row, locked_by, tag},
         units::micros,
     },
 };
@@ -39,7 +39,6 @@ fn select(place: Place<'_>, condition: &str) -> String {
 }
 
 fn row(row: &MySqlRow) -> sqlx::Result<Row> {
-    use sqlx::Row as _;
     Ok(Row {
         name: row.try_get("name")?,
         locked_by: row.try_get("locked_by")?,

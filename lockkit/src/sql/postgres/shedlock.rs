@@ -1,6 +1,6 @@
 //! ShedLock's table on PostgreSQL.
 
-use sqlx::{AssertSqlSafe, PgConnection, Postgres, postgres::PgRow};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _, postgres::PgRow};
 
 use super::pooler::query;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal, Token},
     sql::{
         ShedLockStatements,
-        shedlock::{Columns, Place, RELEASED, Row, locked_by, tag},
+        shedlock::ops::{Columns, Place, RELEASED, Row, locked_by, tag},
         units::{fence, micros},
     },
 };
@@ -32,7 +32,6 @@ fn columns() -> String {
 }
 
 fn row(row: &PgRow) -> sqlx::Result<Row> {
-    use sqlx::Row as _;
     Ok(Row {
         name: row.try_get("name")?,
         locked_by: row.try_get("locked_by")?,
@@ -44,7 +43,6 @@ fn row(row: &PgRow) -> sqlx::Result<Row> {
 
 /// The answer of a row that says whether something was done, and whether the token still holds the lock.
 fn scoped(row: &PgRow) -> sqlx::Result<Answer> {
-    use sqlx::Row as _;
     Ok(match (row.try_get("done")?, row.try_get("held")?) {
         (true, _) => Answer::Done,
         (false, true) => Answer::Busy,
@@ -55,7 +53,6 @@ fn scoped(row: &PgRow) -> sqlx::Result<Answer> {
 impl ShedLockStatements for Postgres {
     async fn shedlock_columns(conn: &mut PgConnection, place: Place<'_>) -> sqlx::Result<Columns> {
         let table = place.table;
-        use sqlx::Row as _;
         let rows = query(
             "SELECT format_type(atttypid, NULL) AS type, atttypmod FROM pg_attribute
              WHERE attrelid = to_regclass($1) AND attname IN ('lock_until', 'locked_at') AND NOT attisdropped",
@@ -81,7 +78,6 @@ impl ShedLockStatements for Postgres {
     }
 
     async fn shedlock_acquire(conn: &mut PgConnection, place: Place<'_>, claim: &Claim) -> sqlx::Result<Acquired> {
-        use sqlx::Row as _;
         let sql = format!(
             "WITH {CLOCK}, free AS MATERIALIZED (
                  SELECT l.name, l.locked_by, l.locked_at, l.lock_until, right(l.locked_by, 33) = $3 AS own

@@ -99,7 +99,9 @@ impl SessionLock {
 fn crc32(parts: &[&[u8]]) -> u32 {
     const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
     let mut digest = CRC.digest();
-    parts.iter().for_each(|it| digest.update(it));
+    for part in parts {
+        digest.update(part);
+    }
     digest.finalize()
 }
 

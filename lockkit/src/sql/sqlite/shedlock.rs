@@ -1,13 +1,13 @@
 //! ShedLock's table on SQLite, with times in milliseconds since 1970.
 
-use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
     key::Key,
     lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal, Token},
     sql::{
         ShedLockStatements,
-        shedlock::{Columns, Place, RELEASED, Row, locked_by, tag},
+        shedlock::ops::{Columns, Place, RELEASED, Row, locked_by, tag},
         units::{fence, micros},
     },
 };
@@ -27,7 +27,6 @@ fn select(place: Place<'_>, condition: &str) -> String {
 }
 
 fn row(row: &SqliteRow) -> sqlx::Result<Row> {
-    use sqlx::Row as _;
     Ok(Row {
         name: row.try_get("name")?,
         locked_by: row.try_get("locked_by")?,
