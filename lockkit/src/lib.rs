@@ -96,6 +96,8 @@ pub mod __private;
 
 /// What the author of a store needs: [`LeaseStore`], and the words in which leases and stores talk.
 pub mod store {
+    #[cfg(feature = "sql")]
+    pub use crate::sql::shedlock::ShedLockTable;
     pub use crate::{
         error::{BoxError, Raced},
         holder::LeaseInfo,
@@ -119,7 +121,7 @@ pub mod dialect {
         holder::LockHolder,
         sql::{
             AsConnection, Dialect, FenceGuardOps, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps,
-            StockOps, VersionOps,
+            ShedLockOps, StockOps, VersionOps,
             conn::On,
             tx::AnyTx,
             version::{Bumped, Columns, Expected, Saved, VersionField},

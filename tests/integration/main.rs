@@ -43,6 +43,7 @@ mod schemas;
 mod send;
 mod sessions;
 mod shared;
+mod shedlock;
 mod shutdown;
 mod slots;
 mod small_tables;

@@ -7,7 +7,7 @@ use crate::code::{Token, code};
 use crate::tree::{files, text};
 
 /// Traits that a store or a database implements. Users call what is built on their methods.
-const OPERATIONS: [&str; 13] = [
+const OPERATIONS: [&str; 14] = [
     "AnyTx",
     "Dialect",
     "FenceGuardOps",
@@ -18,6 +18,7 @@ const OPERATIONS: [&str; 13] = [
     "On",
     "RowOps",
     "SessionOps",
+    "ShedLockOps",
     "StockOps",
     "VersionOps",
     "Yields",

@@ -94,6 +94,7 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 /// profile.sweeps = false;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an ability of its own")]
 #[non_exhaustive]
 #[allow(clippy::struct_excessive_bools)] // Each is an ability of its own.
 pub struct Profile {

@@ -25,6 +25,7 @@ mod query;
 pub(crate) mod row;
 pub(crate) mod schema;
 pub(crate) mod session;
+pub(crate) mod shedlock;
 #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 mod sqlite;
 mod statement;
@@ -55,7 +56,9 @@ pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};
 pub use session::SessionOps;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) use session::{ServerSession, SessionAnswer, SessionStatements};
+pub(crate) use session::{AdvisoryNumber, ServerSession, SessionAnswer, SessionName, SessionStatements};
+pub use shedlock::ops::ShedLockOps;
+pub(crate) use shedlock::ops::ShedLockStatements;
 pub use stock::ops::StockOps;
 pub(crate) use stock::{
     ops::{Look, StockStatements},

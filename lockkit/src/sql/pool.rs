@@ -29,7 +29,7 @@ static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::defa
 
 /// Longest time for an idle connection to prove that it still works. The connection may have died silently, and sqlx
 /// would wait for its answer as long as the caller does.
-const PING_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const PING_LIMIT: Duration = Duration::from_secs(1);
 
 /// Longest time for a connection to prove that it still works when it returns to its pool.
 const RETURN_LIMIT: Duration = Duration::from_millis(500);
@@ -133,7 +133,7 @@ impl<DB: Dialect> Hold for Call<DB> {
 }
 
 /// Runs one operation on a connection of the pool.
-async fn call<DB: Dialect, T>(
+pub(super) async fn call<DB: Dialect, T>(
     pool: &Pool<DB>,
     ping_limit: Duration,
     doing: &'static str,
@@ -157,7 +157,7 @@ async fn call<DB: Dialect, T>(
 /// On a database with one lock for all writers, this waits for the lock in many short attempts, for as long as the
 /// connection's own busy timeout. SQLite's own wait (<https://www.sqlite.org/c3ref/busy_timeout.html>) soon sleeps for
 /// 100 ms between two attempts, and may never get the lock when others write all the time.
-async fn write<DB: Dialect, T>(
+pub(super) async fn write<DB: Dialect, T>(
     pool: &Pool<DB>,
     ping_limit: Duration,
     doing: &'static str,
@@ -186,13 +186,13 @@ async fn write<DB: Dialect, T>(
 }
 
 /// Until when to retry for the lock of the whole database.
-struct Tries {
+pub(super) struct Tries {
     until: Option<Instant>,
 }
 
 impl Tries {
     /// Whether to retry after this error. Sleeps for a moment first.
-    async fn again<DB: Dialect>(&self, err: &sqlx::Error) -> bool {
+    pub(super) async fn again<DB: Dialect>(&self, err: &sqlx::Error) -> bool {
         let again = DB::fault(err) == Fault::Contended && self.until.is_some_and(|it| Instant::now() < it);
         if again {
             sleep(Duration::from_millis(1)).await;
@@ -216,7 +216,7 @@ macro_rules! tried {
 /// Repeats the call while it fails on a connection that was opened on an ended runtime. Each failure closes one, so as many attempts
 /// as the pool has connections reach a usable one. The operations of a store can be repeated.
 macro_rules! on_living_connection {
-    ($pool:ident, $call:expr) => {{
+    ($pool:expr, $call:expr) => {{
         let mut others = $pool.options().get_max_connections();
         loop {
             match $call.await {
@@ -227,9 +227,11 @@ macro_rules! on_living_connection {
     }};
 }
 
+pub(super) use {on_living_connection, tried};
+
 /// Whether the connection was opened on a runtime that has ended. Its ping can succeed all the same: an answer that arrives before it
 /// is read does not need the runtime's reactor.
-fn is_of_ended_runtime<DB: Dialect>(err: &Error) -> bool {
+pub(super) fn is_of_ended_runtime<DB: Dialect>(err: &Error) -> bool {
     DB::IS_REMOTE && matches!(err.as_sqlx(), Some(sqlx::Error::Io(err)) if err.kind() == io::ErrorKind::Other)
 }
 
@@ -242,7 +244,7 @@ pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
 }
 
 /// Longest time for a ping before an operation on a lease with this ttl.
-fn ping_limit(ttl: Duration) -> Duration {
+pub(super) fn ping_limit(ttl: Duration) -> Duration {
     (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT)
 }
 
@@ -278,7 +280,7 @@ fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
 }
 
 /// Replaces an error that another transaction caused, such as a lock wait or a rollback, by `otherwise`.
-fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
+pub(super) fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
     match result {
         Err(Error::Database { fault, .. }) if fault.is_of_the_moment() => Ok(otherwise),
         result => result,

@@ -1,5 +1,7 @@
 //! Session locks: each one is held by its own connection, and is free as soon as that connection ends.
 
+mod foreign;
+
 use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
 
 use sqlx::{Connection, Database, Pool};
@@ -69,6 +71,10 @@ const HINT: &str = "hand the session that it holds (`&session`; `as = session` n
 /// Waiters are served in no particular order. The server does not detect a deadlock between two processes that take two
 /// session locks in different orders: bound the wait, or take the locks in one order.
 ///
+/// [`raw`](Self::raw) and [`raw2`](Self::raw2) share an advisory lock of PostgreSQL with other programs, and
+/// [`with_advisory_lock`](Self::with_advisory_lock), [`rails_migrations`](Self::rails_migrations) and
+/// [`golang_migrate`](Self::golang_migrate) are the locks of those projects.
+///
 /// # Example
 /// ```no_run
 /// use lockkit::SessionLock;
@@ -85,7 +91,7 @@ const HINT: &str = "hand the session that it holds (`&session`; `as = session` n
 #[derive(Debug, Clone)]
 #[must_use = "a session lock does nothing until `acquire` or `try_acquire` is awaited"]
 pub struct SessionLock {
-    key: Key,
+    name: SessionName,
     sharing: Sharing,
     wait: Wait,
     heartbeat: Duration,
@@ -94,7 +100,11 @@ pub struct SessionLock {
 impl SessionLock {
     /// Creates a lock with this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), sharing: Sharing::Alone, wait: Wait::DEFAULT, heartbeat: DEFAULT_HEARTBEAT }
+        Self::named(SessionName { key: key.into(), number: None })
+    }
+
+    fn named(name: SessionName) -> Self {
+        Self { name, sharing: Sharing::Alone, wait: Wait::DEFAULT, heartbeat: DEFAULT_HEARTBEAT }
     }
 
     /// Takes the lock shared: it excludes exclusive holders only. PostgreSQL only: `GET_LOCK` of MySQL and MariaDB has
@@ -141,7 +151,7 @@ impl SessionLock {
     /// its behalf notices within a second.
     #[must_use = "await it, and bind the session: `let session = ….acquire(&pool).await?`"]
     pub async fn acquire<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Session<DB>> {
-        self.key.check()?;
+        self.name.check::<DB>()?;
         self.wait.check()?;
         check_duration("heartbeat", self.heartbeat)?;
         if self.sharing == Sharing::Shared && !DB::HAS_SHARED_LOCKS {
@@ -151,10 +161,10 @@ impl SessionLock {
             return Err(Error::InvalidOption { option: "share", reason });
         }
         let realm = Realm::sessions(pool);
-        if is_under(|it| it.realm == realm && it.key == self.key) {
-            return Err(Error::Reentrant { lock: "session lock", key: self.key, hint: HINT });
+        if is_under(|it| it.realm == realm && it.key == self.name.key) {
+            return Err(Error::Reentrant { lock: "session lock", key: self.name.key, hint: HINT });
         }
-        let key = self.key.clone();
+        let key = self.name.key.clone();
         observed(Strategy::Session, &key, Box::pin(self.take(pool))).await
     }
 
@@ -193,24 +203,24 @@ impl SessionLock {
     /// ```
     pub async fn holder<DB: SessionOps>(&self, on: impl On<DB>) -> Result<Option<LockHolder>> {
         let doing = "looking for the holder of session lock";
-        self.key.check()?;
+        self.name.check::<DB>()?;
         let mut conn = on.reach(doing).await?;
-        let holder = DB::session_holder(&mut conn, &self.key).await;
+        let holder = DB::session_holder(&mut conn, &self.name).await;
         conn.finish();
-        holder.map_err(|err| failed::<DB>(doing, Some(&self.key), err))
+        holder.map_err(|err| failed::<DB>(doing, Some(&self.name.key), err))
     }
 
     async fn take<DB: SessionOps>(self, pool: &Pool<DB>) -> Result<Session<DB>> {
         let doing = "acquiring session lock";
         let started = Instant::now();
         let deadline = self.wait.millis().map(|it| started + Duration::from_millis(it));
-        let failed = |err| failed::<DB>(doing, Some(&self.key), err);
+        let failed = |err| failed::<DB>(doing, Some(&self.name.key), err);
 
         let connected_by = deadline.map(|it| it.max(started + FIRST_ANSWER));
-        let conn = until(connected_by, checkout(pool, doing, Some(&self.key))).await;
+        let conn = until(connected_by, checkout(pool, doing, Some(&self.name.key))).await;
         let conn = match conn {
             Some(conn) => conn?,
-            None => return Err(starved(pool).await.unwrap_or_else(|| no_answer(doing, Some(&self.key)))),
+            None => return Err(starved(pool).await.unwrap_or_else(|| no_answer(doing, Some(&self.name.key)))),
         };
         let mut held = Guard::new(Unsettled::new(conn));
         let conn = &mut *held.get_mut().conn;
@@ -218,26 +228,26 @@ impl SessionLock {
         loop {
             let asked = Instant::now();
             let slice = deadline.map_or(SLICE, |it| it.saturating_duration_since(asked).min(SLICE));
-            match answered(slice, DB::session_lock(conn, id, &self.key, self.sharing, slice)).await.map_err(failed)? {
+            match answered(slice, DB::session_lock(conn, id, &self.name, self.sharing, slice)).await.map_err(failed)? {
                 SessionAnswer::Granted => {
                     return Ok(Session::granted(Realm::sessions(pool), self, id, held));
                 }
-                SessionAnswer::Elsewhere => return Err(Error::TransactionPooler { key: self.key }),
+                SessionAnswer::Elsewhere => return Err(Error::TransactionPooler { key: self.name.key }),
                 SessionAnswer::Held => {}
             }
             if deadline.is_some_and(|it| it <= Instant::now()) {
                 let waited = started.elapsed();
-                let holder = match answered(Duration::ZERO, DB::session_holder(conn, &self.key)).await {
+                let holder = match answered(Duration::ZERO, DB::session_holder(conn, &self.name)).await {
                     Ok(holder) => holder.map(|it| Box::new(it.into())),
                     Err(err) if DB::fault(&err) == Fault::Unavailable => {
-                        return Err(Error::Contended { key: self.key, waited, holder: None });
+                        return Err(Error::Contended { key: self.name.key, waited, holder: None });
                     }
                     // For example, a privilege is missing.
                     Err(_) => None,
                 };
                 // This session has locked nothing, so its connection can go back to the pool.
                 drop(held.defuse());
-                return Err(Error::Contended { key: self.key, waited, holder });
+                return Err(Error::Contended { key: self.name.key, waited, holder });
             }
             let pause = asked + PAUSE;
             sleep_until(deadline.map_or(pause, |it| pause.min(it))).await;
@@ -248,12 +258,12 @@ impl SessionLock {
     /// the session with other clients.
     async fn session_to_lock<DB: SessionOps>(&self, pool: &Pool<DB>, conn: &mut DB::Connection) -> Result<i64> {
         let doing = "looking at the session for session lock";
-        let failed = |err| failed::<DB>(doing, Some(&self.key), err);
+        let failed = |err| failed::<DB>(doing, Some(&self.name.key), err);
         let ours = answered(SLICE, DB::session_look(conn)).await.map_err(failed)?;
         if ours.is_replica {
             let reason = "the server is a read-only replica, whose locks are not those of its primary";
             let source = sqlx::Error::Configuration(reason.into());
-            return Err(Error::database(doing, &self.key, Fault::ReadOnly, source));
+            return Err(Error::database(doing, &self.name.key, Fault::ReadOnly, source));
         }
         if !DB::POOLERS_SHARE_SESSIONS {
             return Ok(ours.id);
@@ -275,7 +285,7 @@ impl SessionLock {
             Ok(is_ours)
         };
         if !answered(SLICE, competing).await.map_err(failed)? {
-            return Err(Error::TransactionPooler { key: self.key.clone() });
+            return Err(Error::TransactionPooler { key: self.name.key.clone() });
         }
         Ok(ours.id)
     }
@@ -307,7 +317,7 @@ impl<DB: Database> Session<DB> {
     where
         DB: SessionOps,
     {
-        let key = lock.key.clone();
+        let key = lock.name.key.clone();
         let (questions, asked) = mpsc::channel(1);
         let kept = Guard::new(Keeping(tokio::spawn(keep(lock, id, held, asked))));
         Self { key, realm, questions, kept, database: PhantomData }
@@ -402,14 +412,14 @@ async fn keep<DB: SessionOps>(
     mut held: Guard<Unsettled<DB>>,
     mut questions: mpsc::Receiver<Question>,
 ) -> Result<()> {
-    let SessionLock { key, sharing, wait: _, heartbeat } = lock;
+    let SessionLock { name, sharing, wait: _, heartbeat } = lock;
     let granted = Instant::now();
     let conn = &mut *held.get_mut().conn;
     let (lost, _unanswered) = loop {
         let question = match timeout(heartbeat, questions.recv()).await {
             Ok(Some(question)) => Some(question),
             Err(_) => None,
-            Ok(None) => match answered(Duration::ZERO, DB::session_unlock(conn, id, &key, sharing)).await {
+            Ok(None) => match answered(Duration::ZERO, DB::session_unlock(conn, id, &name, sharing)).await {
                 Ok(true) => {
                     drop(held.defuse());
                     return Ok(());
@@ -417,7 +427,7 @@ async fn keep<DB: SessionOps>(
                 not_held => break (not_held.err(), None),
             },
         };
-        match answered(Duration::ZERO, DB::session_holds(conn, id, &key)).await {
+        match answered(Duration::ZERO, DB::session_holds(conn, id, &name)).await {
             // The receiver is gone if the caller was dropped.
             Ok(true) => question.map(|it| it.send(())),
             not_held => break (not_held.err(), question),
@@ -426,8 +436,8 @@ async fn keep<DB: SessionOps>(
     // Closes the connection before the loss is reported.
     drop(held);
     let reason = if lost.is_some() { LossReason::Unreachable } else { LossReason::Stolen };
-    observe::lost(Strategy::Session, &key, None, granted.elapsed(), reason);
-    Err(Error::SessionLost { key, source: lost.map(Into::into) })
+    observe::lost(Strategy::Session, &name.key, None, granted.elapsed(), reason);
+    Err(Error::SessionLost { key: name.key, source: lost.map(Into::into) })
 }
 
 /// The server's answer to a statement that may wait for `slice`.
@@ -457,6 +467,9 @@ pub trait SessionStatements: Database {
     /// Whether several sessions can share a lock.
     const HAS_SHARED_LOCKS: bool;
 
+    /// Whether the database locks numbers.
+    const HAS_NUMBERS: bool;
+
     /// The session that runs this statement. The statement is not prepared, because a pooler in transaction mode may
     /// lose prepared statements.
     fn session_look(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<ServerSession>> + Send;
@@ -465,7 +478,7 @@ pub trait SessionStatements: Database {
     fn session_lock(
         conn: &mut Self::Connection,
         id: i64,
-        key: &Key,
+        name: &SessionName,
         sharing: Sharing,
         slice: Duration,
     ) -> impl Future<Output = sqlx::Result<SessionAnswer>> + Send;
@@ -474,22 +487,52 @@ pub trait SessionStatements: Database {
     fn session_holds(
         conn: &mut Self::Connection,
         id: i64,
-        key: &Key,
+        name: &SessionName,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Releases the lock. `false` when the session did not hold it.
     fn session_unlock(
         conn: &mut Self::Connection,
         id: i64,
-        key: &Key,
+        name: &SessionName,
         sharing: Sharing,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// The session that holds the lock.
     fn session_holder(
         conn: &mut Self::Connection,
-        key: &Key,
+        name: &SessionName,
     ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+}
+
+/// What a session lock locks.
+#[derive(Debug, Clone)]
+pub struct SessionName {
+    /// The name, or a text for the number.
+    pub(crate) key: Key,
+    pub(crate) number: Option<AdvisoryNumber>,
+}
+
+/// The number of an advisory lock that lockkit did not choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AdvisoryNumber {
+    /// The lock of one number.
+    One(i64),
+    /// The lock of two numbers: another one than that of any one number.
+    Two(i32, i32),
+}
+
+impl SessionName {
+    fn check<DB: SessionOps>(&self) -> Result<()> {
+        self.key.check()?;
+        if self.number.is_some() && !DB::HAS_NUMBERS {
+            let reason =
+                "needs PostgreSQL: MySQL and MariaDB lock names (`GET_LOCK`), not numbers; use `SessionLock::new`"
+                    .to_owned();
+            return Err(Error::InvalidOption { option: "raw", reason });
+        }
+        Ok(())
+    }
 }
 
 /// A session of the server, as it describes itself.

@@ -4,6 +4,7 @@ mod attribute;
 mod keys;
 mod loss;
 mod poolers;
+mod raw;
 mod waits;
 
 use std::time::Duration;

@@ -21,7 +21,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
-        Sessions, StockOps, VersionOps, fault::connection_fault,
+        Sessions, ShedLockOps, StockOps, VersionOps, fault::connection_fault,
     },
 };
 
@@ -42,6 +42,7 @@ mod migrate;
 mod named;
 mod row;
 mod session;
+mod shedlock;
 mod stock;
 mod version;
 
@@ -96,6 +97,7 @@ impl SessionOps for MySql {}
 impl VersionOps for MySql {}
 impl StockOps for MySql {}
 impl FenceGuardOps for MySql {}
+impl ShedLockOps for MySql {}
 
 impl Driver for MySql {
     const CHANGES_SESSION: bool = true;

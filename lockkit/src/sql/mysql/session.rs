@@ -8,8 +8,7 @@ use super::holder;
 use crate::{
     error::Fault,
     holder::LockHolder,
-    key::Key,
-    sql::{Driver, ServerSession, SessionAnswer, SessionStatements, Sharing, statement::statement},
+    sql::{Driver, ServerSession, SessionAnswer, SessionName, SessionStatements, Sharing, statement::statement},
 };
 
 /// The name of the lock of the bound key: 64 hexadecimal digits, which is the longest name that MySQL allows. Its case
@@ -23,6 +22,7 @@ impl SessionStatements for MySql {
     /// Proxies for MySQL reserve a session that has called `GET_LOCK` for its client.
     const POOLERS_SHARE_SESSIONS: bool = false;
     const HAS_SHARED_LOCKS: bool = false;
+    const HAS_NUMBERS: bool = false;
 
     async fn session_look(conn: &mut MySqlConnection) -> sqlx::Result<ServerSession> {
         // A replica has its own locks. Only a replica that is declared read-only can be detected.
@@ -35,7 +35,7 @@ impl SessionStatements for MySql {
     async fn session_lock(
         conn: &mut MySqlConnection,
         id: i64,
-        key: &Key,
+        name: &SessionName,
         _sharing: Sharing,
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
@@ -48,8 +48,8 @@ impl SessionStatements for MySql {
              END AS SIGNED)"
         ))
         .bind(id)
-        .bind(key.as_bytes())
-        .bind(key.as_bytes())
+        .bind(name.key.as_bytes())
+        .bind(name.key.as_bytes())
         .bind(slice.as_secs_f64())
         .fetch_one(&mut *conn)
         .await;
@@ -61,39 +61,44 @@ impl SessionStatements for MySql {
             // KILL QUERY or a timeout of the session interrupted the wait. MariaDB then answers NULL, and MySQL an
             // error. The lock may have been granted in the same instant.
             Ok(None) | Err(_) => {
-                let holds = Self::session_holds(conn, id, key).await?;
+                let holds = Self::session_holds(conn, id, name).await?;
                 Ok(if holds { SessionAnswer::Granted } else { SessionAnswer::Held })
             }
         }
     }
 
-    async fn session_holds(conn: &mut MySqlConnection, id: i64, key: &Key) -> sqlx::Result<bool> {
+    async fn session_holds(conn: &mut MySqlConnection, id: i64, name: &SessionName) -> sqlx::Result<bool> {
         sqlx::query_scalar(statement!("SELECT CONNECTION_ID() = ? AND IS_USED_LOCK({NAME}) <=> CONNECTION_ID()"))
             .bind(id)
-            .bind(key.as_bytes())
+            .bind(name.key.as_bytes())
             .fetch_one(conn)
             .await
     }
 
-    async fn session_unlock(conn: &mut MySqlConnection, id: i64, key: &Key, _sharing: Sharing) -> sqlx::Result<bool> {
+    async fn session_unlock(
+        conn: &mut MySqlConnection,
+        id: i64,
+        name: &SessionName,
+        _sharing: Sharing,
+    ) -> sqlx::Result<bool> {
         let released: Option<i64> = sqlx::query_scalar(statement!(
             "SELECT CAST(CASE WHEN CONNECTION_ID() = ? THEN RELEASE_LOCK({NAME}) ELSE 0 END AS SIGNED)"
         ))
         .bind(id)
-        .bind(key.as_bytes())
+        .bind(name.key.as_bytes())
         .fetch_one(conn)
         .await?;
         Ok(released == Some(1))
     }
 
-    async fn session_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+    async fn session_holder(conn: &mut MySqlConnection, name: &SessionName) -> sqlx::Result<Option<LockHolder>> {
         let row = sqlx::query(statement!(
             "SELECT CAST(used.id AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
              FROM (SELECT IS_USED_LOCK({NAME}) AS id) AS used
              LEFT JOIN information_schema.PROCESSLIST AS p ON p.ID = used.id
              WHERE used.id IS NOT NULL"
         ))
-        .bind(key.as_bytes())
+        .bind(name.key.as_bytes())
         .fetch_optional(conn)
         .await?;
         row.as_ref().map(holder).transpose()

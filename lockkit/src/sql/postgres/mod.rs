@@ -17,7 +17,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
-        Sessions, StockOps, VersionOps, fault::connection_fault, units::duration,
+        Sessions, ShedLockOps, StockOps, VersionOps, fault::connection_fault, units::duration,
     },
 };
 
@@ -41,10 +41,10 @@ fn ring(bell: &str) -> String {
     )
 }
 
-/// Selects a session that holds the advisory lock with the number `$1`, and the time since `start`, a column of
+/// Selects a session that holds the advisory lock with the number `$1` and the `objsubid` given, and the time since `start`, a column of
 /// `pg_stat_activity`. Prefers a session other than this one. The view stores the halves of the number in two columns:
 /// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
-fn holder_since(start: &str) -> String {
+fn holder_since(start: &str, subid: &str) -> String {
     format!(
         "SELECT
              l.pid::bigint AS id,
@@ -53,7 +53,7 @@ fn holder_since(start: &str) -> String {
              nullif(a.application_name, '') AS application,
              (extract(epoch FROM clock_timestamp() - a.{start}) * 1000000)::bigint AS age_us
          FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
-         WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+         WHERE l.locktype = 'advisory' AND l.objsubid = {subid} AND l.granted
            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
            AND (l.classid::bigint << 32 | l.objid::bigint) = $1
          ORDER BY l.pid = pg_backend_pid(), age_us DESC NULLS LAST
@@ -69,6 +69,7 @@ mod named;
 mod pooler;
 mod row;
 mod session;
+mod shedlock;
 mod stock;
 mod version;
 
@@ -120,6 +121,7 @@ impl SessionOps for Postgres {}
 impl VersionOps for Postgres {}
 impl StockOps for Postgres {}
 impl FenceGuardOps for Postgres {}
+impl ShedLockOps for Postgres {}
 
 impl Driver for Postgres {
     const CHANGES_SESSION: bool = false;

@@ -53,7 +53,7 @@ impl NamedStatements for Postgres {
     }
 
     async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
-        let sql = statement!("{holder}", holder = holder_since("xact_start"));
+        let sql = statement!("{holder}", holder = holder_since("xact_start", "1"));
         let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
         row.as_ref().map(holder).transpose()
     }

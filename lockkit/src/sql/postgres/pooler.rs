@@ -17,7 +17,7 @@ use std::{
 };
 
 use sqlx::{
-    Arguments, AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row,
+    Arguments, AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row, SqlSafeStr, SqlStr,
     error::{BoxDynError, DatabaseError},
     postgres::{PgArguments, PgQueryResult, PgRow, PgTransactionManager},
     raw_sql,
@@ -129,14 +129,14 @@ fn in_a_transaction(conn: &PgConnection) -> bool {
 }
 
 /// One of lockkit's own statements, with values of lockkit's own types.
-pub(super) fn query(sql: &'static str) -> Statement {
-    Statement { sql, values: Vec::new() }
+pub(super) fn query(sql: impl SqlSafeStr) -> Statement {
+    Statement { sql: sql.into_sql_str(), values: Vec::new() }
 }
 
 /// A statement made by [`query`]. Used like sqlx's.
 #[must_use = "a statement does nothing until it is executed"]
 pub(super) struct Statement {
-    sql: &'static str,
+    sql: SqlStr,
     values: Vec<Value>,
 }
 
@@ -148,7 +148,7 @@ impl Statement {
 
     pub(super) async fn fetch_all(self, conn: &mut PgConnection) -> sqlx::Result<Vec<PgRow>> {
         if !is_met() {
-            let named = sqlx::query_with(self.sql, self.arguments()?).fetch_all(&mut *conn).await;
+            let named = sqlx::query_with(self.sql.clone(), self.arguments()?).fetch_all(&mut *conn).await;
             if let Some(answer) = unless_lost(conn, named, is_lost_own_statement) {
                 return answer;
             }
@@ -166,7 +166,7 @@ impl Statement {
 
     pub(super) async fn execute(self, conn: &mut PgConnection) -> sqlx::Result<PgQueryResult> {
         if !is_met() {
-            let named = sqlx::query_with(self.sql, self.arguments()?).execute(&mut *conn).await;
+            let named = sqlx::query_with(self.sql.clone(), self.arguments()?).execute(&mut *conn).await;
             if let Some(answer) = unless_lost(conn, named, is_lost_own_statement) {
                 return answer;
             }
@@ -185,7 +185,7 @@ impl Statement {
     /// The statement with its values spliced in. In lockkit's statements `$` occurs only in front of the number of a
     /// value.
     fn text(&self) -> sqlx::Result<String> {
-        let mut parts = self.sql.split('$');
+        let mut parts = self.sql.as_str().split('$');
         let mut text = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             let digits = part.len() - part.trim_start_matches(|it: char| it.is_ascii_digit()).len();

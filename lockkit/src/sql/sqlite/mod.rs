@@ -15,8 +15,8 @@ use crate::{
     error::{Error, Fault},
     policy::Wait,
     sql::{
-        AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps,
-        VersionOps, fault::connection_fault,
+        AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, ShedLockOps,
+        StockOps, VersionOps, fault::connection_fault,
     },
 };
 
@@ -36,6 +36,7 @@ mod lease;
 mod migrate;
 mod named;
 mod row;
+mod shedlock;
 mod stock;
 mod version;
 
@@ -73,6 +74,7 @@ impl NamedOps for Sqlite {}
 impl VersionOps for Sqlite {}
 impl StockOps for Sqlite {}
 impl FenceGuardOps for Sqlite {}
+impl ShedLockOps for Sqlite {}
 
 impl Driver for Sqlite {
     const IS_REMOTE: bool = false;
