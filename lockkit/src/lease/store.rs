@@ -304,8 +304,8 @@ pub struct Grant {
     pub spare_fences: u64,
     /// The previous holder, if it let the lease expire instead of releasing it.
     pub previous: Option<Previous>,
-    /// How long the lease lives without a renewal, if that is shorter than the ttl of the claim. `None` for the ttl of
-    /// the claim.
+    /// The longest time that the store keeps the lease without a renewal, whatever ttl is asked for. `None` for no
+    /// limit.
     pub ttl: Option<Duration>,
 }
 
