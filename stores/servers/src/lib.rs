@@ -5,6 +5,11 @@
 //!
 //! A server that a test leaves behind dies with the thread that started it, however that ends.
 
+mod folder;
 mod program;
+pub mod zookeeper;
 
-pub use crate::program::{Program, free_port};
+pub use crate::{
+    folder::Folder,
+    program::{Program, free_port},
+};

@@ -28,13 +28,22 @@ impl Program {
     /// # Panics
     /// If it is not installed, ends by itself, or does not listen within a minute.
     pub fn start(program: &str, arguments: &[&str], folder: &Path, port: u16) -> Self {
+        let mut started = Self::launch(program, arguments, folder, port);
+        started.wait_until_it_listens();
+        started
+    }
+
+    /// Starts the program and does not wait. So several can start at the same time; see
+    /// [`wait_until_it_listens`](Self::wait_until_it_listens).
+    ///
+    /// # Panics
+    /// If it is not installed.
+    pub fn launch(program: &str, arguments: &[&str], folder: &Path, port: u16) -> Self {
         let program = find(program);
         let command: Vec<_> = [program.as_str()].iter().chain(arguments).map(ToString::to_string).collect();
         let log = folder.join("log");
         let child = spawn(&command, &log);
-        let mut started = Self { command, log, port, child };
-        started.wait_until_it_listens();
-        started
+        Self { command, log, port, child }
     }
 
     /// Ends the process with SIGKILL. Its data stay as they are.
@@ -75,7 +84,11 @@ impl Program {
         kill_process(id, signal).expect("send a signal");
     }
 
-    fn wait_until_it_listens(&mut self) {
+    /// Waits until the program listens on its port.
+    ///
+    /// # Panics
+    /// If it ends by itself, or does not listen within a minute.
+    pub fn wait_until_it_listens(&mut self) {
         let deadline = Instant::now() + START;
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             let ended = self.child.try_wait().expect("ask for the process");
