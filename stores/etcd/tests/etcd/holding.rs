@@ -366,3 +366,20 @@ async fn waits_that_are_dropped_at_any_time_neither_share_nor_leave_a_lease() {
     let mut client = client_at(shared()).await;
     until("no claim is left", async || keys(&mut client, "lockkit/lock/dropping").await == 0).await;
 }
+
+#[tokio::test]
+async fn claims_to_one_lease_that_end_together_are_all_removed() {
+    let (store, thief) = (store().await, store().await);
+    let [first, second] = [(); 2].map(|()| Claim::new("together", Token::random(), "test", Duration::from_millis(300)));
+    assert!(matches!(store.lease_acquire(&first).await.unwrap(), Acquired::Granted(_)));
+    assert_eq!(thief.lease_release(&first.key, first.token, Duration::ZERO).await.unwrap(), Answer::Done);
+    assert!(matches!(store.lease_acquire(&second).await.unwrap(), Acquired::Granted(_)));
+    // Nothing runs in this runtime until both have expired.
+    std::thread::sleep(Duration::from_millis(600));
+    let mut client = client_at(shared()).await;
+    until("both are removed", async || keys(&mut client, "lockkit/lock/together/").await == 0).await;
+    let next = Claim::new("together", Token::random(), "test", SECONDS(2));
+    let Acquired::Granted(grant) = thief.lease_acquire(&next).await.unwrap() else { panic!("it is free") };
+    assert!(grant.previous.is_some());
+    thief.lease_release(&next.key, next.token, Duration::ZERO).await.unwrap();
+}
