@@ -383,3 +383,19 @@ async fn claims_to_one_lease_that_end_together_are_all_removed() {
     assert!(grant.previous.is_some());
     thief.lease_release(&next.key, next.token, Duration::ZERO).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_lease_that_was_waited_for_lives_no_longer_than_its_ttl() {
+    let (store, other) = (store().await, store().await);
+    let held = Claim::new("short", Token::random(), "test", SECONDS(20));
+    assert!(matches!(other.lease_acquire(&held).await.unwrap(), Acquired::Granted(_)));
+    let ttl = Duration::from_millis(700);
+    let mut waits = Claim::new("short", Token::random(), "test", ttl);
+    waits.queue = true;
+    assert!(matches!(store.lease_acquire(&waits).await.unwrap(), Acquired::Held { .. }));
+    other.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
+    assert!(matches!(store.lease_acquire(&waits).await.unwrap(), Acquired::Granted(_)));
+    let shown = store.lease_look(&waits.key).await.unwrap().expect("it is held");
+    assert!(shown.info.expires_in <= ttl, "{shown:?}");
+    until("it expires", async || other.lease_look(&waits.key).await.unwrap().is_none()).await;
+}
