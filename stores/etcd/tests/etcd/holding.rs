@@ -399,3 +399,29 @@ async fn a_lease_that_was_waited_for_lives_no_longer_than_its_ttl() {
     assert!(shown.info.expires_in <= ttl, "{shown:?}");
     until("it expires", async || other.lease_look(&waits.key).await.unwrap().is_none()).await;
 }
+
+#[tokio::test]
+async fn all_futures_can_be_spawned() {
+    fn spawned<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) {
+        tokio::spawn(future).abort();
+    }
+    let store = store().await;
+    let key: fn() -> lockkit::Key = || "spawned".into();
+    let claim = move || Claim::new(key(), Token::random(), "test", SECONDS(2));
+    spawned(async { EtcdStore::connect([shared()], Options::new()).await.is_ok() });
+    let it = store.clone();
+    spawned(async move { it.lease_acquire(&claim()).await.is_ok() });
+    let it = store.clone();
+    spawned(async move { it.lease_acquire_all(&[claim(), claim()]).await.is_ok() });
+    let it = store.clone();
+    spawned(async move { it.lease_look(&key()).await.is_ok() });
+    let it = store.clone();
+    spawned(async move { it.lease_renew(&[]).await.is_ok() });
+    let it = store.clone();
+    spawned(async move { it.lease_release(&key(), Token::random(), Duration::ZERO).await.is_ok() });
+    let it = store.clone();
+    spawned(async move { it.lease_list("", 1).await.is_ok() });
+    let it = store.clone();
+    spawned(async move { it.lease_sweep(SECONDS(60), 1).await.is_ok() });
+    spawned(async move { store.lease_freed(&key()).await });
+}
