@@ -276,6 +276,7 @@ impl Inner {
     /// Nothing but the record of the last holder may stand in the way. Returns how long it does, or `None` if it does
     /// not.
     pub(crate) fn last_is_over(&self, asking: &mut Asking<'_>, last: &[KeyValue]) -> Option<Duration> {
+        asking.last?;
         let revision = last.first().map_or(0, KeyValue::mod_revision);
         let record = last.first().and_then(|kv| Record::parse(kv.value()));
         let record = record.filter(|it| it.state == State::Held && it.token != asking.claim.token);
@@ -287,10 +288,10 @@ impl Inner {
             },
             None => Duration::ZERO,
         };
-        if asking.last.is_some() && !left.is_zero() {
+        if !left.is_zero() {
             return Some(left);
         }
-        asking.last = asking.last.map(|_| revision);
+        asking.last = Some(revision);
         None
     }
 

@@ -223,9 +223,17 @@ impl Claims {
         let Some(claimed) = state.claims.get_mut(&token) else { return false };
         match &mut claimed.phase {
             Phase::Held { revision: before, .. } if *before == revision => claimed.renewals += 1,
-            phase => *phase = Phase::Held { revision, since },
+            phase => {
+                *phase = Phase::Held { revision, since };
+                // A claim that waits may stay longer than a lease that is held.
+                claimed.until = since + claimed.ttl;
+            }
         }
-        claimed.held_since().is_some()
+        let (is_held, until) = (claimed.held_since().is_some(), claimed.until);
+        let is_sooner = state.schedule(until, token);
+        drop(state);
+        self.tell(is_sooner);
+        is_held
     }
 
     /// Notes that a claim with this key is sent again, and returns whether it may be. `record` is the value that its

@@ -65,8 +65,8 @@
 //! # What it costs
 //!
 //! Acquiring, releasing or reading a lease is one request; a renewal is a keep-alive and a read, for up to 120 leases at
-//! once; up to 40 leases are acquired or released with one request. A waiting process reads at most five times a
-//! second.
+//! once; up to 40 leases are acquired or released with one request. A waiting process reads about five times a second,
+//! in case that its watch is lost.
 //!
 //! # Limits
 //!

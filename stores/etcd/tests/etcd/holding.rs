@@ -6,27 +6,15 @@ use std::{
 };
 
 use lockkit::{
-    Lease, LeaseStore, Leases, Released,
+    Lease, LeaseStore, Released,
     store::{Acquired, AcquiredAll, Answer, Claim, Renewal, Token},
-    testing::{Oracle, drop_at_every_await},
 };
-use lockkit_etcd::{
-    EtcdStore, Options, SetupError,
-    etcd_client::{ConnectOptions, Permission},
-};
-use lockkit_store_servers::etcd::Etcd;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
+use lockkit_etcd::{EtcdStore, Options};
+use tokio::time::timeout;
 
-use crate::server::{PATIENCE, SESSION, client_at, keys, shared, store, until};
+use crate::server::{PATIENCE, SESSION, client_at, keys, leases, shared, store, until};
 
 const SECONDS: fn(u64) -> Duration = Duration::from_secs;
-
-async fn leases() -> Leases<EtcdStore> {
-    Leases::builder(store().await).ttl(SECONDS(2)).wait(PATIENCE).build().unwrap()
-}
 
 #[tokio::test]
 async fn fences_rise_with_room_between_them() {
@@ -206,84 +194,6 @@ async fn semaphores_readers_and_writers_work() {
 }
 
 #[tokio::test]
-async fn a_future_dropped_anywhere_leaves_no_claim() {
-    let leases = leases().await;
-    let mut client = client_at(shared()).await;
-    let work = || async {
-        let lease = leases.lease("dropped").acquire().await.unwrap();
-        lease.extend(SECONDS(3)).await.unwrap();
-        lease.release().await.unwrap();
-    };
-    let drops = drop_at_every_await(work)
-        .then(async |_| {
-            until("no claim is left", async || keys(&mut client, "lockkit/lock/dropped/").await == 0).await;
-        })
-        .await;
-    println!("{drops:?}");
-    assert!(drops.completed && drops.points > 5, "{drops:?}");
-}
-
-#[tokio::test]
-async fn a_call_of_the_store_dropped_anywhere_takes_nothing_for_longer_than_its_ttl() {
-    let store = store().await;
-    let acquire = || async {
-        let mut claim = Claim::new("raw", Token::random(), "test", Duration::from_millis(200));
-        claim.queue = true;
-        store.lease_acquire(&claim).await.unwrap();
-        store.lease_release(&claim.key, claim.token, Duration::from_millis(300)).await.unwrap();
-    };
-    let mut client = client_at(shared()).await;
-    let drops = drop_at_every_await(acquire)
-        .then(async |_| {
-            until("no claim is left", async || keys(&mut client, "lockkit/lock/raw/").await == 0).await;
-        })
-        .await;
-    println!("{drops:?}");
-    assert!(drops.points > 5, "{drops:?}");
-}
-
-#[test]
-fn a_store_survives_the_runtime_on_which_it_was_made() {
-    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let first = runtime();
-    let (leases, lease) = first.block_on(async {
-        let leases = leases().await;
-        let lease = leases.lease("runtime").acquire().await.unwrap();
-        (leases, lease)
-    });
-    let second = runtime();
-    // The second runtime is known before the first one ends.
-    let _other = second.block_on(async {
-        assert!(leases.lease("runtime").try_acquire().await.unwrap().is_none());
-        leases.lease("runtime/other").acquire().await.unwrap()
-    });
-    drop(first);
-    second.block_on(async {
-        let lost = timeout(SECONDS(3), lease.lost()).await;
-        assert!(lost.is_err(), "it is renewed on the other runtime: {lost:?}");
-        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
-        leases.lease("runtime").acquire().await.unwrap().release().await.unwrap();
-    });
-}
-
-#[tokio::test]
-async fn wrong_settings_are_named() {
-    let connect = async |options: Options| EtcdStore::connect([shared()], options).await.map(drop);
-    let short = connect(Options::new().session_ttl(SECONDS(1))).await.unwrap_err();
-    assert!(matches!(short, SetupError::SessionTtl { .. }), "{short}");
-    let own = connect(Options::new().prefix("lockkit/last/x")).await.unwrap_err();
-    assert!(matches!(own, SetupError::Prefix { .. }), "{own}");
-    let none = EtcdStore::connect::<&str>([], Options::new()).await.unwrap_err();
-    assert!(matches!(none, SetupError::NoEndpoints), "{none}");
-    let port = lockkit_store_servers::free_port();
-    let nobody = EtcdStore::connect([format!("http://127.0.0.1:{port}")], Options::new()).await.unwrap_err();
-    assert!(matches!(nobody, SetupError::Unreachable { .. }), "{nobody}");
-    let reserved = EtcdStore::connect([shared()], Options::new().prefix("")).await.unwrap();
-    let refused = Leases::new(reserved).lease("lockkit").try_acquire().await.unwrap_err();
-    assert!(!refused.is_contended(), "{refused}");
-}
-
-#[tokio::test]
 async fn a_waiter_is_let_in_though_the_history_it_watches_is_compacted() {
     let (holder, waiter) = (leases().await, leases().await);
     let lease = holder.lease("compacted").acquire().await.unwrap();
@@ -297,72 +207,35 @@ async fn a_waiter_is_let_in_though_the_history_it_watches_is_compacted() {
     timeout(PATIENCE, waiting).await.expect("let in").unwrap().release().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
-    let server = Etcd::alone();
-    let mut admin = client_at(&server.endpoints()[0]).await;
-    admin.user_add("root", "root", None).await.unwrap();
-    admin.user_grant_role("root", "root").await.unwrap();
-    admin.user_add("locker", "secret", None).await.unwrap();
-    admin.role_add("locks").await.unwrap();
-    let below = |prefix: &str| Permission::read_write(prefix).with_prefix();
-    admin.role_grant_permission("locks", below("lockkit/")).await.unwrap();
-    admin.user_grant_role("locker", "locks").await.unwrap();
-    admin.auth_enable().await.unwrap();
-
-    let connect = async |password| {
-        let client = ConnectOptions::new().with_user("locker", password);
-        EtcdStore::connect(server.endpoints(), Options::new().client(client)).await
-    };
-    let refused = connect("wrong").await.unwrap_err();
-    assert!(matches!(refused, SetupError::Unreachable { .. }), "{refused}");
-    let leases = Leases::builder(connect("secret").await.unwrap()).ttl(SECONDS(1)).build().unwrap();
-    let lease = leases.lease("k").min_hold(Duration::from_millis(1)).acquire().await.unwrap();
-    until("renewed", async || leases.show("k").await.unwrap().expect("it is held").renewals >= 2).await;
-    assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
-    assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
-    assert_eq!(leases.list("").await.unwrap().len(), 0);
+#[tokio::test]
+async fn claims_to_one_lease_that_end_together_are_all_removed() {
+    let (store, thief) = (store().await, store().await);
+    let [first, second] = [(); 2].map(|()| Claim::new("together", Token::random(), "test", Duration::from_millis(300)));
+    assert!(matches!(store.lease_acquire(&first).await.unwrap(), Acquired::Granted(_)));
+    assert_eq!(thief.lease_release(&first.key, first.token, Duration::ZERO).await.unwrap(), Answer::Done);
+    assert!(matches!(store.lease_acquire(&second).await.unwrap(), Acquired::Granted(_)));
+    // Nothing runs in this runtime until both have expired.
+    std::thread::sleep(Duration::from_millis(600));
+    let mut client = client_at(shared()).await;
+    until("both are removed", async || keys(&mut client, "lockkit/lock/together/").await == 0).await;
+    let next = Claim::new("together", Token::random(), "test", SECONDS(2));
+    let Acquired::Granted(grant) = thief.lease_acquire(&next).await.unwrap() else { panic!("it is free") };
+    assert!(grant.previous.is_some());
+    thief.lease_release(&next.key, next.token, Duration::ZERO).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waits_that_are_dropped_at_any_time_neither_share_nor_leave_a_lease() {
-    let oracle = Oracle::new();
-    let mut working = JoinSet::new();
-    for process in 0..6 {
-        let leases = Leases::builder(oracle.watch(store().await)).ttl(SECONDS(2)).build().unwrap();
-        for task in 0..2 {
-            let leases = leases.clone();
-            working.spawn(async move {
-                let (begun, mut granted, mut dropped) = (Instant::now(), 0, 0);
-                let mut turn = process * 7 + task * 3;
-                while begun.elapsed() < SECONDS(3) {
-                    turn += 1;
-                    let patience = Duration::from_millis(turn * 37 % 200);
-                    let key = if turn % 3 == 0 { "dropping/a" } else { "dropping/b" };
-                    match timeout(patience, leases.lease(key).acquire()).await {
-                        Ok(lease) => {
-                            granted += 1;
-                            sleep(Duration::from_millis(turn % 5)).await;
-                            let lease = lease.unwrap();
-                            if turn % 2 == 0 {
-                                lease.release().await.unwrap();
-                            }
-                        }
-                        Err(_) => dropped += 1,
-                    }
-                }
-                (granted, dropped)
-            });
-        }
-    }
-    let (mut granted, mut dropped) = (0, 0);
-    for (more_granted, more_dropped) in working.join_all().await {
-        granted += more_granted;
-        dropped += more_dropped;
-    }
-    oracle.assert_exclusive();
-    println!("{granted} grants, {dropped} dropped waits");
-    assert!(granted > 20 && dropped > 20, "{granted} {dropped}");
-    let mut client = client_at(shared()).await;
-    until("no claim is left", async || keys(&mut client, "lockkit/lock/dropping").await == 0).await;
+#[tokio::test]
+async fn a_lease_that_was_waited_for_lives_no_longer_than_its_ttl() {
+    let (store, other) = (store().await, store().await);
+    let held = Claim::new("short", Token::random(), "test", SECONDS(20));
+    assert!(matches!(other.lease_acquire(&held).await.unwrap(), Acquired::Granted(_)));
+    let ttl = Duration::from_millis(700);
+    let mut waits = Claim::new("short", Token::random(), "test", ttl);
+    waits.queue = true;
+    assert!(matches!(store.lease_acquire(&waits).await.unwrap(), Acquired::Held { .. }));
+    other.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
+    assert!(matches!(store.lease_acquire(&waits).await.unwrap(), Acquired::Granted(_)));
+    let shown = store.lease_look(&waits.key).await.unwrap().expect("it is held");
+    assert!(shown.info.expires_in <= ttl, "{shown:?}");
+    until("it expires", async || other.lease_look(&waits.key).await.unwrap().is_none()).await;
 }

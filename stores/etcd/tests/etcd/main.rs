@@ -2,9 +2,11 @@
 
 mod cluster;
 mod conformance;
+mod dropping;
 mod etcdctl;
 mod holding;
 mod late;
 mod process;
 mod server;
+mod setup;
 mod traffic;

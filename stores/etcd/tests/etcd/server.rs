@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockkit::Leases;
 use lockkit_etcd::{
     EtcdStore, Options,
     etcd_client::{Client, GetOptions},
@@ -68,4 +69,9 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> D
         sleep(Duration::from_millis(10)).await;
     }
     begun.elapsed()
+}
+
+/// Leases of another process, with a ttl of 2 s.
+pub(crate) async fn leases() -> Leases<EtcdStore> {
+    Leases::builder(store().await).ttl(Duration::from_secs(2)).wait(PATIENCE).build().expect("valid settings")
 }
