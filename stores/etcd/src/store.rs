@@ -254,6 +254,7 @@ impl LeaseStore for EtcdStore {
         // A release deletes all that there is. Only the record of a holder that died is left to sweep.
         profile.sweeps = false;
         profile.queues = true;
+        profile.fence_domain = "etcd";
         profile
     }
 }

@@ -183,7 +183,7 @@ impl LeaseStore for ZooKeeperStore {
 
     fn profile(&self) -> Profile {
         let mut profile = Profile::default();
-        (profile.least_ttl, profile.queues) = (LEAST_TTL, true);
+        (profile.least_ttl, profile.queues, profile.fence_domain) = (LEAST_TTL, true, "zookeeper");
         profile
     }
 }
