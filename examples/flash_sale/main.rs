@@ -10,6 +10,7 @@
 //! cargo run --release -p flash_sale --features plot -- --plot sale.svg
 //! cargo run --release -p flash_sale --features postgres -- --database postgres://user:password@localhost/shop
 //! cargo run --release -p flash_sale --features mysql -- --database mysql://user:password@localhost/shop
+//! cargo run --release -p flash_sale --features redis -- --store redis://localhost --stop 2.5
 //! ```
 //!
 //! Each run recreates the tables `t_items` and `t_wins` in the database, and creates lockkit's own if they are missing.
@@ -21,10 +22,12 @@ mod plot;
 mod progress;
 mod sale;
 mod shop;
+#[cfg(feature = "stores")]
+mod stores;
 mod verdict;
 mod worker;
 
-use std::{io::Write, io::stdout, path::PathBuf, process::ExitCode};
+use std::{io::Write, io::stdout, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
@@ -36,7 +39,7 @@ use crate::{
     sale::{Strategy, stock_of},
     shop::{Offer, Shop},
     verdict::{HEADER, verdict},
-    worker::{read_job, run_processes, work},
+    worker::{Job, read_job, run_processes, work},
 };
 
 /// Sells limited stock to many buyers at once, under each kind of lock and without any.
@@ -74,6 +77,16 @@ struct Args {
     /// sqlite://, or postgres:// or mysql:// if built with that feature [default: a temporary SQLite file]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
+
+    /// redis://, zk:// or etcd://, if built with that feature: leases there, without and with the fence guard
+    #[cfg(feature = "stores")]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+
+    /// Stop one process after the other for so many seconds, past the ttl of its leases, which is 1 s
+    #[cfg(feature = "stores")]
+    #[arg(long, value_name = "SECONDS", requires = "store")]
+    stop: Option<f64>,
 
     /// Decides who draws what
     #[arg(long, default_value_t = 1)]
@@ -178,11 +191,20 @@ where
     println!("{HEADER}");
 
     let mut verdicts = Vec::new();
-    for strategy in strategies(&args.strategy) {
+    #[cfg(feature = "stores")]
+    let (store, stop, chosen) = match &args.store {
+        Some(url) => (Some(url.clone()), args.stop, strategies_of_store(url)),
+        None => (None, None, strategies(&args.strategy)),
+    };
+    #[cfg(not(feature = "stores"))]
+    let (store, stop, chosen) = (None::<String>, None, strategies(&args.strategy));
+    let stop = stop.map(Duration::try_from_secs_f64).transpose()?;
+    for strategy in chosen {
         DB::fill(&pool, &plan.items).await?;
         fill_stocks(&pool, &plan.items).await?;
         let progress = Progress::new(strategy.name(), plan.draws);
-        let report = run_processes(url, strategy, &plan, move |draws| progress.show(draws)).await?;
+        let job = |process| Job { url: url.to_owned(), store: store.clone(), strategy, process, plan: plan.clone() };
+        let report = run_processes(job, &plan, stop, move |draws| progress.show(draws)).await?;
         let verdict = verdict(&pool, strategy, &plan, &report).await?;
         println!("{}", verdict.line());
         stdout().flush()?;
@@ -216,11 +238,13 @@ fn sum_up(verdicts: &[verdict::Verdict]) -> ExitCode {
     println!();
     for verdict in verdicts {
         let name = verdict.strategy.name();
-        match (verdict.strategy, verdict.faults.is_empty()) {
-            (Strategy::Naive, true) => println!("naive: got away with it this time; give it more tasks or draws"),
-            (Strategy::Naive, false) => println!(
-                "naive: checks, then writes, without a lock: {} pieces given out that were not there, {} double wins",
-                verdict.oversold, verdict.double_wins,
+        match (verdict.strategy.may_fail(), verdict.faults.is_empty()) {
+            (true, true) => println!("{name}: got away with it this time; give it more tasks or draws"),
+            (true, false) => println!(
+                "{name}: {}: {} pieces given out that were not there, {} double wins",
+                verdict.strategy.weakness(),
+                verdict.oversold,
+                verdict.double_wins,
             ),
             (_, true) => {}
             (_, false) => {
@@ -232,10 +256,19 @@ fn sum_up(verdicts: &[verdict::Verdict]) -> ExitCode {
             }
         }
     }
-    if code == ExitCode::SUCCESS && verdicts.iter().any(|it| it.strategy != Strategy::Naive) {
+    if code == ExitCode::SUCCESS && verdicts.iter().any(|it| !it.strategy.may_fail()) {
         println!("every lock gave out exactly what was there, and no buyer won an item twice");
     }
     code
+}
+
+#[cfg(feature = "stores")]
+fn strategies_of_store(url: &str) -> Vec<Strategy> {
+    let mut all = Strategy::OF_STORES.to_vec();
+    #[cfg(feature = "redis")]
+    all.retain(|it| *it != Strategy::SetNx || url.starts_with("redis"));
+    let _ = url;
+    all
 }
 
 fn strategies(chosen: &[Choice]) -> Vec<Strategy> {

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use sqlx::{Encode, Pool, Type};
 use tokio::time::sleep;
 
+#[cfg(feature = "stores")]
+use crate::stores::Store;
 use crate::{draws::Draw, shop::Shop};
 
 /// How draws of the same item are kept apart.
@@ -27,9 +29,57 @@ pub(crate) enum Strategy {
     Version,
     /// By a lock on the buyer's name alone: the pieces of the item are in a segmented stock.
     Stock,
+    /// By the snippet that many articles have: `SET NX PX`, and `DEL` at the end.
+    #[cfg(feature = "redis")]
+    SetNx,
+    /// By a lease in another system, which the write does not depend on.
+    #[cfg(feature = "stores")]
+    Store,
+    /// By a lease in another system, whose fence guards the transaction.
+    #[cfg(feature = "stores")]
+    Guarded,
 }
 
 impl Strategy {
+    /// Those of a store beside the database.
+    #[cfg(feature = "stores")]
+    pub(crate) const OF_STORES: &[Self] = &[
+        #[cfg(feature = "redis")]
+        Self::SetNx,
+        Self::Store,
+        Self::Guarded,
+    ];
+
+    #[cfg(feature = "stores")]
+    pub(crate) fn needs_store(self) -> bool {
+        Self::OF_STORES.contains(&self)
+    }
+
+    /// Whether it may fail: it is there to show how.
+    pub(crate) fn may_fail(self) -> bool {
+        match self {
+            Self::Naive => true,
+            #[cfg(feature = "redis")]
+            Self::SetNx => true,
+            #[cfg(feature = "stores")]
+            Self::Store => true,
+            _ => false,
+        }
+    }
+
+    /// Why it may fail.
+    pub(crate) fn weakness(self) -> &'static str {
+        match self {
+            Self::Naive => "checks, then writes, without a lock",
+            #[cfg(feature = "redis")]
+            Self::SetNx => "its key expires while it works, and it deletes the key of another one",
+            #[cfg(feature = "stores")]
+            Self::Store => "a process that was stopped past its ttl writes all the same",
+            _ => "none",
+        }
+    }
+
+    /// Those that need the database only.
     pub(crate) const ALL: [Self; 6] = [Self::Naive, Self::Row, Self::Named, Self::Lease, Self::Version, Self::Stock];
 
     pub(crate) fn name(self) -> &'static str {
@@ -40,6 +90,12 @@ impl Strategy {
             Self::Lease => "lease",
             Self::Version => "version",
             Self::Stock => "stock",
+            #[cfg(feature = "redis")]
+            Self::SetNx => "set-nx",
+            #[cfg(feature = "stores")]
+            Self::Store => "store",
+            #[cfg(feature = "stores")]
+            Self::Guarded => "guarded",
         }
     }
 }
@@ -59,12 +115,21 @@ pub(crate) enum DrawError {
     Lock(#[from] lockkit::Error),
     #[error(transparent)]
     Database(#[from] sqlx::Error),
+    #[cfg(feature = "redis")]
+    #[error(transparent)]
+    Redis(#[from] redis::RedisError),
 }
 
 impl DrawError {
-    /// The item was too busy; nothing was drawn.
+    /// The item was too busy, or the lease on it was lost; nothing was drawn.
     pub(crate) fn gave_up(&self) -> bool {
-        matches!(self, Self::Lock(lockkit::Error::Contended { .. } | lockkit::Error::RetriesExhausted { .. }))
+        match self {
+            Self::Lock(lockkit::Error::RetriesExhausted { .. }) => true,
+            Self::Lock(err) => err.is_contended() || err.is_lost(),
+            Self::Database(_) => false,
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => false,
+        }
     }
 }
 
@@ -73,7 +138,18 @@ impl DrawError {
 pub(crate) struct Sale<DB: Shop> {
     db: Pool<DB>,
     leases: Leases<Pool<DB>>,
+    #[cfg(feature = "stores")]
+    elsewhere: Option<Elsewhere>,
     retries: AtomicU64,
+}
+
+/// Leases in another system.
+#[cfg(feature = "stores")]
+#[derive(Debug)]
+struct Elsewhere {
+    leases: Leases<Store>,
+    #[cfg(feature = "redis")]
+    redis: Option<redis::aio::MultiplexedConnection>,
 }
 
 // A service that knows its database needs none of the type parameters.
@@ -82,7 +158,41 @@ where
     i64: for<'v> Encode<'v, DB> + Type<DB>,
 {
     pub(crate) fn new(db: Pool<DB>) -> Self {
-        Self { leases: Leases::new(db.clone()), db, retries: AtomicU64::new(0) }
+        let leases = Leases::new(db.clone());
+        Self {
+            leases,
+            db,
+            #[cfg(feature = "stores")]
+            elsewhere: None,
+            retries: AtomicU64::new(0),
+        }
+    }
+
+    /// With leases in the store of this URL.
+    #[cfg(feature = "stores")]
+    pub(crate) async fn with_store(mut self, url: &str) -> anyhow::Result<Self> {
+        let leases = Leases::builder(Store::connect(url).await?).fence_domain("flash sale").build()?;
+        #[cfg(feature = "redis")]
+        let redis = match leases.store() {
+            Store::Redis(_) => {
+                // Without a bound, which a process that was stopped would exceed.
+                let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+                Some(redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await?)
+            }
+            #[allow(unreachable_patterns, reason = "the demo may have been built with this store only")]
+            _ => None,
+        };
+        self.elsewhere = Some(Elsewhere {
+            leases,
+            #[cfg(feature = "redis")]
+            redis,
+        });
+        Ok(self)
+    }
+
+    #[cfg(feature = "stores")]
+    fn elsewhere(&self) -> &Elsewhere {
+        self.elsewhere.as_ref().expect("BUG: these strategies run with a store only")
     }
 
     pub(crate) async fn draw(&self, strategy: Strategy, draw: Draw) -> Result<Outcome, DrawError> {
@@ -94,6 +204,12 @@ where
             Strategy::Lease => self.draw_with_lease(item_id, buyer_id).await,
             Strategy::Version => self.draw_with_version(item_id, buyer_id).await,
             Strategy::Stock => self.draw_from_stock(item_id, buyer_id).await,
+            #[cfg(feature = "redis")]
+            Strategy::SetNx => self.draw_with_set_nx(item_id, buyer_id).await,
+            #[cfg(feature = "stores")]
+            Strategy::Store => self.draw_with_lease_elsewhere(item_id, buyer_id).await,
+            #[cfg(feature = "stores")]
+            Strategy::Guarded => self.draw_guarded(item_id, buyer_id).await,
         }
     }
 
@@ -158,6 +274,44 @@ where
         sleep(THINKING).await;
         DB::add_win(&mut *tx, item_id, buyer_id).await?;
         Ok(Outcome::Won)
+    }
+
+    /// The snippet of the articles. The key expires while its owner still works, and `DEL` then frees the lock of another one.
+    #[cfg(feature = "redis")]
+    async fn draw_with_set_nx(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
+        use redis::{AsyncCommands, ExistenceCheck::NX, SetExpiry::PX, SetOptions};
+
+        let mut redis = self.elsewhere().redis.clone().expect("BUG: this strategy runs with Redis only");
+        let key = format!("set-nx:{item_id}");
+        let options = SetOptions::default().conditional_set(NX).with_expiration(PX(1000));
+        while !redis.set_options::<_, _, bool>(&key, 1, options.clone()).await? {
+            sleep(THINKING).await;
+        }
+        let outcome = self.draw_without_lock(item_id, buyer_id).await;
+        redis.del::<_, ()>(&key).await?;
+        outcome
+    }
+
+    /// Nothing ties the writes to the lease: a process that was stopped past its ttl writes all the same.
+    #[cfg(feature = "stores")]
+    #[with_lock(lease, on = &self.elsewhere().leases, key = "item:{item_id}", ttl = "1s", wait = "30s", on_lost = continue)]
+    async fn draw_with_lease_elsewhere(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
+        self.draw_without_lock(item_id, buyer_id).await
+    }
+
+    /// The fence of the lease guards the transaction: what was stopped past its ttl cannot commit.
+    #[cfg(feature = "stores")]
+    #[with_lock(
+        lease,
+        on = &self.elsewhere().leases,
+        pool = &self.db,
+        key = "item:{item_id}",
+        ttl = "1s",
+        wait = "30s",
+        tx = tx
+    )]
+    async fn draw_guarded(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
+        check_then_write::<DB>(&mut *tx, item_id, buyer_id).await
     }
 
     /// How many attempts were made beyond the first of each draw.

@@ -1,6 +1,6 @@
 //! The tables of the shop, in three databases. Knows nothing of locks.
 
-use lockkit::dialect::{LeaseOps, NamedOps, RowOps, RowsAffected, StockOps};
+use lockkit::dialect::{FenceGuardOps, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps};
 use serde::{Deserialize, Serialize};
 use sqlx::{
     Database, Pool, Sqlite, SqlitePool,
@@ -40,7 +40,7 @@ pub(crate) struct Win {
 /// Statements are written once and spelled for each database by the macro below; a service that knows its database
 /// writes them in place.
 pub(crate) trait Shop:
-    LeaseOps + NamedOps + RowOps + StockOps + Database<Arguments: Sync, QueryResult: RowsAffected>
+    FenceGuardOps + LeaseOps + NamedOps + RowOps + StockOps + Database<Arguments: Sync, QueryResult: RowsAffected>
 {
     /// A pool of at most `connections`.
     fn open(url: &str, connections: u32) -> impl Future<Output = sqlx::Result<Pool<Self>>> + Send;

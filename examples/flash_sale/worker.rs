@@ -12,6 +12,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+#[cfg(feature = "stores")]
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use sqlx::{Encode, Type};
 use tokio::{
@@ -31,6 +33,8 @@ use crate::{
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) url: String,
+    /// Another system that keeps leases.
+    pub(crate) store: Option<String>,
     pub(crate) strategy: Strategy,
     pub(crate) process: u32,
     pub(crate) plan: Plan,
@@ -92,10 +96,18 @@ pub(crate) async fn work<DB: Shop>(job: Job) -> Result<()>
 where
     i64: for<'v> Encode<'v, DB> + Type<DB>,
 {
-    let Job { url, strategy, process, plan } = job;
+    let Job { url, store, strategy, process, plan } = job;
     let pool =
         DB::open(&url, (MOST_CONNECTIONS / plan.processes).clamp(1, plan.tasks)).await.context("cannot connect")?;
-    let sale = Arc::new(Sale::new(pool));
+    let sale = Sale::new(pool);
+    #[cfg(feature = "stores")]
+    let sale = match store.filter(|_| strategy.needs_store()) {
+        Some(store) => sale.with_store(&store).await.context("cannot connect to the store")?,
+        None => sale,
+    };
+    #[cfg(not(feature = "stores"))]
+    anyhow::ensure!(store.is_none(), "built without a store");
+    let sale = Arc::new(sale);
     let (plan, done) = (Arc::new(plan), Arc::new(AtomicU64::new(0)));
     say(&Said::Ready)?;
     stdin().read_line(&mut String::new())?;
@@ -146,15 +158,14 @@ fn say(said: &Said) -> Result<()> {
 
 /// Runs one strategy in as many processes as the plan says. Calls `progress` with the number of draws done.
 pub(crate) async fn run_processes(
-    url: &str,
-    strategy: Strategy,
+    job: impl Fn(u32) -> Job,
     plan: &Plan,
+    stops: Option<Duration>,
     progress: impl Fn(u64) + Send + Sync + 'static,
 ) -> Result<Report> {
     let mut workers = Vec::new();
     for process in 0..plan.processes {
-        let job = Job { url: url.to_owned(), strategy, process, plan: plan.clone() };
-        workers.push(Worker::start(&job).await?);
+        workers.push(Worker::start(&job(process)).await?);
     }
     for worker in &mut workers {
         match worker.hear().await? {
@@ -165,6 +176,10 @@ pub(crate) async fn run_processes(
 
     let progress =
         Arc::new(Progress { by_process: (0..plan.processes).map(|_| AtomicU64::new(0)).collect(), progress });
+    #[cfg(feature = "stores")]
+    let _stopping = stops.map(|stop| Stopping::begin(workers.iter().filter_map(|it| it.child.id()).collect(), stop));
+    #[cfg(not(feature = "stores"))]
+    anyhow::ensure!(stops.is_none(), "built without a store");
     let mut finishing = JoinSet::new();
     for (process, mut worker) in workers.into_iter().enumerate() {
         worker.tell("go").await?;
@@ -198,9 +213,46 @@ impl<F: Fn(u64)> Progress<F> {
     }
 }
 
+/// Stops one process after the other with SIGSTOP, until this is dropped.
+#[cfg(feature = "stores")]
+struct Stopping(tokio::task::JoinHandle<()>, Vec<u32>);
+
+#[cfg(feature = "stores")]
+impl Stopping {
+    fn begin(processes: Vec<u32>, stop: Duration) -> Self {
+        let stopped = processes.clone();
+        let stopping = tokio::spawn(async move {
+            for process in processes.into_iter().cycle() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                signal(process, Signal::STOP);
+                tokio::time::sleep(stop).await;
+                signal(process, Signal::CONT);
+            }
+        });
+        Self(stopping, stopped)
+    }
+}
+
+#[cfg(feature = "stores")]
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        self.0.abort();
+        self.1.iter().for_each(|process| signal(*process, Signal::CONT));
+    }
+}
+
+/// Sends a signal to a process, unless it has ended.
+#[cfg(feature = "stores")]
+fn signal(process: u32, signal: Signal) {
+    if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(process, signal);
+    }
+}
+
 /// A worker process, as the first process sees it. It dies with this handle.
 struct Worker {
-    _child: Child,
+    #[cfg_attr(not(feature = "stores"), expect(dead_code, reason = "it dies when this is dropped"))]
+    child: Child,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
 }
@@ -216,7 +268,7 @@ impl Worker {
             .context("cannot start a worker process")?;
         let input = child.stdin.take().context("a worker has no standard input")?;
         let output = child.stdout.take().context("a worker has no standard output")?;
-        let mut worker = Self { _child: child, input, output: BufReader::new(output).lines() };
+        let mut worker = Self { child, input, output: BufReader::new(output).lines() };
         worker.tell(&serde_json::to_string(job)?).await?;
         Ok(worker)
     }

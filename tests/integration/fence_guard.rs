@@ -66,6 +66,12 @@ on_every_database! {
 
     async fn a_guard_needs_a_transaction_a_domain_and_a_key<S>(db: TestDb<S>) {
         let mut conn = db.pool.acquire().await.unwrap();
+        let mut outer = sqlx::Connection::begin(&mut *conn).await.unwrap();
+        let mut inner = sqlx::Connection::begin(&mut *outer).await.unwrap();
+        let nested = guard(&mut *inner, DOMAIN, "k", fence(1)).await.unwrap_err();
+        assert!(nested.to_string().contains("depth 2"), "{nested}");
+        drop(inner);
+        drop(outer);
         let outside = guard(&mut *conn, DOMAIN, "k", fence(1)).await.unwrap_err();
         assert!(matches!(&outside, Error::InvalidOption { option: "guard", .. }), "{outside:?}");
         drop(conn);
@@ -74,6 +80,8 @@ on_every_database! {
             let refused = guard(&mut *tx, domain, "k", fence(1)).await.unwrap_err();
             assert!(matches!(&refused, Error::InvalidOption { option: "fence_domain", .. }), "{refused:?}");
         }
+        let refused = guard(&mut *tx, DOMAIN, "k", fence(1 << 62)).await.unwrap_err();
+        assert!(matches!(&refused, Error::InvalidOption { option: "guard", .. }), "{refused:?}");
         let refused = guard(&mut *tx, DOMAIN, "", fence(1)).await.unwrap_err();
         assert!(matches!(refused, Error::InvalidKey { .. }), "{refused:?}");
         tx.rollback().await.unwrap();
@@ -313,7 +321,8 @@ on_every_server! {
         let mut two = begin(&db.pool).await.unwrap();
         let refused = timeout(Duration::from_secs(60), guard(&mut *two, DOMAIN, "k", fence(2))).await.expect("a bound");
         assert!(refused.as_ref().is_err_and(Error::is_contended), "{refused:?}");
-        two.rollback().await.unwrap();
+        // On MySQL it still waits.
+        drop(two);
         one.commit().await.unwrap();
         // The session's own bound is what it was.
         let bound = if S::NAME == "PostgreSQL" { "SHOW lock_timeout" } else { "SELECT @@innodb_lock_wait_timeout" };
@@ -326,6 +335,47 @@ on_every_server! {
             tx.commit().await.unwrap();
         }
         assert_eq!(bounds.len(), 1, "{bounds:?}");
+    }
+
+    // The snapshot of a transaction that waits for the guard is from before its wait on PostgreSQL.
+    async fn an_heir_with_a_snapshot_never_goes_on_from_before_its_predecessor<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t_counter (id INT PRIMARY KEY, n BIGINT NOT NULL)").await;
+        db.execute("INSERT INTO t_counter VALUES (1, 1)").await;
+        let mut seen = Vec::new();
+        for isolation in ["REPEATABLE READ", "SERIALIZABLE"] {
+            // The row has the fence of the predecessor already, or not yet.
+            for guarded_before in [true, false] {
+                forget_fences(&db.pool, DOMAIN).await.unwrap();
+                if guarded_before {
+                    let mut tx = begin(&db.pool).await.unwrap();
+                    guard(&mut *tx, DOMAIN, "k", fence(5)).await.unwrap();
+                    tx.commit().await.unwrap();
+                }
+                db.execute("UPDATE t_counter SET n = 1").await;
+                let mut before = begin(&db.pool).await.unwrap();
+                guard(&mut *before, DOMAIN, "k", fence(5)).await.unwrap();
+                let pool = db.pool.clone();
+                let heir = tokio::spawn(async move {
+                    let mut conn = pool.acquire().await.unwrap();
+                    let set = if S::NAME == "PostgreSQL" { "SESSION CHARACTERISTICS AS TRANSACTION" } else { "SESSION TRANSACTION" };
+                    S::execute(&mut conn, &format!("SET {set} ISOLATION LEVEL {isolation}")).await.unwrap();
+                    let mut tx = sqlx::Connection::begin(&mut *conn).await.unwrap();
+                    match guard(&mut *tx, DOMAIN, "k", fence(7)).await {
+                        Ok(()) => Ok(S::fetch_i64(&mut tx, "SELECT n FROM t_counter").await.unwrap()),
+                        Err(err) => Err(err),
+                    }
+                });
+                sleep(MILLIS(100)).await;
+                S::execute(&mut before, "UPDATE t_counter SET n = 2").await.unwrap();
+                before.commit().await.unwrap();
+                match heir.await.unwrap() {
+                    Ok(n) => assert_eq!(n, Some(2), "{isolation}, guarded before: {guarded_before}"),
+                    Err(err) => assert!(err.is_transient(), "{err:?}"),
+                }
+                seen.push(isolation);
+            }
+        }
+        assert_eq!(seen.len(), 4);
     }
 
     async fn a_guard_costs_one_round_trip<S>(db: TestDb<S>) {
@@ -344,15 +394,48 @@ on_every_server! {
     }
 }
 
-on_databases! { [postgres]
-    async fn transactions_of_one_lease_run_side_by_side<S>(db: TestDb<S>) {
-        let mut first = begin(&db.pool).await.unwrap();
-        guard(&mut *first, DOMAIN, "k", fence(5)).await.unwrap();
-        first.commit().await.unwrap();
-        let (mut one, mut two) = (begin(&db.pool).await.unwrap(), begin(&db.pool).await.unwrap());
-        guard(&mut *one, DOMAIN, "k", fence(5)).await.unwrap();
-        timeout(Duration::from_secs(5), guard(&mut *two, DOMAIN, "k", fence(5))).await.expect("no wait").unwrap();
-        one.commit().await.unwrap();
-        two.commit().await.unwrap();
+on_databases! { [galera]
+    // Galera checks what a transaction has changed, and not what it has locked.
+    async fn on_two_nodes_fences_commit_in_order_and_no_update_is_lost<S>(db: TestDb<S>) {
+        lockkit::migrate(&db.pool).await.unwrap();
+        db.execute("CREATE TABLE t_counter (id INT PRIMARY KEY, n BIGINT NOT NULL)").await;
+        db.execute("CREATE TABLE t_log (n BIGINT PRIMARY KEY, fence BIGINT NOT NULL)").await;
+        db.execute("INSERT INTO t_counter VALUES (1, 0)").await;
+        let mut nodes = Vec::new();
+        for url in support::Galera::nodes(&db.url) {
+            nodes.push(sqlx::MySqlPool::connect(&url).await.unwrap());
+        }
+        let transaction = async |node: &sqlx::MySqlPool, number| {
+            let mut tx = begin(node).await?;
+            guard(&mut *tx, DOMAIN, "k", fence(number)).await?;
+            let write = async {
+                let (n,): (i64,) = sqlx::query_as("SELECT n FROM t_counter").fetch_one(&mut *tx).await?;
+                sqlx::query("UPDATE t_counter SET n = ?").bind(n + 1).execute(&mut *tx).await?;
+                let log = sqlx::query("INSERT INTO t_log VALUES (?, ?)").bind(n + 1);
+                log.bind(fence(number).as_i64()).execute(&mut *tx).await
+            };
+            write.await.map_err(|err| Error::database("writing", None, lockkit::Fault::Deadlock, err))?;
+            tx.commit().await
+        };
+        let (mut committed, mut refused) = (0, 0);
+        let mut count = |answer: Result<(), Error>| match answer {
+            Ok(()) => committed += 1,
+            Err(err) if err.is_transient() || err.is_lost() => refused += 1,
+            Err(err) => panic!("{err:?}"),
+        };
+        for round in 0..60 {
+            let (before, heir) = (2 * round + 1, 2 * round + 2);
+            // The row has the fence of the predecessor when the heir comes.
+            count(transaction(&nodes[0], before).await);
+            let (one, other) = tokio::join!(transaction(&nodes[0], before), transaction(&nodes[1], heir));
+            count(one);
+            count(other);
+        }
+        println!("{committed} committed, {refused} refused");
+        assert!(committed >= 60, "{committed}");
+        let (n,): (i64,) = sqlx::query_as("SELECT n FROM t_counter").fetch_one(&nodes[1]).await.unwrap();
+        assert_eq!(n, committed, "an update was lost");
+        let log: Vec<(i64,)> = sqlx::query_as("SELECT fence FROM t_log ORDER BY n").fetch_all(&nodes[1]).await.unwrap();
+        assert!(log.is_sorted(), "{log:?}");
     }
 }

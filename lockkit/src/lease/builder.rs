@@ -9,7 +9,7 @@ use crate::{
     lease::{
         bounded::Bounded,
         keeper::{Keeper, Sweep},
-        store::LeaseStore,
+        store::{LeaseStore, Profile},
         wait::{Freed, Lines},
     },
     policy::{Wait, check_duration},
@@ -154,15 +154,16 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     }
 }
 
-/// Refuses a ttl that leaves no room for its margin and a few renewals.
+/// Refuses a ttl that leaves no room for its margin and a few renewals, or that is too long for the store.
 pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Result<()> {
     check_duration("ttl", ttl)?;
-    let least = store.profile().least_ttl;
-    if ttl < least {
-        let reason = format!("is {ttl:?}, too short to be renewed in time; use {least:?} or more");
-        return Err(Error::InvalidOption { option: "ttl", reason });
-    }
-    Ok(())
+    let Profile { least_ttl: least, longest_ttl: longest, .. } = store.profile();
+    let reason = match longest {
+        _ if ttl < least => format!("is {ttl:?}, too short to be renewed in time; use {least:?} or more"),
+        Some(longest) if ttl > longest => format!("is {ttl:?}, longer than the store allows; use {longest:?} or less"),
+        _ => return Ok(()),
+    };
+    Err(Error::InvalidOption { option: "ttl", reason })
 }
 
 /// Refuses a name of a domain that the table of the fence guard cannot store.

@@ -140,6 +140,8 @@ impl<S: LeaseStore> Lease<S> {
     /// After a drop the lease may or may not be extended. It stays held either way, at least as long as before.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         check_ttl(self.inner.store(), ttl)?;
+        // The store may not be able to keep it that long.
+        let ttl = self.kept.grant.ttl.map_or(ttl, |most| most.min(ttl));
         self.inner.keeper.visit();
         while self.is_trusted() {
             let sent = Instant::now();

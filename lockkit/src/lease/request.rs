@@ -371,8 +371,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if self.inner.store().profile().side_leases {
             return Ok(());
         }
-        let reason = "needs further leases beside the key's own, which this store does not keep; use a store of lockkit's \
-                      own, such as the pool itself";
+        let reason = "needs further leases beside the key's own, which this store cannot keep or list; use one server of \
+                      it, or a database";
         Err(Error::InvalidOption { option, reason: reason.to_owned() })
     }
 

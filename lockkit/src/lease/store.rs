@@ -96,9 +96,12 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an ability of its own")]
 #[non_exhaustive]
+#[allow(clippy::struct_excessive_bools)] // Each is an ability of its own.
 pub struct Profile {
     /// The shortest ttl that the store supports. Defaults to 50 ms. Requests for a shorter ttl are refused.
     pub least_ttl: Duration,
+    /// The longest ttl that the store supports. Defaults to `None`, no limit. Requests for a longer ttl are refused.
+    pub longest_ttl: Option<Duration>,
     /// Whether [`lease_sweep`](LeaseStore::lease_sweep) deletes unused keys. Defaults to `true`. A store that expires
     /// its keys itself has nothing to sweep.
     pub sweeps: bool,
@@ -112,8 +115,9 @@ pub struct Profile {
     /// time limit. Defaults to `false`.
     pub always_answers: bool,
     /// Whether lockkit may keep other leases beside the one that is asked for: tickets of waiting requests, permits,
-    /// readers and writers. Defaults to `true`. Without it, waiting requests only poll, and semaphores, readers and
-    /// writers, and fair requests are refused.
+    /// readers and writers. [`lease_list`](LeaseStore::lease_list) must then show every lease whose grant was answered
+    /// before the list was asked for, and fences of different keys must come from one clock. Defaults to `true`. Without
+    /// it, waiting requests only poll, and semaphores, readers and writers, and fair requests are refused.
     pub side_leases: bool,
     /// Whether the store counts the renewals of a lease. Defaults to `true`. Without it, [`LeaseInfo::renewals`] is
     /// always 0.
@@ -126,6 +130,7 @@ impl Default for Profile {
     fn default() -> Self {
         Self {
             least_ttl: Duration::from_millis(50),
+            longest_ttl: None,
             sweeps: true,
             queues: false,
             fence_domain: "lockkit",
@@ -326,8 +331,8 @@ pub struct Grant {
     pub spare_fences: u64,
     /// The previous holder, if it let the lease expire instead of releasing it.
     pub previous: Option<Previous>,
-    /// How long the lease lives without a renewal, if that is shorter than the ttl of the claim. `None` for the ttl of
-    /// the claim.
+    /// The longest time that the store keeps the lease without a renewal, whatever ttl is asked for. `None` for no
+    /// limit.
     pub ttl: Option<Duration>,
 }
 

@@ -1,6 +1,6 @@
 //! The functions that the attribute expands to if it takes locks in a database or begins a transaction.
 
-use std::{future::Future, iter::once_with, marker::PhantomData, pin::Pin};
+use std::{future::Future, iter::once_with, marker::PhantomData, pin::Pin, time::Duration};
 
 use sqlx::{Database, Pool};
 pub use sqlx::{Encode, FromRow, Type};
@@ -26,8 +26,9 @@ use crate::{
         holder::with_holder,
         tx::{PASS_TX, begin_within},
     },
+    task::timed_out,
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 /// As [`own_leases`](super::own_leases), for a transaction in the database of the leases.
 pub fn leases_with_tx<S: Transacts>(leases: &Leases<S>) -> Leases<Pool<<S::Db as Known>::Itself>> {
@@ -208,11 +209,18 @@ pub async fn guarded_tx<DB: FenceGuardOps, H: Guarding<DB>>(pool: &Pool<DB>, hel
     }
 }
 
+/// Time limit of a guarded commit, whose lease is renewed meanwhile.
+const COMMIT_LIMIT: Duration = Duration::from_secs(30);
+
 /// Commits while the lock is held, or rolls back, and then releases the lock. If the lock is lost during the commit, the guard
 /// orders the commit before those of later holders.
 pub async fn end_guarded_tx<DB: FenceGuardOps, H: Guarding<DB>, R: Outcome>(held: H, tx: Tx<DB>, result: R) -> R {
     let result = match result.into_result().and_then(|value| held.check().map(|()| value).map_err(R::Error::from)) {
-        Ok(value) => tx.commit().await.map(|()| value).map_err(R::Error::from),
+        Ok(value) => {
+            let committed = timeout(COMMIT_LIMIT, tx.commit()).await;
+            let committed = committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() }));
+            committed.map(|()| value).map_err(R::Error::from)
+        }
         Err(err) => {
             tx.undo().await;
             Err(err)

@@ -1,6 +1,6 @@
 //! The fence guard: a row for each key that refuses a transaction with a lower fence than one it has seen.
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use sqlx::Database;
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use crate::{
         conn::{Finish, On},
         depth, failed_on_own_table,
     },
+    task::until,
 };
 
 /// Inside a transaction: refuses it unless `fence` is the greatest fence of this key that a transaction has committed with, or
@@ -28,13 +29,23 @@ use crate::{
 /// fence does. It holds in each database by itself, for what the transaction does after the guard. So call it first, before
 /// anything that the lease protects is read: what was read before may be of the time of an earlier holder.
 ///
-/// On PostgreSQL, transactions with the same fence run concurrently. On MySQL, MariaDB and SQLite, the second waits for the end
-/// of the first. One round trip; on PostgreSQL and SQLite two if the fence is refused. The wait is at most [`Wait::DEFAULT`],
-/// 10 s; on SQLite, in a transaction that did not begin with [`begin`](crate::begin), it is the connection's busy timeout.
+/// Transactions of one key run one after the other, those with the same fence too. One round trip; on SQLite two if the fence is
+/// refused. The wait is at most [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s; on SQLite, in a transaction that did not begin
+/// with [`begin`](crate::begin), it is the connection's busy timeout. On MySQL, and on PostgreSQL in a queue of several
+/// transactions, it is 12 s, and the statement has not been answered then: drop the transaction, which closes its connection. (A rollback
+/// would wait for the answer.)
+///
+/// In REPEATABLE READ and SERIALIZABLE on PostgreSQL, a guard that has waited for another transaction fails with a transient
+/// error, because its snapshot is from before the wait. Between nodes of a Galera cluster the guard does not wait: of two
+/// transactions that run concurrently, the commit of one fails with a transient error.
+///
+/// In a transaction that began inside another one (a savepoint) the guard is refused: the row would be unlocked when the inner
+/// transaction is rolled back. Do not roll back to a savepoint of your own from before the guard either.
 ///
 /// # Errors
 /// [`Error::Fenced`] for a lower fence; [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`],
-/// also outside a transaction; [`Error::NotMigrated`]; [`Error::Database`]. Roll the transaction back after an error.
+/// also outside a transaction; [`Error::NotMigrated`]; [`Error::Database`], which may be transient. Roll the transaction back
+/// after an error.
 ///
 /// # Cancel safety
 /// The transaction may or may not have locked the row; roll it back.
@@ -69,7 +80,8 @@ pub async fn guard<DB: FenceGuardOps>(
 /// Deletes what the guard knows of a domain, and returns of how many keys. For operators, when a store was set up anew and its
 /// fences are lower than before: its leases are refused until then.
 ///
-/// Call it when no holder of an older lease can still write. From then on the guard accepts any fence of the domain.
+/// Call it when no holder of an older lease can still write. From then on the guard accepts any fence of the domain. It waits
+/// for open transactions that are guarded in this domain.
 ///
 /// # Errors
 /// [`Error::InvalidOption`]; [`Error::NotMigrated`]; [`Error::PoolStarved`]; [`Error::Database`].
@@ -101,6 +113,9 @@ impl<S: LeaseStore> Lease<S> {
     ///
     /// Call it before reading what the lease protects, and commit the transaction before the lease is released. The domain is
     /// that of the [`Leases`](crate::store::LeasesBuilder::fence_domain).
+    ///
+    /// It orders the transactions of one [key](Self::key). Each permit, each reader and the writers have keys of their own, so the guard
+    /// does not order a writer after the readers before it, nor two permits.
     ///
     /// # Errors
     /// [`Error::Fenced`] when a later holder was here; the lease is then lost. [`Error::Lost`] when the loss is known already.
@@ -178,20 +193,36 @@ impl<S: LeaseStore> MultiLease<S> {
 async fn guard_key<DB: FenceGuardOps>(conn: &mut DB::Connection, domain: &Key, key: &Key, fence: Fence) -> Result<()> {
     key.check()?;
     check_fence_domain(domain)?;
-    if depth::<DB>(conn).await? == 0 {
-        let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
+    let unfit = match depth::<DB>(conn).await? {
+        _ if fence.get() >= FENCES => Some("has a fence of 2^62 or more, which no lease has".to_owned()),
+        0 => Some("needs a transaction: outside of one it would protect nothing".to_owned()),
+        1 => None,
+        depth => Some(format!(
+            "needs the outermost transaction and got one at depth {depth}: a rollback to its savepoint would end the guard"
+        )),
+    };
+    if let Some(reason) = unfit {
         return Err(Error::InvalidOption { option: "guard", reason });
     }
     let started = Instant::now();
-    match DB::guard(conn, domain, key, fence).await {
-        Ok(seen) if seen <= fence => Ok(()),
-        Ok(seen) => Err(Error::Fenced { key: key.clone(), fence, seen }),
-        Err(err) if DB::fault(&err) == Fault::Contended => {
-            Err(Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None })
+    let contended = || Error::Contended { key: key.clone(), waited: started.elapsed(), holder: None };
+    // PostgreSQL's bound is for each transaction that it waits for.
+    let backstop = started + Duration::from_secs(GUARD_SECONDS) + BACKSTOP;
+    match until(Some(backstop), DB::guard(conn, domain, key, fence)).await {
+        Some(Ok(seen)) if seen <= fence => Ok(()),
+        Some(Ok(seen)) => Err(Error::Fenced { key: key.clone(), fence, seen }),
+        Some(Err(err)) if DB::fault(&err) != Fault::Contended => {
+            Err(failed_on_own_table::<DB>("guarding with the fence of lease", Some(key), err))
         }
-        Err(err) => Err(failed_on_own_table::<DB>("guarding with the fence of lease", Some(key), err)),
+        Some(Err(_)) | None => Err(contended()),
     }
 }
+
+/// Every fence is lower.
+const FENCES: u64 = 1 << 62;
+
+/// Time beyond the bound before the connection counts as broken.
+const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// The bound of the wait for the row, in seconds: that of [`Wait::DEFAULT`](crate::Wait::DEFAULT).
 #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]

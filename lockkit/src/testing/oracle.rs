@@ -210,7 +210,8 @@ impl<S> Watched<S> {
 
     fn granted(&self, claim: &Claim, grant: &Grant, sent: Instant) {
         let Claim { key, token, ttl, .. } = claim;
-        let trust = Arc::new(Trust::new(sent, *ttl));
+        let ttl = grant.ttl.map_or(*ttl, |most| most.min(*ttl));
+        let trust = Arc::new(Trust::new(sent, ttl));
         lock(&self.held).insert(*token, trust.clone());
         self.oracle.granted(key, *token, grant.fence, move || trust.lost().is_none());
     }

@@ -1,1 +1,132 @@
-//! Leases of lockkit in redis.
+//! Leases of [lockkit] in Redis or Valkey.
+//!
+//! [`RedisStore`] keeps leases in one server, or in the master that Sentinel names. [`Quorum`] keeps them in a majority of
+//! several independent servers. Both are a [`LeaseStore`](lockkit::LeaseStore): requests, waiting, renewal and loss are those
+//! of [`lockkit::Leases`].
+//!
+//! ```no_run
+//! use lockkit::Leases;
+//! use lockkit_redis::{RedisStore, redis::Client};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = RedisStore::connect(Client::open("redis://localhost/")?).await?;
+//! let leases = Leases::new(store);
+//! leases.lease("nightly").run(|_| async { Ok::<_, lockkit::Error>(()) }).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Which one should you use?
+//!
+//! | | survives | use another when |
+//! |---|---|---|
+//! | [`RedisStore`], one server | nothing: no leases while the server is down | its downtime must not stop the service |
+//! | [`RedisStore`] with Sentinel | the master: a pause of its failover and one longest ttl | the pause is too long |
+//! | [`Quorum`] | less than half of the servers, without a pause | you need semaphores, readers and writers, or `fair` |
+//!
+//! A lease that protects rows of a database is best kept in that database, where [`Lease::commit`] refuses a stale holder.
+//! That is not possible here. Give [`Lease::fence`] to the resources that a lease protects, and let them refuse a lower one.
+//!
+//! # What is in Redis
+//!
+//! The lock of the key `name` is the string `name`. Its value is the token of its holder, and it expires with the lease. So
+//! clients that lock with `SET name … NX PX …` and leases exclude each other. [`Layout::Redisson`] writes the lock as
+//! Redisson does. The server's other data share the names: give keys a prefix of their own. If the name has a value that
+//! is no lock, the request fails and the value stays.
+//!
+//! Beside the lock are the hash `lockkit:{name}` with the fence and the holder, the sorted sets `lockkit:names` and
+//! `lockkit:times`, and the hash `lockkit:epoch`. [`Leases::list`] shows the leases that lockkit granted.
+//! [`Leases::show`] and [`Leases::steal`] also know locks of other clients.
+//!
+//! **Fences** are the greatest of the server's clock in microseconds and the last fence of the key plus one. Each grant has
+//! 127 spare fences ([`Grant::spare_fences`](lockkit::store::Grant::spare_fences)). With up to 7,800 grants a second of one
+//! key, its fences stay below the clock, so that they also rise across a loss of the memory.
+//!
+//! **One round trip** for each operation, also for 500 renewals: each is one script.
+//!
+//! # When the server forgets
+//!
+//! A server forgets leases in a restart without an append-only file that is written at once, in a failover to a replica
+//! that lagged behind, and by `FLUSHALL`. Nothing tells their holders. So a server grants nothing for the longest ttl
+//! ([`RedisStoreBuilder::longest_ttl`], 1 minute by default) after each restart, promotion and flush: the quarantine. By
+//! its end, the forgotten holders have renewed in vain, or their leases have expired. Leases that the server still has
+//! can be renewed and released in the meantime.
+//!
+//! A new server looks like one that forgot. Call [`RedisStore::declare_new`] once, when it is set up, or wait for the
+//! quarantine to end.
+//!
+//! The quarantine is as long as the longest ttl that any client uses. Each client tells the server its own at each
+//! acquisition, and learns the longest. A client that prolongs it may be too late, if the first client after the loss has
+//! a shorter one and never met the other. Set the same `longest_ttl` in all processes. `min_hold` is forgotten with the
+//! lease.
+//!
+//! A master that is cut off from its replicas and from Sentinel goes on renewing while its replica is promoted. Set
+//! `min-replicas-to-write 1` on the servers, and [`RedisStoreBuilder::quarantine`] to the longest ttl plus
+//! `min-replicas-max-lag` plus 2 s, because Redis counts the lag in whole seconds.
+//!
+//! A server that may evict a lock is refused, also if its settings change and the store connects again.
+//!
+//! # Clocks
+//!
+//! Leases expire by the server's clock. If it is set back, the next operation that meets a lease cuts its expiry to the
+//! ttl of its last grant or renewal. A lock of another client lives longer by the step. If the clock is set forward,
+//! leases expire early, and a lease may have two holders. If it is set back and the memory is lost, the next fence is
+//! lower by the step.
+//!
+//! # Servers that do not answer
+//!
+//! Every call ends within [`connect_timeout`](RedisStoreBuilder::connect_timeout) and
+//! [`answer_timeout`](RedisStoreBuilder::answer_timeout), 1 s each by default. A connection that broke or did not answer is
+//! replaced. While requests wait, one more connection is subscribed to releases. It is closed one second after the last
+//! waiter. Without it, waiters poll.
+//!
+//! # Rights
+//!
+//! A user of Redis needs the keys and the channels of the leases and `lockkit:*`, scripts (`EVAL`, `EVALSHA`), `INFO`,
+//! `PUBLISH`, `SUBSCRIBE`, and the commands in the scripts. `~* &* +@all -@dangerous -@admin +info` is enough.
+//!
+//! # Limits
+//!
+//! Redis 5 or later, or Valkey. No Redis Cluster: the keys of one lease are in several slots. Use one of its masters alone,
+//! or a [`Quorum`].
+//!
+//! # Features
+//!
+//! | feature | what it brings |
+//! |---|---|
+//! | `sentinel` | [`Server`] from a `redis::sentinel::SentinelClient` |
+//! | `tls-rustls`, `tls-rustls-webpki-roots`, `tls-native-tls` | `rediss://` addresses |
+//!
+//! [`Lease::commit`]: lockkit::Lease
+//! [`Lease::fence`]: lockkit::Lease::fence
+//! [`Leases::list`]: lockkit::Leases::list
+//! [`Leases::show`]: lockkit::Leases::show
+//! [`Leases::steal`]: lockkit::Leases::steal
+#![deny(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod ballot;
+mod builder;
+mod debts;
+mod fit;
+mod layout;
+mod link;
+mod node;
+mod quorum;
+mod releases;
+mod rounds;
+mod script;
+mod server;
+mod store;
+mod tally;
+mod trouble;
+
+pub use redis;
+
+pub use crate::{
+    builder::{ConnectError, RedisStoreBuilder},
+    fit::Unfit,
+    layout::Layout,
+    quorum::Quorum,
+    server::Server,
+    store::RedisStore,
+};

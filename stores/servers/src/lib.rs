@@ -5,6 +5,13 @@
 //!
 //! A server that a test leaves behind dies with the thread that started it, however that ends.
 
+pub mod etcd;
+mod folder;
 mod program;
+pub mod redis;
+pub mod zookeeper;
 
-pub use crate::program::{Program, free_port};
+pub use crate::{
+    folder::Folder,
+    program::{Program, free_port},
+};

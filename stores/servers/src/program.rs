@@ -28,13 +28,22 @@ impl Program {
     /// # Panics
     /// If it is not installed, ends by itself, or does not listen within a minute.
     pub fn start(program: &str, arguments: &[&str], folder: &Path, port: u16) -> Self {
+        let mut started = Self::launch(program, arguments, folder, port);
+        started.wait_until_it_listens();
+        started
+    }
+
+    /// Starts the program and does not wait. So several can start at the same time; see
+    /// [`wait_until_it_listens`](Self::wait_until_it_listens).
+    ///
+    /// # Panics
+    /// If it is not installed.
+    pub fn launch(program: &str, arguments: &[&str], folder: &Path, port: u16) -> Self {
         let program = find(program);
         let command: Vec<_> = [program.as_str()].iter().chain(arguments).map(ToString::to_string).collect();
         let log = folder.join("log");
         let child = spawn(&command, &log);
-        let mut started = Self { command, log, port, child };
-        started.wait_until_it_listens();
-        started
+        Self { command, log, port, child }
     }
 
     /// Ends the process with SIGKILL. Its data stay as they are.
@@ -60,6 +69,19 @@ impl Program {
     /// If it has ended.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
+        // Its threads stop one after the other.
+        while !self.is_stopped() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.child.id())) else { return true };
+        threads.filter_map(Result::ok).all(|thread| {
+            let state = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // After the name of the program, which is in parentheses.
+            state.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 'Z', 'X']))
+        })
     }
 
     /// Lets a stopped process go on.
@@ -75,7 +97,11 @@ impl Program {
         kill_process(id, signal).expect("send a signal");
     }
 
-    fn wait_until_it_listens(&mut self) {
+    /// Waits until the program listens on its port.
+    ///
+    /// # Panics
+    /// If it ends by itself, or does not listen within a minute.
+    pub fn wait_until_it_listens(&mut self) {
         let deadline = Instant::now() + START;
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             let ended = self.child.try_wait().expect("ask for the process");

@@ -1,1 +1,80 @@
-//! Leases of lockkit in zookeeper.
+//! Leases of [lockkit] in ZooKeeper: [`ZooKeeperStore`] is a [`LeaseStore`](lockkit::LeaseStore) for
+//! [`Leases`](lockkit::Leases).
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use lockkit::Leases;
+//! use lockkit_zookeeper::ZooKeeperStore;
+//!
+//! let leases = Leases::new(ZooKeeperStore::connect("zk1:2181,zk2:2181,zk3:2181", "/locks").await?);
+//! let lease = leases.lease("nightly").acquire().await?;
+//! println!("fence {}", lease.fence());
+//! lease.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Layout
+//!
+//! The lease `nightly` is the node `/locks/nightly`. Each claim is an ephemeral sequential child of it, and the child
+//! with the lowest number holds the lease. This is the lock recipe of ZooKeeper, so a lease and a lock of another
+//! client on the same path exclude each other, and wait for each other in one queue: an `InterProcessMutex` of
+//! Curator with [`Layout::Curator`], a `Lock` of kazoo with [`Layout::Kazoo`].
+//!
+//! The characters `/` and `%` of a key, and those that ZooKeeper refuses (private use, and above U+FFFF, such as
+//! emoji), are written as `%` and two hexadecimal digits per byte.
+//!
+//! # How long a lease lives
+//!
+//! A lease ends at its ttl unless it is renewed, as in every store: while the process lives, the store deletes its
+//! child. If the process dies or is cut off, ZooKeeper deletes the child when the session times out. So a dead process
+//! keeps a lease for up to the session timeout ([`ZooKeeperBuilder::session_timeout`]), however short the ttl of the
+//! lease is.
+//!
+//! A process trusts a lease for 5/8 of the session timeout at most, even if the ttl of the lease is longer
+//! ([`ZooKeeperStore::trusted_for`]). A follower of ZooKeeper tells its leader only every half tick which sessions are
+//! alive. If the follower dies, the leader counts the session timeout from an earlier moment than the last answer. The
+//! rest of the session timeout is room for that. It suffices if the session timeout is at least two ticks, which is
+//! the servers' default minimum, and if no `observerMaster` is between the client and the leader.
+//!
+//! A renewal is confirmed by a write, because a server that is cut off from the others still answers reads. All
+//! leases of a process that are due are renewed with one write and one read per lease, sent together.
+//!
+//! A lease survives the death of a leader, whose connections break at once. A leader that hangs is replaced only after
+//! the servers' `syncLimit`, by default five ticks or 10 s. For leases to survive that, the session timeout must be
+//! more than twice as long.
+//!
+//! # Fences
+//!
+//! The fence of a grant is the `czxid` of its child, shifted left by [`FENCE_SHIFT`] bits: each grant has 255 spare
+//! fences. It rises across release, expiry, deletion of the key and changes of the leader. A fence stays below 2^62,
+//! so the numbers last for 4,194,303 elections of a leader. After that, claims are refused with an error.
+//!
+//! A server that is restored from a backup, or a new ensemble, starts again with low numbers.
+#![deny(missing_docs)]
+
+mod acquire;
+mod builder;
+mod child;
+mod error;
+mod key;
+mod layout;
+mod link;
+mod looking;
+mod mine;
+mod note;
+mod queue;
+mod release;
+mod remove;
+mod renew;
+mod store;
+mod sweep;
+
+pub use crate::{
+    builder::ZooKeeperBuilder,
+    child::FENCE_SHIFT,
+    error::{ConnectError, NotConnected, NumbersExhausted},
+    layout::Layout,
+    store::ZooKeeperStore,
+};
+/// The client, for [`ZooKeeperBuilder::connector`] and [`ZooKeeperBuilder::acls`].
+pub use zookeeper_client;

@@ -2,6 +2,7 @@
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
+use syn::Expr;
 
 use crate::with_lock::{
     expand::{
@@ -18,6 +19,8 @@ struct HeldTx<'a> {
     name: &'a Ident,
     /// The call that begins it.
     begin: TokenStream,
+    /// What to return if the transaction is contended.
+    on_busy: Option<&'a Expr>,
     /// The function that ends it and the lease.
     end: &'static str,
 }
@@ -68,7 +71,8 @@ impl Expander<'_> {
                 #failed
             };
         };
-        let tx = tx.as_ref().map(|name| HeldTx { name, begin, end });
+        let on_busy = on_busy.as_ref().filter(|_| pool.is_some());
+        let tx = tx.as_ref().map(|name| HeldTx { name, begin, on_busy, end });
         self.held(&acquire, bind.as_ref(), tx)
     }
 
@@ -102,10 +106,10 @@ impl Expander<'_> {
                 let end = quote_spanned!(*blame=> #blamed::end_held(#held, #result).await);
                 (TokenStream::new(), TokenStream::new(), end)
             }
-            Some(HeldTx { name, begin, end }) => {
+            Some(HeldTx { name, begin, on_busy, end }) => {
                 let Transaction { name: tx, touched, unused } = self.transaction(name);
                 let end = Ident::new(end, *blame);
-                let failed = self.return_failure(None);
+                let failed = self.return_failure(on_busy);
                 let begin = quote_spanned! {mixed=>
                     let mut #tx = match #begin.await {
                         ::core::result::Result::Ok(#ok) => #ok,

@@ -1,25 +1,30 @@
 //! The fence guard on MySQL and MariaDB.
 
-use sqlx::{MySql, MySqlConnection, Row};
+use sqlx::{MySql, MySqlConnection};
 
-use super::within_seconds;
 use crate::{
     fence::Fence,
     key::Key,
-    sql::{FenceGuardStatements, GUARD_SECONDS, history::hex, units::fence},
+    sql::{FenceGuardStatements, GUARD_SECONDS, history::hex, statement::statement},
 };
 
 impl FenceGuardStatements for MySql {
     async fn guard(conn: &mut MySqlConnection, domain: &Key, key: &Key, own: Fence) -> sqlx::Result<Fence> {
-        // LAST_INSERT_ID(expr) keeps, for this session, the fence that the row had before, or this one if there was no row.
-        let (domain, name, own) = (hex(domain.as_bytes()), hex(key.as_bytes()), own.get());
-        let insert = format!(
-            "INSERT INTO lockkit_fence (domain, name, fence) VALUES (X'{domain}', X'{name}', LAST_INSERT_ID({own}))
-             ON DUPLICATE KEY UPDATE fence = GREATEST(LAST_INSERT_ID(fence), VALUES(fence))"
-        );
-        let answer = within_seconds(conn, GUARD_SECONDS, &insert, "SELECT CAST(LAST_INSERT_ID() AS SIGNED)").await?;
-        let seen = answer.last().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
-        Ok(fence(seen))
+        // `uses` changes the row for an equal fence, too: Galera detects no conflict on a row that is only locked. The statement
+        // is alone in its message: if a node of Galera must roll back for another node, it reports that in the answer to the
+        // message, and would lose it if more statements followed. LAST_INSERT_ID(expr) puts into the answer the fence that the
+        // row had, or this one if there was no row.
+        let done = sqlx::query(statement!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = {GUARD_SECONDS} FOR */
+             INSERT INTO lockkit_fence (domain, name, fence) VALUES (?, ?, LAST_INSERT_ID(?))
+             ON DUPLICATE KEY UPDATE fence = GREATEST(LAST_INSERT_ID(fence), VALUES(fence)), uses = uses + 1"
+        ))
+        .bind(domain.as_bytes())
+        .bind(key.as_bytes())
+        .bind(own.as_i64())
+        .execute(conn)
+        .await?;
+        Ok(Fence::from(done.last_insert_id()))
     }
 
     fn guard_text(domain: &Key, key: &Key, own: Fence) -> String {
@@ -27,7 +32,7 @@ impl FenceGuardStatements for MySql {
         // Past the greatest BIGINT is an error in every SQL mode.
         format!(
             "INSERT INTO lockkit_fence (domain, name, fence) VALUES (X'{domain}', X'{name}', {own})
-ON DUPLICATE KEY UPDATE fence = IF(fence <= {own}, {own}, fence + {max})",
+ON DUPLICATE KEY UPDATE fence = IF(fence <= {own}, {own}, fence + {max}), uses = uses + 1",
             max = i64::MAX
         )
     }

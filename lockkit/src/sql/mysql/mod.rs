@@ -72,36 +72,6 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
 const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
                             CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
-/// Runs an insert that waits for a row for at most so many seconds, and then `query`, in one message. Returns the rows of
-/// `query`.
-///
-/// The servers count the bound in seconds. On MariaDB it applies to the statement; on MySQL it is set for the session during
-/// this one message. A message of several statements takes no bound values, so the insert has literals. A timeout that an
-/// interrupted message has not restored yet is kept for a later restore.
-async fn within_seconds(
-    conn: &mut MySqlConnection,
-    seconds: u64,
-    insert: &str,
-    query: &str,
-) -> sqlx::Result<Vec<MySqlRow>> {
-    // The largest value that the servers accept.
-    let seconds = seconds.min(1_073_741_824);
-    let sql = format!(
-        "SET @lockkit_wait = /*M! NULL */
-             /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
-         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */ {insert};
-         {RESTORE_WAIT};
-         {query}"
-    );
-    let done = conn.fetch_all(AssertSqlSafe(sql)).await;
-    if done.is_err() {
-        // If a statement fails, the rest of the message is not run. If the connection broke, there is no session to
-        // restore.
-        drop(conn.execute(RESTORE_WAIT).await);
-    }
-    done
-}
-
 impl super::sealed::Sealed for MySql {}
 impl super::sealed::Sealed for MySqlConnection {}
 

@@ -1,8 +1,8 @@
 //! Named locks on MySQL and MariaDB.
 
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection};
+use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection};
 
-use super::{SHARED, bounded, holder, within_seconds};
+use super::{RESTORE_WAIT, SHARED, bounded, holder};
 use crate::{
     error::Fault,
     holder::LockHolder,
@@ -22,11 +22,28 @@ const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
     ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */
     ON DUPLICATE KEY UPDATE name = VALUES(name)";
 
-/// Locks the row, and inserts it if it does not exist, like an insert without a bound.
+/// Locks the row, and inserts it if it does not exist, like an insert without a bound. The servers count the bound in
+/// seconds. On MariaDB it applies to the statement; on MySQL it is set for the session during this one message. A
+/// message of several statements takes no bound values, so the name is a literal in it. A timeout that an interrupted
+/// message has not restored yet is kept for a later restore.
 async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
+    // The largest value that the servers accept.
+    let seconds = seconds.min(1_073_741_824);
     let name = hex(key.as_bytes());
-    let insert = format!("INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name");
-    within_seconds(conn, seconds, &insert, "").await.map(drop)
+    let sql = format!(
+        "SET @lockkit_wait = /*M! NULL */
+             /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
+         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */
+             INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
+         {RESTORE_WAIT}"
+    );
+    let locked = conn.execute(AssertSqlSafe(sql)).await;
+    if locked.is_err() {
+        // If a statement fails, the rest of the message is not run. If the connection broke, there is no session to
+        // restore.
+        drop(conn.execute(RESTORE_WAIT).await);
+    }
+    locked.map(drop)
 }
 
 impl NamedStatements for MySql {

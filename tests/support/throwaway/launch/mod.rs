@@ -53,14 +53,19 @@ pub(crate) fn free_port() -> io::Result<u16> {
     free_ports(1)
 }
 
+/// How many ports a server has for itself.
+const BLOCK: u32 = 20;
+
 /// The first of so many free ports that follow each other.
 ///
 /// # Errors
 /// If there is none.
 pub fn free_ports(count: u16) -> io::Result<u16> {
-    let first = 20_000 + u16::try_from(std::process::id() % 10_000).expect("BUG: less than 10,000");
+    // Neighbours start at the same time, and none of them has its ports yet: each looks among ports of its own.
+    let first = 20_000 + u16::try_from(std::process::id() % 500 * BLOCK).expect("BUG: less than 10,000");
     let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     (first..first + 1_000)
+        .step_by(BLOCK as usize)
         .find(|port| (*port..port + count).all(is_free))
         .ok_or_else(|| io::Error::other("no free port"))
 }

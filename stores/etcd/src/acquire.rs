@@ -1,0 +1,313 @@
+//! Taking leases.
+//!
+//! A claim is a key `name/token`. The claim whose key was created first holds the lease, as in etcd's own
+//! `concurrency.Mutex`. A claim that does not wait creates its key only if there is none, in one transaction. A claim
+//! that waits creates it at once, and holds the lease when no older key is left.
+
+use std::{sync::Arc, time::Duration};
+
+use etcd_client::{
+    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnResponse,
+};
+use lockkit::{
+    Error, Fault, Result,
+    store::{Acquired, Claim, Grant, Previous, Token},
+};
+use tokio::time::Instant;
+
+use crate::{
+    claims::Claimed,
+    layout::{Place, Record, SPARE_FENCES, State, fence},
+    members::{Members, Trouble},
+    session::Session,
+    store::{Inner, failed, kvs},
+};
+
+pub(crate) const DOING: &str = "acquiring lease";
+
+/// How often a claim is sent again because something changed on the way.
+pub(crate) const ROUNDS: usize = 8;
+
+/// What one transaction has brought.
+enum Step {
+    Answer(Acquired),
+    /// Something changed on the way.
+    Again,
+}
+
+/// One claim on its way.
+pub(crate) struct Asking<'c> {
+    pub(crate) claim: &'c Claim,
+    pub(crate) place: Arc<Place>,
+    path: String,
+    pub(crate) record: String,
+    pub(crate) sent: Instant,
+    /// The revision of the record of the last holder that does not stand in the way. `None` if none does.
+    last: Option<i64>,
+}
+
+impl<'c> Asking<'c> {
+    pub(crate) fn new(claim: &'c Claim, place: Arc<Place>, sent: Instant, waits: bool) -> Self {
+        let record = Record::now(State::Held, claim.token, claim.ttl, &claim.holder).text();
+        Self { path: place.path(claim.token), claim, place, record, sent, last: waits.then_some(0) }
+    }
+
+    /// The claim's key exists since this revision.
+    fn since(&mut self, revision: i64) {
+        let record = Record::now(State::Held, self.claim.token, self.claim.ttl, &self.claim.holder);
+        self.record = Record { revision, ..record }.text();
+    }
+
+    /// What a grant reads and writes: the last holder, the record of this one, and the key of the claim.
+    pub(crate) fn grant(&self, session: &Session) -> [TxnOp; 3] {
+        let Place { last, .. } = &*self.place;
+        [
+            TxnOp::get(&**last, None),
+            TxnOp::put(&**last, &*self.record, None),
+            TxnOp::put(&*self.path, &*self.record, Some(PutOptions::new().with_lease(session.id))),
+        ]
+    }
+
+    /// No claim is there, of this process or another.
+    pub(crate) fn is_free(&self) -> Compare {
+        Compare::create_revision(&*self.place.dir, CompareOp::Equal, 0).with_prefix()
+    }
+
+    /// The last holder, if it did not release the lease, does not trust it any more.
+    pub(crate) fn is_over(&self) -> Option<Compare> {
+        Some(Compare::mod_revision(&*self.place.last, CompareOp::Equal, self.last?))
+    }
+
+    pub(crate) fn last(&self) -> TxnOp {
+        TxnOp::get(&*self.place.last, None)
+    }
+
+    /// The oldest claim.
+    pub(crate) fn first(&self) -> TxnOp {
+        TxnOp::get(&*self.place.dir, Some(oldest()))
+    }
+
+    pub(crate) fn own(&self) -> TxnOp {
+        TxnOp::get(&*self.path, Some(GetOptions::new().with_keys_only()))
+    }
+
+    pub(crate) fn granted(&self, revision: i64, session: &Session, last: &[KeyValue]) -> Acquired {
+        let mut grant = Grant::from(fence(revision)).after(previous(last, self.claim.token));
+        grant.spare_fences = SPARE_FENCES;
+        let left = session.until().saturating_duration_since(self.sent);
+        grant.ttl = Some(left).filter(|it| *it < self.claim.ttl);
+        Acquired::Granted(grant)
+    }
+}
+
+/// Selects the oldest key of a range.
+pub(crate) fn oldest() -> GetOptions {
+    GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend).with_limit(1)
+}
+
+/// No late request that was given up creates a key.
+pub(crate) fn is_current(session: &Session) -> Compare {
+    Compare::mod_revision(&*session.marker, CompareOp::Equal, session.marker_revision())
+}
+
+pub(crate) fn marker(session: &Session) -> TxnOp {
+    TxnOp::get(&*session.marker, Some(GetOptions::new().with_keys_only()))
+}
+
+pub(crate) fn note_marker(session: &Session, read: &[KeyValue]) {
+    session.set_marker_revision(read.first().map_or(0, KeyValue::mod_revision));
+}
+
+/// The last holder, if it did not release the lease.
+fn previous(last: &[KeyValue], token: Token) -> Option<Previous> {
+    let kv = last.first()?;
+    let record = Record::parse(kv.value()).filter(|it| it.token != token)?;
+    // The time of the last renewal is not in etcd, so this is the longest that it can be.
+    let expired_for = record.age().saturating_sub(record.ttl);
+    let revision = if record.revision == 0 { kv.mod_revision() } else { record.revision };
+    Some(Previous::new(record.holder, fence(revision), expired_for))
+}
+
+impl Inner {
+    pub(crate) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
+        let err = |err| failed(DOING, &claim.key, err);
+        let (place, sent) = (self.place(DOING, &claim.key)?, Instant::now());
+        let mut asking = Asking::new(claim, place, sent, self.waits(&self.members()).await);
+        for _ in 0..ROUNDS {
+            let members = self.members();
+            let session = self.sessions.get(&members, claim.ttl).await.map_err(err)?;
+            let known = self.claims.get(claim.token).and_then(|it| it.revision());
+            let step = match known {
+                Some(revision) => {
+                    asking.since(revision);
+                    self.claim_again(&members, &session, &mut asking, revision).await
+                }
+                None => self.enter(&members, &session, &mut asking).await,
+            };
+            match step {
+                Ok(Step::Answer(answer)) => return Ok(answer),
+                Ok(Step::Again) => {}
+                Err(Trouble::NoLease) => self.sessions.retire(&members, &session).await.map_err(err)?,
+                Err(trouble) => return Err(err(trouble)),
+            }
+        }
+        Err(unsettled(claim))
+    }
+
+    /// Creates the key of the claim: if the lease is free or the claim waits.
+    async fn enter(&self, members: &Members, session: &Arc<Session>, asking: &mut Asking<'_>) -> Result<Step, Trouble> {
+        let Asking { claim, place, path, record, .. } = &*asking;
+        let token = claim.token;
+        // Before the claim is noted: whoever gives it up from then on writes the marker.
+        let is_current = is_current(session);
+        if !self.claims.ask(place, token, session, claim.ttl, record) {
+            return Ok(Step::Answer(Acquired::Held { free_in: None }));
+        }
+        let line_up = if claim.queue {
+            let waiting = Record::now(State::Waiting, token, claim.ttl, &claim.holder).text();
+            let put = TxnOp::put(&**path, waiting, Some(PutOptions::new().with_lease(session.id)));
+            let is_new = Compare::create_revision(&**path, CompareOp::Equal, 0);
+            TxnOp::txn(Txn::new().when([is_new, is_current.clone()]).and_then([put]))
+        } else {
+            marker(session)
+        };
+        let when = [asking.is_free(), is_current].into_iter().chain(asking.is_over());
+        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
+            line_up,
+            asking.own(),
+            asking.first(),
+            marker(session),
+            asking.last(),
+        ]);
+        let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
+        if was_sent_once {
+            self.claims.settled(token, session);
+        }
+        let answers = answer.op_responses();
+        if answer.succeeded() {
+            let revision = revision(&answer);
+            let is_wanted = self.claims.answered(token, Some(revision));
+            let is_held = is_wanted && self.claims.granted(token, revision, asking.sent);
+            let granted = asking.granted(revision, session, kvs(answers.first()));
+            self.lost.forget(&asking.claim.key);
+            return Ok(Step::Answer(if is_held { granted } else { Acquired::Held { free_in: None } }));
+        }
+        let [_, own, first, marker, last] = &*answers else { return Ok(Step::Again) };
+        let own = kvs(Some(own)).first().map(KeyValue::create_revision);
+        let is_wanted = self.claims.answered(token, own);
+        note_marker(session, kvs(Some(marker)));
+        let first = kvs(Some(first)).first();
+        // Nothing else stands in the way.
+        if is_wanted
+            && own == first.map(KeyValue::create_revision)
+            && let Some(left) = self.last_is_over(asking, kvs(Some(last)))
+        {
+            if !asking.claim.queue {
+                self.claims.refused(token);
+            }
+            return Ok(Step::Answer(Acquired::Held { free_in: Some(left) }));
+        }
+        match (own, first) {
+            _ if !is_wanted => Ok(Step::Answer(Acquired::Held { free_in: None })),
+            // The key exists: from this transaction or from one whose answer was lost.
+            (Some(own), Some(first)) if own == first.create_revision() => Ok(Step::Again),
+            (Some(_), Some(first)) => Ok(Step::Answer(self.held(asking.claim, first))),
+            (None, Some(first)) if !asking.claim.queue => {
+                self.claims.refused(token);
+                Ok(Step::Answer(self.held(asking.claim, first)))
+            }
+            // The marker was written for a request that was given up.
+            _ => Ok(Step::Again),
+        }
+    }
+
+    /// The key of the claim exists: takes the lease if it is the oldest.
+    async fn claim_again(
+        &self,
+        members: &Members,
+        session: &Arc<Session>,
+        asking: &mut Asking<'_>,
+        revision: i64,
+    ) -> Result<Step, Trouble> {
+        let Asking { claim, place, path, record, sent, .. } = &*asking;
+        let token = claim.token;
+        let is_current = is_current(session);
+        if !self.claims.again(token, session, claim.ttl, record) {
+            return Ok(Step::Answer(Acquired::Held { free_in: None }));
+        }
+        let exists = Compare::create_revision(&**path, CompareOp::Equal, revision);
+        let is_first = Compare::create_revision(&*place.dir, CompareOp::Greater, revision - 1).with_prefix();
+        let when = [exists, is_first, is_current].into_iter().chain(asking.is_over());
+        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
+            asking.own(),
+            asking.first(),
+            marker(session),
+            asking.last(),
+        ]);
+        let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
+        if was_sent_once {
+            self.claims.settled(token, session);
+        }
+        let answers = answer.op_responses();
+        if answer.succeeded() {
+            self.claims.moved(token, session);
+            let is_held = self.claims.granted(token, revision, *sent);
+            let granted = asking.granted(revision, session, kvs(answers.first()));
+            self.lost.forget(&asking.claim.key);
+            return Ok(Step::Answer(if is_held { granted } else { Acquired::Held { free_in: None } }));
+        }
+        let own = kvs(answers.first()).first().map(KeyValue::create_revision);
+        let Some(first) = kvs(answers.get(1)).first().filter(|_| own == Some(revision)) else {
+            // The place is lost: the etcd lease has ended, or somebody deleted the key.
+            self.claims.answered(token, own);
+            return Ok(Step::Again);
+        };
+        note_marker(session, kvs(answers.get(2)));
+        if first.create_revision() == revision {
+            self.claims.touch(&asking.claim.key);
+            return Ok(match self.last_is_over(asking, kvs(answers.get(3))) {
+                Some(left) => Step::Answer(Acquired::Held { free_in: Some(left) }),
+                None => Step::Again,
+            });
+        }
+        Ok(Step::Answer(self.held(asking.claim, first)))
+    }
+
+    /// Nothing but the record of the last holder may stand in the way. Returns how long it does, or `None` if it does
+    /// not.
+    pub(crate) fn last_is_over(&self, asking: &mut Asking<'_>, last: &[KeyValue]) -> Option<Duration> {
+        let revision = last.first().map_or(0, KeyValue::mod_revision);
+        let record = last.first().and_then(|kv| Record::parse(kv.value()));
+        let record = record.filter(|it| it.state == State::Held && it.token != asking.claim.token);
+        let left = match record {
+            // This process knows until when it trusts a lease of its own.
+            Some(record) => match self.claims.get(record.token).filter(Claimed::held_once) {
+                Some(own) => own.until.saturating_duration_since(Instant::now()),
+                None => self.lost.seen(&asking.claim.key, revision, record.ttl),
+            },
+            None => Duration::ZERO,
+        };
+        if asking.last.is_some() && !left.is_zero() {
+            return Some(left);
+        }
+        asking.last = asking.last.map(|_| revision);
+        None
+    }
+
+    /// The answer to a claim that is not the first. Only of its own claims does this process know how long they last.
+    pub(crate) fn held(&self, claim: &Claim, first: &KeyValue) -> Acquired {
+        self.claims.touch(&claim.key);
+        let own = Record::parse(first.value()).and_then(|it| self.claims.get(it.token));
+        let own = own.filter(|it| it.held_since().is_some());
+        Acquired::Held { free_in: own.map(|it| it.until.saturating_duration_since(Instant::now())) }
+    }
+}
+
+pub(crate) fn revision(answer: &TxnResponse) -> i64 {
+    answer.header().map_or(0, etcd_client::ResponseHeader::revision)
+}
+
+pub(crate) fn unsettled(claim: &Claim) -> Error {
+    let what = "the claim was answered by a change of its etcd lease each time";
+    Error::database(DOING, &claim.key, Fault::Unavailable, std::io::Error::new(std::io::ErrorKind::TimedOut, what))
+}

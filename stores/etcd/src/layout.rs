@@ -1,0 +1,262 @@
+//! Where a lease is in etcd, and what its keys hold. Pure: no I/O.
+
+use std::{
+    fmt::Write,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use etcd_client::KeyValue;
+use lockkit::{
+    Error, Fault, Fence, Key, Result,
+    store::{LeaseInfo, LeaseRecord, Token},
+};
+
+/// Below this are the records of the last holders.
+const LAST: &str = "lockkit/last/";
+
+/// Below this is one key for each etcd lease that a process keeps alive.
+const SESSION: &str = "lockkit/session/";
+
+/// By how many bits a revision is shifted to be a fence.
+const FENCE_BITS: u32 = 8;
+
+/// How many fences above its own belong to each grant.
+pub(crate) const SPARE_FENCES: u64 = (1 << FENCE_BITS) - 1;
+
+/// Begins the value of a key that lockkit has written.
+const VERSION: &str = "lockkit1";
+
+/// The fence of the claim whose key was created at this revision. Fences stay below 2^62 for the first 2^54 revisions.
+pub(crate) fn fence(create_revision: i64) -> Fence {
+    Fence::from(u64::try_from(create_revision).unwrap_or(0) << FENCE_BITS)
+}
+
+/// Whether lockkit has keys of its own below or above this prefix.
+pub(crate) fn is_reserved(prefix: &str) -> bool {
+    [LAST, SESSION].iter().any(|own| prefix.starts_with(own))
+}
+
+/// The key that belongs to an etcd lease, which fences late requests. See [`Session`](crate::session::Session).
+pub(crate) fn marker(lease: i64) -> String {
+    format!("{SESSION}{lease:x}")
+}
+
+/// The keys of one lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) name: Key,
+    /// The start of the keys of all claims: `name/`, as in etcd's own `concurrency.Mutex`.
+    pub(crate) dir: String,
+    /// The key of the record of the last holder that did not release the lease.
+    pub(crate) last: String,
+}
+
+impl Place {
+    pub(crate) fn new(prefix: &str, name: &Key, doing: &'static str) -> Result<Self> {
+        let path = format!("{prefix}{}", escape(name));
+        let (dir, last) = (format!("{path}/"), format!("{LAST}{path}"));
+        if LAST.starts_with(&dir) || SESSION.starts_with(&dir) || is_reserved(&dir) {
+            let reason = format!("`{dir}` is where lockkit keeps its own keys; use another name, or a prefix");
+            return Err(Error::database(doing, name, Fault::Other, reason));
+        }
+        Ok(Self { name: name.clone(), dir, last })
+    }
+
+    /// The key of a claim.
+    pub(crate) fn path(&self, token: Token) -> String {
+        format!("{}{}", self.dir, hex(token))
+    }
+}
+
+/// The start of the keys of all leases whose name starts with `names`.
+pub(crate) fn start_of(prefix: &str, names: &str) -> String {
+    format!("{prefix}{}", escape(names))
+}
+
+/// The start of the records of the last holders of all leases.
+pub(crate) fn start_of_last(prefix: &str) -> String {
+    format!("{LAST}{prefix}")
+}
+
+/// The name of the lease whose last holder has this key.
+pub(crate) fn name_of_last(prefix: &str, key: &[u8]) -> Option<Key> {
+    let path = std::str::from_utf8(key).ok()?.strip_prefix(LAST)?.strip_prefix(prefix)?;
+    Some(unescape(path).into())
+}
+
+/// The name of the lease of a claim, and the last part of the claim's key.
+pub(crate) fn name_of<'k>(prefix: &str, key: &'k [u8]) -> Option<(Key, &'k str)> {
+    let path = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
+    let (name, last) = path.split_once('/')?;
+    (!name.is_empty() && !last.contains('/')).then(|| (unescape(name).into(), last))
+}
+
+/// `/` would make the keys of `a/b` look like claims to `a`.
+fn escape(name: &str) -> String {
+    name.replace('%', "%25").replace('/', "%2f")
+}
+
+fn unescape(name: &str) -> String {
+    name.replace("%2f", "/").replace("%25", "%")
+}
+
+fn hex(token: Token) -> String {
+    token.as_bytes().iter().fold(String::with_capacity(32), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn token(hex: &str) -> Option<Token> {
+    let is_token = hex.len() == 32 && hex.bytes().all(|it| it.is_ascii_hexdigit());
+    is_token.then(|| u128::from_str_radix(hex, 16).ok()).flatten().map(|it| Token::from_bytes(it.to_be_bytes()))
+}
+
+/// What a claim is at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It waits for those before it.
+    Waiting,
+    Held,
+    /// The lease was released, and stays taken for its minimum time.
+    Nobody,
+    /// The process of the holder let it expire. Only in the record of the last holder.
+    Expired,
+}
+
+/// The value of a claim's key, and of the key of the last holder: one line for each field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) state: State,
+    pub(crate) token: Token,
+    pub(crate) ttl: Duration,
+    /// When it was written, by the clock of the process. For display only.
+    pub(crate) at: SystemTime,
+    /// The revision at which the claim's key was created. 0 if it was created together with this record.
+    pub(crate) revision: i64,
+    pub(crate) holder: String,
+}
+
+impl Record {
+    pub(crate) fn now(state: State, token: Token, ttl: Duration, holder: &str) -> Self {
+        Self { state, token, ttl, at: SystemTime::now(), revision: 0, holder: holder.to_owned() }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let Self { state, token, ttl, at, revision, holder } = self;
+        let state = match state {
+            State::Waiting => "waiting",
+            State::Held => "held",
+            State::Nobody => "nobody",
+            State::Expired => "expired",
+        };
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (ttl, at) = (ttl.as_micros(), at.as_micros());
+        format!("{VERSION}\n{state}\n{}\n{ttl}\n{at}\n{revision}\n{holder}", hex(*token))
+    }
+
+    /// `None` if lockkit did not write it.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(value).ok()?;
+        let mut lines = text.splitn(7, '\n');
+        let mut line = || lines.next();
+        if line()? != VERSION {
+            return None;
+        }
+        let state = match line()? {
+            "waiting" => State::Waiting,
+            "held" => State::Held,
+            "nobody" => State::Nobody,
+            "expired" => State::Expired,
+            _ => return None,
+        };
+        let (token, ttl, at) = (token(line()?)?, line()?.parse().ok()?, line()?.parse().ok()?);
+        let at = UNIX_EPOCH.checked_add(Duration::from_micros(at))?;
+        let (revision, holder) = (line()?.parse().ok()?, line()?.to_owned());
+        Some(Self { state, token, ttl: Duration::from_micros(ttl), at, revision, holder })
+    }
+
+    /// How long ago it was written, as far as the clocks of the processes agree.
+    pub(crate) fn age(&self) -> Duration {
+        self.at.elapsed().unwrap_or_default()
+    }
+}
+
+/// The claim that comes first, as it is shown.
+#[derive(Debug, Clone)]
+pub(crate) struct First {
+    pub(crate) record: LeaseRecord,
+    pub(crate) state: State,
+}
+
+/// Describes the first claim to a lease. A claim of another client, such as `etcdctl lock`, holds the lease when it is
+/// the first. Its token is made of the last part of its key.
+pub(crate) fn describe(name: &Key, last: &str, kv: &KeyValue) -> First {
+    let fence = fence(kv.create_revision());
+    if let Some(Record { state, token, ttl, at, revision: _, holder }) = Record::parse(kv.value()) {
+        let holder = if state == State::Nobody { String::new() } else { holder };
+        let mut info = LeaseInfo::new(name.clone(), holder, fence, at);
+        info.held_for = at.elapsed().unwrap_or_default();
+        (info.expires_in, info.ttl) = (ttl, Some(ttl));
+        return First { record: LeaseRecord::new(token, info), state };
+    }
+    let holder = format!("another client of etcd, with lease {:x}", kv.lease());
+    let info = LeaseInfo::new(name.clone(), holder, fence, SystemTime::now());
+    First { record: LeaseRecord::new(token_of_other(last), info), state: State::Held }
+}
+
+/// Whether this is the key of a `concurrency.Mutex`: its last part is its lease.
+pub(crate) fn is_mutex(last: &str, kv: &KeyValue) -> bool {
+    kv.lease() != 0 && last == format!("{:x}", kv.lease())
+}
+
+/// The token by which another client's claim is shown and stolen: the last 16 bytes of the last part of its key.
+fn token_of_other(last: &str) -> Token {
+    let mut bytes = [b' '; 16];
+    let last = &last.as_bytes()[last.len().saturating_sub(16)..];
+    bytes[16 - last.len()..].copy_from_slice(last);
+    Token::from_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_of_names_is_a_prefix_of_their_keys_and_of_no_others() {
+        let names = ["a", "a/b", "a%2fb", "a%", "a%2", "é/", "%", "/", "a/", "ab"];
+        for name in names {
+            assert_eq!(name_of("p/", format!("p/{}/x", escape(name)).as_bytes()), Some((name.into(), "x")));
+            for prefix in names {
+                let starts = format!("p/{}", escape(name)).starts_with(&start_of("p/", prefix));
+                assert_eq!(starts, name.starts_with(prefix), "{name} {prefix}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let record = Record {
+            at: UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_001),
+            ..Record::now(State::Waiting, Token::random(), Duration::from_millis(1500), "a\nb")
+        };
+        assert_eq!(Record::parse(record.text().as_bytes()), Some(record));
+        for foreign in ["", "lockkit1", "lockkit1\nheld\nxyz\n1\n1\n0\nh", "lockkit1\nother\n00\n1\n1\n0\nh"] {
+            assert_eq!(Record::parse(foreign.as_bytes()), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn lockkits_own_keys_are_no_claims() {
+        let place = |prefix, name| Place::new(prefix, &Key::from(name), "testing");
+        assert!(place("", "lockkit").is_err());
+        assert!(place("lockkit/", "last").is_err());
+        assert!(place("", "lockkit/last").is_ok());
+        assert!(place("lockkit/lock/", "lockkit").is_ok());
+    }
+
+    #[test]
+    fn fences_have_room_between_them() {
+        assert_eq!(fence(2).get() - fence(1).get(), SPARE_FENCES + 1);
+    }
+}

@@ -1,0 +1,240 @@
+//! Giving up claims: releases, places in the queue, and keys that are left over.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use etcd_client::{Client, Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
+use lockkit::{
+    Key, Result,
+    store::{Answer, Release, Token},
+};
+use tokio::time::Instant;
+
+use crate::{
+    acquire::oldest,
+    claims::{Claimed, Left},
+    layout::{Record, State, describe},
+    members::{Members, Trouble},
+    session::Session,
+    sessions::revoke,
+    store::{Inner, failed},
+};
+
+const DOING: &str = "releasing lease";
+
+/// How many keys one transaction removes: etcd allows 128 operations.
+const CHUNK: usize = 40;
+
+impl Inner {
+    pub(crate) async fn release(self: &Arc<Self>, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
+        let members = self.members();
+        let claimed = self.claims.get(token).filter(|it| it.place.name == *key);
+        let Some(claimed) = claimed.and_then(|_| self.claims.end(token)) else {
+            return self.release_of_other(key, token).await;
+        };
+        let err = |err| failed(DOING, key, err);
+        let left = claimed.held_since().map_or(Duration::ZERO, |since| min_hold.saturating_sub(since.elapsed()));
+        if !left.is_zero() {
+            let is_done = self.leave(&members, &claimed, left).await.map_err(err)?;
+            self.claims.forget(token);
+            return Ok(if is_done { Answer::Done } else { Answer::Gone });
+        }
+        let removed = self.remove(&members, std::slice::from_ref(&claimed), true).await.map_err(err)?;
+        Ok(answer(&claimed, removed.first()))
+    }
+
+    pub(crate) async fn release_all(self: &Arc<Self>, releases: &[Release]) -> Result<Vec<Answer>> {
+        let Some(first) = releases.first() else { return Ok(Vec::new()) };
+        let members = self.members();
+        let mut answers = vec![Answer::Gone; releases.len()];
+        let mut together = Vec::new();
+        for (at, Release { key, token, min_hold, .. }) in releases.iter().enumerate() {
+            let claimed = self.claims.get(*token).filter(|it| min_hold.is_zero() && it.place.name == *key);
+            match claimed.and_then(|_| self.claims.end(*token)) {
+                Some(claimed) => together.push((at, claimed)),
+                None => answers[at] = self.release(key, *token, *min_hold).await?,
+            }
+        }
+        let claims: Vec<_> = together.iter().map(|(_, claimed)| claimed.clone()).collect();
+        let removed = self.remove(&members, &claims, true).await.map_err(|err| failed(DOING, &first.key, err))?;
+        for ((at, claimed), removed) in together.iter().zip(&removed) {
+            answers[*at] = answer(claimed, Some(removed));
+        }
+        Ok(answers)
+    }
+
+    /// Removes the keys of these claims, and forgets the claims. With `released`, also forgets who the last holders
+    /// were. Answers for each whether its key was there.
+    pub(crate) async fn remove(
+        &self,
+        members: &Members,
+        claims: &[Claimed],
+        released: bool,
+    ) -> Result<Vec<bool>, Trouble> {
+        let mut removed = vec![false; claims.len()];
+        for chunk in in_transactions(claims) {
+            let of_chunk: Vec<_> = chunk.iter().map(|at| &claims[*at]).collect();
+            let answers = self.remove_chunk(members, &of_chunk, released).await?;
+            for (at, was_there) in chunk.into_iter().zip(answers) {
+                removed[at] = was_there;
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn remove_chunk(&self, members: &Members, chunk: &[&Claimed], released: bool) -> Result<Vec<bool>, Trouble> {
+        let removals = || {
+            let expired = chunk.iter().filter(|it| !released && it.held_once()).map(|it| mark_expired(it));
+            // A claim that was never heard of has held nothing.
+            chunk.iter().map(|it| removal(it, released || !it.held_once())).chain(expired)
+        };
+        let doubtful = doubtful(chunk);
+        let txn = Txn::new().and_then(removals().chain(markers(&doubtful)).collect::<Vec<_>>());
+        let answer = match self.txn(members, txn).await {
+            Ok(answer) => {
+                note_markers(&doubtful, &answer);
+                answer
+            }
+            Err(Trouble::NoLease) => {
+                // One of the sessions has ended. This writes the markers of the others.
+                for session in doubtful {
+                    self.sessions.retire(members, session).await?;
+                }
+                self.txn(members, Txn::new().and_then(removals().collect::<Vec<_>>())).await?
+            }
+            Err(trouble) => return Err(trouble),
+        };
+        for Claimed { token, .. } in chunk {
+            self.claims.forget(*token);
+        }
+        let answers = answer.op_responses().into_iter().take(chunk.len());
+        Ok(answers.map(|it| matches!(it, TxnOpResponse::Txn(removal) if removal.succeeded())).collect())
+    }
+
+    /// Replaces the holder by nobody, on an etcd lease of its own, so that the key stays if this process ends.
+    async fn leave(&self, members: &Members, claimed: &Claimed, left: Duration) -> Result<bool, Trouble> {
+        let until = Instant::now() + left;
+        let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX).saturating_add(1);
+        let granted =
+            members.call(|client: Arc<Client>| async move { client.lease_client().grant(seconds, None).await });
+        let lease = granted.await?.id();
+        self.claims.leave(claimed.token, lease, until);
+        let record = Record::now(State::Nobody, Token::nobody(), left, "");
+        let record = Record { revision: claimed.revision().unwrap_or(0), ..record }.text();
+        let put = TxnOp::put(&*claimed.path, record, Some(PutOptions::new().with_lease(lease)));
+        let doubtful = doubtful(&[claimed]);
+        let then: Vec<_> = [put, forget_last(claimed)].into_iter().chain(markers(&doubtful)).collect();
+        let answer = self.txn(members, Txn::new().when([exists(claimed)]).and_then(then)).await?;
+        if answer.succeeded() {
+            note_markers(&doubtful, &answer);
+        }
+        Ok(answer.succeeded())
+    }
+
+    /// Removes a key that stayed for its minimum time.
+    pub(crate) async fn remove_left(&self, members: &Members, Left { path, lease }: Left) -> Result<(), Trouble> {
+        let is_left = Compare::lease(&*path, CompareOp::Equal, lease);
+        self.txn(members, Txn::new().when([is_left]).and_then([TxnOp::delete(&*path, None)])).await?;
+        revoke(members, lease).await
+    }
+
+    /// Frees a lease that another process holds, or nobody.
+    async fn release_of_other(self: &Arc<Self>, key: &Key, token: Token) -> Result<Answer> {
+        let place = self.place(DOING, key)?;
+        let answer = self.get(DOING, Some(key), &place.dir, oldest()).await?;
+        let Some(kv) = answer.kvs().first() else { return Ok(Answer::Gone) };
+        let last = kv.key_str().ok().and_then(|it| it.strip_prefix(&*place.dir)).unwrap_or_default();
+        let first = describe(key, last, kv);
+        if first.record.token != token || first.state == State::Waiting {
+            return Ok(Answer::Gone);
+        }
+        let is_same = Compare::mod_revision(kv.key(), CompareOp::Equal, kv.mod_revision());
+        let is_last = Compare::value(&*place.last, CompareOp::Equal, kv.value());
+        let forget = TxnOp::txn(Txn::new().when([is_last]).and_then([TxnOp::delete(&*place.last, None)]));
+        let txn = Txn::new().when([is_same]).and_then([TxnOp::delete(kv.key(), None), forget]);
+        let answer = self.txn(&self.members(), txn).await.map_err(|err| failed(DOING, key, err))?;
+        Ok(if answer.succeeded() { Answer::Done } else { Answer::Gone })
+    }
+}
+
+/// `Done` if the claim held the lease until its key was removed. If an attempt had no answer, the next one finds no key.
+fn answer(claimed: &Claimed, removed: Option<&bool>) -> Answer {
+    match removed {
+        Some(true) if claimed.held_since().is_some() => Answer::Done,
+        _ => Answer::Gone,
+    }
+}
+
+/// Divides claims, by their places in the list, among transactions. etcd refuses one that writes a key twice, so
+/// claims to the same lease are in different ones.
+fn in_transactions(claims: &[Claimed]) -> Vec<Vec<usize>> {
+    let mut seen: HashMap<&str, usize> = HashMap::new();
+    let mut rounds: Vec<Vec<usize>> = Vec::new();
+    for (at, claimed) in claims.iter().enumerate() {
+        let round = seen.entry(&claimed.place.dir).or_default();
+        if rounds.len() == *round {
+            rounds.push(Vec::new());
+        }
+        rounds[*round].push(at);
+        *round += 1;
+    }
+    rounds.iter().flat_map(|it| it.chunks(CHUNK)).map(<[usize]>::to_vec).collect()
+}
+
+/// The sessions whose markers must be written, so that no late request brings a key back.
+fn doubtful<'c>(claims: &[&'c Claimed]) -> Vec<&'c Arc<Session>> {
+    let mut sessions: Vec<_> = claims.iter().flat_map(|it| &it.doubts).filter(|it| !it.has_ended()).collect();
+    sessions.sort_by_key(|it| it.id);
+    sessions.dedup_by_key(|it| it.id);
+    sessions
+}
+
+fn markers(sessions: &[&Arc<Session>]) -> impl Iterator<Item = TxnOp> {
+    let put = |it: &&Arc<Session>| TxnOp::put(&*it.marker, "", Some(PutOptions::new().with_lease(it.id)));
+    sessions.iter().map(put).collect::<Vec<_>>().into_iter()
+}
+
+fn note_markers(sessions: &[&Arc<Session>], answer: &TxnResponse) {
+    let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
+    for session in sessions {
+        session.set_marker_revision(revision);
+    }
+}
+
+/// The key is still the one of this claim. One that is in doubt may have been created again.
+fn exists(claimed: &Claimed) -> Compare {
+    match claimed.revision().filter(|_| !claimed.is_in_doubt()) {
+        Some(revision) => Compare::create_revision(&*claimed.path, CompareOp::Equal, revision),
+        None => Compare::version(&*claimed.path, CompareOp::Greater, 0),
+    }
+}
+
+/// Deletes the key of the claim, unless the key stays for its minimum time.
+fn removal(claimed: &Claimed, released: bool) -> TxnOp {
+    let mut when = vec![exists(claimed)];
+    when.extend(claimed.left_to.map(|lease| Compare::lease(&*claimed.path, CompareOp::NotEqual, lease)));
+    let mut then = vec![TxnOp::delete(&*claimed.path, None)];
+    if released {
+        then.push(forget_last(claimed));
+    }
+    TxnOp::txn(Txn::new().when(when).and_then(then))
+}
+
+/// Says to the next holder that this one does not trust its lease any more.
+fn mark_expired(claimed: &Claimed) -> TxnOp {
+    let last = &*claimed.place.last;
+    let is_last = Compare::value(last, CompareOp::Equal, &*claimed.record);
+    let record = Record::parse(claimed.record.as_bytes()).map(|it| Record {
+        state: State::Expired,
+        revision: claimed.revision().unwrap_or(it.revision),
+        ..it
+    });
+    let put = record.map(|it| TxnOp::put(last, it.text(), None));
+    TxnOp::txn(Txn::new().when([is_last]).and_then(put.into_iter().collect::<Vec<_>>()))
+}
+
+/// Forgets that this claim was the last holder.
+fn forget_last(claimed: &Claimed) -> TxnOp {
+    let last = &*claimed.place.last;
+    let is_last = Compare::value(last, CompareOp::Equal, &*claimed.record);
+    TxnOp::txn(Txn::new().when([is_last]).and_then([TxnOp::delete(last, None)]))
+}

@@ -1,0 +1,142 @@
+//! Renewing leases.
+//!
+//! [`Answer::Done`] needs three answers of the cluster, in this order: a keep-alive of the etcd lease, then a
+//! linearizable read in the same Raft term that finds the key. See [`session`](crate::session).
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, ResponseHeader, Txn, TxnOp};
+use lockkit::{
+    Result,
+    store::{Answer, Renewal, Token},
+};
+use tokio::time::Instant;
+
+use crate::{
+    acquire::{is_current, marker, note_marker},
+    claims::Claimed,
+    members::{Members, Trouble},
+    session::{Session, leader_changes},
+    store::{Inner, failed, kvs},
+};
+
+const DOING: &str = "renewing leases";
+
+/// How many keys one transaction reads: etcd allows 128 operations.
+const CHUNK: usize = 120;
+
+/// How often a batch is sent again because the leader changed meanwhile.
+const ROUNDS: usize = 4;
+
+impl Inner {
+    pub(crate) async fn renew(self: &Arc<Self>, renewals: &[Renewal]) -> Result<Vec<Answer>> {
+        let (members, sent) = (self.members(), Instant::now());
+        let held = |it: &Renewal| {
+            self.claims.get(it.token).filter(|claimed| claimed.held_since().is_some() && claimed.place.name == it.key)
+        };
+        let claims: HashMap<Token, (Claimed, Duration)> =
+            renewals.iter().filter_map(|it| Some((it.token, (held(it)?, it.ttl)))).collect();
+        let mut of_session: BTreeMap<i64, Vec<&Claimed>> = BTreeMap::new();
+        let mut alive = HashSet::new();
+        for (claimed, ttl) in claims.values() {
+            if claimed.session.ttl < *ttl {
+                let moved = self.renew_longer(&members, claimed, *ttl).await;
+                if moved.map_err(|err| failed(DOING, &claimed.place.name, err))? {
+                    alive.insert(claimed.token);
+                }
+            } else {
+                of_session.entry(claimed.session.id).or_default().push(claimed);
+            }
+        }
+        for claims in of_session.values() {
+            for chunk in claims.chunks(CHUNK) {
+                let renewed = self.renew_chunk(&members, chunk, sent).await;
+                alive.extend(renewed.map_err(|err| failed(DOING, &chunk[0].place.name, err))?);
+            }
+        }
+        let answer = |it: &Renewal| {
+            let is_alive = claims.contains_key(&it.token) && alive.contains(&it.token);
+            if is_alive && self.claims.renewed(it.token, sent + it.ttl) { Answer::Done } else { Answer::Gone }
+        };
+        Ok(renewals.iter().map(answer).collect())
+    }
+
+    /// Extends the session of these claims and returns those whose keys exist.
+    async fn renew_chunk(&self, members: &Members, claims: &[&Claimed], sent: Instant) -> Result<Vec<Token>, Trouble> {
+        let Some(session) = claims.first().map(|it| &it.session) else { return Ok(Vec::new()) };
+        session.touch();
+        let exist: Vec<_> = claims.iter().map(|it| exists(it)).collect();
+        // A transaction without any read would not be linearizable.
+        let read: Vec<_> =
+            claims.iter().map(|it| TxnOp::get(&*it.path, Some(GetOptions::new().with_keys_only()))).collect();
+        let txn = Txn::new().when(exist).or_else(read);
+        let mut asked = sent;
+        for _ in 0..ROUNDS {
+            let kept =
+                if session.has_ended() { Err(Trouble::NoLease) } else { session.keep_alive(members, asked).await };
+            let kept = match kept {
+                Ok(kept) => Some(kept),
+                Err(Trouble::NoLease) => None,
+                Err(trouble) => return Err(trouble),
+            };
+            let read_at = Instant::now();
+            let answer = self.txn(members, txn.clone()).await?;
+            let alive: Vec<_> = if answer.succeeded() {
+                claims.iter().map(|it| it.token).collect()
+            } else {
+                let answers = answer.op_responses();
+                let found = answers.iter().map(|it| kvs(Some(it)).first().map(KeyValue::create_revision));
+                claims.iter().zip(found).filter(|(it, found)| it.revision() == *found).map(|(it, _)| it.token).collect()
+            };
+            let term = answer.header().map_or(0, ResponseHeader::raft_term);
+            match kept {
+                Some(kept) if session.prove(kept, read_at, term) => return Ok(alive),
+                None if alive.is_empty() => return Ok(alive),
+                _ => asked = Instant::now(),
+            }
+        }
+        Err(leader_changes())
+    }
+
+    /// Moves the key of a claim to a session that lives longer than its own.
+    async fn renew_longer(
+        self: &Arc<Self>,
+        members: &Members,
+        claimed: &Claimed,
+        ttl: Duration,
+    ) -> Result<bool, Trouble> {
+        let session: Arc<Session> = self.sessions.get(members, ttl).await?;
+        let options = PutOptions::new().with_lease(session.id).with_ignore_value();
+        let put = TxnOp::put(&*claimed.path, "", Some(options));
+        let read = [TxnOp::get(&*claimed.path, None), marker(&session)];
+        for _ in 0..ROUNDS {
+            let when = [exists(claimed), is_current(&session)];
+            self.claims.doubt(claimed.token, &session);
+            let txn = Txn::new().when(when).and_then([put.clone()]).or_else(read.clone());
+            let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
+            if was_sent_once {
+                self.claims.settled(claimed.token, &session);
+            }
+            if answer.succeeded() {
+                self.claims.moved(claimed.token, &session);
+                return Ok(true);
+            }
+            let answers = answer.op_responses();
+            let own = kvs(answers.first()).first().map(KeyValue::create_revision);
+            if own != claimed.revision() {
+                return Ok(false);
+            }
+            note_marker(&session, kvs(answers.get(1)));
+        }
+        Err(leader_changes())
+    }
+}
+
+/// The key of a claim that holds its lease. It holds the lease as long as it exists, because all other keys are younger.
+fn exists(claimed: &Claimed) -> Compare {
+    Compare::create_revision(&*claimed.path, CompareOp::Equal, claimed.revision().unwrap_or(0))
+}

@@ -1,0 +1,10 @@
+//! Tests on real servers: one member that most tests share, and clusters of their own for those that harm them.
+
+mod cluster;
+mod conformance;
+mod etcdctl;
+mod holding;
+mod late;
+mod process;
+mod server;
+mod traffic;

@@ -1,0 +1,167 @@
+//! The settings of a [`RedisStore`].
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    fit::Unfit,
+    layout::Layout,
+    node::{Node, Terms},
+    server::{Limits, Server},
+    store::RedisStore,
+    trouble::Trouble,
+};
+
+/// Settings of a [`RedisStore`], made by [`RedisStore::builder`].
+///
+/// # Example
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use lockkit_redis::{Layout, RedisStore, redis::Client};
+///
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder(Client::open("redis://localhost/")?)
+///     .layout(Layout::Redisson)
+///     .longest_ttl(Duration::from_secs(30))
+///     .connect()
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "settings do nothing until `connect` is awaited"]
+pub struct RedisStoreBuilder {
+    server: Server,
+    layout: Layout,
+    longest_ttl: Duration,
+    quarantine: Option<Duration>,
+    limits: Limits,
+}
+
+/// Why a store could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The server did not answer, or refused the connection.
+    #[error("the Redis server cannot be reached, or refused the connection")]
+    #[non_exhaustive]
+    Unreachable {
+        /// What the client said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The server cannot keep leases.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// A setting cannot work.
+    #[error("`{option}` {reason}")]
+    #[non_exhaustive]
+    InvalidOption {
+        /// The setting.
+        option: &'static str,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+}
+
+impl From<Trouble> for ConnectError {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Unfit(unfit) => Self::Unfit(unfit),
+            Trouble::Silent(err) => Self::Unreachable { source: err.into() },
+            trouble => Self::Unreachable { source: trouble.into() },
+        }
+    }
+}
+
+impl RedisStoreBuilder {
+    pub(crate) fn new(server: Server) -> Self {
+        let limits = Limits { connect: Duration::from_secs(1), answer: Duration::from_secs(1) };
+        Self { server, layout: Layout::default(), longest_ttl: Duration::from_mins(1), quarantine: None, limits }
+    }
+
+    /// How locks are written. Defaults to [`Layout::Token`].
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// The longest ttl of a lease, and so the length of the [quarantine](crate#when-the-server-forgets). Defaults to
+    /// 1 minute. Requests for a longer ttl are refused.
+    ///
+    /// Set the same in all processes. A process whose value is shorter learns the longest from the server at each
+    /// acquisition. It does not know it if its first acquisition follows the loss of the memory.
+    pub fn longest_ttl(mut self, ttl: Duration) -> Self {
+        self.longest_ttl = ttl;
+        self
+    }
+
+    /// The length of the [quarantine](crate#when-the-server-forgets). Defaults to [`longest_ttl`](Self::longest_ttl),
+    /// and may not be shorter.
+    ///
+    /// With replicas, add `min-replicas-max-lag`: a master that is cut off from its replicas goes on renewing for so
+    /// long.
+    pub fn quarantine(mut self, quarantine: Duration) -> Self {
+        self.quarantine = Some(quarantine);
+        self
+    }
+
+    /// Grants leases at once, even if the server has just lost its memory. After a restart without an append-only file, a
+    /// failover or `FLUSHALL`, a lease may then have two holders for up to its ttl. Set it in all processes or in none.
+    pub fn without_quarantine(self) -> Self {
+        self.quarantine(Duration::ZERO)
+    }
+
+    /// How long it may take to open a connection. Defaults to 1 s. Sentinels may take up to 4 s more to name the master.
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.limits.connect = limit;
+        self
+    }
+
+    /// How long the server may take to answer. Defaults to 1 s. A connection without an answer for so long is replaced.
+    pub fn answer_timeout(mut self, limit: Duration) -> Self {
+        self.limits.answer = limit;
+        self
+    }
+
+    /// Connects to the server and checks that it can keep leases.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unreachable`]; [`ConnectError::Unfit`] for a server that may evict locks, a replica, a node of a
+    /// cluster, a server that is too old, or a user who may not run INFO; [`ConnectError::InvalidOption`].
+    ///
+    /// # Cancel safety
+    /// A drop closes the connection.
+    pub async fn connect(self) -> Result<RedisStore, ConnectError> {
+        let node = self.node()?;
+        node.open().await?;
+        Ok(RedisStore(Arc::new(node)))
+    }
+
+    /// Checks the settings. Does not connect.
+    pub(crate) fn node(self) -> Result<Node, ConnectError> {
+        let Self { server, layout, longest_ttl, quarantine, limits } = self;
+        let invalid = |option, reason| Err(ConnectError::InvalidOption { option, reason });
+        let quarantine = quarantine.unwrap_or(longest_ttl);
+        if longest_ttl < crate::store::LEAST_TTL {
+            return invalid("longest_ttl", format!("is {longest_ttl:?}; use {:?} or more", crate::store::LEAST_TTL));
+        }
+        if longest_ttl > crate::store::LONGEST {
+            return invalid("longest_ttl", format!("is {longest_ttl:?}; use {:?} or less", crate::store::LONGEST));
+        }
+        if quarantine > crate::store::LONGEST {
+            return invalid("quarantine", format!("is {quarantine:?}; use {:?} or less", crate::store::LONGEST));
+        }
+        if !quarantine.is_zero() && quarantine < longest_ttl {
+            return invalid(
+                "quarantine",
+                format!("is {quarantine:?}, shorter than the longest ttl of {longest_ttl:?}"),
+            );
+        }
+        if limits.connect.is_zero() || limits.answer.is_zero() {
+            return invalid(
+                "connect_timeout",
+                "or `answer_timeout` is zero; use some milliseconds at least".to_owned(),
+            );
+        }
+        Ok(Node::new(server, Terms { layout, longest_ttl, quarantine, limits }))
+    }
+}

@@ -1,0 +1,90 @@
+//! Releases that a server has not heard: repeated until it answers, or the lease has expired.
+
+use std::{
+    mem::take,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use lockkit::store::{Release, Token};
+use tokio::time::{Instant, sleep};
+
+use crate::node::Node;
+
+/// Pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The releases that one server is owed. One task at a time repeats them.
+#[derive(Debug, Default)]
+pub(crate) struct Debts {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    owed: Vec<Owed>,
+    is_repeating: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Owed {
+    release: Release,
+    /// When the lease has expired at the latest.
+    until: Instant,
+}
+
+impl Debts {
+    /// Repeats the releases in the background, at most for `ttl`.
+    pub(crate) fn owe(self: &Arc<Self>, node: &Arc<Node>, releases: &[Release], ttl: Duration) {
+        let until = Instant::now() + ttl;
+        {
+            let mut state = self.state();
+            for release in releases {
+                state.owed.retain(|it| it.release.token != release.token);
+                state.owed.push(Owed { release: release.clone(), until });
+            }
+            if state.owed.is_empty() || std::mem::replace(&mut state.is_repeating, true) {
+                return;
+            }
+        }
+        let repeating = Repeating(self.clone());
+        tokio::spawn(repeat(repeating, node.clone()));
+    }
+
+    /// Ignores poisoning: no code panics while it holds the lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Owned by the task, so it is dropped when the task's runtime ends. The next debt starts another task.
+struct Repeating(Arc<Debts>);
+
+impl Drop for Repeating {
+    fn drop(&mut self) {
+        self.0.state().is_repeating = false;
+    }
+}
+
+async fn repeat(repeating: Repeating, node: Arc<Node>) {
+    let debts = &repeating.0;
+    loop {
+        let owed = {
+            let mut state = debts.state();
+            let now = Instant::now();
+            state.owed.retain(|it| it.until > now);
+            if state.owed.is_empty() {
+                // Under the same lock, so that a new debt finds either the task or none.
+                state.is_repeating = false;
+                return;
+            }
+            take(&mut state.owed)
+        };
+        let releases: Vec<_> = owed.iter().map(|it| it.release.clone()).collect();
+        let nobody: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
+        if node.release(&releases, &nobody).await.is_err() {
+            debts.state().owed.extend(owed);
+            sleep(PAUSE).await;
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! How a lock is written in Redis: its names, and the text that stands for its holder.
+
+use lockkit::{Key, store::Token};
+
+/// How a lock is written, and so which other clients respect it.
+///
+/// All clients of a lock must use the same layout. A lock of one layout is an error for the others (`WRONGTYPE`), so none of
+/// them enters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Layout {
+    /// A string with the name of the key, written with `SET NX PX`, as redis-py's `Lock`, the clients of the Redlock
+    /// family and most hand-written locks do. The default.
+    #[default]
+    Token,
+    /// A hash as `RLock` of Redisson 3.x writes it, with the messages that wake its waiters. For other holders, a lease is
+    /// a lock of another client with one entry.
+    ///
+    /// Only Redisson's plain lock (`getLock`). Its fair, read, write and spin locks have more keys. Keys of Redisson's
+    /// name mapper are not applied.
+    Redisson,
+}
+
+/// The start of the names of lockkit's own keys.
+const OWN: &str = "lockkit:";
+
+impl Layout {
+    /// The text in Redis that stands for the holder.
+    pub(crate) fn id(self, token: Token) -> String {
+        let hex = hex(token);
+        match self {
+            Self::Token => hex,
+            // A client's UUID, and the number of its thread.
+            Self::Redisson => {
+                format!("{}-{}-{}-{}-{}:1", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+            }
+        }
+    }
+
+    /// The token of a holder, or of the hash that stands for another client.
+    pub(crate) fn token(text: &[u8]) -> Option<Token> {
+        let text = text.strip_suffix(b":1").unwrap_or(text);
+        let mut digits = text.iter().filter(|it| **it != b'-').map(|it| char::from(*it).to_digit(16));
+        let mut bytes = [0; 16];
+        for byte in &mut bytes {
+            *byte = u8::try_from(digits.next()?? * 16 + digits.next()??).ok()?;
+        }
+        digits.next().is_none().then(|| Token::from_bytes(bytes))
+    }
+
+    /// The channel on which a release is published.
+    pub(crate) fn channel(self, key: &Key) -> String {
+        match self {
+            Self::Token => row(key),
+            Self::Redisson => {
+                let name = name(key);
+                if name.contains('{') {
+                    format!("redisson_lock__channel:{name}")
+                } else {
+                    format!("redisson_lock__channel:{{{name}}}")
+                }
+            }
+        }
+    }
+
+    /// The message on that channel.
+    pub(crate) fn message(self) -> &'static str {
+        match self {
+            Self::Token => "freed",
+            Self::Redisson => "0",
+        }
+    }
+}
+
+/// The name of the lock: the key, unless lockkit's own keys would hide it.
+pub(crate) fn name(key: &Key) -> String {
+    if key.starts_with(OWN) { format!("{OWN}:{key}") } else { key.to_string() }
+}
+
+/// The name of the hash beside the lock.
+pub(crate) fn row(key: &Key) -> String {
+    format!("{OWN}{{{key}}}")
+}
+
+pub(crate) fn hex(token: Token) -> String {
+    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_read_as_it_was_written() {
+        for token in [Token::random(), Token::nobody(), Token::from_bytes([0xff; 16])] {
+            for layout in [Layout::Token, Layout::Redisson] {
+                assert_eq!(Layout::token(layout.id(token).as_bytes()), Some(token));
+            }
+        }
+        for other in ["", "abc", "zz000000000000000000000000000000", "000000000000000000000000000000001"] {
+            assert_eq!(Layout::token(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn no_key_is_named_as_a_key_of_lockkit() {
+        for key in ["lockkit:names", "lockkit:{a}", "lockkit::a"] {
+            assert!(name(&key.into()).starts_with("lockkit::lockkit:"), "{key}");
+        }
+        assert_eq!(name(&"lockkit/sweeper".into()), "lockkit/sweeper");
+    }
+
+    #[test]
+    fn channels_are_named_as_redisson_names_them() {
+        let channel = |key: &str| Layout::Redisson.channel(&key.into());
+        assert_eq!(channel("a"), "redisson_lock__channel:{a}");
+        assert_eq!(channel("{a}b"), "redisson_lock__channel:{a}b");
+    }
+}

@@ -1,0 +1,160 @@
+//! One connection to a server, replaced when it breaks or falls silent.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+};
+
+use redis::{
+    Cmd, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
+use tokio::{
+    sync::Mutex as AsyncMutex,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    server::{Limits, Server, within},
+    trouble::Trouble,
+};
+
+/// The connection of a store. Requests of many tasks share it.
+pub(crate) struct Link {
+    server: Server,
+    limits: Limits,
+    line: Arc<AsyncMutex<Option<Line>>>,
+}
+
+/// One connection. Clones are the same one.
+#[derive(Clone)]
+struct Line {
+    conn: MultiplexedConnection,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    is_broken: AtomicBool,
+    /// When the first request was sent that has had no answer since. `None` if the last request was answered.
+    silent_since: Mutex<Option<Instant>>,
+}
+
+impl Link {
+    pub(crate) fn new(server: Server, limits: Limits) -> Self {
+        Self { server, limits, line: Arc::default() }
+    }
+
+    /// Opens the connection, if there is none.
+    pub(crate) async fn open(&self) -> Result<(), Trouble> {
+        self.line().await.map(drop)
+    }
+
+    /// Sends the command and waits for its answer.
+    ///
+    /// A connection that broke while nobody used it is replaced first, because the command has not been sent. After
+    /// other errors the server may have executed the command.
+    pub(crate) async fn ask(&self, cmd: &Cmd) -> Result<Value, Trouble> {
+        let mut is_first = true;
+        loop {
+            let line = self.line().await?;
+            let (answer, was_sent) = line.ask(cmd, self.limits).await;
+            if let Err(trouble) = &answer
+                && trouble.ends_connection()
+            {
+                line.state.is_broken.store(true, Ordering::Relaxed);
+                if is_first && !was_sent {
+                    is_first = false;
+                    continue;
+                }
+            }
+            return answer;
+        }
+    }
+
+    /// The current connection. Opens one, if the last one broke or does not answer.
+    async fn line(&self) -> Result<Line, Trouble> {
+        within(self.server.patience(self.limits), "waiting for a connection", async {
+            let mut place = self.line.clone().lock_owned().await;
+            if let Some(line) = &*place
+                && line.is_usable(self.limits)
+            {
+                return Ok(line.clone());
+            }
+            *place = None;
+            let (server, limits) = (self.server.clone(), self.limits);
+            // A task of its own, so that a caller that goes away does not end what others wait for.
+            let opening = tokio::spawn(async move {
+                let line = Line { conn: server.connect(limits).await?, state: Arc::default() };
+                *place = Some(line.clone());
+                Ok(line)
+            });
+            opening.await.unwrap_or(Err(Trouble::Ended))
+        })
+        .await
+    }
+}
+
+impl Line {
+    fn is_usable(&self, limits: Limits) -> bool {
+        let is_silent = self.state.silent_since().is_some_and(|it| it.elapsed() > limits.answer);
+        !is_silent && !self.state.is_broken.load(Ordering::Relaxed)
+    }
+
+    /// Also returns whether the command may have been sent.
+    async fn ask(&self, cmd: &Cmd, limits: Limits) -> (Result<Value, Trouble>, bool) {
+        let mut conn = self.conn.clone();
+        self.state.silent_since().get_or_insert_with(Instant::now);
+        let mut was_sent = false;
+        let answer = {
+            let mut asking = pin!(conn.req_packed_command(cmd));
+            // The client refuses at its first poll, if the task that drives the connection has ended.
+            let asking = poll_fn(|context| {
+                let answer = asking.as_mut().poll(context);
+                was_sent |= answer.is_pending();
+                match answer {
+                    Poll::Ready(answer) => Poll::Ready(answer.and_then(Value::extract_error)),
+                    Poll::Pending => Poll::Pending,
+                }
+            });
+            timeout(limits.answer, asking).await
+        };
+        match answer {
+            Ok(Ok(value)) => {
+                self.state.answered();
+                (Ok(value), true)
+            }
+            Ok(Err(err)) => {
+                let trouble = Trouble::from(err);
+                if !trouble.ends_connection() {
+                    self.state.answered();
+                }
+                (Err(trouble), was_sent)
+            }
+            Err(_) => (Err(Trouble::silent("answering", limits.answer)), true),
+        }
+    }
+}
+
+impl State {
+    fn answered(&self) {
+        *self.silent_since() = None;
+    }
+
+    /// Ignores poisoning: no code panics while it holds the lock.
+    fn silent_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.silent_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("server", &self.server).field("limits", &self.limits).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,88 @@
+-- Takes all of the leases or none.
+-- KEYS: epoch, names, times, then lock and row of each claim
+-- ARGV: quarantine in ms, spare fences, then id, holder, ttl in ms and key of each claim
+-- Answers {'held', number of the claim, ms or -1, longest quarantine} or {'granted', longest quarantine, then fence,
+-- agreed, previous holder, its fence and its expiry for each claim, then the time}.
+
+-- Until when nothing is granted, and the longest quarantine that any client asks for.
+local function quarantined(quarantine)
+  if quarantine == 0 then return 0, 0 end
+  local run, former = incarnation()
+  local epoch = redis.call('HMGET', KEYS[1], 'run', 'former', 'since', 'until', 'longest')
+  local since, free, known = tonumber(epoch[3] or 0), tonumber(epoch[4] or 0), tonumber(epoch[5] or 0)
+  local longest = math.max(known, quarantine)
+  if is_another(run, former, epoch[1], epoch[2]) then
+    since, free = now, now + longest * 1000
+  elseif longest > known and since > 0 then
+    free = math.max(free, since + longest * 1000)
+  elseif longest == known and free <= now + longest * 1000 then
+    return free, longest
+  end
+  -- The clock may have been set back.
+  free = math.min(free, now + longest * 1000)
+  redis.call('HSET', KEYS[1], 'run', run, 'former', former, 'since', text(since), 'until', text(free), 'longest',
+    text(longest))
+  return free, longest
+end
+
+local free, longest = quarantined(tonumber(ARGV[1]))
+local spare = tonumber(ARGV[2])
+local claims = {}
+for at = 1, (#KEYS - 3) / 2 do
+  local claim = {
+    name = KEYS[2 + at * 2], row = KEYS[3 + at * 2],
+    id = ARGV[at * 4 - 1], holder = ARGV[at * 4], ttl = tonumber(ARGV[at * 4 + 1]), key = ARGV[at * 4 + 2],
+  }
+  local holds = holder_of(claim.name)
+  if holds == nil then
+    return redis.error_reply('WRONGTYPE the name of the lock has a value that is no lock of this layout')
+  end
+  local row = redis.call('HMGET', claim.row, 'fence', 'last', 'token', 'holder', 'acquired', 'expires', 'ttl', 'agreed',
+    'before', 'before_fence', 'before_expired')
+  claim.fence, claim.last, claim.token, claim.before = row[1], tonumber(row[2] or 0), row[3], row[4]
+  claim.expires, claim.agreed = tonumber(row[6] or 0), row[8]
+  claim.earlier = {row[9] or '', row[10] or '', row[11] or ''}
+  claim.left = 0
+  if holds then
+    if holds == row[3] then claim.left = lives(claim.name, claim.row, row[7], row[5])
+    else claim.left = redis.call('PTTL', claim.name) end
+    if holds ~= claim.id then return {'held', tostring(at), text(claim.left), text(longest)} end
+  elseif free > now then
+    return {'held', tostring(at), text(math.ceil((free - now) / 1000)), text(longest)}
+  end
+  claim.again = holds == claim.id and holds == row[3]
+  if not claim.again and math.max(now, claim.last + 1) + spare >= 2 ^ 53 then
+    return redis.error_reply('ERR the fence of the lock cannot rise any more')
+  end
+  claims[at] = claim
+end
+
+local answer = {'granted', text(longest)}
+local function add(...) for _, it in ipairs({...}) do answer[#answer + 1] = it end end
+for _, it in ipairs(claims) do
+  if it.again then
+    if it.left < it.ttl then
+      redis.call('PEXPIRE', it.name, text(it.ttl))
+      redis.call('HSET', it.row, 'expires', text(now + it.ttl * 1000), 'ttl', text(it.ttl))
+      redis.call('ZADD', KEYS[3], text(now + it.ttl * 1000), it.key)
+    end
+    redis.call('HINCRBY', it.row, 'renewals', 1)
+    add(it.fence or '0', it.agreed or '', unpack(it.earlier))
+  else
+    local fence = text(math.max(now, it.last + 1))
+    local before = {'', '', ''}
+    if it.token and it.token ~= '' and string.sub(it.token, 1, #NOBODY) ~= NOBODY then
+      before = {it.before or '', it.fence or '0', text(math.min(it.expires, now))}
+    end
+    redis.call('ZADD', KEYS[2], 0, it.key)
+    redis.call('ZADD', KEYS[3], text(now + it.ttl * 1000), it.key)
+    redis.call('HSET', it.row, 'fence', fence, 'last', text(fence + spare), 'token', it.id, 'holder', it.holder,
+      'acquired', text(now), 'expires', text(now + it.ttl * 1000), 'ttl', text(it.ttl), 'renewals', '0', 'agreed', '',
+      'before', before[1], 'before_fence', before[2], 'before_expired', before[3])
+    -- Last, so that a row that cannot be written leaves no lock.
+    take(it.name, it.id, text(it.ttl))
+    add(fence, '', unpack(before))
+  end
+end
+add(text(now))
+return answer

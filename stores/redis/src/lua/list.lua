@@ -1,0 +1,46 @@
+-- Reads held leases. KEYS: names. ARGV: first and last of the keys, and how many at most; or one key. Answers key, id or
+-- token, whether it is an id, holder, fence, acquired, time left in ms, renewals, ttl in ms or empty, now, and agreed, for
+-- each.
+
+-- The names of locks that lockkit's own keys would hide.
+local function name_of(key)
+  if string.sub(key, 1, 8) == 'lockkit:' then return 'lockkit::' .. key end
+  return key
+end
+
+local found = {}
+local function see(key)
+  local name, row = name_of(key), 'lockkit:{' .. key .. '}'
+  local holds = holder_of(name)
+  if not holds then return false end
+  local it = redis.call('HMGET', row, 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl', 'agreed')
+  if it[1] == holds then
+    local left, acquired = lives(name, row, it[6], it[4])
+    found[#found + 1] = {key, holds, '1', it[2], it[3], text(acquired), text(left), it[5], it[6], text(now), it[7] or ''}
+  else
+    local left = redis.call('PTTL', name)
+    found[#found + 1] = {key, stranger(holds), '0', holds, it[3] or '0', text(now), text(left), '0', '', text(now), ''}
+  end
+  return true
+end
+
+if #ARGV == 1 then
+  see(ARGV[1])
+  return found
+end
+local limit, gone = tonumber(ARGV[3]), {}
+local first = ARGV[1]
+while #found < limit do
+  local keys = redis.call('ZRANGEBYLEX', KEYS[1], first, ARGV[2], 'LIMIT', 0, 500)
+  for _, key in ipairs(keys) do
+    if #found == limit then break end
+    if not see(key) then gone[#gone + 1] = key end
+  end
+  if #keys < 500 then break end
+  first = '(' .. keys[#keys]
+end
+-- They expired. The next list need not look at them.
+for at = 1, #gone, 500 do
+  redis.call('ZREM', KEYS[1], unpack(gone, at, math.min(at + 499, #gone)))
+end
+return found

@@ -1,0 +1,40 @@
+-- Releases leases. KEYS: times, names, then lock and row of each. ARGV: type of the channel's message, then id, token,
+-- least holding time in µs, id of nobody, key and channel of each. Answers 1 for each that was held, else 0.
+
+local answers = {}
+for at = 1, (#KEYS - 2) / 2 do
+  local name, row = KEYS[1 + at * 2], KEYS[2 + at * 2]
+  local id, token, hold, nobody, key, channel = unpack(ARGV, at * 6 - 4, at * 6 + 1)
+  local holds = holder_of(name)
+  answers[at] = 0
+  if holds then
+    local known = redis.call('HMGET', row, 'token', 'acquired', 'ttl')
+    local ours = holds == id
+    -- Another client's lock, which an operator frees.
+    local strangers = holds ~= known[1] and stranger(holds) == token
+    if ours or strangers then
+      local left = 0
+      if ours then
+        local _, acquired = lives(name, row, known[3], known[2])
+        left = tonumber(hold) - math.max(0, now - (tonumber(acquired) or now))
+      end
+      if left > 0 then
+        local ttl = math.ceil(left / 1000)
+        take(name, nobody, text(ttl))
+        redis.call('HSET', row, 'token', nobody, 'expires', text(now + ttl * 1000), 'ttl', text(ttl))
+        redis.call('ZADD', KEYS[1], text(now + ttl * 1000), key)
+      else
+        redis.call('DEL', name)
+        redis.call('ZREM', KEYS[2], key)
+        if ours then
+          redis.call('HSET', row, 'token', '', 'expires', text(now))
+          redis.call('ZADD', KEYS[1], text(now), key)
+        end
+        -- Not allowed to tell: waiters ask again by themselves.
+        redis.pcall('PUBLISH', channel, ARGV[1])
+      end
+      answers[at] = 1
+    end
+  end
+end
+return answers

@@ -1,0 +1,233 @@
+//! Tells waiters of releases: one connection for the subscriptions of a store, open while somebody waits.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::StreamExt;
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::{
+    server::{Limits, Server, within},
+    trouble::Trouble,
+};
+
+/// How long a subscription outlives its last waiter, so that requests which follow each other share it.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How often to check that a quiet connection still answers.
+const CHECK: Duration = Duration::from_secs(5);
+
+/// Pauses between two attempts to connect.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The releases that a server publishes. Clones share their connection.
+#[derive(Clone)]
+pub(crate) struct Releases(Arc<Shared>);
+
+struct Shared {
+    server: Server,
+    limits: Limits,
+    state: Mutex<State>,
+    /// The channels with waiters have changed.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    channels: HashMap<String, Channel>,
+    /// The number of the task that listens, if one does.
+    listening: Option<u64>,
+    tasks: u64,
+}
+
+/// A channel with waiters.
+struct Channel {
+    waiters: usize,
+    rings: watch::Sender<()>,
+}
+
+impl Releases {
+    pub(crate) fn new(server: Server, limits: Limits) -> Self {
+        Self(Arc::new(Shared { server, limits, state: Mutex::default(), changed: Notify::new() }))
+    }
+
+    /// Completes when something was published on the channel since the first poll, or may have been.
+    pub(crate) fn freed(&self, channel: String) -> impl Future<Output = ()> + Send + 'static {
+        let shared = self.0.clone();
+        async move {
+            let mut seat = Seat::take(shared, channel);
+            // Cannot fail: the seat keeps the channel.
+            let _ = seat.rings.changed().await;
+        }
+    }
+}
+
+/// A waiter of a channel. The channel is left on drop.
+struct Seat {
+    shared: Arc<Shared>,
+    channel: String,
+    rings: watch::Receiver<()>,
+}
+
+impl Seat {
+    fn take(shared: Arc<Shared>, channel: String) -> Self {
+        let mut state = shared.state();
+        let entry = state.channels.entry(channel.clone()).or_insert_with(Channel::new);
+        entry.waiters += 1;
+        let rings = entry.rings.subscribe();
+        if state.listening.is_none() {
+            state.tasks += 1;
+            state.listening = Some(state.tasks);
+            let leaving = Leaving { shared: shared.clone(), task: state.tasks };
+            drop(state);
+            tokio::spawn(listen(leaving));
+        } else {
+            drop(state);
+            shared.changed.notify_one();
+        }
+        Self { shared, channel, rings }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        if let Some(entry) = state.channels.get_mut(&self.channel) {
+            entry.waiters -= 1;
+            if entry.waiters == 0 {
+                state.channels.remove(&self.channel);
+                drop(state);
+                self.shared.changed.notify_one();
+            }
+        }
+    }
+}
+
+impl Channel {
+    fn new() -> Self {
+        Self { waiters: 0, rings: watch::Sender::new(()) }
+    }
+}
+
+impl Shared {
+    /// Ignores poisoning: no code panics while it holds the lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self, channel: &str) {
+        if let Some(entry) = self.state().channels.get(channel) {
+            entry.rings.send_replace(());
+        }
+    }
+
+    fn wanted(&self) -> HashSet<String> {
+        self.state().channels.keys().cloned().collect()
+    }
+
+    /// Ends the task of this number, unless somebody waits.
+    fn is_done(&self, task: u64) -> bool {
+        let mut state = self.state();
+        let is_done = state.channels.is_empty();
+        if is_done && state.listening == Some(task) {
+            state.listening = None;
+        }
+        is_done
+    }
+}
+
+/// Owned by the task that listens, so it is dropped when the task's runtime ends. Wakes the waiters, so that the next of
+/// them begins to listen on another runtime.
+struct Leaving {
+    shared: Arc<Shared>,
+    task: u64,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        if state.listening == Some(self.task) {
+            state.listening = None;
+            for channel in state.channels.values() {
+                channel.rings.send_replace(());
+            }
+        }
+    }
+}
+
+async fn listen(leaving: Leaving) {
+    let Leaving { shared, task } = &leaving;
+    let (shortest, longest) = PAUSES;
+    let mut pause = shortest;
+    loop {
+        let begun = Instant::now();
+        match subscribed(shared, *task).await {
+            Ok(()) => return,
+            Err(_) if begun.elapsed() > longest => pause = shortest,
+            // Waiters poll in the meantime.
+            Err(_) => pause = (pause * 2).min(longest),
+        }
+        sleep(pause).await;
+        if shared.is_done(*task) {
+            return;
+        }
+    }
+}
+
+/// Passes on messages until nobody has waited for a while.
+async fn subscribed(shared: &Shared, task: u64) -> Result<(), Trouble> {
+    let answer = shared.limits.answer;
+    let (mut sink, mut messages) = shared.server.listen(shared.limits).await?.split();
+    let mut subscribed: HashSet<String> = HashSet::new();
+    let mut tidy_at: Option<Instant> = None;
+    loop {
+        let wanted = shared.wanted();
+        let new: Vec<_> = wanted.difference(&subscribed).cloned().collect();
+        if !new.is_empty() {
+            within(answer, "subscribing", async { Ok(sink.subscribe(&new).await?) }).await?;
+            // A release before the subscription was not heard.
+            for channel in &new {
+                shared.ring(channel);
+            }
+            subscribed.extend(new);
+        }
+        if subscribed.len() > wanted.len() {
+            tidy_at.get_or_insert_with(|| Instant::now() + LINGER);
+        } else {
+            tidy_at = None;
+        }
+        tokio::select! {
+            message = messages.next() => match message {
+                Some(message) => shared.ring(message.get_channel_name()),
+                None => return Err(Trouble::silent("listening", Duration::ZERO)),
+            },
+            () = shared.changed.notified() => {}
+            () = async { sleep_until(tidy_at.unwrap_or_else(Instant::now)).await }, if tidy_at.is_some() => {
+                tidy_at = None;
+                let wanted = shared.wanted();
+                if wanted.is_empty() && shared.is_done(task) {
+                    return Ok(());
+                }
+                let unused: Vec<_> = subscribed.difference(&wanted).cloned().collect();
+                within(answer, "unsubscribing", async { Ok(sink.unsubscribe(&unused).await?) }).await?;
+                subscribed.retain(|it| wanted.contains(it));
+            }
+            () = sleep(CHECK) => {
+                within(answer, "checking a subscription", async { Ok(sink.ping::<redis::Value>().await?) }).await?;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Releases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Releases").field("channels", &self.0.state().channels.len()).finish_non_exhaustive()
+    }
+}

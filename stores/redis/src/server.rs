@@ -1,0 +1,130 @@
+//! Where the server is: an address, or a master that Sentinel names. Opens connections and refuses unfit servers.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection, aio::PubSub, cmd};
+use tokio::time::timeout;
+
+use crate::{fit::refuse_unfit, trouble::Trouble};
+
+/// How long the Sentinels may take to name the master. The client waits 1.5 s for one that does not answer, and as long
+/// for the master.
+#[cfg(feature = "sentinel")]
+const SENTINELS: Duration = Duration::from_secs(4);
+
+/// A Redis server as the `redis` crate describes it: made from a [`redis::Client`], or with the feature `sentinel` from a
+/// `redis::sentinel::SentinelClient` for a master. Address, database, user, password and TLS are those of the client.
+///
+/// # Example
+/// ```no_run
+/// # #[cfg(feature = "sentinel")]
+/// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+/// use lockkit_redis::{
+///     RedisStore,
+///     redis::sentinel::{SentinelClient, SentinelServerType},
+/// };
+///
+/// let sentinels = vec!["redis://a:26379/", "redis://b:26379/", "redis://c:26379/"];
+/// let master = SentinelClient::build(sentinels, "mymaster".to_owned(), None, SentinelServerType::Master)?;
+/// let store = RedisStore::connect(master).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Server(Arc<Kind>);
+
+enum Kind {
+    Client(Client),
+    #[cfg(feature = "sentinel")]
+    Sentinel(tokio::sync::Mutex<redis::sentinel::SentinelClient>),
+}
+
+impl From<Client> for Server {
+    fn from(client: Client) -> Self {
+        Self(Arc::new(Kind::Client(client)))
+    }
+}
+
+#[cfg(feature = "sentinel")]
+impl From<redis::sentinel::SentinelClient> for Server {
+    fn from(client: redis::sentinel::SentinelClient) -> Self {
+        Self(Arc::new(Kind::Sentinel(client.into())))
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the password.
+        match &*self.0 {
+            Kind::Client(client) => write!(f, "Server({})", client.get_connection_info().addr()),
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(_) => f.write_str("Server(by Sentinel)"),
+        }
+    }
+}
+
+/// How long a server may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// To open a connection.
+    pub(crate) connect: Duration,
+    /// To answer.
+    pub(crate) answer: Duration,
+}
+
+impl Server {
+    /// Opens a connection to a server that can keep leases.
+    pub(crate) async fn connect(&self, limits: Limits) -> Result<MultiplexedConnection, Trouble> {
+        let client = self.client().await?;
+        within(limits.connect, "connecting", async {
+            // The caller limits each answer.
+            let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+            let mut conn = client.get_multiplexed_async_connection_with_config(&config).await?;
+            let info = cmd("INFO").query_async::<String>(&mut conn).await;
+            refuse_unfit(info)?;
+            Ok(conn)
+        })
+        .await
+    }
+
+    /// How long it may take to open a connection in all.
+    pub(crate) fn patience(&self, limits: Limits) -> Duration {
+        match &*self.0 {
+            Kind::Client(_) => limits.connect,
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(_) => limits.connect + SENTINELS,
+        }
+    }
+
+    /// Opens a connection for subscriptions.
+    pub(crate) async fn listen(&self, limits: Limits) -> Result<PubSub, Trouble> {
+        let client = self.client().await?;
+        within(limits.connect, "connecting", async { Ok(client.get_async_pubsub().await?) }).await
+    }
+
+    // Without Sentinel there is nothing to wait for.
+    #[cfg_attr(not(feature = "sentinel"), allow(clippy::unused_async))]
+    async fn client(&self) -> Result<Client, Trouble> {
+        match &*self.0 {
+            Kind::Client(client) => Ok(client.clone()),
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(client) => {
+                let asking = async { Ok(client.lock().await.async_get_client().await?) };
+                within(SENTINELS, "asking the Sentinels for the master", asking).await
+            }
+        }
+    }
+}
+
+/// Ends with an error if the server takes longer.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    doing: &'static str,
+    asking: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Trouble> {
+    let begun = Instant::now();
+    timeout(limit, asking).await.unwrap_or_else(|_| Err(Trouble::silent(doing, begun.elapsed())))
+}

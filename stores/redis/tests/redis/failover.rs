@@ -1,0 +1,169 @@
+//! A replica takes over: leases that it never heard of have one holder all the same.
+
+use std::time::Duration;
+
+use lockkit::store::{Answer, LeaseStore, Renewal};
+use lockkit_redis::{RedisStore, RedisStoreBuilder};
+use lockkit_store_servers::redis::{Redis, Sentinels};
+use redis::sentinel::{SentinelClient, SentinelServerType};
+use tokio::time::{Instant, sleep};
+
+use crate::support::{builder, claim, declared, is_refused, plain, send, take, until, until_granted};
+
+async fn follows(replica: &Redis) {
+    let mut conn = plain(replica).await;
+    until("the replica follows", async || {
+        send::<String>(&mut conn, "INFO replication").await.contains("master_link_status:up")
+    })
+    .await;
+}
+
+/// A master with a replica, watched by Sentinels that know both.
+async fn watched() -> (Redis, Redis, Sentinels) {
+    let master = Redis::start();
+    let replica = master.replica();
+    follows(&replica).await;
+    let sentinels = Sentinels::start(&master);
+    for sentinel in &sentinels.programs {
+        let client = redis(sentinel.port);
+        let mut conn = client.get_multiplexed_async_connection().await.unwrap();
+        until("a Sentinel knows the replica and the other Sentinels", async || {
+            let info: String = send(&mut conn, "INFO sentinel").await;
+            info.contains("slaves=1,sentinels=3")
+        })
+        .await;
+    }
+    (master, replica, sentinels)
+}
+
+fn redis(port: u16) -> redis::Client {
+    redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap()
+}
+
+fn by_sentinel(sentinels: &Sentinels) -> RedisStoreBuilder {
+    let urls: Vec<_> = sentinels.programs.iter().map(|it| format!("redis://127.0.0.1:{}/", it.port)).collect();
+    let name = Sentinels::MASTER.to_owned();
+    RedisStore::builder(SentinelClient::build(urls, name, None, SentinelServerType::Master).unwrap())
+}
+
+/// The replica does not hear of what follows, until the master is dead.
+async fn cut_off(master: &Redis, replica: &Redis) {
+    replica.program.stop();
+    send::<i64>(&mut plain(master).await, "CLIENT KILL TYPE replica").await;
+}
+
+#[tokio::test]
+async fn a_replica_that_lagged_behind_grants_no_lease_twice() {
+    const TTL: Duration = Duration::from_secs(4);
+    let (mut master, replica, sentinels) = watched().await;
+    let holder = declared(by_sentinel(&sentinels).longest_ttl(TTL)).await;
+    let rival = by_sentinel(&sentinels).longest_ttl(TTL).connect().await.unwrap();
+    cut_off(&master, &replica).await;
+    let (first, sent) = (claim("k", TTL), Instant::now());
+    let fence = take(&holder, &first).await.fence;
+    master.program.kill();
+    replica.program.go_on();
+    let (grant, _) = until_granted(&rival, &claim("k", TTL)).await;
+    println!("lagging replica promoted: rival granted after {:?}, ttl {TTL:?}", sent.elapsed());
+    assert!(sent.elapsed() >= TTL, "granted {:?} after the forgotten grant", sent.elapsed());
+    assert!(grant.fence.get() > fence.get() + 127);
+    assert_eq!(holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await.unwrap(), [Answer::Gone]);
+}
+
+#[tokio::test]
+async fn without_quarantine_it_does() {
+    const TTL: Duration = Duration::from_mins(1);
+    let (mut master, replica, sentinels) = watched().await;
+    let store = by_sentinel(&sentinels).without_quarantine().connect().await.unwrap();
+    cut_off(&master, &replica).await;
+    take(&store, &claim("k", TTL)).await;
+    master.program.kill();
+    replica.program.go_on();
+    let (_, after) = until_granted(&store, &claim("k", TTL)).await;
+    println!("lagging replica promoted, no quarantine: rival granted after {after:?}, ttl {TTL:?}");
+}
+
+#[tokio::test]
+async fn a_master_that_is_cut_off_stops_renewing_before_the_quarantine_of_its_successor_ends() {
+    const TTL: Duration = Duration::from_secs(1);
+    // Redis counts the lag in whole seconds, and looks at it once a second.
+    const LAG: Duration = Duration::from_secs(3);
+    let master = Redis::with(&["--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"]);
+    let (replica, silent) = (master.replica(), master.replica());
+    follows(&replica).await;
+    follows(&silent).await;
+    let store = async |server| builder(server).longest_ttl(TTL).quarantine(TTL + LAG).connect().await.unwrap();
+    let holder = store(&master).await;
+    until("the master has its replicas", async || holder.declare_new().await.is_ok()).await;
+    let first = claim("k", TTL);
+    until_granted(&holder, &first).await;
+
+    // One replica is promoted. The other one has just answered for the last time, and still counts.
+    silent.program.stop();
+    send::<()>(&mut plain(&replica).await, "REPLICAOF NO ONE").await;
+    let promoted = Instant::now();
+    let rival = store(&replica).await;
+    let granting = tokio::spawn(async move {
+        until_granted(&rival, &claim("k", TTL)).await;
+        Instant::now()
+    });
+    let (mut renewed, mut refused) = (Instant::now(), 0);
+    while !granting.is_finished() {
+        let sent = Instant::now();
+        match holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await {
+            Ok(answers) if answers == [Answer::Done] => renewed = sent,
+            _ => refused += 1,
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    let granted = granting.await.unwrap();
+    let (went_on, free) = (renewed.saturating_duration_since(promoted), granted - renewed);
+    println!("cut off master: renewed for {went_on:?}, rival granted {free:?} after its last renewal, ttl {TTL:?}");
+    assert!(!went_on.is_zero(), "it did not renew after the promotion, so nothing was tested");
+    assert!(refused > 0, "the master went on renewing");
+    assert!(granted >= renewed + TTL, "granted {:?} after the last renewal", granted - renewed);
+}
+
+#[tokio::test]
+async fn a_server_that_followed_another_one_for_a_while_has_a_quarantine_though_it_never_ended() {
+    const TTL: Duration = Duration::from_mins(1);
+    let first = Redis::start();
+    let second = first.replica();
+    follows(&second).await;
+    let store = declared(builder(&first)).await;
+    let (mut first_conn, mut second_conn) = (plain(&first).await, plain(&second).await);
+    let follow = async |conn: &mut _, of: &Redis| {
+        send::<()>(conn, &format!("REPLICAOF 127.0.0.1 {}", of.program.port)).await;
+    };
+    until("the replica knows the epoch", async || send::<usize>(&mut second_conn, "EXISTS lockkit:epoch").await == 1)
+        .await;
+    // Its successor never hears of the lease, and nobody asks the successor for one.
+    send::<()>(&mut second_conn, "REPLICAOF NO ONE").await;
+    take(&store, &claim("k", TTL)).await;
+    follow(&mut first_conn, &second).await;
+    follows(&first).await;
+    send::<()>(&mut first_conn, "REPLICAOF NO ONE").await;
+    assert_eq!(send::<usize>(&mut first_conn, "EXISTS k").await, 0, "it is forgotten");
+    until("it is asked again", async || store.lease_look(&"k".into()).await.is_ok()).await;
+    let rival = builder(&first).connect().await.unwrap();
+    assert!(is_refused(&rival, &claim("k", TTL)).await);
+    assert!(rival.quarantined_for().await.unwrap() > TTL / 2);
+}
+
+#[tokio::test]
+async fn a_sentinel_that_does_not_answer_is_passed_over() {
+    let (master, _replica, sentinels) = watched().await;
+    sentinels.programs[0].stop();
+    let store = by_sentinel(&sentinels).without_quarantine().connect().await.unwrap();
+    take(&store, &claim("k", Duration::from_secs(1))).await;
+    send::<i64>(&mut plain(&master).await, "CLIENT KILL TYPE normal").await;
+    until_granted(&store, &claim("other", Duration::from_secs(1))).await;
+}
+
+#[tokio::test]
+async fn a_replica_is_refused() {
+    let master = Redis::start();
+    let replica = master.replica();
+    let refused = builder(&replica).connect().await.unwrap_err();
+    assert!(matches!(refused, lockkit_redis::ConnectError::Unfit(lockkit_redis::Unfit::Replica)), "{refused}");
+}

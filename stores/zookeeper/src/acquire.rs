@@ -1,0 +1,276 @@
+//! Claims: create a child, and see whether it is the first.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use lockkit::store::{Acquired, Claim, Grant, Previous, Token};
+use tokio::{
+    sync::{oneshot, watch},
+    task::yield_now,
+    time::{Instant, sleep_until},
+};
+use zookeeper_client::{CreateMode, Error as Zk};
+
+use crate::{
+    child::{Child, SPARE_FENCES, fence},
+    error::Failure,
+    layout::{Place, queue},
+    link::{Link, Shared, linked},
+    mine::{Held, Phase, Waiting},
+    note::{Last, Note},
+    queue::stand,
+};
+
+/// How often a claim begins anew because the node of its key or its place was deleted meanwhile.
+const TRIES: u32 = 5;
+
+/// More often than the session's task needs to be polled to send a request.
+const YIELDS: u32 = 4;
+
+/// The largest number of a child. The server counts with 32 bits.
+const LAST_NUMBER: u64 = i32::MAX as u64 - 1;
+
+/// What a claim sees of its key.
+struct View {
+    children: Vec<String>,
+    /// The data of the key's node, and its version.
+    data: Vec<u8>,
+    stat: zookeeper_client::Stat,
+}
+
+impl Shared {
+    /// Answers the claim. If the caller is gone, gives up what the claim got.
+    pub(crate) async fn acquire(self: Arc<Self>, claim: Claim, mut answer: oneshot::Sender<Result<Acquired, Failure>>) {
+        let link = tokio::select! {
+            link = self.link() => link,
+            () = answer.closed() => return,
+        };
+        let dir = self.dir(&claim.key);
+        let _turn = loop {
+            let turn = self.mines().turn_of(&claim, &dir, link.number);
+            let held = turn.clone().lock_owned().await;
+            if self.mines().is_turn_of(claim.token, &turn) {
+                break held;
+            }
+            if answer.is_closed() {
+                return;
+            }
+        };
+        let before = self.mines().held_fence(claim.token);
+        let answered = self.claim(&link, &claim, &dir).await;
+        let now = self.mines().held_fence(claim.token);
+        // An earlier call got it. It stays held even if this call failed, or nobody hears its answer.
+        let is_kept = now.is_some() && now == before;
+        let is_due = match &answered {
+            Ok(Acquired::Granted(_)) => true,
+            Ok(Acquired::Held { .. }) => claim.queue,
+            Err(_) => false,
+        };
+        if !is_due && !is_kept {
+            // Neither granted nor queued: nothing may be left behind.
+            self.give_up(&link, claim.token).await;
+        }
+        if answer.send(answered).is_err() && !is_kept {
+            self.give_up(&link, claim.token).await;
+        }
+    }
+
+    async fn claim(self: &Arc<Self>, link: &Arc<Link>, claim: &Claim, dir: &str) -> Result<Acquired, Failure> {
+        let token = claim.token;
+        for _ in 0..TRIES {
+            let sent = Instant::now();
+            let phase = self.mines().get(token).filter(|it| it.link == link.number).map(|it| it.phase.clone());
+            let (waiting, view) = match phase {
+                Some(Phase::Claiming) => match self.create(link, claim, dir).await? {
+                    Some(created) => created,
+                    None => continue,
+                },
+                Some(Phase::Waiting(waiting)) => match self.view(link, dir).await {
+                    // Somebody has deleted the key.
+                    Err(Failure::Client(Zk::NoNode)) => {
+                        self.mines().set(token, Phase::Claiming);
+                        continue;
+                    }
+                    view => (waiting, view?),
+                },
+                Some(Phase::Held(held)) => {
+                    if let Some(grant) = self.hold_on(link, claim, dir, &held).await? {
+                        return Ok(Acquired::Granted(grant));
+                    }
+                    self.mines().set(token, Phase::Claiming);
+                    continue;
+                }
+                Some(Phase::Ending(_)) | None => return Err(Failure::Silence("the session has ended".to_owned())),
+            };
+            let queue = queue(&view.children);
+            if !queue.contains(&waiting.place) {
+                // Somebody has deleted the child.
+                self.mines().set(token, Phase::Claiming);
+                continue;
+            }
+            if queue.first() == Some(&waiting.place) {
+                let grant = self.grant(link, claim, dir, waiting, &view, sent);
+                // Lets the session, which runs on this thread, send the note before the caller can die of what it does
+                // with the lease.
+                for _ in 0..YIELDS {
+                    yield_now().await;
+                }
+                return Ok(Acquired::Granted(grant));
+            }
+            waiting.called.send_replace(false);
+            return Ok(Acquired::Held { free_in: None });
+        }
+        Err(Failure::Client(Zk::NoNode))
+    }
+
+    /// Creates the child of the claim. `None` if the node of the key had to be created first.
+    async fn create(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        claim: &Claim,
+        dir: &str,
+    ) -> Result<Option<(Waiting, View)>, Failure> {
+        let Claim { token, holder, ttl, .. } = claim;
+        let prefix = format!("{dir}/{}", self.settings.layout.prefix(*token));
+        let child = Child { token: *token, ttl: *ttl, holder: holder.to_string() };
+        let options = CreateMode::EphemeralSequential.with_acls(self.settings.acls);
+        // Sent together. A session's requests are answered in their order, so the list has the new child.
+        let created = link.client.create(&prefix, &child.encode(), &options);
+        let (children, data) = (link.client.list_children(dir), link.client.get_data(dir));
+        let (created, children, data) = tokio::join!(created, children, data);
+        let (stat, number) = match created {
+            Ok(created) => created,
+            Err(Zk::NoNode) => {
+                self.create_dir(link, dir).await?;
+                return Ok(None);
+            }
+            Err(err) => return Err(err.into()),
+        };
+        let waiting = Waiting {
+            place: Place {
+                name: format!("{}{number}", self.settings.layout.prefix(*token)),
+                number: u64::try_from(number.into_i64()).unwrap_or(u64::MAX),
+            },
+            fence: fence(stat.czxid)?,
+            ctime: stat.ctime,
+            created: Instant::now(),
+            ttl: *ttl,
+            called: watch::Sender::new(false),
+        };
+        let is_countable = waiting.place.number < LAST_NUMBER;
+        if !self.mines().set(*token, Phase::Waiting(waiting.clone())) {
+            self.leave(dir, Some(&waiting.place), *token);
+            return Err(Failure::Silence("the session has ended".to_owned()));
+        }
+        if !is_countable {
+            return Err(Failure::NoNumber);
+        }
+        let (children, (data, stat)) = (children?, data?);
+        if claim.queue {
+            let standing = self.runtime.spawn(stand(Arc::downgrade(self), link.number, *token));
+            self.mines().set_task(*token, &standing);
+        }
+        Ok(Some((waiting, View { children, data, stat })))
+    }
+
+    /// Creates the node of the key, and those above it. Its data say that it is one of lockkit.
+    async fn create_dir(&self, link: &Link, dir: &str) -> Result<(), Failure> {
+        let options = CreateMode::Persistent.with_acls(self.settings.acls);
+        loop {
+            match link.client.create(dir, &Note::Free.encode(), &options).await {
+                Ok(_) | Err(Zk::NodeExists) => return Ok(()),
+                Err(Zk::NoNode) => link.client.mkdir(&self.settings.root, &options).await?,
+                Err(err) => return Err(err.into()),
+            }
+        }
+    }
+
+    /// What the claim sees of its key now, proven by a write.
+    async fn view(&self, link: &Link, dir: &str) -> Result<View, Failure> {
+        let proof = link.prove(&self.settings.root);
+        let (children, data) = (link.client.list_children(dir), link.client.get_data(dir));
+        let (proof, children, data) = tokio::join!(proof, children, data);
+        proof?;
+        let (children, (data, stat)) = (children?, data?);
+        Ok(View { children, data, stat })
+    }
+
+    /// Grants again what the claim holds. `None` if it does not hold it any more.
+    async fn hold_on(&self, link: &Link, claim: &Claim, dir: &str, held: &Held) -> Result<Option<Grant>, Failure> {
+        // From now, so that the timer does not end it meanwhile.
+        if self.mines().prolong(claim.token, claim.ttl).is_none() {
+            return Ok(None);
+        }
+        let proof = link.prove(&self.settings.root);
+        let there = link.client.check_stat(&format!("{dir}/{}", held.place.name));
+        let (proof, there) = tokio::join!(proof, there);
+        proof?;
+        if there?.is_none() {
+            return Ok(None);
+        }
+        self.mines().count_renewal(claim.token);
+        Ok(Some(grant(held.fence, None, link)))
+    }
+
+    /// The claim is the first.
+    fn grant(
+        self: &Arc<Self>,
+        link: &Arc<Link>,
+        claim: &Claim,
+        dir: &str,
+        waiting: Waiting,
+        view: &View,
+        sent: Instant,
+    ) -> Grant {
+        let Waiting { place, fence, ctime, created, called, .. } = waiting;
+        let waited = i64::try_from(created.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let server_time = ctime.saturating_add(waited);
+        let held = Held {
+            place,
+            fence,
+            acquired_at: time(server_time),
+            granted: sent,
+            until: sent + claim.ttl,
+            ttl: claim.ttl,
+            renewals: 0,
+        };
+        let previous = Note::decode(&view.data).and_then(|it| it.previous(view.stat.mtime, server_time));
+        if self.mines().set(claim.token, Phase::Held(held)) {
+            called.send_replace(true);
+            let last = Last { token: claim.token, fence, holder: claim.holder.to_string() };
+            // Not waited for: it is for the next holder, and later requests of this session come after it. A stale
+            // one has the wrong version.
+            drop(link.client.set_data(dir, &Note::Held(last).encode(), Some(view.stat.version)));
+            let expiring = self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
+            self.mines().set_task(claim.token, &expiring);
+        }
+        grant(fence, previous, link)
+    }
+}
+
+fn grant(fence: lockkit::Fence, previous: Option<Previous>, link: &Link) -> Grant {
+    let mut grant = Grant::from(fence).after(previous);
+    (grant.spare_fences, grant.ttl) = (SPARE_FENCES, Some(link.trusted));
+    grant
+}
+
+/// Ends the lease at its ttl unless it is renewed. The server would only do so with the session.
+pub(crate) async fn expire(shared: std::sync::Weak<Shared>, number: u64, token: Token) {
+    loop {
+        let Some(until) = shared.upgrade().and_then(|it| it.mines().until(token, number)) else { return };
+        sleep_until(until).await;
+        let Some((shared, _)) = linked(&shared, number) else { return };
+        let Some((dir, held, last)) = shared.mines().end(token, true) else { continue };
+        let note = if token.is_nobody() { Note::Free } else { Note::Expired(last) };
+        // A failure leaves a stray, which is removed later.
+        drop(shared.remove(number, token, &dir, &held.place, Some(&note)).await);
+        shared.mines().remove(token);
+    }
+}
+
+/// The time of the server's clock.
+pub(crate) fn time(millis: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}

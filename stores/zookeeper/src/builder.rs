@@ -1,0 +1,173 @@
+//! The settings of a store, and how it is opened.
+
+use std::{fmt, thread, time::Duration};
+
+use tokio::sync::oneshot;
+use zookeeper_client::{Acls, Client, Connector};
+
+use crate::{
+    error::ConnectError,
+    layout::Layout,
+    link::{Settings, drive},
+    store::ZooKeeperStore,
+};
+
+/// The root unless another one is set.
+const ROOT: &str = "/lockkit";
+
+/// The session timeout unless another one is set.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The settings of a [`ZooKeeperStore`], made by [`ZooKeeperStore::builder`].
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// use lockkit_zookeeper::{Layout, ZooKeeperStore, zookeeper_client::{Acls, Client}};
+///
+/// let store = ZooKeeperStore::builder("zk1:2181,zk2:2181,zk3:2181")
+///     .root("/app/locks")
+///     .layout(Layout::Kazoo)
+///     .session_timeout(Duration::from_secs(15))
+///     .connector(Client::connector().with_auth("digest", b"app:secret"))
+///     .acls(Acls::creator_all())
+///     .connect()
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "nothing is opened until `connect`"]
+pub struct ZooKeeperBuilder {
+    hosts: String,
+    root: String,
+    session_timeout: Duration,
+    layout: Layout,
+    connector: Connector,
+    acls: Acls<'static>,
+}
+
+impl ZooKeeperBuilder {
+    pub(crate) fn new(hosts: impl Into<String>) -> Self {
+        Self {
+            hosts: hosts.into(),
+            root: ROOT.to_owned(),
+            session_timeout: SESSION_TIMEOUT,
+            layout: Layout::default(),
+            connector: Client::connector(),
+            acls: Acls::anyone_all(),
+        }
+    }
+
+    /// The node whose children are the nodes of the keys. It is created if it does not exist. Defaults to `/lockkit`.
+    pub fn root(mut self, root: impl Into<String>) -> Self {
+        self.root = root.into();
+        self
+    }
+
+    /// How long ZooKeeper waits for a sign of life of this process before it frees its leases. Defaults to 10 s.
+    ///
+    /// The servers have limits, by default 2 and 20 of their ticks: 4 s and 40 s. They silently use the nearest
+    /// timeout within them.
+    pub fn session_timeout(mut self, timeout: Duration) -> Self {
+        self.session_timeout = timeout;
+        self
+    }
+
+    /// Whose names the children of the keys get. Defaults to [`Layout::Curator`].
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// The configuration of the client: authentication, TLS, SASL. Each session is opened with it. Its timeouts are
+    /// replaced. TLS and SASL are features of the crate `zookeeper-client`: switch them on in your own dependency on
+    /// it.
+    pub fn connector(mut self, connector: Connector) -> Self {
+        self.connector = connector;
+        self
+    }
+
+    /// The access rights of the nodes that the store creates. Defaults to all rights for everybody, as other clients
+    /// do.
+    pub fn acls(mut self, acls: Acls<'static>) -> Self {
+        self.acls = acls;
+        self
+    }
+
+    /// Opens a session, and creates the root if it does not exist.
+    ///
+    /// The session lives on a thread of its own, so it survives blocking code and the end of a Tokio runtime. It ends
+    /// when the last clone of the store is dropped.
+    ///
+    /// # Errors
+    /// [`ConnectError`] says what is wrong. If no server gives a session, that takes a session timeout.
+    ///
+    /// # Cancel safety
+    /// Dropping this future leaves nothing behind.
+    pub async fn connect(self) -> Result<ZooKeeperStore, ConnectError> {
+        let Self { hosts, root, session_timeout, layout, connector, acls } = self;
+        check_root(&root)?;
+        if session_timeout < Duration::from_millis(100) || session_timeout > Duration::from_secs(24 * 60 * 60) {
+            let reason = "is not between 100 ms and a day";
+            return Err(ConnectError::SessionTimeout { timeout: session_timeout, reason });
+        }
+        let settings = Settings { hosts, root, session_timeout, layout, connector, acls };
+        let (opened, opening) = oneshot::channel();
+        let (dropped, closing) = oneshot::channel();
+        thread::Builder::new()
+            .name("lockkit-zookeeper".to_owned())
+            .spawn(|| drive(settings, opened, closing))
+            .map_err(|source| ConnectError::Thread { source })?;
+        let shared = opening.await.map_err(|_| ConnectError::Thread {
+            source: std::io::Error::other("the thread ended before the session was open"),
+        })??;
+        Ok(ZooKeeperStore::new(shared, dropped))
+    }
+}
+
+impl fmt::Debug for ZooKeeperBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { hosts, root, session_timeout, layout, connector: _, acls: _ } = self;
+        f.debug_struct("ZooKeeperBuilder")
+            .field("hosts", hosts)
+            .field("root", root)
+            .field("session_timeout", session_timeout)
+            .field("layout", layout)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_root(root: &str) -> Result<(), ConnectError> {
+    let reason = if root == "/" {
+        "is the root of ZooKeeper, which has nodes of its own; use a node below it, as in `/locks`"
+    } else if !root.starts_with('/') {
+        "does not start with `/`"
+    } else if root.ends_with('/') {
+        "ends with `/`"
+    } else if root[1..].split('/').any(|it| matches!(it, "" | "." | "..")) {
+        "has a part that is empty, `.` or `..`"
+    } else if root.chars().any(|it| it.is_control() || it > '\u{d7ff}') {
+        "has a character that ZooKeeper refuses"
+    } else if root == "/zookeeper" || root.starts_with("/zookeeper/") {
+        "is reserved by ZooKeeper"
+    } else {
+        return Ok(());
+    };
+    Err(ConnectError::Root { root: root.to_owned(), reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_is_a_path_below_the_root_of_zookeeper() {
+        for good in ["/locks", "/a/b", "/zookeeper-locks"] {
+            assert!(check_root(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/", "locks", "/locks/", "/a//b", "/a/./b", "/..", "/\u{7}", "/\u{e000}", "/zookeeper/x"] {
+            assert!(check_root(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What can go wrong, and how lockkit hears of it.
+
+use std::{io, time::Duration};
+
+use lockkit::{Error, Fault, Key};
+use zookeeper_client::Error as Zk;
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The root is not the path of a node below the root of ZooKeeper.
+    #[error("the root path `{root}` {reason}")]
+    #[non_exhaustive]
+    Root {
+        /// The root that was given.
+        root: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The session timeout cannot work.
+    #[error("the session timeout of {timeout:?} {reason}")]
+    #[non_exhaustive]
+    SessionTimeout {
+        /// The timeout that was given, or that the server has set.
+        timeout: Duration,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// No thread could be started for the session.
+    #[error("the thread of the ZooKeeper session could not be started")]
+    #[non_exhaustive]
+    Thread {
+        /// Why not.
+        source: io::Error,
+    },
+    /// No server of the list gave a session in the time of a session timeout.
+    #[error("no session with ZooKeeper at `{hosts}`: check the addresses, and that the servers have a quorum")]
+    #[non_exhaustive]
+    Session {
+        /// The list of servers that was given.
+        hosts: String,
+        /// The error of the client.
+        source: Zk,
+    },
+    /// The node of the root could not be created.
+    #[error("the root node `{root}` could not be created: check the rights on its parent, and that the chroot exists")]
+    #[non_exhaustive]
+    CreateRoot {
+        /// The root.
+        root: String,
+        /// The error of the client.
+        source: Zk,
+    },
+}
+
+/// The source of an error of lockkit: ZooKeeper could not be reached, or did not answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from ZooKeeper at `{hosts}`: {reason}")]
+#[non_exhaustive]
+pub struct NotConnected {
+    /// The list of servers.
+    pub hosts: String,
+    /// What is known of the connection.
+    pub reason: String,
+    /// Marks an answer that did not come, for code that walks an error chain.
+    source: io::Error,
+}
+
+/// The source of an error of lockkit: the numbers of ZooKeeper are used up. Nothing was granted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NumbersExhausted {
+    /// The number of the transaction is too large for a fence.
+    #[error("transaction {czxid:#x} is too large for a fence below 2^62: the ensemble has had 4,194,304 leaders")]
+    #[non_exhaustive]
+    Fence {
+        /// The transaction that created the child of the claim.
+        czxid: i64,
+    },
+    /// The key has had 2^31 claims. Sequence numbers would start again, and the order of the claims would be lost.
+    #[error("the node of the key has had 2^31 children: delete it when no process uses the key")]
+    #[non_exhaustive]
+    Sequence,
+}
+
+/// How an operation failed.
+#[derive(Debug, Clone)]
+pub(crate) enum Failure {
+    /// The server refused it, or no answer came.
+    Client(Zk),
+    /// The transaction is too large for a fence.
+    NoFence(i64),
+    /// The key has had too many claims.
+    NoNumber,
+    /// The time for an answer is over, or the store is closed.
+    Silence(String),
+}
+
+impl From<Zk> for Failure {
+    fn from(err: Zk) -> Self {
+        Self::Client(err)
+    }
+}
+
+impl Failure {
+    /// The error of lockkit.
+    pub(crate) fn error(self, doing: &'static str, key: Option<&Key>, hosts: &str) -> Error {
+        let silent = |reason| {
+            let source = io::Error::new(io::ErrorKind::TimedOut, "no answer in time");
+            let not_connected = NotConnected { hosts: hosts.to_owned(), reason, source };
+            Error::database(doing, key, Fault::Unavailable, Box::new(not_connected))
+        };
+        match self {
+            Self::NoFence(czxid) => {
+                Error::database(doing, key, Fault::Other, Box::new(NumbersExhausted::Fence { czxid }))
+            }
+            Self::NoNumber => Error::database(doing, key, Fault::Other, Box::new(NumbersExhausted::Sequence)),
+            Self::Silence(reason) => silent(reason),
+            Self::Client(err) if is_silence(&err) => silent(err.to_string()),
+            Self::Client(Zk::NotReadOnly) => Error::database(doing, key, Fault::ReadOnly, Box::new(Zk::NotReadOnly)),
+            Self::Client(err) => Error::database(doing, key, Fault::Other, Box::new(err)),
+        }
+    }
+}
+
+/// Whether the outcome of the request is unknown, or another one may get an answer.
+pub(crate) fn is_silence(err: &Zk) -> bool {
+    !matches!(
+        err,
+        Zk::NoNode
+            | Zk::NoAuth
+            | Zk::BadVersion
+            | Zk::NoChildrenForEphemerals
+            | Zk::NodeExists
+            | Zk::NotEmpty
+            | Zk::InvalidAcl
+            | Zk::AuthFailed
+            | Zk::NotReadOnly
+            | Zk::QuotaExceeded
+            | Zk::MarshallingError
+            | Zk::Unimplemented
+            | Zk::BadArguments(_)
+            | Zk::RuntimeInconsistent
+    )
+}

@@ -1,0 +1,286 @@
+//! The session with ZooKeeper, on a thread of its own. Opens another one when a session has ended.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{oneshot, watch},
+    time::{sleep, timeout},
+};
+use zookeeper_client::{Acls, Client, Connector, CreateMode, Error as Zk, MultiWriteError};
+
+use crate::{
+    error::{ConnectError, Failure},
+    key::escape,
+    layout::Layout,
+    mine::Mines,
+    remove::Stray,
+};
+
+/// The target of all events, as that of lockkit.
+pub(crate) const TARGET: &str = "lockkit";
+
+/// Pause after a session could not be opened.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// How long the thread waits for the servers to hear that the session is closed.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// What a session is opened with, and how nodes are named.
+pub(crate) struct Settings {
+    pub(crate) hosts: String,
+    pub(crate) root: String,
+    pub(crate) session_timeout: Duration,
+    pub(crate) layout: Layout,
+    pub(crate) connector: Connector,
+    pub(crate) acls: Acls<'static>,
+}
+
+/// All that the clones of a store have in common.
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    /// The runtime of the session's thread. All requests run there, so that dropping a call never drops a request.
+    pub(crate) runtime: Handle,
+    link: watch::Sender<Option<Arc<Link>>>,
+    mines: Mutex<Mines>,
+    pub(crate) strays: Mutex<Vec<Stray>>,
+}
+
+/// One session.
+pub(crate) struct Link {
+    pub(crate) client: Client,
+    pub(crate) number: u64,
+    /// How long a process may trust in the session after the start of a request that a write confirmed.
+    pub(crate) trusted: Duration,
+}
+
+impl Settings {
+    /// The longest silence on a connection. Another server is tried after it, with most of the session timeout left.
+    fn silence(&self) -> Duration {
+        self.session_timeout / 3
+    }
+
+    async fn open(&self, number: u64) -> Result<Arc<Link>, Zk> {
+        let connector = self.connector.clone().with_session_timeout(self.session_timeout);
+        let opening = connector.with_connection_timeout(self.silence()).connect(&self.hosts);
+        // The client's own limit is the session timeout.
+        let client = timeout(self.session_timeout * 2, opening).await.map_err(|_| Zk::Timeout)??;
+        let trusted = trusted(client.session_timeout(), self.silence());
+        Ok(Arc::new(Link { client, number, trusted }))
+    }
+}
+
+/// How long a session lives at least after a sign of life, as this process counts.
+///
+/// A follower reports to the leader every half tick which sessions have given a sign of life, and a session timeout
+/// is two ticks at least with the servers' defaults: a quarter of the session timeout. If the follower dies before
+/// its next report, the leader knows only of an earlier sign of life: that is up to one more of the client's pauses
+/// ago.
+fn trusted(session: Duration, silence: Duration) -> Duration {
+    // As the client does: three eighths of the longest silence, which is two fifths of the session timeout if that
+    // set here is too long.
+    let silence = if silence > session * 3 / 5 { session * 2 / 5 } else { silence };
+    let ping = silence * 3 / 8;
+    session.saturating_sub(session / 4).saturating_sub(ping)
+}
+
+impl Shared {
+    /// The current session. Waits until there is one.
+    pub(crate) async fn link(&self) -> Arc<Link> {
+        let mut links = self.link.subscribe();
+        let link = links.wait_for(Option::is_some).await.ok().and_then(|it| it.clone());
+        match link {
+            Some(link) => link,
+            // Cannot happen: `self` owns the sender.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The current session, if there is one.
+    pub(crate) fn current(&self) -> Option<Arc<Link>> {
+        self.link.borrow().clone()
+    }
+
+    /// The session with this number, if it has not ended.
+    pub(crate) fn link_of(&self, number: u64) -> Option<Arc<Link>> {
+        self.current().filter(|it| it.number == number)
+    }
+
+    /// The path of the node of this key.
+    pub(crate) fn dir(&self, key: &str) -> String {
+        format!("{}/{}", self.settings.root, escape(key))
+    }
+
+    pub(crate) fn mines(&self) -> MutexGuard<'_, Mines> {
+        lock(&self.mines)
+    }
+
+    /// Ends everything that belonged to the session.
+    fn unlink(&self) {
+        let Some(link) = self.link.send_replace(None) else { return };
+        let ended = self.mines().end_all(link.trusted);
+        lock(&self.strays).extend(ended);
+    }
+
+    async fn open(self: &Arc<Self>, number: u64) {
+        let mut warned = false;
+        loop {
+            match self.settings.open(number).await {
+                Ok(link) => {
+                    if warned {
+                        tracing::info!(target: TARGET, hosts = self.settings.hosts, "ZooKeeper is reached again");
+                    }
+                    self.link.send_replace(Some(link));
+                    self.remove_strays();
+                    return;
+                }
+                Err(err) => {
+                    if !std::mem::replace(&mut warned, true) {
+                        let error = &err as &dyn std::error::Error;
+                        tracing::warn!(target: TARGET, hosts = self.settings.hosts, error, "no session with ZooKeeper");
+                    }
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Why no answer may have come, if that is known.
+    pub(crate) fn trouble(&self) -> Option<Failure> {
+        let reason = match self.current() {
+            None => "the session has ended, and no new one could be opened so far".to_owned(),
+            Some(link) => match link.client.state() {
+                zookeeper_client::SessionState::SyncConnected => return None,
+                state => format!("the session is {state}"),
+            },
+        };
+        Some(Failure::Silence(reason))
+    }
+}
+
+impl Link {
+    /// Writes something that changes nothing. An answer proves that the session was alive when this was called: the
+    /// leader had a quorum then, and this session was not expired. Reads sent after it see all that was written
+    /// before.
+    pub(crate) fn prove(&self, root: &str) -> impl Future<Output = Result<(), Zk>> + Send + use<'_> {
+        let mut writer = self.client.new_multi_writer();
+        let added = writer.add_check_version(root, -1);
+        let commit = writer.commit();
+        async move {
+            added?;
+            match commit.await {
+                // Refused after it was ordered, for example because the root was deleted.
+                Ok(_) | Err(MultiWriteError::OperationFailed { .. }) => Ok(()),
+                Err(MultiWriteError::RequestFailed { source }) => Err(source),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let session = self.current().map(|it| it.client.session_id());
+        f.debug_struct("Shared").field("root", &self.settings.root).field("session", &session).finish_non_exhaustive()
+    }
+}
+
+/// The body of the session's thread. It ends when the last clone of the store is dropped.
+pub(crate) fn drive(
+    settings: Settings,
+    opened: oneshot::Sender<Result<Arc<Shared>, ConnectError>>,
+    closing: oneshot::Receiver<()>,
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+        Ok(runtime) => runtime,
+        Err(source) => return drop(opened.send(Err(ConnectError::Thread { source }))),
+    };
+    runtime.block_on(async {
+        match open_first(settings).await {
+            Ok(shared) => {
+                if opened.send(Ok(shared.clone())).is_ok() {
+                    serve(&shared, closing).await;
+                }
+                close(shared).await;
+            }
+            Err(err) => drop(opened.send(Err(err))),
+        }
+    });
+}
+
+async fn open_first(settings: Settings) -> Result<Arc<Shared>, ConnectError> {
+    let Settings { hosts, root, acls, .. } = &settings;
+    let session = |source| ConnectError::Session { hosts: hosts.clone(), source };
+    let link = settings.open(0).await.map_err(session)?;
+    if let Err(source) = link.client.mkdir(root, &CreateMode::Persistent.with_acls(*acls)).await {
+        return Err(ConnectError::CreateRoot { root: root.clone(), source });
+    }
+    Ok(Arc::new(Shared {
+        settings,
+        runtime: Handle::current(),
+        link: watch::Sender::new(Some(link)),
+        mines: Mutex::default(),
+        strays: Mutex::default(),
+    }))
+}
+
+/// Opens another session whenever one ends.
+async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
+    for number in 1.. {
+        let Some(mut states) = shared.current().map(|it| it.client.state_watcher()) else { return };
+        let mut state = states.state();
+        while !state.is_terminated() {
+            state = tokio::select! {
+                state = states.changed() => state,
+                _ = &mut closing => return,
+            };
+        }
+        tracing::warn!(target: TARGET, hosts = shared.settings.hosts, %state, "the session with ZooKeeper has ended");
+        shared.unlink();
+        tokio::select! {
+            () = shared.open(number) => {}
+            _ = &mut closing => return,
+        }
+    }
+}
+
+/// Closes the session, so that ZooKeeper frees what is left at once.
+async fn close(shared: Arc<Shared>) {
+    let Some(link) = shared.link.send_replace(None) else { return };
+    shared.mines().end_all(Duration::ZERO);
+    let mut states = link.client.state_watcher();
+    drop((link, shared));
+    let closed = async { while !states.changed().await.is_terminated() {} };
+    // Otherwise the session times out.
+    drop(timeout(CLOSING, closed).await);
+}
+
+/// The store and the session with this number, if neither has ended.
+pub(crate) fn linked(shared: &Weak<Shared>, number: u64) -> Option<(Arc<Shared>, Arc<Link>)> {
+    let shared = shared.upgrade()?;
+    let link = shared.link_of(number)?;
+    Some((shared, link))
+}
+
+/// Ignores poisoning: no code panics while it holds one of these locks.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trust_leaves_room_for_a_report_that_was_lost() {
+        let seconds = Duration::from_secs;
+        assert_eq!(trusted(seconds(24), seconds(8)), seconds(15));
+        // The server has cut the session timeout, so the client uses its own silence.
+        assert_eq!(trusted(seconds(20), seconds(20)), seconds(12));
+        // The server has raised it.
+        assert!(trusted(seconds(4), Duration::from_millis(300)) > Duration::from_millis(2800));
+    }
+}

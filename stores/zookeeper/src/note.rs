@@ -1,0 +1,94 @@
+//! What is written into the node of a key: its last holder, and how that ended. So the next holder hears of a dead
+//! one.
+
+use std::time::Duration;
+
+use lockkit::{
+    Fence,
+    store::{Previous, Token},
+};
+
+use crate::child::{hex, token};
+
+/// The first line of the node of a key that lockkit has used.
+const MARK: &str = "lockkit 1";
+
+/// The last that is known of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// It was released.
+    Free,
+    /// It was granted to this holder, which has not released it since.
+    Held(Last),
+    /// The lease of this holder ended at its ttl.
+    Expired(Last),
+}
+
+/// A holder of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Last {
+    pub(crate) token: Token,
+    pub(crate) fence: Fence,
+    pub(crate) holder: String,
+}
+
+impl Note {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let (how, last) = match self {
+            Self::Free => return format!("{MARK}\nfree").into_bytes(),
+            Self::Held(last) => ("held", last),
+            Self::Expired(last) => ("expired", last),
+        };
+        let Last { token, fence, holder } = last;
+        format!("{MARK}\n{how}\n{}\n{fence}\n{holder}", hex(*token)).into_bytes()
+    }
+
+    /// `None` if lockkit did not write it.
+    pub(crate) fn decode(data: &[u8]) -> Option<Self> {
+        let mut lines = std::str::from_utf8(data).ok()?.splitn(5, '\n');
+        if lines.next()? != MARK {
+            return None;
+        }
+        let how = lines.next()?;
+        if how == "free" {
+            return Some(Self::Free);
+        }
+        let (token, fence) = (token(lines.next()?)?, Fence::from(lines.next()?.parse::<u64>().ok()?));
+        let last = Last { token, fence, holder: lines.next()?.to_owned() };
+        match how {
+            "held" => Some(Self::Held(last)),
+            "expired" => Some(Self::Expired(last)),
+            _ => None,
+        }
+    }
+
+    /// The holder that did not release the key. `noted` is when this was written, in milliseconds of the server's
+    /// clock, as `now`.
+    pub(crate) fn previous(self, noted: i64, now: i64) -> Option<Previous> {
+        let (last, expired_for) = match self {
+            Self::Free => return None,
+            // Its session ended. ZooKeeper does not record when.
+            Self::Held(last) => (last, Duration::ZERO),
+            Self::Expired(last) => {
+                let ago = u64::try_from(now.saturating_sub(noted)).unwrap_or(0);
+                (last, Duration::from_millis(ago))
+            }
+        };
+        let Last { token, fence, holder } = last;
+        (!token.is_nobody()).then(|| Previous::new(holder, fence, expired_for))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_was_written() {
+        let last = Last { token: Token::random(), fence: Fence::from(77), holder: "host\nname".to_owned() };
+        for note in [Note::Free, Note::Held(last.clone()), Note::Expired(last)] {
+            assert_eq!(Note::decode(&note.encode()), Some(note));
+        }
+        assert_eq!(Note::decode(b"127.0.1.1"), None);
+    }
+}

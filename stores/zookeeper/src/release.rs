@@ -1,0 +1,119 @@
+//! Releases: of a lease of this process, of a place in the queue, and of somebody else's lease by an operator.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit::{
+    Key,
+    store::{Answer, Token},
+};
+use tokio::time::Instant;
+use zookeeper_client::Error as Zk;
+
+use crate::{
+    acquire::expire,
+    child::Child,
+    error::{Failure, is_silence},
+    link::Shared,
+    mine::{Held, Phase},
+    note::Note,
+    remove::delete,
+};
+
+impl Shared {
+    pub(crate) async fn release(
+        self: Arc<Self>,
+        key: Key,
+        token: Token,
+        min_hold: Duration,
+    ) -> Result<Answer, Failure> {
+        let Some(turn) = self.mines().turn(token) else {
+            return self.take_away(&key, token).await;
+        };
+        let _turn = turn.lock_owned().await;
+        let Some((number, is_held)) = self.mines().get(token).filter(|it| it.key == key).map(|it| {
+            let is_held = matches!(&it.phase, Phase::Held(held) if held.until > Instant::now());
+            (it.link, is_held)
+        }) else {
+            return Ok(Answer::Gone);
+        };
+        let Some(link) = self.link_of(number) else { return Ok(Answer::Gone) };
+        if !is_held {
+            let is_waiting = self.mines().get(token).is_some_and(|it| matches!(it.phase, Phase::Waiting(_)));
+            if is_waiting {
+                self.give_up(&link, token).await;
+            }
+            return Ok(Answer::Gone);
+        }
+        let Some((dir, held, _)) = self.mines().end(token, false) else { return Ok(Answer::Gone) };
+        let until = held.granted + min_hold;
+        if until > Instant::now() {
+            return self.keep_taken(number, token, &dir, held, until).await;
+        }
+        let removed = self.remove(number, token, &dir, &held.place, Some(&Note::Free)).await;
+        self.mines().remove(token);
+        Ok(if removed? { Answer::Done } else { Answer::Gone })
+    }
+
+    /// Leaves the child where it is until then, without a holder.
+    async fn keep_taken(
+        self: &Arc<Self>,
+        number: u64,
+        token: Token,
+        dir: &str,
+        held: Held,
+        until: Instant,
+    ) -> Result<Answer, Failure> {
+        let nobody = Token::nobody();
+        let ttl = until.saturating_duration_since(Instant::now());
+        let child = Child { token: nobody, ttl, holder: String::new() };
+        let path = format!("{dir}/{}", held.place.name);
+        loop {
+            let Some(link) = self.link_of(number) else {
+                return Err(Failure::Silence("the session has ended".to_owned()));
+            };
+            let mut both = link.client.new_multi_writer();
+            both.add_set_data(&path, &child.encode(), None)?;
+            both.add_set_data(dir, &Note::Free.encode(), None)?;
+            match both.commit().await.map_err(Zk::from) {
+                Ok(_) => break,
+                Err(Zk::NoNode) => {
+                    self.mines().remove(token);
+                    return Ok(Answer::Gone);
+                }
+                Err(err) if is_silence(&err) && until > Instant::now() => {}
+                Err(err) => {
+                    drop(self.remove(number, token, dir, &held.place, Some(&Note::Free)).await);
+                    self.mines().remove(token);
+                    return Err(err.into());
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        self.mines().keep_for_nobody(token, nobody, until, ttl, held);
+        let expiring = self.runtime.spawn(expire(Arc::downgrade(self), number, nobody));
+        self.mines().set_task(nobody, &expiring);
+        Ok(Answer::Done)
+    }
+
+    /// Frees what another process holds with this token.
+    async fn take_away(self: &Arc<Self>, key: &Key, token: Token) -> Result<Answer, Failure> {
+        let link = self.link().await;
+        let dir = self.dir(key);
+        let mut is_repeated = false;
+        loop {
+            let Some(first) = self.first(&link, &dir).await? else {
+                return Ok(if is_repeated { Answer::Done } else { Answer::Gone });
+            };
+            if first.token != token {
+                return Ok(if is_repeated { Answer::Done } else { Answer::Gone });
+            }
+            match delete(&link, &dir, &first.place.name, Some(&Note::Free)).await {
+                Ok(true) => return Ok(Answer::Done),
+                Ok(false) => return Ok(if is_repeated { Answer::Done } else { Answer::Gone }),
+                Err(err) if is_silence(&err) && !link.client.state().is_terminated() => is_repeated = true,
+                Err(err) => return Err(err.into()),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}

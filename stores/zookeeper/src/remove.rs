@@ -1,0 +1,163 @@
+//! Deletes the children of claims that have ended, whatever happens meanwhile.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use lockkit::store::Token;
+use tokio::time::{Instant, sleep, sleep_until};
+use zookeeper_client::{Error as Zk, MultiWriteError};
+
+use crate::{
+    child::Child,
+    error::{Failure, is_silence},
+    layout::{Place, queue},
+    link::{Link, Shared, linked, lock},
+    mine::{Held, Phase, Waiting},
+    note::Note,
+};
+
+/// Pause before a request whose answer was lost is sent again. The client sends it when it is connected.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A child of an earlier session that may still be there. The server deletes it with that session, which may take a
+/// session timeout from the moment when the servers have a quorum again.
+#[derive(Debug)]
+pub(crate) struct Stray {
+    pub(crate) dir: String,
+    /// `None` if it is not known whether there is a child.
+    pub(crate) name: Option<String>,
+    pub(crate) token: Token,
+    /// Its holder may trust in it until then.
+    pub(crate) trusted_until: Instant,
+}
+
+impl Shared {
+    /// Deletes the child, and writes the note in the same act. Returns whether the child was there. Repeats the
+    /// request until it is answered or the session has ended; then the next session deletes the child.
+    pub(crate) async fn remove(
+        self: &Arc<Self>,
+        number: u64,
+        token: Token,
+        dir: &str,
+        child: &Place,
+        note: Option<&Note>,
+    ) -> Result<bool, Failure> {
+        loop {
+            let Some(link) = self.link_of(number) else {
+                self.leave(dir, Some(child), token);
+                return Err(Failure::Silence("the session has ended".to_owned()));
+            };
+            match delete(&link, dir, &child.name, note).await {
+                Ok(was_there) => return Ok(was_there),
+                Err(err) if is_silence(&err) => sleep(PAUSE).await,
+                Err(err) => return Err(err.into()),
+            }
+        }
+    }
+
+    /// Ends a claim that nobody waits for: deletes its child. The caller has the claim's turn.
+    pub(crate) async fn give_up(self: &Arc<Self>, link: &Link, token: Token) {
+        let Some(mine) = self.mines().remove(token) else { return };
+        match mine.phase {
+            // The answer of its creation may be lost.
+            Phase::Claiming => {
+                self.runtime.spawn(find_and_remove(Arc::downgrade(self), link.number, mine.dir, token));
+            }
+            Phase::Waiting(Waiting { place, .. }) => {
+                drop(self.remove(mine.link, token, &mine.dir, &place, None).await);
+            }
+            Phase::Held(Held { place, .. }) | Phase::Ending(place) => {
+                drop(self.remove(mine.link, token, &mine.dir, &place, Some(&Note::Free)).await);
+            }
+        }
+    }
+
+    /// Leaves the child to the next session. It may be there already.
+    pub(crate) fn leave(self: &Arc<Self>, dir: &str, child: Option<&Place>, token: Token) {
+        let name = child.map(|it| it.name.clone());
+        lock(&self.strays).push(Stray { dir: dir.to_owned(), name, token, trusted_until: Instant::now() });
+        self.remove_strays();
+    }
+
+    /// Deletes the children that earlier sessions have left.
+    pub(crate) fn remove_strays(self: &Arc<Self>) {
+        let Some(link) = self.current() else { return };
+        for Stray { dir, name, token, trusted_until } in std::mem::take(&mut *lock(&self.strays)) {
+            let shared = Arc::downgrade(self);
+            let number = link.number;
+            self.runtime.spawn(async move {
+                sleep_until(trusted_until).await;
+                let Some(name) = name else { return find_and_remove(shared, number, dir, token).await };
+                let Some((shared, _)) = linked(&shared, number) else { return };
+                if let Some(child) = Place::of(&name) {
+                    drop(shared.remove(number, token, &dir, &child, None).await);
+                }
+            });
+        }
+    }
+}
+
+/// Deletes the child with this token, if there is one.
+async fn find_and_remove(shared: Weak<Shared>, number: u64, dir: String, token: Token) {
+    loop {
+        let Some((shared, link)) = linked(&shared, number) else {
+            if let Some(shared) = shared.upgrade() {
+                shared.leave(&dir, None, token);
+            }
+            return;
+        };
+        // The proof comes after every request of an earlier connection, so the list has what that one created.
+        let proof = link.prove(&shared.settings.root);
+        let (proof, children) = tokio::join!(proof, link.client.list_children(&dir));
+        let found = match proof.and(children) {
+            Ok(children) => queue(&children).into_iter().find(|it| it.token() == Some(token)),
+            Err(err) if is_silence(&err) => {
+                drop((shared, link));
+                sleep(PAUSE).await;
+                continue;
+            }
+            Err(_) => None,
+        };
+        if let Some(child) = found
+            && is_of(&link, &dir, &child, token).await
+        {
+            drop(shared.remove(number, token, &dir, &child, None).await);
+        }
+        return;
+    }
+}
+
+/// Whether the child still is that of this token. After a release, it may stay for the least holding time with
+/// another one.
+async fn is_of(link: &Link, dir: &str, child: &Place, token: Token) -> bool {
+    match link.client.get_data(&format!("{dir}/{}", child.name)).await {
+        Ok((data, _)) => Child::decode(&data).is_none_or(|it| it.token == token),
+        Err(_) => true,
+    }
+}
+
+/// Deletes the child, and writes the note in the same act. `false` if it was not there.
+pub(crate) async fn delete(link: &Link, dir: &str, name: &str, note: Option<&Note>) -> Result<bool, Zk> {
+    let path = format!("{dir}/{name}");
+    let deleted = match note {
+        None => link.client.delete(&path, None).await,
+        Some(note) => {
+            let mut both = link.client.new_multi_writer();
+            both.add_delete(&path, None)?;
+            both.add_set_data(dir, &note.encode(), None)?;
+            match both.commit().await {
+                Ok(_) => Ok(()),
+                Err(MultiWriteError::OperationFailed { source, .. } | MultiWriteError::RequestFailed { source }) => {
+                    Err(source)
+                }
+            }
+        }
+    };
+    match deleted {
+        Ok(()) => Ok(true),
+        Err(Zk::NoNode) => Ok(false),
+        Err(err) => Err(err),
+    }
+}

@@ -1,0 +1,12 @@
+//! The store on real servers.
+
+mod cancellation;
+mod ensemble;
+mod faults;
+mod herd;
+mod interop;
+mod processes;
+mod promises;
+mod proxy;
+mod queues;
+mod support;
