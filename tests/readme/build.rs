@@ -10,14 +10,16 @@ use std::{env, fs};
 fn main() {
     let tests = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the package is"));
     let repository = tests.parent().expect("the tests are in a folder of the repository");
-    let mut code = String::new();
+    let (mut code, mut modules) = (String::new(), String::new());
     for page in pages(repository) {
         println!("cargo::rerun-if-changed={}", page.display());
         let text = fs::read_to_string(&page).unwrap_or_else(|err| panic!("read {}: {err}", page.display()));
-        code.push_str(&snippets(&page, &text));
+        snippets(&page, &text, &mut code, &mut modules);
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where to write"));
     fs::write(out.join("readme.rs"), code).expect("write the snippets");
+    // Apart, because only the test has the crates of the stores, which some of them need.
+    fs::write(out.join("modules.rs"), modules).expect("write the snippets");
 }
 
 /// README.md and the pages of `docs/`, in the order of their names.
@@ -31,11 +33,10 @@ fn pages(repository: &Path) -> Vec<PathBuf> {
     pages
 }
 
-/// The snippets of a page.
-fn snippets(page: &Path, text: &str) -> String {
+/// Adds the snippets of a page: those with files of their own to `modules`, the others to `code`.
+fn snippets(page: &Path, text: &str, code: &mut String, modules: &mut String) {
     let page = page.file_stem().expect("a page has a name").to_string_lossy();
     let prefix = page.to_lowercase().replace(|it: char| !it.is_ascii_alphanumeric(), "_");
-    let mut code = String::new();
     let mut lines = text.lines().enumerate();
     let mut before = "";
     while let Some((number, line)) = lines.next() {
@@ -48,7 +49,7 @@ fn snippets(page: &Path, text: &str) -> String {
         let line = number + 1;
         match before {
             "<!-- items -->" => writeln!(code, "{snippet}"),
-            "<!-- module -->" => writeln!(code, "mod {prefix}_{line} {{\n{snippet}\n}}"),
+            "<!-- module -->" => writeln!(modules, "mod {prefix}_{line} {{\n{snippet}\n}}"),
             "<!-- statements -->" => {
                 writeln!(
                     code,
@@ -62,5 +63,4 @@ fn snippets(page: &Path, text: &str) -> String {
         }
         .expect("write to a string");
     }
-    code
 }

@@ -94,9 +94,8 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 /// profile.sweeps = false;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an ability of its own")]
 #[non_exhaustive]
-#[allow(clippy::struct_excessive_bools)] // Each is an ability of its own.
+#[expect(clippy::struct_excessive_bools, reason = "each is an ability of its own")]
 pub struct Profile {
     /// The shortest ttl that the store supports. Defaults to 50 ms. Requests for a shorter ttl are refused.
     pub least_ttl: Duration,

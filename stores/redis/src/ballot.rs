@@ -34,7 +34,7 @@ impl Member {
     ) -> Result<Vec<Answer>, Trouble> {
         let answer = self.node.release(releases, nobody).await;
         if answer.is_err() {
-            self.debts.owe(&self.node, releases, ttl);
+            self.debts.owe(&self.node, releases, ttl.min(self.node.terms.longest_ttl));
         }
         answer
     }

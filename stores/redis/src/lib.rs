@@ -23,8 +23,9 @@
 //! | [`RedisStore`] with Sentinel | the master: a pause of its failover and one longest ttl | the pause is too long |
 //! | [`Quorum`] | less than half of the servers, without a pause | you need semaphores, readers and writers, or `fair` |
 //!
-//! A lease that protects rows of a database is best kept in that database, where [`Lease::commit`] refuses a stale holder.
-//! That is not possible here. Give [`Lease::fence`] to the resources that a lease protects, and let them refuse a lower one.
+//! A stale holder must not write. A transaction in PostgreSQL, MySQL, MariaDB or SQLite that begins with `Lease::guard`, of
+//! lockkit's features for these databases, refuses one. Give [`Lease::fence`] to other resources that the lease protects,
+//! and let them refuse a lower one. The domain of the fences is `redis`, and `redis-quorum` for a quorum.
 //!
 //! # What is in Redis
 //!
@@ -96,7 +97,6 @@
 //! | `sentinel` | [`Server`] from a `redis::sentinel::SentinelClient` |
 //! | `tls-rustls`, `tls-rustls-webpki-roots`, `tls-native-tls` | `rediss://` addresses |
 //!
-//! [`Lease::commit`]: lockkit::Lease
 //! [`Lease::fence`]: lockkit::Lease::fence
 //! [`Leases::list`]: lockkit::Leases::list
 //! [`Leases::show`]: lockkit::Leases::show

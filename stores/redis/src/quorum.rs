@@ -195,6 +195,7 @@ impl LeaseStore for Quorum {
     fn profile(&self) -> Profile {
         let mut profile = profile(self.0.0[0].node.terms.longest_ttl);
         profile.side_leases = false;
+        profile.fence_domain = "redis-quorum";
         profile
     }
 }

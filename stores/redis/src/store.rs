@@ -154,6 +154,7 @@ pub(crate) fn profile(longest_ttl: Duration) -> Profile {
     let mut profile = Profile::default();
     profile.least_ttl = LEAST_TTL;
     profile.longest_ttl = Some(longest_ttl);
+    profile.fence_domain = "redis";
     profile
 }
 

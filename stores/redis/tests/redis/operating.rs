@@ -87,6 +87,7 @@ async fn operators_list_show_steal_and_sweep() {
     until("it can be forgotten", async || store.lease_sweep(Duration::from_millis(1), 10).await.unwrap() > 0).await;
     let left: Vec<String> = send(&mut plain(&server).await, "KEYS *").await;
     assert_eq!(left, ["lockkit:epoch"]);
+    assert_eq!(store.profile().fence_domain, "redis");
 }
 
 #[tokio::test]

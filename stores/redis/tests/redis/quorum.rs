@@ -231,6 +231,7 @@ async fn what_needs_a_list_is_refused() {
         let Some(Error::InvalidOption { option, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!(option, expected);
     }
+    assert_eq!(leases.store().profile().fence_domain, "redis-quorum");
     leases.all(["a", "b"]).acquire().await.unwrap().release().await.unwrap();
 }
 

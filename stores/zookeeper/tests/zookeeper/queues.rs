@@ -154,7 +154,7 @@ async fn a_place_that_somebody_deletes_is_taken_again_and_grants_nothing() {
 async fn a_claim_that_was_stolen_is_not_granted_again() {
     let (root, client) = (own_root(), client().await);
     let (here, there) = (store(&root).await, store(&root).await);
-    let [first, second] = ["first", "second"].map(|it| Claim::new("k", Token::random(), it, SESSION * 10));
+    let [first, second] = ["first", "second"].map(|it| Claim::new("k", Token::random(), it, SESSION * 100));
     let granted = here.lease_acquire(&first).await.expect("an answer");
     let Acquired::Granted(grant) = granted else { panic!("{granted:?}") };
     let stolen = there.lease_release(&first.key, first.token, Duration::ZERO).await.expect("an answer");
