@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use lockkit::store::ShedLockTable;
 use lockkit::testing::conformance;
 use lockkit::{Leases, NamedLock, RowLock, Stock, Versioned, VersionedRow, Wait};
 use sqlx::postgres::{PgPool, PgPoolOptions};
@@ -73,6 +74,17 @@ on_databases! {
         while let Some(done) = processes.join_next().await {
             done.unwrap();
         }
+    }
+
+    async fn shedlocks_table_behind_it_keeps_every_promise_of_a_store<S>(db: TestDb<S>) {
+        db.execute(
+            "CREATE TABLE shedlock (name VARCHAR(64) NOT NULL PRIMARY KEY, lock_until TIMESTAMP NOT NULL,
+                 locked_at TIMESTAMP NOT NULL, locked_by VARCHAR(255) NOT NULL)",
+        )
+        .await;
+        let pooler = start(&db);
+        let pool = process(&pooler).await;
+        conformance::run(async || ShedLockTable::new(pool.clone())).await;
     }
 
     async fn a_pool_behind_it_keeps_every_promise_of_a_store<S>(db: TestDb<S>) {

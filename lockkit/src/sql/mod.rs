@@ -54,9 +54,11 @@ pub(crate) use pool::{check_in, checkout, connection, starved};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};
+#[cfg(feature = "postgres")]
+pub(crate) use session::AdvisoryNumber;
 pub use session::SessionOps;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) use session::{AdvisoryNumber, ServerSession, SessionAnswer, SessionName, SessionStatements};
+pub(crate) use session::{ServerSession, SessionAnswer, SessionName, SessionStatements};
 pub use shedlock::ops::ShedLockOps;
 pub(crate) use shedlock::ops::ShedLockStatements;
 pub use stock::ops::StockOps;
