@@ -72,7 +72,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// The innermost source of each [`Error::Conflict`]. Code that walks an error chain recognises a wrapped conflict by it.
+/// The innermost source of each [`Error::Conflict`](crate::Error::Conflict). Code that walks an error chain recognises a wrapped conflict by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("somebody else changed the row first")]
 #[non_exhaustive]
