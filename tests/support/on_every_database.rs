@@ -2,7 +2,7 @@
 
 /// Writes the tests `name::sqlite`, `name::postgres`, `name::mariadb` and `name::mysql` for each function.
 ///
-/// ```ignore
+/// ```text
 /// on_every_database! {
 ///     async fn a_row_that_was_written_can_be_read<S>(db: TestDb<S>) {
 ///         db.execute("CREATE TABLE number (n INT)").await;
