@@ -29,6 +29,7 @@ fn every_trap_has_the_test_that_the_table_names() {
     sources.extend(files("tests/macros", ".rs"));
     sources.extend(files("tests/pooled", ".rs"));
     sources.extend(files("tests/sqlx_cli", ".rs"));
+    sources.extend(files("stores", ".rs"));
     sources.extend(files("lockkit/src", ".rs"));
     let text = text("TRAPS.md");
     assert!(text.matches("::").count() > 50, "the table is not empty");
