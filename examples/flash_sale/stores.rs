@@ -32,12 +32,15 @@ impl Store {
             #[cfg(feature = "zookeeper")]
             "zk" | "zookeeper" => {
                 let (hosts, root) = rest.split_once('/').unwrap_or((rest, "locks"));
-                Ok(Self::ZooKeeper(lockkit_zookeeper::ZooKeeperStore::connect(hosts, format!("/{root}")).await?))
+                let store = lockkit_zookeeper::ZooKeeperStore::builder(hosts).root(format!("/{root}"));
+                // The shortest that servers grant by default.
+                Ok(Self::ZooKeeper(store.session_timeout(Duration::from_secs(4)).connect().await?))
             }
             #[cfg(feature = "etcd")]
             "etcd" => {
                 let hosts: Vec<_> = rest.split(',').collect();
-                Ok(Self::Etcd(lockkit_etcd::EtcdStore::connect(&hosts, lockkit_etcd::Options::new()).await?))
+                let options = lockkit_etcd::Options::new().session_ttl(Duration::from_secs(2));
+                Ok(Self::Etcd(lockkit_etcd::EtcdStore::connect(&hosts, options).await?))
             }
             _ => bail!(
                 "the store must be a URL with redis://, zk:// or etcd://, and the demo built with it: `--features redis`, \
