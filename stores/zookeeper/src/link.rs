@@ -172,12 +172,20 @@ impl Link {
         let commit = writer.commit();
         async move {
             added?;
-            match commit.await {
-                // Refused after it was ordered, for example because the root was deleted.
-                Ok(_) | Err(MultiWriteError::OperationFailed { .. }) => Ok(()),
-                Err(MultiWriteError::RequestFailed { source }) => Err(source),
-            }
+            proven(commit.await.map(drop))
         }
+    }
+}
+
+/// Whether the answer to the check of the root's version proves the session.
+fn proven(answer: Result<(), MultiWriteError>) -> Result<(), Zk> {
+    match answer {
+        // Refused after the leader had found the session alive, for example because the root was deleted.
+        Ok(()) | Err(MultiWriteError::OperationFailed { source: Zk::NoNode | Zk::NoAuth | Zk::BadVersion, .. }) => {
+            Ok(())
+        }
+        // The leader reports the expiry of a session as the failure of an operation, too.
+        Err(MultiWriteError::OperationFailed { source, .. } | MultiWriteError::RequestFailed { source }) => Err(source),
     }
 }
 
@@ -273,6 +281,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_that_an_expired_session_sent_proves_nothing() {
+        let refused = |source| proven(Err(MultiWriteError::OperationFailed { index: 0, source }));
+        for ordered in [Zk::NoNode, Zk::NoAuth] {
+            assert!(refused(ordered).is_ok());
+        }
+        for unproven in [Zk::SessionExpired, Zk::SessionMoved, Zk::ConnectionLoss] {
+            assert!(refused(unproven).is_err());
+        }
+    }
 
     #[test]
     fn trust_leaves_room_for_a_report_that_was_lost() {
