@@ -110,6 +110,18 @@ async fn permits_readers_and_sets_of_keys_work_among_sessions() {
 }
 
 #[tokio::test]
+async fn a_set_of_keys_does_not_ask_without_a_pause_while_one_is_held() {
+    let (root, client) = (own_root(), client().await);
+    let (here, there) = (Leases::new(store(&root).await), Leases::new(store(&root).await));
+    let held = there.lease("b").acquire().await.expect("it is free");
+    let short = here.all(["a", "b"]).wait(Duration::from_secs(2)).acquire().await;
+    assert!(short.expect_err("one is held").is_contended());
+    let changes = client.check_stat(&here.store().path("a")).await.expect("an answer").map(|it| it.cversion);
+    assert!(changes.is_some_and(|it| it <= 40), "the free key was taken and given back: {changes:?}");
+    held.release().await.expect("a release");
+}
+
+#[tokio::test]
 async fn settings_that_cannot_work_are_refused_with_a_reason() {
     let refused =
         |builder: lockkit_zookeeper::ZooKeeperBuilder| async { builder.connect().await.expect_err("refused") };
