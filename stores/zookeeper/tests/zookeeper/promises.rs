@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use lockkit::{
     Fault, LeaseStore, Leases, LossReason,
-    store::{Acquired, Claim, Token},
+    store::{Acquired, Answer, Claim, Token},
     testing::conformance,
 };
 use lockkit_zookeeper::{
     ConnectError, FENCE_SHIFT, Layout, ZooKeeperStore,
-    zookeeper_client::{Acls, Client, CreateMode, Error},
+    zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Error, Permission},
 };
 
-use crate::support::{SESSION, client, own_root, shared_server, store, store_on, within};
+use crate::support::{SESSION, children, client, own_root, shared_server, store, store_on, wait_for_children, within};
 
 #[tokio::test]
 async fn the_store_keeps_the_promises_of_stores() {
@@ -156,6 +156,24 @@ async fn access_rights_and_a_chroot_are_those_of_the_settings() {
     let refused = within(Leases::new(strangers).lease("a/b").acquire()).await.expect_err("no right");
     assert!(matches!(refused, lockkit::Error::Database { fault: Fault::Other, .. }), "{refused:?}");
     lease.release().await.expect("a release");
+}
+
+#[tokio::test]
+async fn a_key_whose_node_cannot_be_written_is_released() {
+    let (root, client) = (own_root(), client().await);
+    let store = store(&root).await;
+    let path = store.path("k");
+    let rights = [Acl::new(Permission::READ | Permission::CREATE | Permission::DELETE, AuthId::anyone())];
+    client.mkdir(&path, &CreateMode::Persistent.with_acls(Acls::new(&rights))).await.expect("a node");
+    for min_hold in [Duration::ZERO, Duration::from_millis(1500)] {
+        let claim = Claim::new("k", Token::random(), "first", SESSION * 10);
+        let granted = store.lease_acquire(&claim).await.expect("an answer");
+        assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+        let released = store.lease_release(&claim.key, claim.token, min_hold).await;
+        assert_eq!(released.expect("an answer"), Answer::Done);
+        assert_eq!(children(&client, &path).await.len(), usize::from(min_hold > Duration::ZERO));
+        wait_for_children(&client, &path, 0).await;
+    }
 }
 
 #[tokio::test]
