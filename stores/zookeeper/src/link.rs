@@ -223,7 +223,11 @@ async fn open_first(settings: Settings) -> Result<Arc<Shared>, ConnectError> {
     let Settings { hosts, root, acls, .. } = &settings;
     let session = |source| ConnectError::Session { hosts: hosts.clone(), source };
     let link = settings.open(0).await.map_err(session)?;
-    if let Err(source) = link.client.mkdir(root, &CreateMode::Persistent.with_acls(*acls)).await {
+    // Creating a node that exists is refused without the right to create it.
+    let there = link.client.check_stat(root).await;
+    if !matches!(there, Ok(Some(_)))
+        && let Err(source) = link.client.mkdir(root, &CreateMode::Persistent.with_acls(*acls)).await
+    {
         return Err(ConnectError::CreateRoot { root: root.clone(), source });
     }
     Ok(Arc::new(Shared {

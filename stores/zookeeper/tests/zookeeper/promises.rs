@@ -177,6 +177,16 @@ async fn a_key_whose_node_cannot_be_written_is_released() {
 }
 
 #[tokio::test]
+async fn a_root_that_exists_needs_no_rights_on_its_parent() {
+    let (parent, client) = (own_root(), client().await);
+    let root = format!("{parent}/locks");
+    client.mkdir(&root, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await.expect("a node");
+    client.set_acl(&parent, &[Acl::new(Permission::READ, AuthId::anyone())], None).await.expect("the right to do so");
+    let leases = Leases::new(store(&root).await);
+    leases.lease("k").acquire().await.expect("it is free").release().await.expect("a release");
+}
+
+#[tokio::test]
 async fn many_leases_are_released_at_once() {
     let leases = Leases::new(store(&own_root()).await);
     let mut held = Vec::new();
