@@ -90,10 +90,9 @@ impl Shared {
             self.runtime.spawn(async move {
                 sleep_until(trusted_until).await;
                 let Some(name) = name else { return find_and_remove(shared, number, dir, token).await };
-                let Some((shared, _)) = linked(&shared, number) else { return };
-                if let Some(child) = Place::of(&name) {
-                    drop(shared.remove(number, token, &dir, &child, None).await);
-                }
+                let (Some(shared), Some(child)) = (shared.upgrade(), Place::of(&name)) else { return };
+                // If this session has ended, too, the child is left to the next one.
+                drop(shared.remove(number, token, &dir, &child, None).await);
             });
         }
     }
