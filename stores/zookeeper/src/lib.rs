@@ -30,7 +30,7 @@
 //! keeps a lease for up to the session timeout ([`ZooKeeperBuilder::session_timeout`]), however short the ttl of the
 //! lease is.
 //!
-//! A process trusts a lease for 5/8 of the session timeout at most, even if the ttl of the lease is longer
+//! A process trusts a lease for 3/8 of the session timeout, even if the ttl of the lease is longer
 //! ([`ZooKeeperStore::trusted_for`]). A follower of ZooKeeper tells its leader only every half tick which sessions are
 //! alive. If the follower dies, the leader counts the session timeout from an earlier moment than the last answer. The
 //! rest of the session timeout is room for that. It suffices if the session timeout is at least two ticks, which is
