@@ -35,7 +35,7 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 /// nothing that others can read.
 ///
 /// A key's node is persistent. It is deleted by the sweep when it was not used for the retention, unless another
-/// client created it.
+/// client created it and lockkit never wrote it. A lock of kazoo or Curator does not count as use.
 ///
 /// # Example
 /// ```no_run
