@@ -81,7 +81,8 @@ impl ZooKeeperBuilder {
     }
 
     /// The configuration of the client: authentication, TLS, SASL. Each session is opened with it. Its timeouts are
-    /// replaced. TLS and SASL are features of the crate `zookeeper-client`: switch them on in your own dependency on
+    /// replaced. Do not set `with_session` or `with_detached`: each session of the store must be new, and must end with
+    /// the store. TLS and SASL are features of the crate `zookeeper-client`: switch them on in your own dependency on
     /// it.
     pub fn connector(mut self, connector: Connector) -> Self {
         self.connector = connector;

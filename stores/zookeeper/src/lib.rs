@@ -27,14 +27,16 @@
 //!
 //! A lease ends at its ttl unless it is renewed, as in every store: while the process lives, the store deletes its
 //! child. If the process dies or is cut off, ZooKeeper deletes the child when the session times out. So a dead process
-//! keeps a lease for up to the session timeout ([`ZooKeeperBuilder::session_timeout`]), however short the ttl of the
-//! lease is.
+//! keeps a lease for the session timeout ([`ZooKeeperBuilder::session_timeout`]), however short the ttl of the lease
+//! is. The servers notice it up to one and a half ticks late. A new leader gives each session its whole timeout again,
+//! so after a change of the leader the lease is kept for up to twice as long.
 //!
-//! A process trusts a lease for 5/8 of the session timeout at most, even if the ttl of the lease is longer
+//! A process trusts a lease for 3/8 of the session timeout, even if the ttl of the lease is longer
 //! ([`ZooKeeperStore::trusted_for`]). A follower of ZooKeeper tells its leader only every half tick which sessions are
 //! alive. If the follower dies, the leader counts the session timeout from an earlier moment than the last answer. The
 //! rest of the session timeout is room for that. It suffices if the session timeout is at least two ticks, which is
-//! the servers' default minimum, and if no `observerMaster` is between the client and the leader.
+//! the servers' default minimum, if all servers have the same tick and session limits, and if no `observerMaster` is
+//! between the client and the leader.
 //!
 //! A renewal is confirmed by a write, because a server that is cut off from the others still answers reads. All
 //! leases of a process that are due are renewed with one write and one read per lease, sent together.

@@ -73,7 +73,11 @@ impl Shared {
 
     pub(crate) async fn list(self: Arc<Self>, prefix: String, limit: usize) -> Result<Vec<LeaseRecord>, Failure> {
         let link = self.link().await;
-        let names = match link.client.list_children(&self.settings.root).await {
+        // A follower that lags behind has to catch up with the proof before it answers the reads.
+        let proof = link.prove(&self.settings.root);
+        let (proof, names) = tokio::join!(proof, link.client.list_children(&self.settings.root));
+        proof?;
+        let names = match names {
             Err(Zk::NoNode) => return Ok(Vec::new()),
             names => names?,
         };

@@ -18,6 +18,10 @@ use crate::{
 /// Pause after a request that got no answer.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Pause before a key without a holder is reported as free, so that a request that waits for it together with other
+/// keys does not ask without a pause.
+const FREE: Duration = Duration::from_millis(250);
+
 /// The shortest time in which the owner of the first place must take the lease.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -97,7 +101,7 @@ impl Shared {
                     continue;
                 }
             };
-            let Some(first) = first else { return };
+            let Some(first) = first else { return sleep(FREE).await };
             let read = link.client.get_and_watch_data(&format!("{dir}/{}", first.name)).await;
             drop(link);
             match read {

@@ -16,7 +16,7 @@ use crate::{
     link::Shared,
     mine::{Held, Phase},
     note::Note,
-    remove::delete,
+    remove::{delete, is_refused},
 };
 
 impl Shared {
@@ -67,18 +67,25 @@ impl Shared {
         let ttl = until.saturating_duration_since(Instant::now());
         let child = Child { token: nobody, ttl, holder: String::new() };
         let path = format!("{dir}/{}", held.place.name);
+        let mut with_note = true;
         loop {
             let Some(link) = self.link_of(number) else {
                 return Err(Failure::Silence("the session has ended".to_owned()));
             };
             let mut both = link.client.new_multi_writer();
             both.add_set_data(&path, &child.encode(), None)?;
-            both.add_set_data(dir, &Note::Free.encode(), None)?;
+            if with_note {
+                both.add_set_data(dir, &Note::Free.encode(), None)?;
+            }
             match both.commit().await.map_err(Zk::from) {
                 Ok(_) => break,
                 Err(Zk::NoNode) => {
                     self.mines().remove(token);
                     return Ok(Answer::Gone);
+                }
+                Err(err) if with_note && is_refused(&err) => {
+                    with_note = false;
+                    continue;
                 }
                 Err(err) if is_silence(&err) && until > Instant::now() => {}
                 Err(err) => {

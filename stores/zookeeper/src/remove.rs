@@ -7,7 +7,7 @@ use std::{
 
 use lockkit::store::Token;
 use tokio::time::{Instant, sleep, sleep_until};
-use zookeeper_client::{Error as Zk, MultiWriteError};
+use zookeeper_client::Error as Zk;
 
 use crate::{
     child::Child,
@@ -90,10 +90,9 @@ impl Shared {
             self.runtime.spawn(async move {
                 sleep_until(trusted_until).await;
                 let Some(name) = name else { return find_and_remove(shared, number, dir, token).await };
-                let Some((shared, _)) = linked(&shared, number) else { return };
-                if let Some(child) = Place::of(&name) {
-                    drop(shared.remove(number, token, &dir, &child, None).await);
-                }
+                let (Some(shared), Some(child)) = (shared.upgrade(), Place::of(&name)) else { return };
+                // If this session has ended, too, the child is left to the next one.
+                drop(shared.remove(number, token, &dir, &child, None).await);
             });
         }
     }
@@ -138,26 +137,33 @@ async fn is_of(link: &Link, dir: &str, child: &Place, token: Token) -> bool {
     }
 }
 
-/// Deletes the child, and writes the note in the same act. `false` if it was not there.
+/// Deletes the child, and writes the note in the same act. If the note is refused, only deletes the child. `false` if
+/// it was not there.
 pub(crate) async fn delete(link: &Link, dir: &str, name: &str, note: Option<&Note>) -> Result<bool, Zk> {
     let path = format!("{dir}/{name}");
-    let deleted = match note {
-        None => link.client.delete(&path, None).await,
+    let noted = match note {
         Some(note) => {
             let mut both = link.client.new_multi_writer();
             both.add_delete(&path, None)?;
             both.add_set_data(dir, &note.encode(), None)?;
-            match both.commit().await {
-                Ok(_) => Ok(()),
-                Err(MultiWriteError::OperationFailed { source, .. } | MultiWriteError::RequestFailed { source }) => {
-                    Err(source)
-                }
-            }
+            Some(both.commit().await.map(drop).map_err(Zk::from))
         }
+        None => None,
+    };
+    let deleted = match noted {
+        Some(Err(err)) if is_refused(&err) => link.client.delete(&path, None).await,
+        Some(noted) => noted,
+        None => link.client.delete(&path, None).await,
     };
     match deleted {
         Ok(()) => Ok(true),
         Err(Zk::NoNode) => Ok(false),
         Err(err) => Err(err),
     }
+}
+
+/// Whether the note was refused. Another client may have created the key's node without the right to write it, or with
+/// a quota.
+pub(crate) fn is_refused(err: &Zk) -> bool {
+    !is_silence(err) && *err != Zk::NoNode
 }

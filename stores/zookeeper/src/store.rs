@@ -1,6 +1,6 @@
 //! The store: its calls, each with a time limit, executed on the thread of the session.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc, time::Duration};
 
 use lockkit::{
     Error, Key, LeaseStore, Result,
@@ -35,7 +35,7 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 /// nothing that others can read.
 ///
 /// A key's node is persistent. It is deleted by the sweep when it was not used for the retention, unless another
-/// client created it.
+/// client created it and lockkit never wrote it. A lock of kazoo or Curator does not count as use.
 ///
 /// # Example
 /// ```no_run
@@ -102,16 +102,34 @@ impl ZooKeeperStore {
         self.shared.dir(key)
     }
 
-    /// Runs the call on the session's thread. Dropping the result does not stop it: each call leaves nothing half
-    /// done.
+    /// Runs the call on the session's thread, as soon as it is ready. Dropping the result does not stop it then: each
+    /// call leaves nothing half done.
     async fn call<T: Send + 'static>(
         &self,
         doing: &'static str,
         key: Option<&Key>,
+        ready: impl Future<Output = ()> + Send,
         call: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T> {
-        let answer = timeout(ANSWER, self.shared.runtime.spawn(call)).await;
+        let answer = async {
+            ready.await;
+            self.shared.runtime.spawn(call).await
+        };
+        let answer = timeout(ANSWER, answer).await;
         self.answer(doing, key, answer.map(|it| it.unwrap_or_else(|_| Err(closed()))).ok())
+    }
+
+    /// Waits for a session, so that calls without one leave no task behind.
+    async fn linked(&self) {
+        drop(self.shared.link().await);
+    }
+
+    /// As `linked`. A lease of this process has a session of its own.
+    async fn releasable(&self, token: Token) {
+        let is_own = self.shared.mines().get(token).is_some();
+        if !is_own {
+            self.linked().await;
+        }
     }
 
     fn answer<T>(&self, doing: &'static str, key: Option<&Key>, answer: Option<Result<T, Failure>>) -> Result<T> {
@@ -133,22 +151,26 @@ impl LeaseStore for ZooKeeperStore {
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        self.call("looking at lease", Some(key), self.shared.clone().look(key.clone())).await
+        self.call("looking at lease", Some(key), self.linked(), self.shared.clone().look(key.clone())).await
     }
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let key = renewals.first().map(|it| &it.key);
-        self.call("renewing leases", key, self.shared.clone().renew(renewals.to_vec())).await
+        self.call("renewing leases", key, ready(()), self.shared.clone().renew(renewals.to_vec())).await
     }
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
-        self.call("releasing lease", Some(key), self.shared.clone().release(key.clone(), token, min_hold)).await
+        let release = self.shared.clone().release(key.clone(), token, min_hold);
+        self.call("releasing lease", Some(key), self.releasable(token), release).await
     }
 
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let release = |it: &Release| self.shared.clone().release(it.key.clone(), it.token, it.min_hold);
-        let releasing: Vec<_> = releases.iter().map(|it| self.shared.runtime.spawn(release(it))).collect();
         let answers = async {
+            for it in releases {
+                self.releasable(it.token).await;
+            }
+            let releasing: Vec<_> = releases.iter().map(|it| self.shared.runtime.spawn(release(it))).collect();
             let mut answers = Vec::with_capacity(releasing.len());
             for release in releasing {
                 answers.push(release.await.unwrap_or_else(|_| Err(closed()))?);
@@ -160,11 +182,12 @@ impl LeaseStore for ZooKeeperStore {
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        self.call("listing leases", None, self.shared.clone().list(prefix.to_owned(), limit as usize)).await
+        self.call("listing leases", None, self.linked(), self.shared.clone().list(prefix.to_owned(), limit as usize))
+            .await
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-        self.call("sweeping leases", None, self.shared.clone().sweep(retention, limit.into())).await
+        self.call("sweeping leases", None, self.linked(), self.shared.clone().sweep(retention, limit.into())).await
     }
 
     async fn unanswered(&self) -> Option<Error> {

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use lockkit::{
     Fault, LeaseStore, Leases, LossReason,
-    store::{Acquired, Claim, Token},
+    store::{Acquired, Answer, Claim, Token},
     testing::conformance,
 };
 use lockkit_zookeeper::{
     ConnectError, FENCE_SHIFT, Layout, ZooKeeperStore,
-    zookeeper_client::{Acls, Client, CreateMode, Error},
+    zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Error, Permission},
 };
 
-use crate::support::{SESSION, client, own_root, shared_server, store, store_on, within};
+use crate::support::{SESSION, children, client, own_root, shared_server, store, store_on, wait_for_children, within};
 
 #[tokio::test]
 async fn the_store_keeps_the_promises_of_stores() {
@@ -110,6 +110,18 @@ async fn permits_readers_and_sets_of_keys_work_among_sessions() {
 }
 
 #[tokio::test]
+async fn a_set_of_keys_does_not_ask_without_a_pause_while_one_is_held() {
+    let (root, client) = (own_root(), client().await);
+    let (here, there) = (Leases::new(store(&root).await), Leases::new(store(&root).await));
+    let held = there.lease("b").acquire().await.expect("it is free");
+    let short = here.all(["a", "b"]).wait(Duration::from_secs(2)).acquire().await;
+    assert!(short.expect_err("one is held").is_contended());
+    let changes = client.check_stat(&here.store().path("a")).await.expect("an answer").map(|it| it.cversion);
+    assert!(changes.is_some_and(|it| it <= 40), "the free key was taken and given back: {changes:?}");
+    held.release().await.expect("a release");
+}
+
+#[tokio::test]
 async fn settings_that_cannot_work_are_refused_with_a_reason() {
     let refused =
         |builder: lockkit_zookeeper::ZooKeeperBuilder| async { builder.connect().await.expect_err("refused") };
@@ -144,6 +156,34 @@ async fn access_rights_and_a_chroot_are_those_of_the_settings() {
     let refused = within(Leases::new(strangers).lease("a/b").acquire()).await.expect_err("no right");
     assert!(matches!(refused, lockkit::Error::Database { fault: Fault::Other, .. }), "{refused:?}");
     lease.release().await.expect("a release");
+}
+
+#[tokio::test]
+async fn a_key_whose_node_cannot_be_written_is_released() {
+    let (root, client) = (own_root(), client().await);
+    let store = store(&root).await;
+    let path = store.path("k");
+    let rights = [Acl::new(Permission::READ | Permission::CREATE | Permission::DELETE, AuthId::anyone())];
+    client.mkdir(&path, &CreateMode::Persistent.with_acls(Acls::new(&rights))).await.expect("a node");
+    for min_hold in [Duration::ZERO, Duration::from_millis(1500)] {
+        let claim = Claim::new("k", Token::random(), "first", SESSION * 10);
+        let granted = store.lease_acquire(&claim).await.expect("an answer");
+        assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+        let released = store.lease_release(&claim.key, claim.token, min_hold).await;
+        assert_eq!(released.expect("an answer"), Answer::Done);
+        assert_eq!(children(&client, &path).await.len(), usize::from(min_hold > Duration::ZERO));
+        wait_for_children(&client, &path, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_root_that_exists_needs_no_rights_on_its_parent() {
+    let (parent, client) = (own_root(), client().await);
+    let root = format!("{parent}/locks");
+    client.mkdir(&root, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await.expect("a node");
+    client.set_acl(&parent, &[Acl::new(Permission::READ, AuthId::anyone())], None).await.expect("the right to do so");
+    let leases = Leases::new(store(&root).await);
+    leases.lease("k").acquire().await.expect("it is free").release().await.expect("a release");
 }
 
 #[tokio::test]
