@@ -42,6 +42,8 @@ pub(crate) struct Claimed {
     pub(crate) phase: Phase,
     /// The value that its key has when it holds the lease.
     pub(crate) record: String,
+    /// The revision at which its key was last written, as far as is known.
+    pub(crate) written: i64,
     /// The sessions of requests to write the key that were not answered, and may still be executed.
     pub(crate) doubts: Vec<Arc<Session>>,
     /// The lease has expired or is being released: its key is to be removed.
@@ -161,6 +163,7 @@ impl Claims {
             session: session.clone(),
             phase: Phase::Asked,
             record: String::new(),
+            written: 0,
             doubts: Vec::new(),
             ended: false,
             left_to: None,
@@ -194,7 +197,10 @@ impl Claims {
         match revision {
             None => claimed.phase = Phase::Asked,
             Some(_) if claimed.revision() == revision => {}
-            Some(revision) => claimed.phase = Phase::Waiting { revision },
+            Some(revision) => {
+                claimed.phase = Phase::Waiting { revision };
+                claimed.written = revision;
+            }
         }
         !claimed.ended
     }
@@ -306,10 +312,18 @@ impl Claims {
         true
     }
 
-    /// Notes that the key of a held lease has moved to another etcd lease.
-    pub(crate) fn moved(&self, token: Token, session: &Arc<Session>) {
+    /// Notes that the key of a held lease was written at this revision, and is on this etcd lease.
+    pub(crate) fn moved(&self, token: Token, session: &Arc<Session>, revision: i64) {
         if let Some(claimed) = self.state().claims.get_mut(&token) {
             claimed.session = session.clone();
+            claimed.written = revision;
+        }
+    }
+
+    /// Notes the revision at which the key was last written.
+    pub(crate) fn written(&self, token: Token, revision: i64) {
+        if let Some(claimed) = self.state().claims.get_mut(&token) {
+            claimed.written = revision;
         }
     }
 
