@@ -42,6 +42,7 @@ pub(crate) enum Trouble {
 /// Codes of gRPC. The texts of errors are never compared.
 mod code {
     pub(super) const NOT_FOUND: i32 = 5;
+    pub(super) const PERMISSION_DENIED: i32 = 7;
     /// Invalid argument, already exists, permission denied, failed precondition, out of range, unimplemented, data
     /// loss, unauthenticated.
     pub(super) const FINAL: &[i32] = &[3, 6, 7, 9, 11, 12, 15, 16];
@@ -159,13 +160,18 @@ impl Members {
         }
     }
 
-    /// The versions of the members that answer.
-    pub(crate) async fn versions(&self) -> Vec<String> {
+    /// The versions of the members that answer. `None` for one that does not tell this user: only versions newer than
+    /// the fix of [`lost`](crate::lost) ask for the role `root`.
+    pub(crate) async fn versions(&self) -> Vec<Option<String>> {
         let mut versions = Vec::new();
         for at in 0..self.clients.len() {
             let status = async { self.client(at).await?.maintenance_client().status().await };
-            if let Ok(Ok(status)) = timeout(FIRST_ATTEMPT, status).await {
-                versions.push(status.version().to_owned());
+            match timeout(FIRST_ATTEMPT, status).await {
+                Ok(Ok(status)) => versions.push(Some(status.version().to_owned())),
+                Ok(Err(Etcd::GRpcStatus(status))) if status.code() as i32 == code::PERMISSION_DENIED => {
+                    versions.push(None);
+                }
+                _ => {}
             }
         }
         versions
