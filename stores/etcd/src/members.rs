@@ -39,7 +39,7 @@ pub(crate) enum Trouble {
     Silent(io::Error),
 }
 
-/// Codes of gRPC. The texts of errors are never compared.
+/// Codes of gRPC. The texts of errors are not compared, but for [`has_old_token`].
 mod code {
     pub(super) const NOT_FOUND: i32 = 5;
     pub(super) const PERMISSION_DENIED: i32 = 7;
@@ -139,6 +139,13 @@ impl Members {
                     attempt.settle();
                     return Ok((answer, attempts == 0));
                 }
+                Ok(Err(err)) if has_old_token(&err) => {
+                    if let Ok(client) = self.client(attempt.at).await {
+                        // If it fails, so does the next attempt.
+                        drop(timeout(limit, client.refresh_token()).await);
+                    }
+                    err.to_string()
+                }
                 Ok(Err(err)) => match refused(err) {
                     Ok(refused) => {
                         attempt.settle();
@@ -201,6 +208,12 @@ impl Members {
         };
         self.clients[at].get_or_try_init(connect).await.cloned()
     }
+}
+
+/// Whether the users or roles have changed since the client's JWT was made. Only the text tells this error from others.
+/// The client itself gets a new token only when one has expired.
+fn has_old_token(err: &Etcd) -> bool {
+    matches!(err, Etcd::GRpcStatus(status) if status.message().contains("revision of auth store is old"))
 }
 
 /// `Err` with an error that may pass.
