@@ -54,8 +54,9 @@ impl<'c> Asking<'c> {
 
     /// The claim's key exists since this revision.
     fn since(&mut self, revision: i64) {
-        let record = Record::now(State::Held, self.claim.token, self.claim.ttl, &self.claim.holder);
-        self.record = Record { revision, ..record }.text();
+        if let Some(record) = Record::parse(self.record.as_bytes()) {
+            self.record = Record { revision, ..record }.text();
+        }
     }
 
     /// What a grant reads and writes: the last holder, the record of this one, and the key of the claim.
@@ -136,11 +137,11 @@ impl Inner {
         for _ in 0..ROUNDS {
             let members = self.members();
             let session = self.sessions.get(&members, claim.ttl).await.map_err(err)?;
-            let known = self.claims.get(claim.token).and_then(|it| it.revision());
+            let known = self.claims.get(claim.token).and_then(|it| Some((it.revision()?, it.written)));
             let step = match known {
-                Some(revision) => {
+                Some((revision, written)) => {
                     asking.since(revision);
-                    self.claim_again(&members, &session, &mut asking, revision).await
+                    self.claim_again(&members, &session, &mut asking, revision, written).await
                 }
                 None => self.enter(&members, &session, &mut asking).await,
             };
@@ -221,13 +222,15 @@ impl Inner {
         }
     }
 
-    /// The key of the claim exists: takes the lease if it is the oldest.
+    /// The key of the claim exists: takes the lease if it is the oldest. A late request does not move a key that was
+    /// written after `written`.
     async fn claim_again(
         &self,
         members: &Members,
         session: &Arc<Session>,
         asking: &mut Asking<'_>,
         revision: i64,
+        written: i64,
     ) -> Result<Step, Trouble> {
         let Asking { claim, place, path, record, sent, .. } = &*asking;
         let token = claim.token;
@@ -236,8 +239,9 @@ impl Inner {
             return Ok(Step::Answer(Acquired::Held { free_in: None }));
         }
         let exists = Compare::create_revision(&**path, CompareOp::Equal, revision);
+        let is_same = Compare::mod_revision(&**path, CompareOp::Equal, written);
         let is_first = Compare::create_revision(&*place.dir, CompareOp::Greater, revision - 1).with_prefix();
-        let when = [exists, is_first, is_current].into_iter().chain(asking.is_over());
+        let when = [exists, is_same, is_first, is_current].into_iter().chain(asking.is_over());
         let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
             asking.own(),
             asking.first(),
@@ -250,13 +254,17 @@ impl Inner {
         }
         let answers = answer.op_responses();
         if answer.succeeded() {
-            self.claims.moved(token, session);
+            self.claims.moved(token, session, self::revision(&answer));
             let is_held = self.claims.granted(token, revision, *sent);
             let granted = asking.granted(revision, session, kvs(answers.first()));
             self.lost.forget(&asking.claim.key);
             return Ok(Step::Answer(if is_held { granted } else { Acquired::Held { free_in: None } }));
         }
-        let own = kvs(answers.first()).first().map(KeyValue::create_revision);
+        let own = kvs(answers.first()).first();
+        if let Some(own) = own {
+            self.claims.written(token, own.mod_revision());
+        }
+        let own = own.map(KeyValue::create_revision);
         let Some(first) = kvs(answers.get(1)).first().filter(|_| own == Some(revision)) else {
             // The place is lost: the etcd lease has ended, or somebody deleted the key.
             self.claims.answered(token, own);

@@ -42,10 +42,14 @@ pub(crate) struct Claimed {
     pub(crate) phase: Phase,
     /// The value that its key has when it holds the lease.
     pub(crate) record: String,
+    /// The revision at which its key was last written, as far as is known.
+    pub(crate) written: i64,
     /// The sessions of requests to write the key that were not answered, and may still be executed.
     pub(crate) doubts: Vec<Arc<Session>>,
     /// The lease has expired or is being released: its key is to be removed.
     pub(crate) ended: bool,
+    /// Until when the key stays taken after its release.
+    pub(crate) stays: Option<Instant>,
     /// The etcd lease that keeps the key after a release.
     pub(crate) left_to: Option<i64>,
     pub(crate) until: Instant,
@@ -75,8 +79,13 @@ impl Claimed {
 
     /// Since when it holds the lease, if it does and the lease has not expired.
     pub(crate) fn held_since(&self) -> Option<Instant> {
+        self.unexpired_since().filter(|_| !self.ended)
+    }
+
+    /// As [`held_since`](Self::held_since), also while the lease is being released: a release may be repeated.
+    pub(crate) fn unexpired_since(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Held { since, .. } if !self.ended && self.until > Instant::now() => Some(since),
+            Phase::Held { since, .. } if self.until > Instant::now() => Some(since),
             _ => None,
         }
     }
@@ -161,8 +170,10 @@ impl Claims {
             session: session.clone(),
             phase: Phase::Asked,
             record: String::new(),
+            written: 0,
             doubts: Vec::new(),
             ended: false,
+            stays: None,
             left_to: None,
             until,
             renewals: 0,
@@ -194,7 +205,10 @@ impl Claims {
         match revision {
             None => claimed.phase = Phase::Asked,
             Some(_) if claimed.revision() == revision => {}
-            Some(revision) => claimed.phase = Phase::Waiting { revision },
+            Some(revision) => {
+                claimed.phase = Phase::Waiting { revision };
+                claimed.written = revision;
+            }
         }
         !claimed.ended
     }
@@ -272,10 +286,20 @@ impl Claims {
         let claimed = state.claims.get_mut(&token)?;
         let before = claimed.clone();
         claimed.ended = true;
+        // Also if it was to be looked at earlier: the caller's request comes first.
+        claimed.scheduled = None;
         let is_sooner = state.schedule(Instant::now() + REMOVE_AGAIN * 4, token);
         drop(state);
         self.tell(is_sooner);
         Some(before)
+    }
+
+    /// Notes that the key is to stay after the release until an instant. If that is not done soon, it is done in the
+    /// background.
+    pub(crate) fn stay(&self, token: Token, until: Instant) {
+        if let Some(claimed) = self.state().claims.get_mut(&token) {
+            claimed.stays = Some(until);
+        }
     }
 
     /// Notes that the key stays after the release, on this etcd lease, until an instant.
@@ -306,10 +330,18 @@ impl Claims {
         true
     }
 
-    /// Notes that the key of a held lease has moved to another etcd lease.
-    pub(crate) fn moved(&self, token: Token, session: &Arc<Session>) {
+    /// Notes that the key of a held lease was written at this revision, and is on this etcd lease.
+    pub(crate) fn moved(&self, token: Token, session: &Arc<Session>, revision: i64) {
         if let Some(claimed) = self.state().claims.get_mut(&token) {
             claimed.session = session.clone();
+            claimed.written = revision;
+        }
+    }
+
+    /// Notes the revision at which the key was last written.
+    pub(crate) fn written(&self, token: Token, revision: i64) {
+        if let Some(claimed) = self.state().claims.get_mut(&token) {
+            claimed.written = revision;
         }
     }
 

@@ -11,6 +11,9 @@ use crate::store::Inner;
 /// Pause before a watch that has ended is opened again. Meanwhile waiting requests poll.
 const OPEN_AGAIN: Duration = Duration::from_millis(500);
 
+/// Shortest pause before those who wait ask again, though no key stands in the way.
+const LEAST_PAUSE: Duration = Duration::from_millis(50);
+
 /// What is watched, and since when.
 struct Watched {
     path: Vec<u8>,
@@ -30,7 +33,7 @@ impl Inner {
                 },
                 Ok(None) => {
                     // Nothing is there, but the last holder may still trust its lease.
-                    sleep(self.lost.left(key)).await;
+                    sleep(self.lost.left(key).max(LEAST_PAUSE)).await;
                     return;
                 }
                 Err(err) => tracing::debug!(target: "lockkit", %err, "etcd could not be asked what to watch"),

@@ -43,6 +43,15 @@ fn tend(store: &Weak<Inner>, members: &Arc<Members>) -> Option<Instant> {
     let store = store.upgrade()?;
     let now = Instant::now();
     let Due { claims, left, next } = store.claims.take_due();
+    let (staying, claims): (Vec<_>, Vec<_>) =
+        claims.into_iter().partition(|it| it.stays.is_some_and(|until| until > now));
+    for claimed in staying {
+        let (store, members) = (store.clone(), members.clone());
+        tokio::spawn(async move {
+            let until = claimed.stays.unwrap_or(now);
+            tolerated("leaving a key", store.leave_until(&members, &claimed, until).await);
+        });
+    }
     if !claims.is_empty() {
         let (store, members) = (store.clone(), members.clone());
         tokio::spawn(async move { tolerated("removing keys", store.remove(&members, &claims, false).await) });

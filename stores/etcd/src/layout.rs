@@ -81,7 +81,8 @@ pub(crate) fn start_of_last(prefix: &str) -> String {
 /// The name of the lease whose last holder has this key.
 pub(crate) fn name_of_last(prefix: &str, key: &[u8]) -> Option<Key> {
     let path = std::str::from_utf8(key).ok()?.strip_prefix(LAST)?.strip_prefix(prefix)?;
-    Some(unescape(path).into())
+    // Another prefix, below this one, has `/` in it.
+    (!path.contains('/')).then(|| unescape(path).into())
 }
 
 /// The name of the lease of a claim, and the last part of the claim's key.

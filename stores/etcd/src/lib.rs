@@ -52,12 +52,13 @@
 //!
 //! - While the process lives, it deletes the key of a lease that was not renewed within its own ttl.
 //! - If the process dies or is stopped, the key is deleted after [`Options::session_ttl`] or 1.25 times the ttl of the
-//!   lease, whichever is longer.
+//!   lease, whichever is longer. Rounding up to two digits makes that up to 1.36 times for ttls over 80 s, and whole
+//!   seconds make it longer for short ones.
 //! - A renewal counts only if the leader of etcd that extended the etcd lease was still the leader afterwards: the store
 //!   compares the Raft terms of the answers. Without a quorum there are no renewals, and the holder stops trusting its
 //!   lease at the end of its ttl.
 //! - After a change of the leader, etcd starts all leases again with their full ttl. So a dead holder's lease can live up
-//!   to twice as long then.
+//!   to twice as long with one change, and longer with each more.
 //!
 //! etcd before 3.4.31 and 3.5.13 can revoke leases that are kept alive. The store waits for the ttl once more on such a
 //! cluster: see [`TakeOver`].
@@ -65,8 +66,9 @@
 //! # What it costs
 //!
 //! Acquiring, releasing or reading a lease is one request; a renewal is a keep-alive and a read, for up to 120 leases at
-//! once; up to 40 leases are acquired or released with one request. A waiting process reads about five times a second,
-//! in case that its watch is lost.
+//! once; up to 40 leases are acquired or released with one request. A release with a minimum hold is four requests: two
+//! at once, and two when the time is over. A waiting process reads about five times a second, in case that its watch is
+//! lost.
 //!
 //! # Limits
 //!

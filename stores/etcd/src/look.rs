@@ -59,16 +59,18 @@ impl Inner {
             }));
         };
         self.pages(doing, &start_of_last(&self.prefix), note).await?;
-        old.truncate(limit as usize);
-        let mut swept = 0;
-        for chunk in old.chunks(CHUNK) {
+        // A lease that is held is not swept and does not count, or held ones would keep others from being swept.
+        let (mut swept, limit, mut old) = (0, limit as usize, &old[..]);
+        while !old.is_empty() && swept < limit {
+            let (chunk, rest) = old.split_at(old.len().min(CHUNK).min(limit - swept));
+            old = rest;
             let ops: Vec<_> = chunk.iter().map(|(place, revision)| forget(place, *revision)).collect();
             let answer = self.txn(&self.members(), Txn::new().and_then(ops)).await;
             let answers = answer.map_err(|err| failed(doing, None, err))?.op_responses();
             let deleted = answers.iter().filter(|it| matches!(it, TxnOpResponse::Txn(it) if it.succeeded()));
-            swept += deleted.count() as u64;
+            swept += deleted.count();
         }
-        Ok(swept)
+        Ok(swept as u64)
     }
 
     /// Reads all keys with this start, a page at a time.

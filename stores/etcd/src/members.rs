@@ -39,9 +39,10 @@ pub(crate) enum Trouble {
     Silent(io::Error),
 }
 
-/// Codes of gRPC. The texts of errors are never compared.
+/// Codes of gRPC. The texts of errors are not compared, but for [`has_old_token`].
 mod code {
     pub(super) const NOT_FOUND: i32 = 5;
+    pub(super) const PERMISSION_DENIED: i32 = 7;
     /// Invalid argument, already exists, permission denied, failed precondition, out of range, unimplemented, data
     /// loss, unauthenticated.
     pub(super) const FINAL: &[i32] = &[3, 6, 7, 9, 11, 12, 15, 16];
@@ -138,6 +139,13 @@ impl Members {
                     attempt.settle();
                     return Ok((answer, attempts == 0));
                 }
+                Ok(Err(err)) if has_old_token(&err) => {
+                    if let Ok(client) = self.client(attempt.at).await {
+                        // If it fails, so does the next attempt.
+                        drop(timeout(limit, client.refresh_token()).await);
+                    }
+                    err.to_string()
+                }
                 Ok(Err(err)) => match refused(err) {
                     Ok(refused) => {
                         attempt.settle();
@@ -159,13 +167,18 @@ impl Members {
         }
     }
 
-    /// The versions of the members that answer.
-    pub(crate) async fn versions(&self) -> Vec<String> {
+    /// The versions of the members that answer. `None` for one that does not tell this user: only versions newer than
+    /// the fix of [`lost`](crate::lost) ask for the role `root`.
+    pub(crate) async fn versions(&self) -> Vec<Option<String>> {
         let mut versions = Vec::new();
         for at in 0..self.clients.len() {
             let status = async { self.client(at).await?.maintenance_client().status().await };
-            if let Ok(Ok(status)) = timeout(FIRST_ATTEMPT, status).await {
-                versions.push(status.version().to_owned());
+            match timeout(FIRST_ATTEMPT, status).await {
+                Ok(Ok(status)) => versions.push(Some(status.version().to_owned())),
+                Ok(Err(Etcd::GRpcStatus(status))) if status.code() as i32 == code::PERMISSION_DENIED => {
+                    versions.push(None);
+                }
+                _ => {}
             }
         }
         versions
@@ -195,6 +208,12 @@ impl Members {
         };
         self.clients[at].get_or_try_init(connect).await.cloned()
     }
+}
+
+/// Whether the users or roles have changed since the client's JWT was made. Only the text tells this error from others.
+/// The client itself gets a new token only when one has expired.
+fn has_old_token(err: &Etcd) -> bool {
+    matches!(err, Etcd::GRpcStatus(status) if status.message().contains("revision of auth store is old"))
 }
 
 /// `Err` with an error that may pass.

@@ -41,7 +41,8 @@ pub struct Options {
 #[non_exhaustive]
 pub enum TakeOver {
     /// After the ttl of the lease has passed once more, if any member that answers at the first use has such a version;
-    /// otherwise at once. The default.
+    /// otherwise at once. The default. Asks each member for its status; a member that answers "permission denied" counts
+    /// as one with the fix, because only newer versions refuse it.
     #[default]
     ByVersion,
     /// At once.

@@ -32,8 +32,9 @@ impl Inner {
             return self.release_of_other(key, token).await;
         };
         let err = |err| failed(DOING, key, err);
-        let left = claimed.held_since().map_or(Duration::ZERO, |since| min_hold.saturating_sub(since.elapsed()));
+        let left = claimed.unexpired_since().map_or(Duration::ZERO, |since| min_hold.saturating_sub(since.elapsed()));
         if !left.is_zero() {
+            self.claims.stay(token, Instant::now() + left);
             let is_done = self.leave(&members, &claimed, left).await.map_err(err)?;
             self.claims.forget(token);
             return Ok(if is_done { Answer::Done } else { Answer::Gone });
@@ -130,6 +131,18 @@ impl Inner {
         Ok(answer.succeeded())
     }
 
+    /// Does what a release was asked for that was not answered: the key stays taken until an instant.
+    pub(crate) async fn leave_until(
+        &self,
+        members: &Members,
+        claimed: &Claimed,
+        until: Instant,
+    ) -> Result<(), Trouble> {
+        self.leave(members, claimed, until.saturating_duration_since(Instant::now())).await?;
+        self.claims.forget(claimed.token);
+        Ok(())
+    }
+
     /// Removes a key that stayed for its minimum time.
     pub(crate) async fn remove_left(&self, members: &Members, Left { path, lease }: Left) -> Result<(), Trouble> {
         let is_left = Compare::lease(&*path, CompareOp::Equal, lease);
@@ -159,7 +172,7 @@ impl Inner {
 /// `Done` if the claim held the lease until its key was removed. If an attempt had no answer, the next one finds no key.
 fn answer(claimed: &Claimed, removed: Option<&bool>) -> Answer {
     match removed {
-        Some(true) if claimed.held_since().is_some() => Answer::Done,
+        Some(true) if claimed.unexpired_since().is_some() => Answer::Done,
         _ => Answer::Gone,
     }
 }

@@ -17,7 +17,7 @@ use lockkit::{
 use tokio::time::Instant;
 
 use crate::{
-    acquire::{is_current, marker, note_marker},
+    acquire::{is_current, marker, note_marker, revision},
     claims::Claimed,
     members::{Members, Trouble},
     session::{Session, leader_changes},
@@ -113,8 +113,11 @@ impl Inner {
         let options = PutOptions::new().with_lease(session.id).with_ignore_value();
         let put = TxnOp::put(&*claimed.path, "", Some(options));
         let read = [TxnOp::get(&*claimed.path, None), marker(&session)];
+        let mut written = claimed.written;
         for _ in 0..ROUNDS {
-            let when = [exists(claimed), is_current(&session)];
+            // A late request must not move the key back from the session to which a later one has moved it.
+            let is_same = Compare::mod_revision(&*claimed.path, CompareOp::Equal, written);
+            let when = [exists(claimed), is_same, is_current(&session)];
             self.claims.doubt(claimed.token, &session);
             let txn = Txn::new().when(when).and_then([put.clone()]).or_else(read.clone());
             let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
@@ -122,14 +125,16 @@ impl Inner {
                 self.claims.settled(claimed.token, &session);
             }
             if answer.succeeded() {
-                self.claims.moved(claimed.token, &session);
+                self.claims.moved(claimed.token, &session, revision(&answer));
                 return Ok(true);
             }
             let answers = answer.op_responses();
-            let own = kvs(answers.first()).first().map(KeyValue::create_revision);
-            if own != claimed.revision() {
+            let Some(own) = kvs(answers.first()).first() else { return Ok(false) };
+            if Some(own.create_revision()) != claimed.revision() {
                 return Ok(false);
             }
+            written = own.mod_revision();
+            self.claims.written(claimed.token, written);
             note_marker(&session, kvs(answers.get(1)));
         }
         Err(leader_changes())

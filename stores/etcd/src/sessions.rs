@@ -45,12 +45,11 @@ impl Sessions {
         let asked = Instant::now();
         let seconds = seconds_for(ttl.max(self.least.mul_f64(0.8)));
         for _ in 0..ROUNDS {
-            let found = self.by_ttl().get(&seconds).cloned();
+            let found = self.found(seconds);
             let session = match found {
                 Some(session) => session,
                 None => self.grant(members, seconds).await?,
             };
-            session.touch();
             if session.until() >= asked + ttl {
                 return Ok(session);
             }
@@ -63,10 +62,18 @@ impl Sessions {
         Err(leader_changes())
     }
 
+    /// Notes under the lock that the session is wanted, so that it is not given up while it is handed out.
+    fn found(&self, seconds: u64) -> Option<Arc<Session>> {
+        let by_ttl = self.by_ttl();
+        let session = by_ttl.get(&seconds)?;
+        session.touch();
+        Some(session.clone())
+    }
+
     async fn grant(&self, members: &Members, seconds: u64) -> Result<Arc<Session>, Trouble> {
         let _granting = self.granting.lock().await;
-        if let Some(session) = self.by_ttl().get(&seconds) {
-            return Ok(session.clone());
+        if let Some(session) = self.found(seconds) {
+            return Ok(session);
         }
         let session = Session::grant(members, i64::try_from(seconds).unwrap_or(i64::MAX)).await?;
         let session = Arc::new(session);

@@ -145,7 +145,7 @@ impl Inner {
             TakeOver::AfterTtl => true,
             TakeOver::ByVersion => {
                 let versions = members.versions().await;
-                versions.is_empty() || !versions.iter().all(|it| lost::is_fixed(it))
+                versions.is_empty() || !versions.iter().flatten().all(|it| lost::is_fixed(it))
             }
         };
         *self.waits.get_or_init(ask).await

@@ -86,6 +86,27 @@ async fn a_claim_that_was_dropped_and_never_released_ends_with_its_ttl() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_is_repeated_or_dropped_keeps_its_minimum_hold() {
+    let server = Etcd::alone();
+    let (store, other) = (store_at(server.endpoints()).await, store_at(server.endpoints()).await);
+    for repeats in [true, false] {
+        let claim = Claim::new("least", Token::random(), "test", TTL);
+        assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        let min_hold = Duration::from_secs(6);
+        server.members[0].stop();
+        let released = store.lease_release(&claim.key, claim.token, min_hold);
+        timeout(Duration::from_millis(300), released).await.expect_err("a stopped server answered");
+        server.members[0].go_on();
+        if repeats {
+            assert_eq!(store.lease_release(&claim.key, claim.token, min_hold).await.unwrap(), Answer::Done);
+        }
+        let is_left = async || other.lease_look(&claim.key).await.unwrap().expect("it stays taken").token.is_nobody();
+        until("nobody holds it", is_left).await;
+        until("it is free", async || other.lease_look(&claim.key).await.unwrap().is_none()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_renewal_is_done_while_the_server_does_not_answer() {
     let server = Etcd::alone();
     let store = store_at(server.endpoints()).await;
