@@ -50,7 +50,9 @@
 //! that lagged behind, and by `FLUSHALL`. Nothing tells their holders. So a server grants nothing for the longest ttl
 //! ([`RedisStoreBuilder::longest_ttl`], 1 minute by default) after each restart, promotion and flush: the quarantine. By
 //! its end, the forgotten holders have renewed in vain, or their leases have expired. Leases that the server still has
-//! can be renewed and released in the meantime.
+//! can be renewed and released in the meantime. [`Leases::list`], and [`Leases::show`] of a lease that the server does not
+//! have, fail in the quarantine: a writer that sees no readers would enter beside a forgotten one. A [`Quorum`] has no
+//! readers and writers, and its servers answer.
 //!
 //! A new server looks like one that forgot. Call [`RedisStore::declare_new`] once, when it is set up, or wait for the
 //! quarantine to end.

@@ -133,7 +133,7 @@ impl LeaseStore for Quorum {
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let question = |it: Arc<Member>| {
             let key = key.clone();
-            async move { Ok(it.node.look(&key).await?.into_iter().collect()) }
+            async move { Ok(it.node.look(&key, false).await?.into_iter().collect()) }
         };
         let seen = self.0.seen(question).await.map_err(|it| it.while_doing("looking at lease", key))?;
         Ok(seen.into_iter().max_by_key(|it| it.info.fence))
@@ -157,7 +157,7 @@ impl LeaseStore for Quorum {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let question = |it: Arc<Member>| {
             let prefix = prefix.to_owned();
-            async move { it.node.list(&prefix, LIST_LIMIT).await }
+            async move { it.node.list(&prefix, LIST_LIMIT, false).await }
         };
         let mut seen = self.0.seen(question).await.map_err(|it| it.while_doing("listing leases", None))?;
         seen.truncate(limit as usize);

@@ -112,7 +112,7 @@ impl LeaseStore for RedisStore {
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        let seen = self.0.look(key).await.map_err(|it| it.while_doing("looking at lease", key))?;
+        let seen = self.0.look(key, true).await.map_err(|it| it.while_doing("looking at lease", key))?;
         Ok(seen.map(|it| it.record))
     }
 
@@ -133,7 +133,7 @@ impl LeaseStore for RedisStore {
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        let seen = self.0.list(prefix, limit).await.map_err(|it| it.while_doing("listing leases", None))?;
+        let seen = self.0.list(prefix, limit, true).await.map_err(|it| it.while_doing("listing leases", None))?;
         Ok(seen.into_iter().map(|it| it.record).collect())
     }
 
