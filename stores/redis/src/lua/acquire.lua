@@ -23,7 +23,7 @@ for at = 1, (#KEYS - 3) / 2 do
   claim.earlier = {row[9] or '', row[10] or '', row[11] or ''}
   claim.left = 0
   if holds then
-    if holds == row[3] then claim.left = lives(claim.name, claim.row, row[7], row[5])
+    if holds ~= '' and holds == row[3] then claim.left = lives(claim.name, claim.row, row[7], row[5])
     else claim.left = redis.call('PTTL', claim.name) end
     if holds ~= claim.id then return {'held', tostring(at), text(claim.left), text(longest)} end
   elseif free > now then

@@ -15,7 +15,7 @@ local function see(key)
   local holds = holder_of(name)
   if not holds then return false end
   local it = redis.call('HMGET', row, 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl', 'agreed')
-  if it[1] == holds then
+  if holds ~= '' and it[1] == holds then
     local left, acquired = lives(name, row, it[6], it[4])
     found[#found + 1] = {key, holds, '1', it[2], it[3], text(acquired), text(left), it[5], it[6], text(now), it[7] or ''}
   else

@@ -61,6 +61,23 @@ async fn a_lock_of_another_client_is_waited_for_and_can_be_freed_by_an_operator(
 }
 
 #[tokio::test]
+async fn a_lock_of_another_client_may_be_empty() {
+    let server = Redis::start();
+    let store = store(&server).await;
+    let mut other = plain(&server).await;
+    // After a release, the row has no token.
+    let held = claim("k", TTL);
+    take(&store, &held).await;
+    store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
+    redis::cmd("SET").arg("k").arg("").arg("PX").arg(30_000).exec_async(&mut other).await.unwrap();
+    let leases = Leases::new(store.clone());
+    assert_eq!(leases.show("k").await.unwrap().expect("it is held").holder, "another client: ");
+    assert_eq!(leases.list("k").await.unwrap().len(), 0, "it is not lockkit's");
+    leases.steal("k").await.unwrap().expect("it is held");
+    take(&store, &claim("k", TTL)).await;
+}
+
+#[tokio::test]
 async fn a_value_that_is_no_lock_is_an_error_and_stays() {
     let server = Redis::start();
     let store = store(&server).await;
