@@ -10,10 +10,11 @@ local function name_of(key)
 end
 
 local found = {}
+-- Returns whether the key is held. nil: its name has a value that is no lock of this layout.
 local function see(key)
   local name, row = name_of(key), 'lockkit:{' .. key .. '}'
   local holds = holder_of(name)
-  if not holds then return false end
+  if not holds then return holds end
   local it = redis.call('HMGET', row, 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl', 'agreed')
   if holds ~= '' and it[1] == holds then
     local left, acquired = lives(name, row, it[6], it[4])
@@ -38,7 +39,7 @@ while #found < limit do
   local keys = redis.call('ZRANGEBYLEX', KEYS[1], first, ARGV[3], 'LIMIT', 0, 500)
   for _, key in ipairs(keys) do
     if #found == limit then break end
-    if not see(key) then gone[#gone + 1] = key end
+    if see(key) == false then gone[#gone + 1] = key end
   end
   if #keys < 500 then break end
   first = '(' .. keys[#keys]
