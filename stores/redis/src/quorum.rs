@@ -82,16 +82,13 @@ impl Quorum {
             return invalid("have different settings; give all of them the same".to_owned());
         }
         let mut opened = members
-            .ask(
-                |it| async move {
-                    match it.node.open().await {
-                        Ok(()) => Ok(None),
-                        Err(Trouble::Unfit(unfit)) => Ok(Some(unfit)),
-                        Err(trouble) => Err(trouble),
-                    }
-                },
-                |_| false,
-            )
+            .ask_all(|it| async move {
+                match it.node.open().await {
+                    Ok(()) => Ok(None),
+                    Err(Trouble::Unfit(unfit)) => Ok(Some(unfit)),
+                    Err(trouble) => Err(trouble),
+                }
+            })
             .await;
         if let Some(unfit) = opened.answers.iter_mut().flatten().find_map(Option::take) {
             return Err(unfit.into());

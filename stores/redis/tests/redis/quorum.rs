@@ -218,6 +218,23 @@ async fn a_renewal_is_gone_only_if_no_majority_can_hold_it() {
 }
 
 #[tokio::test]
+async fn a_stopped_server_delays_the_answers_of_a_majority_for_a_moment_only() {
+    let servers = independent(3);
+    let terms = |it| builder(it).longest_ttl(TTL).answer_timeout(PATIENCE / 2);
+    let store = Quorum::with(servers.iter().map(terms)).await.unwrap();
+    store.declare_new().await.unwrap();
+    let held = [claim("a", TTL), claim("b", TTL)];
+    store.lease_acquire_all(&held).await.unwrap();
+    until("all servers have it", async || locked(&servers, "b").await == 3).await;
+    send::<i64>(&mut plain(&servers[0]).await, "DEL b").await;
+    servers[2].program.stop();
+    let began = Instant::now();
+    let renewals = held.clone().map(|it| Renewal::new(it.key, it.token, TTL));
+    assert_eq!(store.lease_renew(&renewals).await.unwrap(), [Answer::Done, Answer::Busy]);
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
 async fn what_needs_a_list_is_refused() {
     let servers = independent(3);
     let leases = Leases::builder(quorum(&servers, TTL).await).ttl(TTL).build().unwrap();
