@@ -12,6 +12,7 @@ use lockkit::{
 use redis::{FromRedisValue, Value, from_redis_value};
 
 use crate::{
+    fit::field,
     layout::{Layout, hex, name, row},
     link::Link,
     releases::Releases,
@@ -89,6 +90,12 @@ impl Node {
 
     pub(crate) async fn open(&self) -> Result<(), Trouble> {
         self.link.open().await
+    }
+
+    /// The id of the server's process. Empty if it does not tell.
+    pub(crate) async fn run(&self) -> Result<String, Trouble> {
+        let info: String = read(self.link.ask(redis::cmd("INFO").arg("server")).await?)?;
+        Ok(field(&info, "run_id").to_owned())
     }
 
     /// Takes all of the leases or none.

@@ -1,6 +1,6 @@
 //! Leases in a majority of independent Redis servers.
 
-use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
+use std::{collections::HashSet, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use lockkit::{
     Key, LeaseStore, Result,
@@ -32,6 +32,9 @@ const LIST_LIMIT: u32 = 10_000;
 /// [`semaphore`](lockkit::Leases::semaphore), [`rw`](lockkit::Leases::rw) and [`fair`](lockkit::LeaseRequest::fair) are
 /// refused: they compare leases of several keys, and the servers have no common clock or list.
 ///
+/// All processes must name the same servers: majorities of different servers need not have one in common, and a lease
+/// would have two holders. To change the servers, stop all processes for the longest ttl.
+///
 /// **Limit.** If a majority forgets at once and the clocks differ, a fence can be lower than an earlier one, by the
 /// difference of the clocks.
 ///
@@ -62,7 +65,8 @@ impl Quorum {
     /// Connects to servers with your own settings, the same for each of them but for the server.
     ///
     /// # Errors
-    /// [`ConnectError::InvalidOption`] for less than three servers, an even number, or settings that differ;
+    /// [`ConnectError::InvalidOption`] for less than three servers, an even number, settings that differ, or a reachable
+    /// server that is named twice, also as two of its databases;
     /// [`ConnectError::Unreachable`] if less than a majority can be reached; [`ConnectError::Unfit`] if one of the
     /// reachable servers cannot keep leases.
     ///
@@ -84,14 +88,18 @@ impl Quorum {
         let mut opened = members
             .ask_all(|it| async move {
                 match it.node.open().await {
-                    Ok(()) => Ok(None),
-                    Err(Trouble::Unfit(unfit)) => Ok(Some(unfit)),
+                    Ok(()) => Ok(Ok(it.node.run().await?)),
+                    Err(Trouble::Unfit(unfit)) => Ok(Err(unfit)),
                     Err(trouble) => Err(trouble),
                 }
             })
             .await;
-        if let Some(unfit) = opened.answers.iter_mut().flatten().find_map(Option::take) {
-            return Err(unfit.into());
+        let mut runs = HashSet::new();
+        for run in opened.answers.iter().flatten() {
+            let run = run.as_ref().map_err(Clone::clone)?;
+            if !run.is_empty() && !runs.insert(run) {
+                return invalid(format!("name the server with the run_id {run} twice; name each server once"));
+            }
         }
         members.check(&mut opened)?;
         Ok(Self(Arc::new(members)))

@@ -7,7 +7,7 @@ use lockkit::{
     store::{Acquired, Answer, Renewal},
     testing::{Oracle, conformance, drop_at_every_await},
 };
-use lockkit_redis::{ConnectError, Layout, Quorum, RedisStoreBuilder, Unfit};
+use lockkit_redis::{ConnectError, Layout, Quorum, RedisStore, RedisStoreBuilder, Unfit, redis::Client};
 use lockkit_store_servers::redis::{Redis, independent};
 use tokio::{task::JoinSet, time::Instant, time::sleep};
 
@@ -121,6 +121,16 @@ async fn it_starts_without_a_minority_and_not_without_a_majority() {
     }] {
         let refused = Quorum::with(wrong).await.unwrap_err();
         assert!(matches!(refused, ConnectError::InvalidOption { option: "servers", .. }), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_counts_once() {
+    let servers = independent(2);
+    let other_database = RedisStore::builder(Client::open(format!("{}1", servers[1].url())).unwrap());
+    for again in [builder(&servers[1]), other_database.connect_timeout(PATIENCE).answer_timeout(PATIENCE)] {
+        let refused = Quorum::with([builder(&servers[0]), builder(&servers[1]), again]).await.unwrap_err();
+        assert!(refused.to_string().contains("twice"), "{refused}");
     }
 }
 
