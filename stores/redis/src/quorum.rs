@@ -35,6 +35,14 @@ const LIST_LIMIT: u32 = 10_000;
 /// All processes must name the same servers: majorities of different servers need not have one in common, and a lease
 /// would have two holders. To change the servers, stop all processes for the longest ttl.
 ///
+/// **Clocks.** Each server counts the ttl by its own clock. If only a bare majority has the lease, and the clock of one of
+/// these servers is set forward, that server forgets the lease early, and a rival finds a majority: the lease then has two
+/// holders.
+///
+/// **No repair.** A server that forgot a lease does not get it back by a renewal. If one of three servers forgets a lease,
+/// the loss of a second one ends it, though the first one is back. Leases that are acquired after the first server's
+/// quarantine are on all three again.
+///
 /// **Limit.** If a majority forgets at once and the clocks differ, a fence can be lower than an earlier one, by the
 /// difference of the clocks.
 ///

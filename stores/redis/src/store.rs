@@ -69,7 +69,8 @@ impl RedisStore {
     /// ```
     ///
     /// It also shortens later quarantines to that of this store, if a client that is no more had a longer one. Otherwise the
-    /// server remembers the longest.
+    /// server remembers the longest. Stop the other clients first: a client that lives tells the server the longest
+    /// quarantine that it knows again.
     ///
     /// # Errors
     /// [`lockkit::Error::Database`].
