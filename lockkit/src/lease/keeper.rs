@@ -42,7 +42,7 @@ const SWEEP_BATCH: u32 = 500;
 /// The lease of the sweeper. Only its holder sweeps, so one process sweeps at a time.
 const SWEEPER: &str = "lockkit/sweeper";
 
-/// The ttl of the sweeper's lease. After a sweeper dies, other processes wait at most this long.
+/// The ttl of the sweeper's lease, unless the store's longest is shorter. After a sweeper dies, other processes wait at most this long.
 const SWEEPER_TTL: Duration = Duration::from_mins(1);
 
 /// How often to sweep, and how long a key must be unused before it is deleted.
@@ -513,7 +513,8 @@ fn ask_again_soon<S: LeaseStore>(shared: &Arc<Shared<S>>, kept: &Kept) {
 /// Deletes old keys, unless another process is sweeping.
 async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
     let Shared { store, holder, .. } = &*shared;
-    let claim = Claim::new(SWEEPER, Token::random(), holder.clone(), SWEEPER_TTL);
+    let ttl = store.profile().longest_ttl.map_or(SWEEPER_TTL, |it| it.min(SWEEPER_TTL));
+    let claim = Claim::new(SWEEPER, Token::random(), holder.clone(), ttl);
     let swept = async {
         let Some(Acquired::Granted(_)) = store.acquire(&claim).await? else {
             return Ok(());

@@ -3,11 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit::store::{Answer, Release, Token};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
 
 use crate::{debts::Debts, node::Node, trouble::Trouble};
 
-/// How long to wait for the last answers, once a majority has answered.
+/// How long to wait for the last answers to a survey, once a majority has answered.
 pub(crate) const GRACE: Duration = Duration::from_millis(50);
 
 /// The servers of a quorum.
@@ -55,7 +58,9 @@ impl Members {
         self.0.len() / 2 + 1
     }
 
-    /// Asks all servers at once, until `is_enough`, or all have answered or failed. The others go on in the background.
+    /// Asks all servers at once, until `is_enough`, or all have answered or failed. Once a majority has answered, waits a
+    /// quarter of the answer timeout for the others: a stopped server must not cost the answers of a whole batch. The
+    /// others go on in the background.
     pub(crate) async fn ask<T, Fut>(
         &self,
         question: impl Fn(Arc<Member>) -> Fut,
@@ -65,13 +70,8 @@ impl Members {
         T: Send + 'static,
         Fut: Future<Output = Result<T, Trouble>> + Send + 'static,
     {
-        let mut ballot = Ballot { answers: self.0.iter().map(|_| None).collect(), failed: 0, trouble: None };
-        let mut heard = self.send(question);
-        while !is_enough(&ballot) {
-            let Some((at, answer)) = heard.recv().await else { break };
-            ballot.count(at, answer);
-        }
-        ballot
+        let grace = (self.0[0].node.terms.limits.answer / 4).max(GRACE);
+        self.collect(question, is_enough, Some(grace)).await
     }
 
     /// Asks all servers at once. Waits for a majority, and a moment for the others.
@@ -80,17 +80,43 @@ impl Members {
         T: Send + 'static,
         Fut: Future<Output = Result<T, Trouble>> + Send + 'static,
     {
+        self.collect(question, |_| false, Some(GRACE)).await
+    }
+
+    /// Asks all servers at once. Waits until all have answered or failed.
+    pub(crate) async fn ask_all<T, Fut>(&self, question: impl Fn(Arc<Member>) -> Fut) -> Ballot<T>
+    where
+        T: Send + 'static,
+        Fut: Future<Output = Result<T, Trouble>> + Send + 'static,
+    {
+        self.collect(question, |_| false, None).await
+    }
+
+    async fn collect<T, Fut>(
+        &self,
+        question: impl Fn(Arc<Member>) -> Fut,
+        is_enough: impl Fn(&Ballot<T>) -> bool,
+        grace: Option<Duration>,
+    ) -> Ballot<T>
+    where
+        T: Send + 'static,
+        Fut: Future<Output = Result<T, Trouble>> + Send + 'static,
+    {
         let mut ballot = Ballot { answers: self.0.iter().map(|_| None).collect(), failed: 0, trouble: None };
         let mut heard = self.send(question);
-        loop {
-            let next = if ballot.answered() < self.needed() {
-                heard.recv().await
-            } else {
-                timeout(GRACE, heard.recv()).await.ok().flatten()
+        let mut until = None;
+        while !is_enough(&ballot) {
+            let next = match grace {
+                Some(grace) if ballot.answered() >= self.needed() => {
+                    let until = *until.get_or_insert_with(|| Instant::now() + grace);
+                    timeout_at(until, heard.recv()).await.ok().flatten()
+                }
+                _ => heard.recv().await,
             };
-            let Some((at, answer)) = next else { return ballot };
+            let Some((at, answer)) = next else { break };
             ballot.count(at, answer);
         }
+        ballot
     }
 
     fn send<T, Fut>(

@@ -1,7 +1,7 @@
 //! Releases that a server has not heard: repeated until it answers, or the lease has expired.
 
 use std::{
-    mem::take,
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -14,6 +14,9 @@ use crate::node::Node;
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Maximum number of releases in one call.
+const BATCH: usize = 500;
+
 /// The releases that one server is owed. One task at a time repeats them.
 #[derive(Debug, Default)]
 pub(crate) struct Debts {
@@ -22,7 +25,7 @@ pub(crate) struct Debts {
 
 #[derive(Debug, Default)]
 struct State {
-    owed: Vec<Owed>,
+    owed: HashMap<Token, Owed>,
     is_repeating: bool,
 }
 
@@ -40,8 +43,7 @@ impl Debts {
         {
             let mut state = self.state();
             for release in releases {
-                state.owed.retain(|it| it.release.token != release.token);
-                state.owed.push(Owed { release: release.clone(), until });
+                state.owed.insert(release.token, Owed { release: release.clone(), until });
             }
             if state.owed.is_empty() || std::mem::replace(&mut state.is_repeating, true) {
                 return;
@@ -49,6 +51,13 @@ impl Debts {
         }
         let repeating = Repeating(self.clone());
         tokio::spawn(repeat(repeating, node.clone()));
+    }
+
+    fn put_back(&self, owed: Vec<Owed>) {
+        let mut state = self.state();
+        for it in owed {
+            state.owed.entry(it.release.token).or_insert(it);
+        }
     }
 
     /// Ignores poisoning: no code panics while it holds the lock.
@@ -72,18 +81,19 @@ async fn repeat(repeating: Repeating, node: Arc<Node>) {
         let owed = {
             let mut state = debts.state();
             let now = Instant::now();
-            state.owed.retain(|it| it.until > now);
+            state.owed.retain(|_, it| it.until > now);
             if state.owed.is_empty() {
                 // Under the same lock, so that a new debt finds either the task or none.
                 state.is_repeating = false;
                 return;
             }
-            take(&mut state.owed)
+            let tokens: Vec<_> = state.owed.keys().copied().take(BATCH).collect();
+            tokens.iter().filter_map(|it| state.owed.remove(it)).collect::<Vec<_>>()
         };
         let releases: Vec<_> = owed.iter().map(|it| it.release.clone()).collect();
         let nobody: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
         if node.release(&releases, &nobody).await.is_err() {
-            debts.state().owed.extend(owed);
+            debts.put_back(owed);
             sleep(PAUSE).await;
         }
     }

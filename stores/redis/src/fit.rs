@@ -54,11 +54,14 @@ pub(crate) fn refuse_unfit(info: Result<String, RedisError>) -> Result<(), Troub
     Ok(check(&info)?)
 }
 
+/// A field of the answer to INFO. Empty if the server has none.
+pub(crate) fn field<'i>(info: &'i str, name: &str) -> &'i str {
+    let mut lines = info.lines().filter_map(|it| it.split_once(':'));
+    lines.find(|(field, _)| *field == name).map_or("", |(_, value)| value.trim())
+}
+
 fn check(info: &str) -> Result<(), Unfit> {
-    let field = |name: &str| {
-        let mut lines = info.lines().filter_map(|it| it.split_once(':'));
-        lines.find(|(field, _)| *field == name).map_or("", |(_, value)| value.trim())
-    };
+    let field = |name: &str| field(info, name);
     let version = field("redis_version");
     if version.split('.').next().and_then(|it| it.parse().ok()).is_some_and(|major: u32| major < OLDEST) {
         return Err(Unfit::TooOld { version: version.to_owned() });

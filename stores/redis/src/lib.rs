@@ -21,7 +21,7 @@
 //! |---|---|---|
 //! | [`RedisStore`], one server | nothing: no leases while the server is down | its downtime must not stop the service |
 //! | [`RedisStore`] with Sentinel | the master: a pause of its failover and one longest ttl | the pause is too long |
-//! | [`Quorum`] | less than half of the servers, without a pause | you need semaphores, readers and writers, or `fair` |
+//! | [`Quorum`] | less than half of the servers, without a pause; [held leases](Quorum) are not repaired | you need semaphores, readers and writers, or `fair` |
 //!
 //! A stale holder must not write. A transaction in PostgreSQL, MySQL, MariaDB or SQLite that begins with `Lease::guard`, of
 //! lockkit's features for these databases, refuses one. Give [`Lease::fence`] to other resources that the lease protects,
@@ -50,7 +50,9 @@
 //! that lagged behind, and by `FLUSHALL`. Nothing tells their holders. So a server grants nothing for the longest ttl
 //! ([`RedisStoreBuilder::longest_ttl`], 1 minute by default) after each restart, promotion and flush: the quarantine. By
 //! its end, the forgotten holders have renewed in vain, or their leases have expired. Leases that the server still has
-//! can be renewed and released in the meantime.
+//! can be renewed and released in the meantime. [`Leases::list`], and [`Leases::show`] of a lease that the server does not
+//! have, fail in the quarantine: a writer that sees no readers would enter beside a forgotten one. A [`Quorum`] has no
+//! readers and writers, and its servers answer.
 //!
 //! A new server looks like one that forgot. Call [`RedisStore::declare_new`] once, when it is set up, or wait for the
 //! quarantine to end.
@@ -70,8 +72,8 @@
 //!
 //! Leases expire by the server's clock. If it is set back, the next operation that meets a lease cuts its expiry to the
 //! ttl of its last grant or renewal. A lock of another client lives longer by the step. If the clock is set forward,
-//! leases expire early, and a lease may have two holders. If it is set back and the memory is lost, the next fence is
-//! lower by the step.
+//! leases expire early, and a lease may have two holders. This also holds for one server of a [`Quorum`], if only a bare
+//! majority has the lease. If a clock is set back and the memory is lost, the next fence is lower by the step.
 //!
 //! # Servers that do not answer
 //!
@@ -79,6 +81,9 @@
 //! [`answer_timeout`](RedisStoreBuilder::answer_timeout), 1 s each by default. A connection that broke or did not answer is
 //! replaced. While requests wait, one more connection is subscribed to releases. It is closed one second after the last
 //! waiter. Without it, waiters poll.
+//!
+//! A task on the caller's runtime opens the connection. If that runtime is not driven meanwhile, the store's calls on other
+//! runtimes time out until it is driven again or dropped.
 //!
 //! # Rights
 //!

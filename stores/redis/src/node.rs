@@ -12,10 +12,11 @@ use lockkit::{
 use redis::{FromRedisValue, Value, from_redis_value};
 
 use crate::{
+    fit::field,
     layout::{Layout, hex, name, row},
     link::Link,
     releases::Releases,
-    script::Scripts,
+    script::{Call, Scripts},
     server::{Limits, Server},
     trouble::Trouble,
 };
@@ -89,6 +90,12 @@ impl Node {
 
     pub(crate) async fn open(&self) -> Result<(), Trouble> {
         self.link.open().await
+    }
+
+    /// The id of the server's process. Empty if it does not tell.
+    pub(crate) async fn run(&self) -> Result<String, Trouble> {
+        let info: String = read(self.link.ask(redis::cmd("INFO").arg("server")).await?)?;
+        Ok(field(&info, "run_id").to_owned())
     }
 
     /// Takes all of the leases or none.
@@ -170,17 +177,22 @@ impl Node {
         answers(releases.len(), call.ask(&self.link).await?)
     }
 
-    pub(crate) async fn look(&self, key: &Key) -> Result<Option<Seen>, Trouble> {
-        let call = self.scripts.list.call().key("lockkit:names").arg(key.as_str());
-        Ok(records(call.ask(&self.link).await?)?.pop())
+    /// Reads the holder of the lease. With `all`, fails if the server may have forgotten one.
+    pub(crate) async fn look(&self, key: &Key, all: bool) -> Result<Option<Seen>, Trouble> {
+        Ok(records(self.reading(all).arg(key.as_str()).ask(&self.link).await?)?.pop())
     }
 
-    pub(crate) async fn list(&self, prefix: &str, limit: u32) -> Result<Vec<Seen>, Trouble> {
+    /// Reads the held leases. With `all`, fails if the server may have forgotten one.
+    pub(crate) async fn list(&self, prefix: &str, limit: u32, all: bool) -> Result<Vec<Seen>, Trouble> {
         // No text has the byte 255.
         let last = [b"(", prefix.as_bytes(), b"\xff"].concat();
         let first = if prefix.is_empty() { "-".to_owned() } else { format!("[{prefix}") };
-        let call = self.scripts.list.call().key("lockkit:names").arg(first).arg(last).arg(limit);
-        records(call.ask(&self.link).await?)
+        records(self.reading(all).arg(first).arg(last).arg(limit).ask(&self.link).await?)
+    }
+
+    fn reading(&self, all: bool) -> Call<'_> {
+        let quarantine = if all { self.quarantine.load(Ordering::Relaxed) } else { 0 };
+        self.scripts.list.call().key("lockkit:names").key("lockkit:epoch").arg(quarantine)
     }
 
     pub(crate) async fn sweep(&self, retention: Duration, limit: u32) -> Result<u64, Trouble> {
@@ -220,6 +232,9 @@ fn answers(number: usize, value: Value) -> Result<Vec<Answer>, Trouble> {
 }
 
 fn records(value: Value) -> Result<Vec<Seen>, Trouble> {
+    if let Value::Int(left) = value {
+        return Err(Trouble::forgot(Duration::from_millis(u64::try_from(left).unwrap_or(0))));
+    }
     read::<Vec<Vec<Vec<u8>>>>(value)?.iter().map(|it| record(it)).collect()
 }
 

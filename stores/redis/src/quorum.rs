@@ -1,6 +1,6 @@
 //! Leases in a majority of independent Redis servers.
 
-use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
+use std::{collections::HashSet, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use lockkit::{
     Key, LeaseStore, Result,
@@ -32,6 +32,17 @@ const LIST_LIMIT: u32 = 10_000;
 /// [`semaphore`](lockkit::Leases::semaphore), [`rw`](lockkit::Leases::rw) and [`fair`](lockkit::LeaseRequest::fair) are
 /// refused: they compare leases of several keys, and the servers have no common clock or list.
 ///
+/// All processes must name the same servers: majorities of different servers need not have one in common, and a lease
+/// would have two holders. To change the servers, stop all processes for the longest ttl.
+///
+/// **Clocks.** Each server counts the ttl by its own clock. If only a bare majority has the lease, and the clock of one of
+/// these servers is set forward, that server forgets the lease early, and a rival finds a majority: the lease then has two
+/// holders.
+///
+/// **No repair.** A server that forgot a lease does not get it back by a renewal. If one of three servers forgets a lease,
+/// the loss of a second one ends it, though the first one is back. Leases that are acquired after the first server's
+/// quarantine are on all three again.
+///
 /// **Limit.** If a majority forgets at once and the clocks differ, a fence can be lower than an earlier one, by the
 /// difference of the clocks.
 ///
@@ -62,7 +73,8 @@ impl Quorum {
     /// Connects to servers with your own settings, the same for each of them but for the server.
     ///
     /// # Errors
-    /// [`ConnectError::InvalidOption`] for less than three servers, an even number, or settings that differ;
+    /// [`ConnectError::InvalidOption`] for less than three servers, an even number, settings that differ, or a reachable
+    /// server that is named twice, also as two of its databases;
     /// [`ConnectError::Unreachable`] if less than a majority can be reached; [`ConnectError::Unfit`] if one of the
     /// reachable servers cannot keep leases.
     ///
@@ -82,19 +94,20 @@ impl Quorum {
             return invalid("have different settings; give all of them the same".to_owned());
         }
         let mut opened = members
-            .ask(
-                |it| async move {
-                    match it.node.open().await {
-                        Ok(()) => Ok(None),
-                        Err(Trouble::Unfit(unfit)) => Ok(Some(unfit)),
-                        Err(trouble) => Err(trouble),
-                    }
-                },
-                |_| false,
-            )
+            .ask_all(|it| async move {
+                match it.node.open().await {
+                    Ok(()) => Ok(Ok(it.node.run().await?)),
+                    Err(Trouble::Unfit(unfit)) => Ok(Err(unfit)),
+                    Err(trouble) => Err(trouble),
+                }
+            })
             .await;
-        if let Some(unfit) = opened.answers.iter_mut().flatten().find_map(Option::take) {
-            return Err(unfit.into());
+        let mut runs = HashSet::new();
+        for run in opened.answers.iter().flatten() {
+            let run = run.as_ref().map_err(Clone::clone)?;
+            if !run.is_empty() && !runs.insert(run) {
+                return invalid(format!("name the server with the run_id {run} twice; name each server once"));
+            }
         }
         members.check(&mut opened)?;
         Ok(Self(Arc::new(members)))
@@ -133,7 +146,7 @@ impl LeaseStore for Quorum {
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let question = |it: Arc<Member>| {
             let key = key.clone();
-            async move { Ok(it.node.look(&key).await?.into_iter().collect()) }
+            async move { Ok(it.node.look(&key, false).await?.into_iter().collect()) }
         };
         let seen = self.0.seen(question).await.map_err(|it| it.while_doing("looking at lease", key))?;
         Ok(seen.into_iter().max_by_key(|it| it.info.fence))
@@ -157,7 +170,7 @@ impl LeaseStore for Quorum {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let question = |it: Arc<Member>| {
             let prefix = prefix.to_owned();
-            async move { it.node.list(&prefix, LIST_LIMIT).await }
+            async move { it.node.list(&prefix, LIST_LIMIT, false).await }
         };
         let mut seen = self.0.seen(question).await.map_err(|it| it.while_doing("listing leases", None))?;
         seen.truncate(limit as usize);

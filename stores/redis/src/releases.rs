@@ -21,7 +21,7 @@ use crate::{
 /// How long a subscription outlives its last waiter, so that requests which follow each other share it.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How often to check that a quiet connection still answers.
+/// How often to check that the connection still answers.
 const CHECK: Duration = Duration::from_secs(5);
 
 /// Pauses between two attempts to connect.
@@ -187,6 +187,7 @@ async fn subscribed(shared: &Shared, task: u64) -> Result<(), Trouble> {
     let (mut sink, mut messages) = shared.server.listen(shared.limits).await?.split();
     let mut subscribed: HashSet<String> = HashSet::new();
     let mut tidy_at: Option<Instant> = None;
+    let mut check_at = Instant::now() + CHECK;
     loop {
         let wanted = shared.wanted();
         let new: Vec<_> = wanted.difference(&subscribed).cloned().collect();
@@ -216,10 +217,14 @@ async fn subscribed(shared: &Shared, task: u64) -> Result<(), Trouble> {
                     return Ok(());
                 }
                 let unused: Vec<_> = subscribed.difference(&wanted).cloned().collect();
-                within(answer, "unsubscribing", async { Ok(sink.unsubscribe(&unused).await?) }).await?;
-                subscribed.retain(|it| wanted.contains(it));
+                // Without a channel, UNSUBSCRIBE ends all subscriptions.
+                if !unused.is_empty() {
+                    within(answer, "unsubscribing", async { Ok(sink.unsubscribe(&unused).await?) }).await?;
+                    subscribed.retain(|it| wanted.contains(it));
+                }
             }
-            () = sleep(CHECK) => {
+            () = sleep_until(check_at) => {
+                check_at = Instant::now() + CHECK;
                 within(answer, "checking a subscription", async { Ok(sink.ping::<redis::Value>().await?) }).await?;
             }
         }

@@ -69,7 +69,8 @@ impl RedisStore {
     /// ```
     ///
     /// It also shortens later quarantines to that of this store, if a client that is no more had a longer one. Otherwise the
-    /// server remembers the longest.
+    /// server remembers the longest. Stop the other clients first: a client that lives tells the server the longest
+    /// quarantine that it knows again.
     ///
     /// # Errors
     /// [`lockkit::Error::Database`].
@@ -112,7 +113,7 @@ impl LeaseStore for RedisStore {
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        let seen = self.0.look(key).await.map_err(|it| it.while_doing("looking at lease", key))?;
+        let seen = self.0.look(key, true).await.map_err(|it| it.while_doing("looking at lease", key))?;
         Ok(seen.map(|it| it.record))
     }
 
@@ -133,7 +134,7 @@ impl LeaseStore for RedisStore {
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        let seen = self.0.list(prefix, limit).await.map_err(|it| it.while_doing("listing leases", None))?;
+        let seen = self.0.list(prefix, limit, true).await.map_err(|it| it.while_doing("listing leases", None))?;
         Ok(seen.into_iter().map(|it| it.record).collect())
     }
 

@@ -15,6 +15,9 @@ pub(crate) enum Trouble {
     /// No answer came in time. The server may have executed the call.
     #[error("the server did not answer in time")]
     Silent(#[source] io::Error),
+    /// The server is in quarantine. A timeout, so that waiting requests ask again.
+    #[error("the server may have forgotten leases")]
+    Forgot(#[source] io::Error),
     #[error(transparent)]
     Unfit(#[from] Unfit),
     /// The server's answer is none of ours.
@@ -40,6 +43,10 @@ impl Trouble {
         Self::Silent(io::Error::new(io::ErrorKind::TimedOut, format!("{doing} took longer than {after:?}")))
     }
 
+    pub(crate) fn forgot(left: Duration) -> Self {
+        Self::Forgot(io::Error::new(io::ErrorKind::TimedOut, format!("its quarantine ends in {left:?}")))
+    }
+
     /// Whether the connection cannot be used any more.
     pub(crate) fn ends_connection(&self) -> bool {
         match self {
@@ -50,7 +57,12 @@ impl Trouble {
                     || matches!(err.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly))
             }
             Self::Silent(_) => true,
-            Self::Unfit(_) | Self::Nonsense(_) | Self::Ended | Self::NoQuorum { .. } | Self::TooLong { .. } => false,
+            Self::Forgot(_)
+            | Self::Unfit(_)
+            | Self::Nonsense(_)
+            | Self::Ended
+            | Self::NoQuorum { .. }
+            | Self::TooLong { .. } => false,
         }
     }
 
@@ -75,7 +87,7 @@ impl Trouble {
                 _ if matches!(err.code(), Some("NOREPLICAS" | "BUSY")) => Fault::Unavailable,
                 _ => Fault::Other,
             },
-            Self::Silent(_) | Self::Ended | Self::NoQuorum { .. } => Fault::Unavailable,
+            Self::Silent(_) | Self::Forgot(_) | Self::Ended | Self::NoQuorum { .. } => Fault::Unavailable,
             Self::Unfit(_) | Self::Nonsense(_) | Self::TooLong { .. } => Fault::Other,
         }
     }

@@ -4,28 +4,7 @@
 -- Answers {'held', number of the claim, ms or -1, longest quarantine} or {'granted', longest quarantine, then fence,
 -- agreed, previous holder, its fence and its expiry for each claim, then the time}.
 
--- Until when nothing is granted, and the longest quarantine that any client asks for.
-local function quarantined(quarantine)
-  if quarantine == 0 then return 0, 0 end
-  local run, former = incarnation()
-  local epoch = redis.call('HMGET', KEYS[1], 'run', 'former', 'since', 'until', 'longest')
-  local since, free, known = tonumber(epoch[3] or 0), tonumber(epoch[4] or 0), tonumber(epoch[5] or 0)
-  local longest = math.max(known, quarantine)
-  if is_another(run, former, epoch[1], epoch[2]) then
-    since, free = now, now + longest * 1000
-  elseif longest > known and since > 0 then
-    free = math.max(free, since + longest * 1000)
-  elseif longest == known and free <= now + longest * 1000 then
-    return free, longest
-  end
-  -- The clock may have been set back.
-  free = math.min(free, now + longest * 1000)
-  redis.call('HSET', KEYS[1], 'run', run, 'former', former, 'since', text(since), 'until', text(free), 'longest',
-    text(longest))
-  return free, longest
-end
-
-local free, longest = quarantined(tonumber(ARGV[1]))
+local free, longest = quarantined(KEYS[1], tonumber(ARGV[1]))
 local spare = tonumber(ARGV[2])
 local claims = {}
 for at = 1, (#KEYS - 3) / 2 do
@@ -44,7 +23,7 @@ for at = 1, (#KEYS - 3) / 2 do
   claim.earlier = {row[9] or '', row[10] or '', row[11] or ''}
   claim.left = 0
   if holds then
-    if holds == row[3] then claim.left = lives(claim.name, claim.row, row[7], row[5])
+    if holds ~= '' and holds == row[3] then claim.left = lives(claim.name, claim.row, row[7], row[5])
     else claim.left = redis.call('PTTL', claim.name) end
     if holds ~= claim.id then return {'held', tostring(at), text(claim.left), text(longest)} end
   elseif free > now then

@@ -38,3 +38,25 @@ end
 local function is_another(run, former, known_run, known_former)
   return run ~= known_run or (former ~= known_former and string.find(former, '[1-9a-f]') ~= nil)
 end
+
+-- Until when nothing is granted, and the longest quarantine that any client asks for. Begins the quarantine of a server
+-- that is another one.
+local function quarantined(name, quarantine)
+  if quarantine == 0 then return 0, 0 end
+  local run, former = incarnation()
+  local epoch = redis.call('HMGET', name, 'run', 'former', 'since', 'until', 'longest')
+  local since, free, known = tonumber(epoch[3] or 0), tonumber(epoch[4] or 0), tonumber(epoch[5] or 0)
+  local longest = math.max(known, quarantine)
+  if is_another(run, former, epoch[1], epoch[2]) then
+    since, free = now, now + longest * 1000
+  elseif longest > known and since > 0 then
+    free = math.max(free, since + longest * 1000)
+  elseif longest == known and free <= now + longest * 1000 then
+    return free, longest
+  end
+  -- The clock may have been set back.
+  free = math.min(free, now + longest * 1000)
+  redis.call('HSET', name, 'run', run, 'former', former, 'since', text(since), 'until', text(free), 'longest',
+    text(longest))
+  return free, longest
+end

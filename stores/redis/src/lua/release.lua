@@ -11,7 +11,7 @@ for at = 1, (#KEYS - 2) / 2 do
     local known = redis.call('HMGET', row, 'token', 'acquired', 'ttl')
     local ours = holds == id
     -- Another client's lock, which an operator frees.
-    local strangers = holds ~= known[1] and stranger(holds) == token
+    local strangers = (holds == '' or holds ~= known[1]) and stranger(holds) == token
     if ours or strangers then
       local left = 0
       if ours then

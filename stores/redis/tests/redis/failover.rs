@@ -144,7 +144,8 @@ async fn a_server_that_followed_another_one_for_a_while_has_a_quarantine_though_
     follows(&first).await;
     send::<()>(&mut first_conn, "REPLICAOF NO ONE").await;
     assert_eq!(send::<usize>(&mut first_conn, "EXISTS k").await, 0, "it is forgotten");
-    until("it is asked again", async || store.lease_look(&"k".into()).await.is_ok()).await;
+    let renewal = [Renewal::new("k", lockkit::store::Token::random(), TTL)];
+    until("it is asked again", async || store.lease_renew(&renewal).await.is_ok()).await;
     let rival = builder(&first).connect().await.unwrap();
     assert!(is_refused(&rival, &claim("k", TTL)).await);
     assert!(rival.quarantined_for().await.unwrap() > TTL / 2);

@@ -6,11 +6,12 @@ use lockkit::{
     Leases,
     store::{Answer, LeaseStore},
 };
+use lockkit_redis::Layout;
 use lockkit_store_servers::redis::Redis;
 use redis::Script;
 use tokio::time::sleep;
 
-use crate::support::{claim, is_refused, plain, send, store, take, until_granted};
+use crate::support::{builder, claim, is_refused, plain, send, store, take, until_granted};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -61,6 +62,23 @@ async fn a_lock_of_another_client_is_waited_for_and_can_be_freed_by_an_operator(
 }
 
 #[tokio::test]
+async fn a_lock_of_another_client_may_be_empty() {
+    let server = Redis::start();
+    let store = store(&server).await;
+    let mut other = plain(&server).await;
+    // After a release, the row has no token.
+    let held = claim("k", TTL);
+    take(&store, &held).await;
+    store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
+    redis::cmd("SET").arg("k").arg("").arg("PX").arg(30_000).exec_async(&mut other).await.unwrap();
+    let leases = Leases::new(store.clone());
+    assert_eq!(leases.show("k").await.unwrap().expect("it is held").holder, "another client: ");
+    assert_eq!(leases.list("k").await.unwrap().len(), 0, "it is not lockkit's");
+    leases.steal("k").await.unwrap().expect("it is held");
+    take(&store, &claim("k", TTL)).await;
+}
+
+#[tokio::test]
 async fn a_value_that_is_no_lock_is_an_error_and_stays() {
     let server = Redis::start();
     let store = store(&server).await;
@@ -71,6 +89,16 @@ async fn a_value_that_is_no_lock_is_an_error_and_stays() {
     assert_eq!(store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap(), Answer::Gone);
     assert!(store.lease_look(&held.key).await.unwrap().is_none());
     assert_eq!(send::<Vec<String>>(&mut other, "LRANGE k 0 -1").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_list_forgets_no_lease_of_the_other_layout() {
+    let server = Redis::start();
+    let store = store(&server).await;
+    let redisson = builder(&server).layout(Layout::Redisson).connect().await.unwrap();
+    take(&store, &claim("k", TTL)).await;
+    assert!(redisson.lease_list("", 10).await.unwrap().is_empty());
+    assert_eq!(store.lease_list("", 10).await.unwrap().len(), 1);
 }
 
 #[tokio::test]

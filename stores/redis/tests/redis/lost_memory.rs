@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lockkit::store::{Answer, LeaseStore, Renewal};
+use lockkit::{
+    Error, Fault, Leases,
+    store::{Answer, LeaseStore, Renewal},
+};
 use lockkit_redis::{ConnectError, Unfit};
 use lockkit_store_servers::redis::Redis;
 use tokio::time::Instant;
@@ -42,6 +45,28 @@ async fn a_lease_that_the_server_forgot_has_one_holder_until_its_ttl_is_over() {
         assert!(grant.fence.get() > fence.get() + 127, "{loss:?}: {} after {fence}", grant.fence);
         let late = holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await.unwrap();
         assert_eq!(late, [Answer::Gone]);
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_writer_does_not_enter_beside_a_forgotten_reader() {
+    // Nothing is renewed while the test runs.
+    let ttl = Duration::from_mins(3);
+    for loss in [Loss::Flushed, Loss::Killed] {
+        let mut server = Redis::start();
+        let store = declared(builder(&server).longest_ttl(ttl)).await;
+        let leases = Leases::builder(store.clone()).ttl(ttl).build().unwrap();
+        let reader = leases.rw("k").read().acquire().await.unwrap();
+        let rival = Leases::builder(builder(&server).longest_ttl(ttl).connect().await.unwrap()).ttl(ttl);
+        let rival = rival.wait(Duration::from_secs(5)).build().unwrap();
+        let waiting = tokio::spawn(async move { rival.rw("k").write().acquire().await.map(drop) });
+        until("the writer waits", async || store.lease_look(&"k/writer".into()).await.unwrap().is_some()).await;
+        loss.happens(&mut server).await;
+        let entered = waiting.await.unwrap();
+        assert!(reader.is_trusted() && entered.is_err(), "{loss:?}: both are inside");
+        for read in [store.lease_look(&"k".into()).await.err(), store.lease_list("", 10).await.err()] {
+            assert!(matches!(read, Some(Error::Database { fault: Fault::Unavailable, .. })), "{loss:?}: {read:?}");
+        }
     }
 }
 
@@ -123,9 +148,9 @@ async fn the_quarantine_is_as_long_as_the_longest_ttl_of_any_client() {
 async fn a_ttl_beyond_the_longest_is_refused() {
     let server = Redis::start();
     let store = declared(builder(&server).longest_ttl(TTL)).await;
-    let leases = lockkit::Leases::builder(store.clone()).ttl(TTL).build().unwrap();
+    let leases = Leases::builder(store.clone()).ttl(TTL).build().unwrap();
     let refused = leases.lease("k").ttl(TTL * 2).acquire().await.unwrap_err();
-    assert!(matches!(refused, lockkit::Error::InvalidOption { option: "ttl", .. }), "{refused:?}");
+    assert!(matches!(refused, Error::InvalidOption { option: "ttl", .. }), "{refused:?}");
     // lockkit's own leases, such as the sweeper's, are shortened.
     let grant = take(&store, &claim("k", TTL * 2)).await;
     assert_eq!(grant.ttl, Some(TTL));

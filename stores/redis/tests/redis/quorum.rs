@@ -7,7 +7,7 @@ use lockkit::{
     store::{Acquired, Answer, Renewal},
     testing::{Oracle, conformance, drop_at_every_await},
 };
-use lockkit_redis::{ConnectError, Layout, Quorum, RedisStoreBuilder, Unfit};
+use lockkit_redis::{ConnectError, Layout, Quorum, RedisStore, RedisStoreBuilder, Unfit, redis::Client};
 use lockkit_store_servers::redis::{Redis, independent};
 use tokio::{task::JoinSet, time::Instant, time::sleep};
 
@@ -125,6 +125,16 @@ async fn it_starts_without_a_minority_and_not_without_a_majority() {
 }
 
 #[tokio::test]
+async fn a_server_counts_once() {
+    let servers = independent(2);
+    let other_database = RedisStore::builder(Client::open(format!("{}1", servers[1].url())).unwrap());
+    for again in [builder(&servers[1]), other_database.connect_timeout(PATIENCE).answer_timeout(PATIENCE)] {
+        let refused = Quorum::with([builder(&servers[0]), builder(&servers[1]), again]).await.unwrap_err();
+        assert!(refused.to_string().contains("twice"), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn two_of_three_holders_that_forget_do_not_let_a_rival_in() {
     let ttl = Duration::from_millis(1500);
     for with_quarantine in [true, false] {
@@ -215,6 +225,23 @@ async fn a_renewal_is_gone_only_if_no_majority_can_hold_it() {
     }
     forget(2).await;
     until("a majority says so", async || renew().await.is_ok_and(|it| it == [Answer::Gone])).await;
+}
+
+#[tokio::test]
+async fn a_stopped_server_delays_the_answers_of_a_majority_for_a_moment_only() {
+    let servers = independent(3);
+    let terms = |it| builder(it).longest_ttl(TTL).answer_timeout(PATIENCE / 2);
+    let store = Quorum::with(servers.iter().map(terms)).await.unwrap();
+    store.declare_new().await.unwrap();
+    let held = [claim("a", TTL), claim("b", TTL)];
+    store.lease_acquire_all(&held).await.unwrap();
+    until("all servers have it", async || locked(&servers, "b").await == 3).await;
+    send::<i64>(&mut plain(&servers[0]).await, "DEL b").await;
+    servers[2].program.stop();
+    let began = Instant::now();
+    let renewals = held.clone().map(|it| Renewal::new(it.key, it.token, TTL));
+    assert_eq!(store.lease_renew(&renewals).await.unwrap(), [Answer::Done, Answer::Busy]);
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
 }
 
 #[tokio::test]
