@@ -77,7 +77,7 @@ impl Options {
     /// which is also the least that etcd grants. Whole seconds; a part of a second is rounded up.
     ///
     /// While the process lives, each lease ends by its own ttl. If the process dies or is stopped, its leases end with
-    /// their etcd lease: after the session ttl or, where that is longer, 1.25 times the ttl of the lease. A shorter
+    /// their etcd lease: after the session ttl or, where that is longer, about 1.25 times the ttl of the lease. A shorter
     /// session ttl frees the leases of dead processes sooner and sends more keep-alive messages: five in a session
     /// ttl.
     #[must_use]
