@@ -210,7 +210,7 @@ where
 
 fn gave_up(err: &(dyn StdError + 'static)) -> bool {
     // Without a lock of lockkit, SQLite refuses a write that waited for 5 s.
-    let is_busy = |err: &sqlx::Error| err.as_database_error().and_then(|it| it.code()).is_some_and(|it| it == "5");
+    let is_busy = |err: &sqlx::Error| err.as_database_error().is_some_and(|it| it.code().is_some_and(|it| it == "5"));
     matches!(err.downcast_ref(), Some(lockkit::Error::Contended { .. } | lockkit::Error::RetriesExhausted { .. }))
         || err.downcast_ref().is_some_and(is_busy)
 }
