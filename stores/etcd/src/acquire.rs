@@ -1,6 +1,6 @@
 //! Taking leases.
 //!
-//! A claim is a key `name/token`. The claim whose key was created first holds the lease, as in etcd's own
+//! A claim is a key `name/token-number`. The claim whose key was created first holds the lease, as in etcd's own
 //! `concurrency.Mutex`. A claim that does not wait creates its key only if there is none, in one transaction. A claim
 //! that waits creates it at once, and holds the lease when no older key is left.
 
@@ -39,7 +39,8 @@ enum Step {
 pub(crate) struct Asking<'c> {
     pub(crate) claim: &'c Claim,
     pub(crate) place: Arc<Place>,
-    path: String,
+    /// Its key, once it is noted.
+    pub(crate) path: String,
     pub(crate) record: String,
     pub(crate) sent: Instant,
     /// The revision of the record of the last holder that does not stand in the way. `None` if none does.
@@ -49,7 +50,7 @@ pub(crate) struct Asking<'c> {
 impl<'c> Asking<'c> {
     pub(crate) fn new(claim: &'c Claim, place: Arc<Place>, sent: Instant, waits: bool) -> Self {
         let record = Record::now(State::Held, claim.token, claim.ttl, &claim.holder).text();
-        Self { path: place.path(claim.token), claim, place, record, sent, last: waits.then_some(0) }
+        Self { claim, place, path: String::new(), record, sent, last: waits.then_some(0) }
     }
 
     /// The claim's key exists since this revision.
@@ -157,13 +158,14 @@ impl Inner {
 
     /// Creates the key of the claim: if the lease is free or the claim waits.
     async fn enter(&self, members: &Members, session: &Arc<Session>, asking: &mut Asking<'_>) -> Result<Step, Trouble> {
-        let Asking { claim, place, path, record, .. } = &*asking;
-        let token = claim.token;
+        let token = asking.claim.token;
         // Before the claim is noted: whoever gives it up from then on writes the marker.
         let is_current = is_current(session);
-        if !self.claims.ask(place, token, session, claim.ttl, record) {
+        let Some(path) = self.claims.ask(&asking.place, token, session, asking.claim.ttl, &asking.record) else {
             return Ok(Step::Answer(Acquired::Held { free_in: None }));
-        }
+        };
+        asking.path = path;
+        let Asking { claim, path, .. } = &*asking;
         let line_up = if claim.queue {
             let waiting = Record::now(State::Waiting, token, claim.ttl, &claim.holder).text();
             let put = TxnOp::put(&**path, waiting, Some(PutOptions::new().with_lease(session.id)));
@@ -232,12 +234,13 @@ impl Inner {
         revision: i64,
         written: i64,
     ) -> Result<Step, Trouble> {
-        let Asking { claim, place, path, record, sent, .. } = &*asking;
-        let token = claim.token;
+        let token = asking.claim.token;
         let is_current = is_current(session);
-        if !self.claims.again(token, session, claim.ttl, record) {
+        let Some(path) = self.claims.again(token, session, asking.claim.ttl, &asking.record) else {
             return Ok(Step::Answer(Acquired::Held { free_in: None }));
-        }
+        };
+        asking.path = path;
+        let Asking { place, path, sent, .. } = &*asking;
         let exists = Compare::create_revision(&**path, CompareOp::Equal, revision);
         let is_same = Compare::mod_revision(&**path, CompareOp::Equal, written);
         let is_first = Compare::create_revision(&*place.dir, CompareOp::Greater, revision - 1).with_prefix();
@@ -272,7 +275,7 @@ impl Inner {
         };
         note_marker(session, kvs(answers.get(2)));
         if first.create_revision() == revision {
-            self.claims.touch(&asking.claim.key);
+            self.claims.touch(&asking.claim.key, b"");
             return Ok(match self.last_is_over(asking, kvs(answers.get(3))) {
                 Some(left) => Step::Answer(Acquired::Held { free_in: Some(left) }),
                 None => Step::Again,
@@ -305,7 +308,7 @@ impl Inner {
 
     /// The answer to a claim that is not the first. Only of its own claims does this process know how long they last.
     pub(crate) fn held(&self, claim: &Claim, first: &KeyValue) -> Acquired {
-        self.claims.touch(&claim.key);
+        self.claims.touch(&claim.key, first.key());
         let own = Record::parse(first.value()).and_then(|it| self.claims.get(it.token));
         let own = own.filter(|it| it.held_since().is_some());
         Acquired::Held { free_in: own.map(|it| it.until.saturating_duration_since(Instant::now())) }

@@ -54,7 +54,7 @@ pub(crate) struct Claimed {
     pub(crate) left_to: Option<i64>,
     pub(crate) until: Instant,
     pub(crate) renewals: u64,
-    ttl: Duration,
+    pub(crate) ttl: Duration,
     /// When it is looked at next. Its other entries in the heap are out of date.
     scheduled: Option<Instant>,
 }
@@ -121,6 +121,8 @@ struct State {
     of_key: HashMap<Key, Vec<Token>>,
     due: BinaryHeap<Reverse<(Instant, Token)>>,
     left: Vec<(Instant, Left)>,
+    /// How many claims there have been.
+    count: u64,
 }
 
 impl State {
@@ -149,9 +151,10 @@ impl State {
 }
 
 impl Claims {
-    /// Notes that a request to create the key of the claim is about to be sent.
+    /// Notes that a request to create the key of the claim is about to be sent, and returns the key.
     ///
-    /// Returns `false` if the claim is being removed.
+    /// Returns `None` if the claim is being removed. When it is forgotten, its token may be used again. Its key is not,
+    /// so a late request to remove it does not remove the next one.
     pub(crate) fn ask(
         &self,
         place: &Arc<Place>,
@@ -159,14 +162,16 @@ impl Claims {
         session: &Arc<Session>,
         ttl: Duration,
         record: &str,
-    ) -> bool {
+    ) -> Option<String> {
         let until = Instant::now() + ttl;
         let mut state = self.state();
         let is_new = !state.claims.contains_key(&token);
+        state.count += u64::from(is_new);
+        let number = state.count;
         let claimed = state.claims.entry(token).or_insert_with(|| Claimed {
             place: place.clone(),
             token,
-            path: place.path(token),
+            path: place.path(token, number),
             session: session.clone(),
             phase: Phase::Asked,
             record: String::new(),
@@ -181,8 +186,9 @@ impl Claims {
             scheduled: None,
         });
         if claimed.ended {
-            return false;
+            return None;
         }
+        let path = claimed.path.clone();
         claimed.session = session.clone();
         claimed.doubts.push(session.clone());
         (claimed.until, claimed.ttl) = (claimed.until.max(until), ttl);
@@ -193,7 +199,7 @@ impl Claims {
         let is_sooner = state.schedule(until, token);
         drop(state);
         self.tell(is_sooner);
-        true
+        Some(path)
     }
 
     /// Notes that the key exists since this revision, or does not exist.
@@ -250,16 +256,18 @@ impl Claims {
         is_held
     }
 
-    /// Notes that a claim with this key is sent again, and returns whether it may be. `record` is the value that its
-    /// key has if it is granted.
-    pub(crate) fn again(&self, token: Token, session: &Arc<Session>, ttl: Duration, record: &str) -> bool {
+    /// Notes that a claim with this key is sent again, and returns the key. `record` is the value that it has if the
+    /// claim is granted.
+    ///
+    /// Returns `None` if the claim is being removed.
+    pub(crate) fn again(&self, token: Token, session: &Arc<Session>, ttl: Duration, record: &str) -> Option<String> {
         let until = Instant::now() + ttl;
         let mut state = self.state();
-        let Some(claimed) = state.claims.get_mut(&token).filter(|it| !it.ended) else { return false };
+        let claimed = state.claims.get_mut(&token).filter(|it| !it.ended)?;
         (claimed.until, claimed.ttl) = (claimed.until.max(until), ttl);
         claimed.doubts.push(session.clone());
         record.clone_into(&mut claimed.record);
-        true
+        Some(claimed.path.clone())
     }
 
     /// Forgets a claim that was refused and left nothing behind. One that is in doubt is removed first.
@@ -345,14 +353,23 @@ impl Claims {
         }
     }
 
-    /// Notes that somebody waits for the lease, so its waiting claims keep their places.
-    pub(crate) fn touch(&self, key: &Key) {
+    /// Notes the value that the key of a held lease has, and the ttl in it.
+    pub(crate) fn recorded(&self, token: Token, record: String, ttl: Duration) {
+        if let Some(claimed) = self.state().claims.get_mut(&token) {
+            (claimed.record, claimed.ttl) = (record, ttl);
+        }
+    }
+
+    /// Notes that somebody waits for the lease, so its waiting claims keep their places. Not the one whose key is
+    /// `before` others: only its own requests keep it, so that it does not block the others if nobody makes them.
+    pub(crate) fn touch(&self, key: &Key, before: &[u8]) {
         let now = Instant::now();
         let mut state = self.state();
         let State { claims, of_key, .. } = &mut *state;
         for token in of_key.get(key).into_iter().flatten() {
             if let Some(claimed) = claims.get_mut(token)
                 && !claimed.ended
+                && claimed.path.as_bytes() != before
                 && matches!(claimed.phase, Phase::Waiting { .. })
             {
                 claimed.until = claimed.until.max(now + claimed.ttl.max(FORGOTTEN));

@@ -68,7 +68,7 @@ impl Inner {
         let mut watch = client.watch_client().watch(&**path, Some(options)).await?;
         attempt.settle();
         loop {
-            self.claims.touch(key);
+            self.claims.touch(key, path);
             match watch.message().await? {
                 // The history since then is compacted.
                 Some(message) if message.canceled() && message.compact_revision() > 0 => return Ok(()),

@@ -62,9 +62,9 @@ impl Place {
         Ok(Self { name: name.clone(), dir, last })
     }
 
-    /// The key of a claim.
-    pub(crate) fn path(&self, token: Token) -> String {
-        format!("{}{}", self.dir, hex(token))
+    /// The key of the claim of a process that has this number.
+    pub(crate) fn path(&self, token: Token, number: u64) -> String {
+        format!("{}{}-{number:x}", self.dir, hex(token))
     }
 }
 
@@ -145,15 +145,25 @@ impl Record {
 
     pub(crate) fn text(&self) -> String {
         let Self { state, token, ttl, at, revision, holder } = self;
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (ttl, at) = (ttl.as_micros(), at.as_micros());
+        format!("{}\n{ttl}\n{at}\n{revision}\n{holder}", Self::start(*state, *token))
+    }
+
+    /// The texts of all records of this claim in this state are above the first and below the second.
+    pub(crate) fn range(state: State, token: Token) -> (String, String) {
+        let start = Self::start(state, token);
+        (format!("{start}\n"), format!("{start}\u{b}"))
+    }
+
+    fn start(state: State, token: Token) -> String {
         let state = match state {
             State::Waiting => "waiting",
             State::Held => "held",
             State::Nobody => "nobody",
             State::Expired => "expired",
         };
-        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (ttl, at) = (ttl.as_micros(), at.as_micros());
-        format!("{VERSION}\n{state}\n{}\n{ttl}\n{at}\n{revision}\n{holder}", hex(*token))
+        format!("{VERSION}\n{state}\n{}", hex(token))
     }
 
     /// `None` if lockkit did not write it.
@@ -241,7 +251,12 @@ mod tests {
             at: UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_001),
             ..Record::now(State::Waiting, Token::random(), Duration::from_millis(1500), "a\nb")
         };
-        assert_eq!(Record::parse(record.text().as_bytes()), Some(record));
+        assert_eq!(Record::parse(record.text().as_bytes()), Some(record.clone()));
+        let text = record.text();
+        let (from, below) = Record::range(State::Waiting, record.token);
+        assert!(from < text && text < below);
+        let (from, below) = Record::range(State::Waiting, Token::random());
+        assert!(text < from || below < text);
         for foreign in ["", "lockkit1", "lockkit1\nheld\nxyz\n1\n1\n0\nh", "lockkit1\nother\n00\n1\n1\n0\nh"] {
             assert_eq!(Record::parse(foreign.as_bytes()), None, "{foreign}");
         }

@@ -21,9 +21,11 @@ const CHUNK: usize = 100;
 impl Inner {
     pub(crate) async fn look(self: &Arc<Self>, key: &Key) -> Result<Option<LeaseRecord>> {
         let doing = "looking at lease";
-        self.claims.touch(key);
         let place = self.place(doing, key)?;
-        let answer = self.get(doing, Some(key), &place.dir, oldest()).await?;
+        let answer = self.get(doing, Some(key), &place.dir, oldest()).await;
+        let first = answer.as_ref().ok().and_then(|it| it.kvs().first());
+        self.claims.touch(key, first.map_or(b"", KeyValue::key));
+        let answer = answer?;
         let Some(kv) = answer.kvs().first() else { return Ok(None) };
         let last = kv.key_str().ok().and_then(|it| it.strip_prefix(&*place.dir)).unwrap_or_default();
         Ok(self.shown(describe(key, last, kv)))

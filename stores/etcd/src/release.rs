@@ -235,19 +235,24 @@ fn removal(claimed: &Claimed, released: bool) -> TxnOp {
 /// Says to the next holder that this one does not trust its lease any more.
 fn mark_expired(claimed: &Claimed) -> TxnOp {
     let last = &*claimed.place.last;
-    let is_last = Compare::value(last, CompareOp::Equal, &*claimed.record);
     let record = Record::parse(claimed.record.as_bytes()).map(|it| Record {
         state: State::Expired,
         revision: claimed.revision().unwrap_or(it.revision),
         ..it
     });
     let put = record.map(|it| TxnOp::put(last, it.text(), None));
-    TxnOp::txn(Txn::new().when([is_last]).and_then(put.into_iter().collect::<Vec<_>>()))
+    TxnOp::txn(Txn::new().when(is_last(claimed)).and_then(put.into_iter().collect::<Vec<_>>()))
 }
 
 /// Forgets that this claim was the last holder.
 fn forget_last(claimed: &Claimed) -> TxnOp {
     let last = &*claimed.place.last;
-    let is_last = Compare::value(last, CompareOp::Equal, &*claimed.record);
-    TxnOp::txn(Txn::new().when([is_last]).and_then([TxnOp::delete(last, None)]))
+    TxnOp::txn(Txn::new().when(is_last(claimed)).and_then([TxnOp::delete(last, None)]))
+}
+
+/// This claim was the last holder, whatever ttl its record has: an answer to a change of it may have been lost.
+fn is_last(claimed: &Claimed) -> [Compare; 2] {
+    let last = &*claimed.place.last;
+    let (from, below) = Record::range(State::Held, claimed.token);
+    [Compare::value(last, CompareOp::Greater, from), Compare::value(last, CompareOp::Less, below)]
 }

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::{
     acquire::{is_current, marker, note_marker, revision},
     claims::Claimed,
+    layout::Record,
     members::{Members, Trouble},
     session::{Session, leader_changes},
     store::{Inner, failed, kvs},
@@ -43,7 +44,7 @@ impl Inner {
         let mut of_session: BTreeMap<i64, Vec<&Claimed>> = BTreeMap::new();
         let mut alive = HashSet::new();
         for (claimed, ttl) in claims.values() {
-            if claimed.session.ttl < *ttl {
+            if claimed.session.ttl < *ttl || claimed.ttl < *ttl {
                 let moved = self.renew_longer(&members, claimed, *ttl).await;
                 if moved.map_err(|err| failed(DOING, &claimed.place.name, err))? {
                     alive.insert(claimed.token);
@@ -102,7 +103,8 @@ impl Inner {
         Err(leader_changes())
     }
 
-    /// Moves the key of a claim to a session that lives longer than its own.
+    /// Moves the key of a claim to a session that lives at least as long as a longer ttl, and notes the ttl: others wait
+    /// for as long as the key says.
     async fn renew_longer(
         self: &Arc<Self>,
         members: &Members,
@@ -110,22 +112,27 @@ impl Inner {
         ttl: Duration,
     ) -> Result<bool, Trouble> {
         let session: Arc<Session> = self.sessions.get(members, ttl).await?;
-        let options = PutOptions::new().with_lease(session.id).with_ignore_value();
-        let put = TxnOp::put(&*claimed.path, "", Some(options));
-        let read = [TxnOp::get(&*claimed.path, None), marker(&session)];
+        let Some(before) = Record::parse(claimed.record.as_bytes()) else { return Ok(false) };
+        let record = Record { ttl, revision: claimed.revision().unwrap_or(before.revision), ..before }.text();
+        let put = [
+            TxnOp::put(&*claimed.path, &*record, Some(PutOptions::new().with_lease(session.id))),
+            TxnOp::put(&*claimed.place.last, &*record, None),
+        ];
+        let read = [TxnOp::get(&*claimed.path, Some(GetOptions::new().with_keys_only())), marker(&session)];
         let mut written = claimed.written;
         for _ in 0..ROUNDS {
             // A late request must not move the key back from the session to which a later one has moved it.
             let is_same = Compare::mod_revision(&*claimed.path, CompareOp::Equal, written);
             let when = [exists(claimed), is_same, is_current(&session)];
             self.claims.doubt(claimed.token, &session);
-            let txn = Txn::new().when(when).and_then([put.clone()]).or_else(read.clone());
+            let txn = Txn::new().when(when).and_then(put.clone()).or_else(read.clone());
             let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
             if was_sent_once {
                 self.claims.settled(claimed.token, &session);
             }
             if answer.succeeded() {
                 self.claims.moved(claimed.token, &session, revision(&answer));
+                self.claims.recorded(claimed.token, record, ttl);
                 return Ok(true);
             }
             let answers = answer.op_responses();

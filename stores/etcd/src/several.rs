@@ -89,11 +89,13 @@ impl Inner {
         asking: &mut [Asking<'_>],
     ) -> Result<Entered, Trouble> {
         let is_current = is_current(session);
-        for Asking { claim, place, record, .. } in &*asking {
-            if !self.claims.ask(place, claim.token, session, claim.ttl, record) {
+        for at in 0..asking.len() {
+            let Asking { claim, place, path, record, .. } = &mut asking[at];
+            let Some(noted) = self.claims.ask(place, claim.token, session, claim.ttl, record) else {
                 self.refuse_all(asking);
                 return Ok(Entered::Held(0, None));
-            }
+            };
+            *path = noted;
         }
         let when = asking.iter().map(Asking::is_free).chain(asking.iter().filter_map(Asking::is_over));
         let when: Vec<_> = when.chain([is_current]).collect();

@@ -128,9 +128,9 @@ async fn exclusion_outlives_every_member() {
     assert_eq!(survived, 4, "held leases survive");
 }
 
-/// Revokes the etcd lease of a holder that keeps it alive, as a leader does that was stopped. Returns how many holders
-/// there were too many.
-async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver) -> usize {
+/// Revokes the etcd lease of a holder that keeps it alive, as a leader does that was stopped. With `extended`, the
+/// holder has extended its lease to that ttl before. Returns how many holders there were too many.
+async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver, extended: Option<Duration>) -> usize {
     let oracle = Oracle::new();
     let leases = async || {
         let options = Options::new().session_ttl(SECONDS(4)).take_over(take_over);
@@ -139,6 +139,9 @@ async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver) -> usize {
     };
     let (holders, heirs, triers) = (leases().await, leases().await, leases().await);
     let lease = holders.lease(key).acquire().await.unwrap();
+    if let Some(ttl) = extended {
+        lease.extend(ttl).await.unwrap();
+    }
     let waiting = tokio::spawn({
         let (heirs, key) = (heirs.clone(), key.to_owned());
         async move { heirs.lease(key).acquire().await.unwrap() }
@@ -163,11 +166,15 @@ async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver) -> usize {
 
 #[tokio::test]
 async fn a_lease_that_is_revoked_while_it_is_trusted_gets_no_second_holder() {
-    let (with, without) = tokio::join!(
-        heirs_of_a_revoked_lease("revoked-1", TakeOver::AfterTtl),
-        heirs_of_a_revoked_lease("revoked-2", TakeOver::AtOnce),
+    let (with, extended, without) = tokio::join!(
+        heirs_of_a_revoked_lease("revoked-1", TakeOver::AfterTtl, None),
+        // The holder learns it after a third of that, which is longer than the first ttl.
+        heirs_of_a_revoked_lease("revoked-2", TakeOver::AfterTtl, Some(SECONDS(12))),
+        heirs_of_a_revoked_lease("revoked-3", TakeOver::AtOnce, None),
     );
-    println!("too many holders of a revoked lease: {with}, and without the wait {without}");
-    assert_eq!(with, 0);
+    println!(
+        "too many holders of a revoked lease: {with}, of an extended one {extended}, and without the wait {without}"
+    );
+    assert_eq!((with, extended), (0, 0));
     assert!(without > 0, "the test sees two holders");
 }

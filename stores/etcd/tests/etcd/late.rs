@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use etcd_client::GetOptions;
 use lockkit::{
     LeaseStore,
     store::{Acquired, Answer, Claim, Renewal, Token},
@@ -17,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::server::{client_at, keys, store_at, until};
+use crate::server::{client_at, keys, shared, store, store_at, until};
 
 const TTL: Duration = Duration::from_secs(20);
 
@@ -149,6 +150,23 @@ async fn a_request_that_the_network_delivers_after_the_release_takes_nothing() {
         until("the server has answered the late request", async || slow.answered() > before).await;
         assert_eq!(keys(&mut client, "lockkit/lock/delayed").await, 0, "it took the lease (queue: {queue})");
     }
+}
+
+#[tokio::test]
+async fn a_token_that_is_used_again_gets_another_key() {
+    let store = store().await;
+    let mut client = client_at(shared()).await;
+    let claim = Claim::new("used-again", Token::random(), "test", TTL);
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        let options = GetOptions::new().with_prefix();
+        let answer = client.get("lockkit/lock/used-again/", Some(options)).await.unwrap();
+        keys.extend(answer.kvs().iter().map(|it| it.key().to_vec()));
+        assert_eq!(store.lease_release(&claim.key, claim.token, Duration::ZERO).await.unwrap(), Answer::Done);
+    }
+    assert_eq!(keys.len(), 2);
+    assert_ne!(keys[0], keys[1], "a late removal of the first would remove the second");
 }
 
 /// A network that holds back what a client sends.
