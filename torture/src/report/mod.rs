@@ -145,12 +145,19 @@ impl Report {
             println!("VOID on {}: a control showed no violation, so the run proves nothing.", self.void.join(", "));
             return Ok(ExitCode::from(2));
         }
-        let violated = self.rows.iter().filter(|it| it.is_violated()).count();
-        println!(
-            "{}",
-            if violated == 0 { "No violation.".to_owned() } else { format!("VIOLATED in {violated} rows.") }
-        );
-        Ok(if violated == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let violated: Vec<_> = self.rows.iter().filter(|it| it.is_violated()).collect();
+        if violated.is_empty() {
+            println!("No violation.");
+            return Ok(ExitCode::SUCCESS);
+        }
+        println!("VIOLATED in {} rows:", violated.len());
+        for row in violated {
+            println!("- {} on {}: {}", row.fault, row.database, row.verdict());
+            for violation in row.violations.iter().filter(|it| it.counts()).take(3) {
+                println!("  {}: {}", violation.oracle, violation.text);
+            }
+        }
+        Ok(ExitCode::FAILURE)
     }
 
     /// The databases on which the lanes' controls never failed.
