@@ -121,11 +121,11 @@ pub(crate) enum DrawError {
 }
 
 impl DrawError {
-    /// The item was too busy, or the lease on it was lost; nothing was drawn.
+    /// The item was too busy, the lease on it was lost, or the store did not answer; nothing was drawn.
     pub(crate) fn gave_up(&self) -> bool {
         match self {
             Self::Lock(lockkit::Error::RetriesExhausted { .. }) => true,
-            Self::Lock(err) => err.is_contended() || err.is_lost(),
+            Self::Lock(err) => err.is_contended() || err.is_lost() || err.is_transient(),
             Self::Database(_) => false,
             #[cfg(feature = "redis")]
             Self::Redis(_) => false,

@@ -2,14 +2,16 @@
 //!
 //! A comment before each says where a reader pastes it: `items` into one file for all pages, `statements` into an `async fn`
 //! of that file, `module` into a file of its own.
+//!
+//! Used by two packages: `stores/tests` compiles the modules, and the tests of the README the rest.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() {
-    let tests = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the package is"));
-    let repository = tests.parent().expect("the tests are in a folder of the repository");
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo says where the package is"));
+    let repository = package.ancestors().find(|it| it.join("docs").is_dir()).expect("the package is in the repository");
     let (mut code, mut modules) = (String::new(), String::new());
     for page in pages(repository) {
         println!("cargo::rerun-if-changed={}", page.display());
@@ -18,7 +20,7 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where to write"));
     fs::write(out.join("readme.rs"), code).expect("write the snippets");
-    // Apart, because only the test has the crates of the stores, which some of them need.
+    // Apart, because they need the crates of the stores, which only `stores/tests` has.
     fs::write(out.join("modules.rs"), modules).expect("write the snippets");
 }
 

@@ -3,7 +3,6 @@
 #![allow(dead_code, unused_imports, unused_variables, missing_debug_implementations, clippy::all, clippy::pedantic)]
 
 include!(concat!(env!("OUT_DIR"), "/readme.rs"));
-include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 /// What a registry shows has no files beside it, and a narrow column.
 #[test]

@@ -181,9 +181,9 @@ impl Crew {
         }
     }
 
-    /// All that was said, in the order of the common clock.
+    /// All that was said so far, in the order of the common clock.
     pub(crate) fn events(&self) -> Vec<Event> {
-        let mut events = self.log.events.take();
+        let mut events = self.log.events.borrow().clone();
         events.sort_by_key(|it| it.at);
         events
     }

@@ -24,7 +24,7 @@ pub(super) fn left_locked(history: &History) -> Vec<Violation> {
 }
 
 /// A process that did not commit under a lease again after the heal, on a key that nobody else wants.
-pub(super) fn never_recovered(history: &History) -> Vec<Violation> {
+pub(crate) fn never_recovered(history: &History) -> Vec<Violation> {
     let Some((healed, ended)) = history.healing.filter(|(healed, ended)| ended - healed >= SETTLED) else {
         return Vec::new();
     };

@@ -140,7 +140,7 @@ async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver, extended: Opti
     let (holders, heirs, triers) = (leases().await, leases().await, leases().await);
     let lease = holders.lease(key).acquire().await.unwrap();
     if let Some(ttl) = extended {
-        lease.extend(ttl).await.unwrap();
+        until("it is extended", async || lease.extend(ttl).await.is_ok()).await;
     }
     let waiting = tokio::spawn({
         let (heirs, key) = (heirs.clone(), key.to_owned());

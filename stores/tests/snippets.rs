@@ -1,0 +1,5 @@
+//! The Rust snippets of `docs/stores.md`, compiled as they stand there.
+
+#![allow(dead_code, unused_imports, unused_variables, missing_debug_implementations, clippy::all, clippy::pedantic)]
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
