@@ -83,6 +83,9 @@ const QUICK: [Turn; 7] = [
 /// How often the controls get another lane if they were not violated.
 const AGAIN: u32 = 2;
 
+/// How often the start of a server is tried again.
+const RESTARTS: u32 = 2;
+
 /// A run on one database.
 struct Rack {
     common: Common,
@@ -161,7 +164,7 @@ impl Rack {
             self.bar.inc(1);
         }
         let mut turns: VecDeque<_> = self.turns.iter().copied().collect();
-        let mut again = AGAIN;
+        let (mut again, mut restarts) = (AGAIN, RESTARTS);
         let mut number = 0;
         loop {
             let Some((fault, lasts, heals)) = turns.pop_front() else {
@@ -193,6 +196,12 @@ impl Rack {
                 let name = format!("lockkit_torture_{}_{number}", std::process::id());
                 match self.one::<S>(&mut site, &plan, &name).await {
                     Ok(lane) => Row::of::<S>(&lane),
+                    // A server that could not be started says nothing about lockkit.
+                    Err(_) if site.is_none() && restarts > 0 => {
+                        restarts -= 1;
+                        turns.push_front((fault, lasts, heals));
+                        continue;
+                    }
                     Err(err) => {
                         // The next lane gets another server.
                         site = None;
