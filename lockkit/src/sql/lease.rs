@@ -11,15 +11,28 @@ use tokio::time::sleep;
 
 use crate::{
     error::Fault,
+    fence::Fence,
     key::Key,
     lease::store::{
-        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseInfo, LeaseRecord, Previous, Release, Renewal, Token,
+        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, Grant, LeaseInfo, LeaseRecord, Previous, Release, Renewal,
+        Token,
     },
     sql::{
         Dialect,
         units::{duration, fence, micros},
     },
 };
+
+/// How many fences belong to each grant. A fence is made from a clock in microseconds, so the clock is past them when the
+/// answer arrives.
+pub(super) const FENCES: u64 = 128;
+
+/// The grant of a lease whose first fence is this, before its last holder is known.
+pub(super) fn granted(fence: Fence) -> Grant {
+    let mut grant = Grant::from(fence);
+    grant.spare_fences = FENCES - 1;
+    grant
+}
 
 /// Leases in the table `lockkit_lease`.
 #[diagnostic::on_unimplemented(

@@ -21,6 +21,9 @@ use crate::{
 /// The start time of every store's clock, 2026-01-01 in UTC, so that a test sees the same fences in every run.
 const BEGINNING: Duration = Duration::from_secs(1_767_225_600);
 
+/// How many fences belong to each grant, as in a database.
+const FENCES: i64 = 128;
+
 /// A [`LeaseStore`] in memory for tests. It behaves as the databases do, at the speed of memory, and a test controls
 /// its clock.
 ///
@@ -281,9 +284,9 @@ impl LeaseStore for MemoryStore {
         let act = || {
             self.act(|rows, now| {
                 let then = now.saturating_sub(micros(retention));
-                // A key whose fence is above the clock must be kept, because the next fence of a deleted key is made
+                // A key whose fences are above the clock must be kept, because the next fence of a deleted key is made
                 // from the clock.
-                let old = rows.iter().filter(|(_, it)| it.expires < then && it.fence < then);
+                let old = rows.iter().filter(|(_, it)| it.expires < then && it.fence < then - FENCES);
                 let old: Vec<_> = old.take(limit as usize).map(|(key, _)| key.clone()).collect();
                 old.iter().filter_map(|it| rows.remove(it)).count() as u64
             })
@@ -312,17 +315,23 @@ fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
     if let Some(row) = rows.get_mut(key).filter(|it| it.token == Some(*token)) {
         (row.expires, row.ttl) = (expires, ttl);
         row.renewals += 1;
-        return Grant::from(fence(row.fence));
+        return granted(row.fence);
     }
     let before = rows.remove(key);
-    let number = before.as_ref().map_or(now, |it| now.max(it.fence + 1));
+    let number = before.as_ref().map_or(now, |it| now.max(it.fence + FENCES));
     let (token, holder) = (Some(*token), holder.clone());
     let row = Row { token, holder, fence: number, acquired: now, expires, ttl, renewals: 0 };
     rows.insert(key.clone(), row);
     let previous = before
         .filter(|it| it.token.is_some_and(|it| !it.is_nobody()))
         .map(|it| Previous::new(it.holder.to_string(), fence(it.fence), duration(now - it.expires)));
-    Grant::from(fence(number)).after(previous)
+    granted(number).after(previous)
+}
+
+fn granted(number: i64) -> Grant {
+    let mut grant = Grant::from(fence(number));
+    grant.spare_fences = FENCES.unsigned_abs() - 1;
+    grant
 }
 
 fn micros(duration: Duration) -> i64 {

@@ -57,7 +57,7 @@ on_every_database! {
         sleep(MILLIS(5)).await;
         assert_eq!(db.pool.lease_sweep(MILLIS(1), 10).await.unwrap(), 0);
         let lease = leases.lease("k").acquire().await.unwrap();
-        assert_eq!(lease.fence().as_i64(), high + 1);
+        assert!(lease.fence().as_i64() > high, "{}", lease.fence());
     }
 
     async fn a_fence_that_cannot_rise_is_an_error_and_not_a_grant<S>(db: TestDb<S>) {

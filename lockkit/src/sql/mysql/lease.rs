@@ -12,11 +12,12 @@ use crate::{
     error::Fault,
     fence::Fence,
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Previous, Release, Renewal, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Previous, Release, Renewal, Token},
     sql::{
         Driver, LeaseStatements,
         lease::{
-            Found, HeldRow, asked, given_back, is_ahead, lease_acquire_in_order, lease_cut, leases_found, prefix_end,
+            FENCES, Found, HeldRow, asked, given_back, granted, is_ahead, lease_acquire_in_order, lease_cut,
+            leases_found, prefix_end,
         },
         statement::statement,
         units::{duration, fence, micros},
@@ -69,10 +70,10 @@ fn claim(source: &str) -> String {
              fence = CASE
                  WHEN lockkit_lease.token <=> VALUES(token) THEN LAST_INSERT_ID(lockkit_lease.fence)
                  WHEN lockkit_lease.expires_us <= {NOW} AND {KEPT}
-                     THEN GREATEST(lockkit_lease.fence + 1, {NOW})
-                         + 0 * LAST_INSERT_ID((1 << 62) | GREATEST(lockkit_lease.fence + 1, {NOW}))
+                     THEN GREATEST(lockkit_lease.fence + {FENCES}, {NOW})
+                         + 0 * LAST_INSERT_ID((1 << 62) | GREATEST(lockkit_lease.fence + {FENCES}, {NOW}))
                  WHEN lockkit_lease.expires_us <= {NOW}
-                     THEN LAST_INSERT_ID(GREATEST(lockkit_lease.fence + 1, {NOW}))
+                     THEN LAST_INSERT_ID(GREATEST(lockkit_lease.fence + {FENCES}, {NOW}))
                  ELSE lockkit_lease.fence
                      + 0 * LAST_INSERT_ID(
                          (1 << 63) | IF(lockkit_lease.expires_us - lockkit_lease.ttl_us > {NOW}, 1 << 62, 0)
@@ -179,7 +180,7 @@ impl LeaseStatements for MySql {
             return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
         }
         let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
-        Ok(Acquired::Granted(Grant::from(Fence::from(answer & !TAKEN_OVER)).after(previous)))
+        Ok(Acquired::Granted(granted(Fence::from(answer & !TAKEN_OVER)).after(previous)))
     }
 
     async fn lease_acquire_all(conn: &mut MySqlConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
@@ -392,7 +393,7 @@ impl LeaseStatements for MySql {
         // A DELETE by expiry alone would lock every row that it reads, so the names are read first, without locks.
         let names: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
             "SELECT name FROM lockkit_lease
-             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ?
+             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? - {FENCES}
              ORDER BY name
              LIMIT ?"
         ))
@@ -404,10 +405,10 @@ impl LeaseStatements for MySql {
         if names.is_empty() {
             return Ok(0);
         }
-        // A fence above the clock must be kept: the next fence would be made from the clock, and be lower.
+        // Fences above the clock must be kept: the next fence would be made from the clock, and be lower.
         let sql = format!(
             "DELETE FROM lockkit_lease
-             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? AND name IN ({})",
+             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? - {FENCES} AND name IN ({})",
             vec!["?"; names.len()].join(", "),
         );
         let mut delete = sqlx::query(AssertSqlSafe(sql)).bind(micros(retention)).bind(micros(retention));

@@ -10,7 +10,7 @@ use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal, Token},
     sql::{
         LeaseStatements,
-        lease::{Found, HeldRow, lease_give_back, leases_found, prefix_end, previous},
+        lease::{FENCES, Found, HeldRow, granted, lease_give_back, leases_found, prefix_end, previous},
         statement::statement,
         units::{duration, fence, micros},
     },
@@ -63,7 +63,7 @@ impl LeaseStatements for Postgres {
                  FOR UPDATE SKIP LOCKED
              ), taken AS (
                  UPDATE lockkit_lease AS l
-                 SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE greatest(l.fence + 1, {NOW}) END,
+                 SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE greatest(l.fence + {FENCES}, {NOW}) END,
                      acquired_us = CASE WHEN l.token = $2 THEN l.acquired_us ELSE {NOW} END,
                      renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
                      token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
@@ -134,7 +134,7 @@ impl LeaseStatements for Postgres {
                  SELECT (SELECT count(*) FROM free) + (SELECT count(*) FROM missing) = cardinality($1) AS one
              ), taken AS (
                  UPDATE lockkit_lease AS l
-                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE greatest(l.fence + 1, {NOW}) END,
+                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE greatest(l.fence + {FENCES}, {NOW}) END,
                      acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE {NOW} END,
                      renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
                      token = free.new_token, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
@@ -411,12 +411,12 @@ impl LeaseStatements for Postgres {
     }
 
     async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
-        // A fence above the clock must be kept: the next fence would be made from the clock, and be lower.
+        // Fences above the clock must be kept: the next fence would be made from the clock, and be lower.
         let done = query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
                  SELECT name FROM lockkit_lease
-                 WHERE expires_us < {NOW} - $1 AND fence < {NOW} - $1
+                 WHERE expires_us < {NOW} - $1 AND fence < {NOW} - $1 - {FENCES}
                  ORDER BY name
                  LIMIT $2
                  FOR UPDATE SKIP LOCKED
@@ -458,7 +458,7 @@ fn grant(row: &PgRow) -> sqlx::Result<Grant> {
         row.try_get::<Option<Vec<u8>>, _>("old_token")?.as_deref(),
         row.try_get("expired_us")?,
     );
-    Ok(Grant::from(fence(row.try_get("fence")?)).after(previous))
+    Ok(granted(fence(row.try_get("fence")?)).after(previous))
 }
 
 fn scoped(row: &PgRow) -> sqlx::Result<Answer> {

@@ -7,10 +7,13 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use super::NOW;
 use crate::{
     key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Release, Renewal, Token},
     sql::{
         LeaseStatements,
-        lease::{Found, HeldRow, asked, given_back, lease_acquire_in_order, leases_found, prefix_end, previous},
+        lease::{
+            FENCES, Found, HeldRow, asked, given_back, granted, lease_acquire_in_order, leases_found, prefix_end,
+            previous,
+        },
         statement::statement,
         units::{fence, micros},
     },
@@ -53,7 +56,7 @@ impl LeaseStatements for Sqlite {
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
              VALUES (?1, ?2, ?3, {NOW}, {NOW}, {NOW} + ?4, ?4)
              ON CONFLICT (name) DO UPDATE SET
-                 fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + 1, {NOW}) END,
+                 fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + {FENCES}, {NOW}) END,
                  acquired_us = CASE WHEN token IS ?2 THEN acquired_us ELSE {NOW} END,
                  renewals = CASE WHEN token IS ?2 THEN renewals + 1 ELSE 0 END,
                  token = ?2, holder = ?3, ttl_us = ?4, expires_us = {NOW} + ?4
@@ -79,7 +82,7 @@ impl LeaseStatements for Sqlite {
                 }
                 None => None,
             };
-            return Ok(Acquired::Granted(Grant::from(fence).after(previous)));
+            return Ok(Acquired::Granted(granted(fence).after(previous)));
         }
         let held = Self::lease_look(conn, &claim.key).await?;
         Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) })
@@ -227,12 +230,12 @@ impl LeaseStatements for Sqlite {
     }
 
     async fn lease_sweep(conn: &mut SqliteConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
-        // A fence above the clock must be kept: the next fence would be made from the clock, and be lower.
+        // Fences above the clock must be kept: the next fence would be made from the clock, and be lower.
         let done = sqlx::query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
                  SELECT name FROM lockkit_lease
-                 WHERE expires_us < {NOW} - ?1 AND fence < {NOW} - ?1
+                 WHERE expires_us < {NOW} - ?1 AND fence < {NOW} - ?1 - {FENCES}
                  ORDER BY name
                  LIMIT ?2
              )"
