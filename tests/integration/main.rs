@@ -15,6 +15,7 @@ mod ended;
 mod faults;
 mod fence_guard;
 mod galera;
+mod handed;
 mod handles;
 mod harness;
 mod keeper;

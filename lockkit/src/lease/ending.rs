@@ -15,7 +15,8 @@ use crate::{
         bounded::limit_for,
         held::Lease,
         keeper::Unfinished,
-        kept::{Kept, release_failed},
+        kept::{Kept, Wants, release_failed},
+        lines::Line,
         store::{BUSY_PAUSE, LeaseStore},
     },
 };
@@ -43,7 +44,7 @@ impl<S: LeaseStore> Lease<S> {
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn begin_commit(&self) -> Guard<Committing<S>> {
         // After the commit, a renewal finds no lease. That must not be reported as a loss.
-        self.inner.keeper.forget(self.kept.token);
+        self.inner.keeper.forget(&self.kept);
         let unfinished = self.inner.keeper.unfinished();
         Guard::new(Committing { kept: self.kept.clone(), inner: self.inner.clone(), unfinished })
     }
@@ -78,9 +79,24 @@ impl<S: LeaseStore> Hold for Committing<S> {
     }
 }
 
+/// Hands the lease to the first caller who waits for it in this process, with the next fence. Asks no store.
+pub(super) fn hand_on<S: LeaseStore>(Owned { kept, inner, line }: &Owned<S>) -> bool {
+    let Some(line) = line else { return false };
+    let next = |wants: &Wants| {
+        let next = if kept.suits(wants, inner.hand_over) { inner.keeper.hand_on(kept, wants)? } else { return None };
+        let weak = Arc::downgrade(&next);
+        Some((Lease::handed(inner.clone(), next, Some(line.clone())), weak))
+    };
+    let is_handed_on = line.hand_on(kept, next);
+    if is_handed_on {
+        kept.tell_of_release();
+    }
+    is_handed_on
+}
+
 /// Releases the lease. Waits for a transaction that pins it.
 pub(super) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
-    inner.keeper.forget(kept.token);
+    inner.keeper.forget(kept);
     if inner.store().release_now(&kept.release(), limit_for(kept.ttl())).await? {
         inner.ended(kept);
         return Ok(Released::WhileHeld);
@@ -138,7 +154,7 @@ impl<S: LeaseStore> Hold for Releasing<S> {
 impl<S: LeaseStore> Inner<S> {
     /// Records the release and wakes the queue.
     fn ended(&self, kept: &Kept) {
-        self.keeper.forget(kept.token);
+        self.keeper.forget(kept);
         kept.released();
         self.lines.given_back(kept.line());
     }
@@ -148,12 +164,17 @@ impl<S: LeaseStore> Inner<S> {
 pub(super) struct Owned<S: LeaseStore> {
     pub(super) kept: Arc<Kept>,
     pub(super) inner: Arc<Inner<S>>,
+    /// The queue of those to whom it may be handed on.
+    pub(super) line: Option<Arc<Line<Lease<S>>>>,
 }
 
 impl<S: LeaseStore> Hold for Owned<S> {
     fn abandon(self) {
-        let Self { kept, inner } = self;
-        inner.keeper.forget(kept.token);
+        if hand_on(&self) {
+            return;
+        }
+        let Self { kept, inner, line: _ } = self;
+        inner.keeper.forget(&kept);
         // Nothing to release: the body under the lease or `close` has released it.
         if matches!(kept.lost(), Some(LossReason::Released | LossReason::Closed)) {
             return;

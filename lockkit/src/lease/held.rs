@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Inner, check_ttl,
-    ending::{Owned, Released, give_back},
+    ending::{Owned, Released, give_back, hand_on},
     reentry::realm,
     request::Yields,
 };
@@ -18,6 +18,7 @@ use crate::{
     lease::{
         bounded::limit_for,
         kept::{Kept, release_failed},
+        lines::Line,
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},
     },
     observe::{Strategy, holding},
@@ -44,10 +45,21 @@ impl<S: LeaseStore> Lease<S> {
     pub(super) fn granted(inner: Arc<Inner<S>>, kept: Kept) -> Result<Self> {
         let kept = Arc::new(kept);
         let is_kept = inner.keeper.keep(&kept);
-        let owned = Owned { kept: kept.clone(), inner: inner.clone() };
-        let owned = Some(Arc::new(Guard::new(owned)));
-        let lease = Self { kept, inner, owned };
+        // Kept with the lease, so that those who come to wait find its holder.
+        let line = kept.is_of_queue().then(|| inner.lines.line(&kept.key));
+        match &line {
+            Some(line) => line.granted(Arc::downgrade(&kept)),
+            // Granted together with others, or for something else: nobody is handed this lease.
+            None => inner.lines.granted_otherwise(&kept.key),
+        }
+        let lease = Self::handed(inner, kept, line);
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
+    }
+
+    /// A lease that is renewed already.
+    pub(super) fn handed(inner: Arc<Inner<S>>, kept: Arc<Kept>, line: Option<Arc<Line<Self>>>) -> Self {
+        let owned = Owned { kept: kept.clone(), inner: inner.clone(), line };
+        Self { kept, inner, owned: Some(Arc::new(Guard::new(owned))) }
     }
 
     /// A handle to the same lease for a body that runs under it. Dropping the handle releases nothing.
@@ -59,6 +71,12 @@ impl<S: LeaseStore> Lease<S> {
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
+    }
+
+    /// A transaction may pin the lease from now on.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn pin(&self) {
+        self.inner.keeper.pin(&self.kept);
     }
 
     /// Registers the current runtime, so that it can renew the lease too.
@@ -189,7 +207,16 @@ impl<S: LeaseStore> Lease<S> {
                 None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
-        let released = give_back(&self.inner, &self.kept).await?;
+        let released = if owned.as_ref().is_some_and(|it| hand_on(it)) {
+            Released::WhileHeld
+        } else {
+            // From here on it is not handed on. If it was, the store must not be asked: the token is the next holder's.
+            self.inner.keeper.forget(&self.kept);
+            match self.kept.lost() {
+                Some(LossReason::Released) => Released::AlreadyLost,
+                _ => give_back(&self.inner, &self.kept).await?,
+            }
+        };
         owned.map(Guard::defuse);
         Ok(released)
     }
@@ -201,7 +228,7 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
-        self.inner.keeper.forget(self.kept.token);
+        self.inner.keeper.forget(&self.kept);
         let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
         self.inner.store().release_now(&release, limit_for(self.kept.ttl())).await?;
         self.kept.lose(LossReason::Released);

@@ -23,7 +23,7 @@ use crate::{
     error::{LossReason, Result},
     lease::{
         bounded::{Bounded, LIMIT},
-        kept::Kept,
+        kept::{Kept, Wants},
         store::{Acquired, Answer, Claim, LeaseStore, Release, Renewal, Token},
     },
     observe,
@@ -179,9 +179,33 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.reschedule(kept.token, first_renewal(kept));
     }
 
-    /// Stops renewing the lease.
-    pub(crate) fn forget(&self, token: Token) {
-        self.0.state().forget(token);
+    /// Stops renewing the lease, which is never handed on from then on. One that was handed on before is renewed for its
+    /// next holder.
+    pub(crate) fn forget(&self, kept: &Kept) {
+        self.0.forget(kept);
+    }
+
+    /// A transaction may pin the lease from now on, so it is not handed on any more: only the store knows when it is free.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn pin(&self, kept: &Kept) {
+        let _state = self.0.state();
+        kept.stay();
+    }
+
+    /// The lease with this token was taken away. Returns the one who held it.
+    pub(crate) fn stolen(&self, token: Token) -> Option<Arc<Kept>> {
+        self.0.state().forget(token)
+    }
+
+    /// Ends the lease and renews that of the next holder in its place, on the same schedule. `None` if the lease is lost,
+    /// or was forgotten or pinned at any time before.
+    pub(crate) fn hand_on(&self, kept: &Kept, wants: &Wants) -> Option<Arc<Kept>> {
+        let mut state = self.0.state();
+        let entry = state.entries.get_mut(&kept.token);
+        let entry = entry.filter(|it| !kept.stays() && std::ptr::eq(Arc::as_ptr(&it.kept), kept))?;
+        let next = Arc::new(kept.hand_on(wants)?);
+        entry.kept = next.clone();
+        Some(next)
     }
 
     /// Refuses new leases and stops all renewals. Returns the leases that were renewed until now.
@@ -197,8 +221,8 @@ impl<S: LeaseStore> Keeper<S> {
     }
 
     /// Whether the lease with this token is renewed.
-    pub(crate) fn keeps(&self, token: Token) -> bool {
-        self.0.state().entries.contains_key(&token)
+    pub(crate) fn kept(&self, token: Token) -> Option<Arc<Kept>> {
+        self.0.kept(token)
     }
 
     /// The number of leases that are renewed.
@@ -318,6 +342,20 @@ impl Waking {
 }
 
 impl<S> Shared<S> {
+    /// Stops renewing the lease, which is never handed on from then on. Returns `false` if it was not renewed, or was
+    /// handed on before.
+    fn forget(&self, kept: &Kept) -> bool {
+        let mut state = self.state();
+        kept.stay();
+        let is_renewed = state.entries.get(&kept.token).is_some_and(|it| std::ptr::eq(Arc::as_ptr(&it.kept), kept));
+        is_renewed && state.forget(kept.token).is_some()
+    }
+
+    /// The lease that is renewed with this token.
+    fn kept(&self, token: Token) -> Option<Arc<Kept>> {
+        self.state().entries.get(&token).map(|it| it.kept.clone())
+    }
+
     /// Ignores poisoning: no code panics while it holds the lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -480,13 +518,21 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
             if shared.outage.swap(false, Ordering::Relaxed) {
                 observe::outage_over();
             }
-            for ((kept, renewal), answer) in batch.iter().zip(renewals).zip(answers) {
+            for (renewal, answer) in renewals.iter().zip(answers) {
+                // The lease may have been handed on meanwhile, or is being released.
+                let Some(kept) = shared.kept(renewal.token) else { continue };
                 match answer {
                     Answer::Done if kept.renewed(sent, renewal.ttl) => {}
-                    Answer::Busy => ask_again_soon(shared, kept),
-                    // The lease is no longer in the state if this process is releasing it. That is not a loss.
-                    Answer::Done | Answer::Gone => {
-                        if shared.state().forget(kept.token).is_some() {
+                    Answer::Busy => ask_again_soon(shared, &kept),
+                    // It was lost, or handed on since.
+                    Answer::Done => {
+                        if shared.forget(&kept) {
+                            kept.lose(LossReason::Stolen);
+                        }
+                    }
+                    Answer::Gone => {
+                        let forgotten = shared.state().forget(renewal.token);
+                        if let Some(kept) = forgotten {
                             kept.lose(LossReason::Stolen);
                         }
                     }
@@ -494,9 +540,9 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
             }
         }
         Err(err) => {
-            for kept in batch {
+            for kept in renewals.iter().filter_map(|it| shared.kept(it.token)) {
                 kept.unreachable();
-                ask_again_soon(shared, kept);
+                ask_again_soon(shared, &kept);
             }
             if !shared.outage.swap(true, Ordering::Relaxed) {
                 observe::outage(batch.len(), &err);

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::{LossReason, Result},
+    fence::Fence,
     key::Key,
     lease::{
         store::{Claim, Grant, Release, Renewal, Token},
@@ -29,10 +30,14 @@ pub(crate) struct Kept {
     pub(crate) grant: Grant,
     trust: Trust,
     granted: Instant,
+    run: Run,
     pub(crate) terms: Terms,
     ttl: Mutex<Duration>,
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pinned: AtomicBool,
+    /// The lease ends in the store and is not handed on: it may be pinned, committed or released by now. Written under the
+    /// mutex of the keeper, under which it is handed on.
+    stays: AtomicBool,
     /// The lease was returned to the caller. Before that, the request may still wait for other leases, or be dropped
     /// together with this one.
     handed_out: AtomicBool,
@@ -40,6 +45,17 @@ pub(crate) struct Kept {
     ends_with_body: AtomicBool,
     /// The end of the lease was reported.
     told: AtomicBool,
+}
+
+/// The holders that one grant of the store has had.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// When the claim was sent.
+    since: Instant,
+    /// The ttl of the claim.
+    ttl: Duration,
+    /// How often the lease was handed on.
+    passes: u32,
 }
 
 /// How a lease is renewed and released.
@@ -52,10 +68,18 @@ pub(crate) struct Terms {
     pub(crate) line: Option<Key>,
 }
 
+/// The lease that a caller takes from a holder of its process.
+#[derive(Debug, Clone)]
+pub(crate) struct Wants {
+    pub(crate) ttl: Duration,
+    pub(crate) terms: Terms,
+}
+
 impl Kept {
     /// `sent` is the time at which the claim was sent.
     pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
         let Claim { key, token, ttl, .. } = claim;
+        let run = Run { since: sent, ttl, passes: 0 };
         let ttl = grant.ttl.map_or(ttl, |it| it.min(ttl));
         Self {
             key,
@@ -63,9 +87,11 @@ impl Kept {
             grant,
             trust: Trust::new(sent, ttl),
             granted: Instant::now(),
+            run,
             terms,
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
+            stays: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),
             told: AtomicBool::new(false),
@@ -103,6 +129,15 @@ impl Kept {
 
     pub(crate) fn ends_with_body(&self) -> bool {
         self.ends_with_body.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the lease is not handed on any more.
+    pub(crate) fn stay(&self) {
+        self.stays.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stays(&self) -> bool {
+        self.stays.load(Ordering::Relaxed)
     }
 
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
@@ -168,7 +203,8 @@ impl Kept {
         self.tell_of_release();
     }
 
-    fn tell_of_release(&self) {
+    /// Reports the release, if it was not reported before.
+    pub(crate) fn tell_of_release(&self) {
         if !self.told.swap(true, Ordering::Relaxed) {
             observe::released(Strategy::Lease, &self.key, self.grant.fence, self.granted.elapsed());
         }
@@ -181,8 +217,61 @@ impl Kept {
     pub(crate) fn release(&self) -> Release {
         // No work was done under a lease that the caller never got, so `min_hold` does not apply.
         let is_handed_out = self.handed_out.load(Ordering::Relaxed);
-        let min_hold = if is_handed_out { self.terms.min_hold } else { Duration::ZERO };
+        let min_hold = if is_handed_out { self.min_hold() } else { Duration::ZERO };
         Release { key: self.key.clone(), token: self.token, min_hold }
+    }
+
+    /// The minimum hold, as the store counts it: from its grant, which may be that of an earlier holder.
+    pub(crate) fn min_hold(&self) -> Duration {
+        match self.terms.min_hold {
+            Duration::ZERO => Duration::ZERO,
+            min_hold if self.run.passes == 0 => min_hold,
+            min_hold => min_hold + (self.granted - self.run.since),
+        }
+    }
+
+    /// Whether those who wait in the queue of its key wait for this lease alone.
+    pub(crate) fn is_of_queue(&self) -> bool {
+        self.terms.line.as_ref() == Some(&self.key)
+    }
+
+    /// Whether the lease may be handed to a caller of this process who wants this, instead of being released: other
+    /// processes have waited for it for `most` holders or half of the ttl at most.
+    pub(crate) fn suits(&self, wants: &Wants, most: u32) -> bool {
+        let Run { since, ttl, passes } = self.run;
+        let now = Instant::now();
+        let min_hold = if self.handed_out.load(Ordering::Relaxed) { self.terms.min_hold } else { Duration::ZERO };
+        self.is_of_queue()
+            && passes < most
+            && self.grant.spare_fences > 0
+            && wants.ttl == ttl
+            && self.ttl() == self.grant.ttl.map_or(ttl, |it| it.min(ttl))
+            && now < since + ttl / 2
+            && now >= self.granted + min_hold
+            && self.until() > now + self.ttl() / 3
+    }
+
+    /// Ends this lease and returns that of the next holder, with the next fence. `None` if it was lost.
+    pub(crate) fn hand_on(&self, wants: &Wants) -> Option<Self> {
+        let Grant { fence, spare_fences, previous: _, ttl } = self.grant;
+        let mut grant = Grant::from(Fence::from(fence.get() + 1));
+        (grant.spare_fences, grant.ttl) = (spare_fences.checked_sub(1)?, ttl);
+        let trust = self.trust.hand_on()?;
+        Some(Self {
+            key: self.key.clone(),
+            token: self.token,
+            grant,
+            trust,
+            granted: Instant::now(),
+            run: Run { passes: self.run.passes + 1, ..self.run },
+            terms: wants.terms.clone(),
+            ttl: Mutex::new(self.ttl()),
+            pinned: AtomicBool::new(false),
+            stays: AtomicBool::new(false),
+            handed_out: AtomicBool::new(false),
+            ends_with_body: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+        })
     }
 
     /// Pause until the next renewal: a third of the ttl, so two retries fit before expiry.

@@ -21,6 +21,7 @@ mod ending;
 mod held;
 pub(crate) mod keeper;
 pub(crate) mod kept;
+pub(crate) mod lines;
 mod permits;
 mod place;
 mod queue;
@@ -52,14 +53,15 @@ use self::{
     request::Mode,
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, LossReason, Result},
     fence::Fence,
     key::Key,
     lease::{
         bounded::{Bounded, LIMIT},
         keeper::Keeper,
+        lines::Lines,
         store::{LeaseInfo, LeaseRecord, LeaseStore, Release},
-        wait::{FIRST_ANSWER, Freed, Lines},
+        wait::{FIRST_ANSWER, Freed},
     },
 };
 
@@ -95,7 +97,9 @@ struct Inner<S: LeaseStore> {
     /// The store that the caller gave. Transactions begin here. The keeper's store may have connections of its own.
     given: S,
     keeper: Keeper<S>,
-    lines: Lines,
+    lines: Lines<Lease<S>>,
+    /// How often a lease may be handed on in this process without asking the store.
+    hand_over: u32,
     fence_domain: Key,
     tell: Option<Arc<dyn TellsReleases>>,
     ttl: Duration,
@@ -178,13 +182,14 @@ impl<S: LeaseStore> Leases<S> {
     pub async fn steal(&self, key: impl Into<Key>) -> Result<Option<LeaseInfo>> {
         let key = key.into();
         match self.look(&key).await? {
-            Some(held) => self.take_from(key, held).await,
+            Some(held) => Box::pin(self.take_from(key, held)).await,
             None => Ok(None),
         }
     }
 
     /// As [`steal`](Self::steal), but only from the holder with this fence, as returned by [`show`](Self::show).
-    /// Returns `None` if that holder no longer has the lease. In that case the current holder, if any, keeps it.
+    /// Returns `None` if that holder no longer has the lease. In that case the current holder, if any, keeps it. Seen from
+    /// another process, all holders to whom a lease was handed on in its process are one, with the fence of the first.
     ///
     /// # Errors
     /// As [`steal`](Self::steal).
@@ -211,26 +216,29 @@ impl<S: LeaseStore> Leases<S> {
     pub async fn steal_if(&self, key: impl Into<Key>, fence: Fence) -> Result<Option<LeaseInfo>> {
         let key = key.into();
         match self.look(&key).await? {
-            Some(held) if held.info.fence == fence => self.take_from(key, held).await,
+            Some(held) if self.0.shown(held.clone()).fence == fence => Box::pin(self.take_from(key, held)).await,
             _ => Ok(None),
         }
     }
 
-    /// Releases the lease by the token of `held`. A token has only one fence, so this takes the lease only from that
-    /// holder.
+    /// Releases the lease by the token of `held`, whoever of its process holds it by now.
     async fn take_from(&self, key: Key, held: LeaseRecord) -> Result<Option<LeaseInfo>> {
-        let started = Instant::now();
+        let (started, shown) = (Instant::now(), self.0.shown(held.clone()));
         let release = Release { key: key.clone(), token: held.token, min_hold: Duration::ZERO };
         if let Ok(released) = timeout(self.0.wait.max(FIRST_ANSWER), self.0.store().release_now(&release, LIMIT)).await
         {
             return Ok(if released? {
+                // A holder of this process learns it at once.
+                if let Some(kept) = self.0.keeper.stolen(held.token) {
+                    kept.lose(LossReason::Stolen);
+                }
                 self.0.lines.freed(&key);
-                Some(self.0.shown(held))
+                Some(shown)
             } else {
                 None
             });
         }
-        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(Box::new(self.0.shown(held).into())) })
+        Err(Error::Contended { key, waited: started.elapsed(), holder: Some(Box::new(shown.into())) })
     }
 }
 

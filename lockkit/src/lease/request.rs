@@ -19,9 +19,9 @@ use crate::{
     key::Key,
     lease::{
         bounded::{is_silence, limit_for},
-        kept::Terms,
+        kept::{Terms, Wants},
         store::{BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Token},
-        wait::{FIRST_ANSWER, Turn, Waited},
+        wait::{self, FIRST_ANSWER, Turn, Waited},
     },
     observe::{Strategy, observed},
     policy::{OnLost, Wait, check_wait},
@@ -210,7 +210,9 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     /// Acquires the lease as soon as it is free, or all of the leases as soon as all of them are free at once.
     ///
     /// The callers of one process queue in order. Only the first of them asks the store, and it holds no connection
-    /// between two attempts. From the grant on, the lease is renewed in the background.
+    /// between two attempts. A holder of the same process hands its lease to the first caller without asking the store
+    /// ([`LeasesBuilder::hand_over`](crate::store::LeasesBuilder::hand_over)). From the grant on, the lease is renewed in
+    /// the background.
     ///
     /// Other processes cannot starve a waiting request. A request that has waited for 50 ms takes a ticket, a short
     /// lease named `<key>/queue/<number>`. A process that had the lease within the last second lets the owners of
@@ -408,11 +410,24 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
         let turn = |likely_free: bool| self.turn(place, likely_free);
         let freed = |key| self.inner.freed(key);
-        let (answered, limit) = match self.inner.lines.wait(&self.line(), self.keys(), deadline, freed, turn).await? {
-            Waited::Done(leases) => return Ok(leases),
-            Waited::Held => (true, QUICK),
-            Waited::NoAnswer => (place.in_the_way().is_some(), QUICK),
-            Waited::NoTurn => (false, FIRST_ANSWER),
+        let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over > 0;
+        let (answered, limit) = loop {
+            let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
+            let wait = wait::Wait { line: self.line(), keys: self.keys(), deadline, wants };
+            match self.inner.lines.wait(wait, freed, turn).await? {
+                Waited::Done(leases) => return Ok(leases),
+                Waited::Handed(lease) => {
+                    // It is renewed on the runtime of its first holder, which may end.
+                    self.inner.keeper.visit();
+                    if lease.is_trusted() {
+                        return Ok(vec![lease]);
+                    }
+                    self.check_not_closed()?;
+                }
+                Waited::Held => break (true, QUICK),
+                Waited::NoAnswer => break (place.in_the_way().is_some(), QUICK),
+                Waited::NoTurn => break (false, FIRST_ANSWER),
+            }
         };
         place.give_back().await;
         let waited = started.elapsed();
@@ -570,8 +585,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(super) fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
         let line = match self.mode {
-            // Each of several leases wakes the queue of its own key.
+            // Each of several leases wakes the queue of its own key. The queue of a fair request is that of all processes.
             Mode::All(_) => None,
+            Mode::Exclusive if self.fair => None,
             _ => Some(self.line()),
         };
         Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line }

@@ -47,6 +47,21 @@ impl Trust {
         Self(watch::Sender::new(Belief { until, unreachable: false, lost: None }))
     }
 
+    /// Ends this trust, because the lease is handed to the next holder, and returns the next holder's trust. `None` if
+    /// the lease was already lost.
+    pub(crate) fn hand_on(&self) -> Option<Self> {
+        let mut handed = None;
+        // Nobody is told: who waits for a loss waits for ever after a release.
+        self.0.send_if_modified(|belief| {
+            if belief.settle().is_none() {
+                handed = Some(Self(watch::Sender::new(*belief)));
+                belief.lost = Some(LossReason::Released);
+            }
+            false
+        });
+        handed
+    }
+
     /// Records a renewal whose request was sent at `sent`. Returns `false` if the lease was already lost.
     pub(crate) fn renewed(&self, sent: Instant, ttl: Duration) -> bool {
         let mut held = true;

@@ -1,33 +1,26 @@
-//! The wait loop. The callers of one process queue per key, and only the head of a queue asks the store.
+//! The wait loop: how the first caller of a queue asks the store, and how the others wait. See [`lines`](super::lines).
 
 use std::{
-    collections::HashMap,
     future::{Future, poll_fn},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::Poll,
     time::Duration,
 };
 
-use tokio::{
-    sync::{Mutex as FairMutex, Notify},
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
     error::Result,
     key::Key,
+    lease::{kept::Wants, lines::Lines},
     policy::{Backoff, half_jitter},
 };
 
 /// Pauses between two attempts. The first are short because many locks are held briefly.
 const PAUSES: Backoff = Backoff { base: Duration::from_millis(4), cap: Duration::from_millis(250) };
 
-/// How long a process remembers that it released a lease.
-const LATELY: Duration = Duration::from_secs(1);
-
-/// How often a process that reacquires the same lease in a loop checks for queued requests.
-const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// How often a caller asks the store though a holder of its process has the lease.
+const ASK_ANYWAY: Duration = Duration::from_secs(1);
 
 /// Time limit of the first attempt when the caller's own wait is shorter.
 pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(500);
@@ -48,9 +41,11 @@ pub(crate) enum Turn<T> {
 
 /// The result of a wait.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Waited<T> {
+pub(crate) enum Waited<T, H> {
     /// The lease is taken.
     Done(T),
+    /// A holder of this process has handed its lease to the caller.
+    Handed(H),
     /// Another holder had the lease when the deadline passed.
     Held,
     /// The deadline passed before the store answered.
@@ -63,73 +58,77 @@ pub(crate) enum Waited<T> {
 /// Completes when a store reports that a lease was released.
 pub(crate) type Freed<'k> = Pin<Box<dyn Future<Output = ()> + Send + 'k>>;
 
-/// The queues of one process: one for each key with at least one waiter.
-///
-/// Only the head of a queue asks the store. The others wait in order, without a connection. A release in the same
-/// process wakes the head at once.
-#[derive(Debug, Default)]
-pub(crate) struct Lines {
-    lines: Mutex<HashMap<Key, Weak<Line>>>,
-    lately: Mutex<HashMap<Key, Lately>>,
-}
-
-/// A lease that this process released within [`LATELY`].
+/// What a caller waits for.
 #[derive(Debug)]
-struct Lately {
-    given_back: Instant,
-    /// The last time that a check found tickets.
-    queued: Option<Instant>,
-    /// The last time that a check found no tickets.
-    nobody_queued: Option<Instant>,
+pub(crate) struct Wait<'k> {
+    /// The queue.
+    pub(crate) line: Key,
+    /// The keys of the leases, if they are known in advance.
+    pub(crate) keys: &'k [Key],
+    pub(crate) deadline: Instant,
+    /// The lease that the caller takes from a holder of this process.
+    pub(crate) wants: Option<Wants>,
 }
 
-#[derive(Debug, Default)]
-struct Line {
-    /// Tokio's mutex is fair: it grants in the order of arrival.
-    first: FairMutex<()>,
-    freed: Notify,
-}
-
-impl Lines {
-    /// Asks the store until the lease is granted or `deadline` has passed. The first attempt may take up to
-    /// [`FIRST_ANSWER`] even if `deadline` is earlier, so a short wait still gets an answer.
+impl<H> Lines<H> {
+    /// Asks the store until the lease is granted or the deadline has passed. The first attempt may take up to
+    /// [`FIRST_ANSWER`] even if the deadline is earlier, so a short wait still gets an answer.
     ///
     /// `ask(true)` tries to take the lease. `ask(false)` may read first, because the lease was held a moment ago. A
-    /// release of any of `keys` in this process ends a pause. After the first attempt without a grant, `freed_in_store`
-    /// also ends a pause.
+    /// release of any of the keys in this process ends a pause. After the first attempt without a grant,
+    /// `freed_in_store` also ends a pause. While a lease of this process is held that will be handed on, the
+    /// store is not asked.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
-        key: &Key,
-        keys: &'k [Key],
-        deadline: Instant,
+        Wait { line, keys, deadline, wants }: Wait<'k>,
         freed_in_store: impl Fn(&'k Key) -> Freed<'k>,
         mut ask: impl FnMut(bool) -> Fut,
-    ) -> Result<Waited<T>>
+    ) -> Result<Waited<T, H>>
     where
         Fut: Future<Output = Result<Turn<T>>>,
     {
-        let line = self.line(key);
-        let others: Vec<_> = keys.iter().filter(|it| *it != key).map(|it| self.line(it)).collect();
+        let others: Vec<_> = keys.iter().filter(|it| **it != line).map(|it| self.line(it)).collect();
+        let takes_over = wants.is_some();
+        let seat = self.line(&line).join(wants);
+        let line = &seat.line;
         let mut told: Vec<Freed<'k>> = Vec::new();
-        let Ok(_first) = timeout_at(deadline, line.first.lock()).await else {
-            return Ok(Waited::NoTurn);
-        };
+        match timeout_at(deadline, seat.first_or_handed()).await {
+            Ok(None) => {}
+            Ok(Some(handed)) => return Ok(Waited::Handed(handed)),
+            Err(_) => return Ok(seat.take().map_or(Waited::NoTurn, Waited::Handed)),
+        }
         let (mut pauses, mut locked_pauses) = (PAUSES.ceilings(), PAUSES.ceilings());
         let mut likely_free = true;
         let mut without = Waited::NoAnswer;
         let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
+        let mut asked_at = Instant::now();
         loop {
             // Created before the attempt, so that a release during the attempt is not missed.
-            let mut freed: Vec<_> = others.iter().chain([&line]).map(|it| Box::pin(it.freed.notified())).collect();
+            let mut freed: Vec<_> = others.iter().chain([line]).map(|it| Box::pin(it.freed.notified())).collect();
             let freed = poll_fn(|context| {
                 let is_freed = freed.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
                 if is_freed { Poll::Ready(()) } else { Poll::Pending }
             });
-            let Ok(turn) = timeout_at(limit, ask(likely_free)).await else {
-                return Ok(without);
+            // Also asks from time to time: the lease may have been stolen from its holder.
+            let is_known = takes_over && asked_at.elapsed() < ASK_ANYWAY;
+            let holder = if is_known { line.holder() } else { None };
+            let (turn, is_here) = if let Some(holder) = holder {
+                // Its holder wakes this caller. If it is lost instead, nobody does.
+                let left = holder.until().saturating_duration_since(Instant::now());
+                (Turn::Held { free_in: Some(left) }, true)
+            } else {
+                let asked = tokio::select! {
+                    biased;
+                    handed = seat.handed() => return Ok(Waited::Handed(handed)),
+                    asked = timeout_at(limit, ask(likely_free)) => asked,
+                };
+                let Ok(turn) = asked else {
+                    return Ok(seat.take().map_or(without, Waited::Handed));
+                };
+                asked_at = Instant::now();
+                (turn?, false)
             };
             limit = deadline;
-            let turn = turn?;
             if !matches!(turn, Turn::Silent) {
                 without = Waited::Held;
             }
@@ -137,7 +136,7 @@ impl Lines {
                 Turn::Done(taken) => return Ok(Waited::Done(taken)),
                 Turn::Held { free_in: Some(free_in) } => {
                     locked_pauses = PAUSES.ceilings();
-                    let pause = half_jitter(pauses.next().unwrap_or(PAUSES.cap));
+                    let pause = if is_here { PAUSES.cap } else { half_jitter(pauses.next().unwrap_or(PAUSES.cap)) };
                     // Never sleep past the expiry of the holder's lease.
                     (0, pause.min(free_in + Duration::from_millis(1)))
                 }
@@ -148,9 +147,9 @@ impl Lines {
                 Turn::Silent => (0, PAUSES.base),
             };
             if Instant::now() >= deadline {
-                return Ok(without);
+                return Ok(seat.take().map_or(without, Waited::Handed));
             }
-            if told.is_empty() {
+            if told.is_empty() && !is_here {
                 told = keys.iter().map(&freed_in_store).collect();
             }
             let freed = async {
@@ -166,76 +165,12 @@ impl Lines {
                 }
             };
             likely_free = tokio::select! {
+                biased;
+                handed = seat.handed() => return Ok(Waited::Handed(handed)),
                 () = freed => true,
                 () = sleep(pause.min(deadline.saturating_duration_since(Instant::now()))) => false,
             };
         }
-    }
-
-    /// This process released the lease. Wakes waiters as [`freed`](Self::freed) does, and remembers the release for
-    /// [`LATELY`].
-    pub(crate) fn given_back(&self, key: &Key) {
-        let now = Instant::now();
-        {
-            let mut lately = lock(&self.lately);
-            match lately.get_mut(key) {
-                Some(it) if it.given_back + LATELY > now => it.given_back = now,
-                _ => {
-                    if lately.len() == lately.capacity() {
-                        lately.retain(|_, it| it.given_back + LATELY > now);
-                    }
-                    lately.insert(key.clone(), Lately { given_back: now, queued: None, nobody_queued: None });
-                }
-            }
-        }
-        self.freed(key);
-    }
-
-    /// Whether this process must check for tickets before it takes a lease again that it released a moment ago. A
-    /// process that reacquires in a loop checks every [`LOOK_EVERY`], or every time if tickets were found within
-    /// [`LATELY`].
-    pub(crate) fn looks_at_queue(&self, key: &Key) -> bool {
-        let now = Instant::now();
-        lock(&self.lately).get(key).is_some_and(|it| {
-            let is_contended = it.queued.is_some_and(|then| then + LATELY > now);
-            it.given_back + LATELY > now
-                && (is_contended || it.nobody_queued.is_none_or(|then| then + LOOK_EVERY <= now))
-        })
-    }
-
-    /// Records the result of a check for tickets.
-    pub(crate) fn looked_at_queue(&self, key: &Key, somebody_queues: bool) {
-        if let Some(it) = lock(&self.lately).get_mut(key) {
-            let seen = if somebody_queues { &mut it.queued } else { &mut it.nobody_queued };
-            *seen = Some(Instant::now());
-        }
-    }
-
-    /// Wakes the head of the key's queue, and the requests for several keys that include this key.
-    pub(crate) fn freed(&self, key: &Key) {
-        let line = self.lines().get(key).and_then(Weak::upgrade);
-        if let Some(line) = line {
-            line.freed.notify_waiters();
-        }
-    }
-
-    fn line(&self, key: &Key) -> Arc<Line> {
-        let mut lines = self.lines();
-        if let Some(line) = lines.get(key).and_then(Weak::upgrade) {
-            return line;
-        }
-        // Empty queues are removed whenever the map would have to grow, so its size stays in proportion to the number
-        // of waiters.
-        if lines.len() == lines.capacity() {
-            lines.retain(|_, it| it.strong_count() > 0);
-        }
-        let line = Arc::new(Line::default());
-        lines.insert(key.clone(), Arc::downgrade(&line));
-        line
-    }
-
-    fn lines(&self) -> MutexGuard<'_, HashMap<Key, Weak<Line>>> {
-        lock(&self.lines)
     }
 }
 
@@ -251,19 +186,24 @@ async fn first_of<'k>(keys: &'k [Key], told: &mut [Freed<'k>], freed_in_store: i
     told[at] = freed_in_store(key);
 }
 
-/// Ignores poisoning: no code panics while it holds one of these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    };
 
-    /// A store that never reports releases.
-    fn never(_key: &Key) -> Freed<'_> {
-        Box::pin(std::future::pending())
+    use super::*;
+
+    /// Waits in a queue in which nothing is handed on, for a store that never reports releases.
+    async fn wait<T, Fut: Future<Output = Result<Turn<T>>>>(
+        lines: &Lines<()>,
+        deadline: Instant,
+        ask: impl FnMut(bool) -> Fut,
+    ) -> Waited<T, ()> {
+        let wait = Wait { line: Key::from("k"), keys: &[], deadline, wants: None };
+        let never = |_: &Key| -> Freed<'_> { Box::pin(std::future::pending()) };
+        lines.wait(wait, never, ask).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]
@@ -282,7 +222,7 @@ mod tests {
                     }
                     Ok(Turn::Done(()))
                 };
-                assert_eq!(lines.wait(&Key::from("k"), &[], deadline, never, ask).await.unwrap(), Waited::Done(()));
+                assert_eq!(wait(&lines, deadline, ask).await, Waited::Done(()));
                 served.lock().unwrap().push(number);
             }));
             tokio::task::yield_now().await;
@@ -302,10 +242,7 @@ mod tests {
             let left = expiry.saturating_duration_since(Instant::now());
             Ok(if left.is_zero() { Turn::Done(()) } else { Turn::Held { free_in: Some(left) } })
         };
-        assert_eq!(
-            lines.wait(&Key::from("k"), &[], started + Duration::from_secs(60), never, ask).await.unwrap(),
-            Waited::Done(())
-        );
+        assert_eq!(wait(&lines, started + Duration::from_secs(60), ask).await, Waited::Done(()));
         assert!(started.elapsed() <= Duration::from_millis(702), "{:?}", started.elapsed());
     }
 
@@ -326,8 +263,8 @@ mod tests {
             free.store(1, Ordering::Relaxed);
             lines.freed(&key);
         };
-        let (taken, ()) = tokio::join!(lines.wait(&key, &[], started + Duration::from_secs(60), never, ask), release);
-        assert_eq!(taken.unwrap(), Waited::Done(()));
+        let (taken, ()) = tokio::join!(wait(&lines, started + Duration::from_secs(60), ask), release);
+        assert_eq!(taken, Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_secs(5));
     }
 
@@ -349,8 +286,8 @@ mod tests {
                 lines.freed(&key);
             }
         };
-        let (taken, ()) = tokio::join!(lines.wait(&key, &[], started + Duration::from_secs(60), never, ask), releases);
-        assert_eq!(taken.unwrap(), Waited::Done(()));
+        let (taken, ()) = tokio::join!(wait(&lines, started + Duration::from_secs(60), ask), releases);
+        assert_eq!(taken, Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_millis(50), "asked after the third release, and after the pause");
     }
 
@@ -358,12 +295,11 @@ mod tests {
     async fn waiting_ends_at_the_deadline_and_asks_at_least_once() {
         let (lines, started) = (Lines::default(), Instant::now());
         let held = |_| async { Ok(Turn::<()>::Held { free_in: None }) };
-        let key = Key::from("k");
-        assert_eq!(lines.wait(&key, &[], started + Duration::from_secs(2), never, held).await.unwrap(), Waited::Held);
+        assert_eq!(wait(&lines, started + Duration::from_secs(2), held).await, Waited::Held);
         assert_eq!(started.elapsed(), Duration::from_secs(2));
         let free = |_| async { Ok(Turn::Done(1)) };
-        assert_eq!(lines.wait(&key, &[], Instant::now(), never, free).await.unwrap(), Waited::Done(1));
+        assert_eq!(wait(&lines, Instant::now(), free).await, Waited::Done(1));
         let silent = |_| std::future::pending::<Result<Turn<()>>>();
-        assert_eq!(lines.wait(&key, &[], Instant::now(), never, silent).await.unwrap(), Waited::NoAnswer);
+        assert_eq!(wait(&lines, Instant::now(), silent).await, Waited::NoAnswer);
     }
 }

@@ -39,6 +39,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// The transaction may or may not have locked the row; roll it back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         self.visit();
+        self.pin();
         self.check_trusted()?;
         if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
@@ -102,18 +103,20 @@ impl<DB: LeaseOps> MultiLease<Pool<DB>> {
 
 /// Commits the transaction if all leases are still held, and releases them.
 async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: T) -> Result<()> {
+    let limit = leases.iter().map(|it| it.kept().ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
+    let committing: Vec<_> = leases.iter().map(Lease::begin_commit).collect();
+    // After that, because from then on it is not handed on. One that was is another holder's.
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
+        committing.into_iter().for_each(Committing::refused);
         undo(tx).await;
         return Err(lost);
     }
-    let limit = leases.iter().map(|it| it.kept().ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
-    let committing: Vec<_> = leases.iter().map(Lease::begin_commit).collect();
     let given_up = async {
         tx.check_open().await?;
         for lease in leases {
-            let Kept { key, token, terms, .. } = lease.kept();
-            let given_up =
-                DB::lease_give_up(tx.connection(), key, *token, terms.min_hold, lease.kept().is_pinned()).await;
+            let kept = lease.kept();
+            let Kept { key, token, .. } = kept;
+            let given_up = DB::lease_give_up(tx.connection(), key, *token, kept.min_hold(), kept.is_pinned()).await;
             if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }

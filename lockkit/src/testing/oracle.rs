@@ -165,7 +165,7 @@ impl Oracle {
         }
         let open = open.entry(key.clone()).or_default();
         open.retain(|it| (it.is_held)());
-        let others = open.iter().filter(|it| it.token != token);
+        let others = open.iter().filter(|it| (it.token, it.fence) != (token, fence));
         violations.extend(others.map(|it| Violation::TwoHolders {
             key: key.clone(),
             holder: it.fence,
@@ -311,15 +311,17 @@ mod tests {
         for watched in [true, false] {
             let (store, oracle) = (Mutant::new(Bug::GrantsTwice), Oracle::new());
             let two = if watched {
-                let leases = Leases::new(oracle.watch(store));
-                let (a, b) = (leases.lease("k").acquire().await, leases.lease("k").acquire().await);
+                // From two processes: one waits for its own holder, and does not ask.
+                let store = oracle.watch(store);
+                let (here, there) = (Leases::new(store.clone()), Leases::new(store));
+                let (a, b) = (here.lease("k").acquire().await, there.lease("k").acquire().await);
                 drop((a.unwrap(), b.unwrap()));
                 oracle.violations()
             } else {
-                let leases = Leases::new(store);
-                let first = leases.lease("k").acquire().await.unwrap();
+                let (here, there) = (Leases::new(store.clone()), Leases::new(store));
+                let first = here.lease("k").acquire().await.unwrap();
                 let _first = oracle.hold(&first);
-                let second = leases.lease("k").acquire().await.unwrap();
+                let second = there.lease("k").acquire().await.unwrap();
                 let _second = oracle.hold(&second);
                 oracle.violations()
             };

@@ -1,0 +1,609 @@
+//! The queues of one process: one for each key that somebody waits for.
+//!
+//! Only the first of a queue asks the store. The others wait in the order of their arrival, without a connection. A
+//! holder of the same process hands its lease to the first of them without asking the store.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    key::Key,
+    lease::kept::{Kept, Wants},
+};
+
+/// How long a process remembers that it released a lease.
+const LATELY: Duration = Duration::from_secs(1);
+
+/// How often a process that reacquires the same lease in a loop checks for queued requests.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
+/// The queues of one process. `H` is what a holder hands to the next caller.
+#[derive(Debug)]
+pub(crate) struct Lines<H> {
+    lines: Mutex<HashMap<Key, Weak<Line<H>>>>,
+    lately: Mutex<HashMap<Key, Lately>>,
+}
+
+/// A lease that this process released within [`LATELY`].
+#[derive(Debug)]
+struct Lately {
+    given_back: Instant,
+    /// The last time that a check found tickets.
+    queued: Option<Instant>,
+    /// The last time that a check found no tickets.
+    nobody_queued: Option<Instant>,
+}
+
+/// The queue of one key.
+#[derive(Debug)]
+pub(crate) struct Line<H> {
+    callers: Mutex<Callers<H>>,
+    /// Told when the lease may be free.
+    pub(super) freed: Notify,
+    /// The last lease of this process that hands itself on when it is released.
+    holder: Mutex<Weak<Kept>>,
+}
+
+#[derive(Debug)]
+struct Callers<H> {
+    /// In the order of their arrival.
+    waiting: VecDeque<Arc<Caller<H>>>,
+    /// How many of them have left.
+    left: usize,
+}
+
+/// Somebody who waits for a lease.
+#[derive(Debug)]
+struct Caller<H> {
+    wants: Option<Wants>,
+    given: Mutex<Option<H>>,
+    /// Told when this caller is the first, or has been given a lease.
+    called: Notify,
+    has_left: AtomicBool,
+}
+
+/// A place in a queue. Dropping it leaves the queue.
+#[derive(Debug)]
+pub(super) struct Seat<H> {
+    pub(super) line: Arc<Line<H>>,
+    caller: Arc<Caller<H>>,
+}
+
+impl<H> Lines<H> {
+    /// This process released the lease. Wakes callers as [`freed`](Self::freed) does, and remembers the release for
+    /// [`LATELY`].
+    pub(crate) fn given_back(&self, key: &Key) {
+        let now = Instant::now();
+        {
+            let mut lately = lock(&self.lately);
+            match lately.get_mut(key) {
+                Some(it) if it.given_back + LATELY > now => it.given_back = now,
+                _ => {
+                    if lately.len() == lately.capacity() {
+                        lately.retain(|_, it| it.given_back + LATELY > now);
+                    }
+                    lately.insert(key.clone(), Lately { given_back: now, queued: None, nobody_queued: None });
+                }
+            }
+        }
+        self.freed(key);
+    }
+
+    /// Whether this process must check for tickets before it takes a lease again that it released a moment ago. A
+    /// process that reacquires in a loop checks every [`LOOK_EVERY`], or every time if tickets were found within
+    /// [`LATELY`].
+    pub(crate) fn looks_at_queue(&self, key: &Key) -> bool {
+        let now = Instant::now();
+        lock(&self.lately).get(key).is_some_and(|it| {
+            let is_contended = it.queued.is_some_and(|then| then + LATELY > now);
+            it.given_back + LATELY > now
+                && (is_contended || it.nobody_queued.is_none_or(|then| then + LOOK_EVERY <= now))
+        })
+    }
+
+    /// Records the result of a check for tickets.
+    pub(crate) fn looked_at_queue(&self, key: &Key, somebody_queues: bool) {
+        if let Some(it) = lock(&self.lately).get_mut(key) {
+            let seen = if somebody_queues { &mut it.queued } else { &mut it.nobody_queued };
+            *seen = Some(Instant::now());
+        }
+    }
+
+    /// Wakes the first caller of the key's queue, and the requests for several keys that include this key.
+    pub(crate) fn freed(&self, key: &Key) {
+        if let Some(line) = self.known(key) {
+            line.freed.notify_waiters();
+        }
+    }
+
+    /// Notes that the store has granted the lease of this key to this process, and that it will not be handed on.
+    pub(crate) fn granted_otherwise(&self, key: &Key) {
+        if let Some(line) = self.known(key) {
+            line.granted(Weak::new());
+        }
+    }
+
+    /// The queue of this key.
+    pub(crate) fn line(&self, key: &Key) -> Arc<Line<H>> {
+        let mut lines = lock(&self.lines);
+        if let Some(line) = lines.get(key).and_then(Weak::upgrade) {
+            return line;
+        }
+        // Empty queues are removed whenever the map would have to grow, so its size stays in proportion to the number
+        // of callers.
+        if lines.len() == lines.capacity() {
+            lines.retain(|_, it| it.strong_count() > 0);
+        }
+        let line = Arc::new(Line::default());
+        lines.insert(key.clone(), Arc::downgrade(&line));
+        line
+    }
+
+    fn known(&self, key: &Key) -> Option<Arc<Line<H>>> {
+        lock(&self.lines).get(key).and_then(Weak::upgrade)
+    }
+}
+
+impl<H> Line<H> {
+    /// Joins the end of the queue. With `wants`, holders of this process may hand their lease to this caller.
+    pub(super) fn join(self: Arc<Self>, wants: Option<Wants>) -> Seat<H> {
+        let caller = Arc::new(Caller {
+            wants,
+            given: Mutex::default(),
+            called: Notify::new(),
+            has_left: AtomicBool::new(false),
+        });
+        lock(&self.callers).waiting.push_back(caller.clone());
+        Seat { line: self, caller }
+    }
+
+    /// Hands a lease to the first caller of the queue, if that caller takes leases from others and `make` returns one.
+    /// Otherwise returns `false`. Only the lease that was granted last is handed on: another one was stolen before.
+    pub(super) fn hand_on(&self, kept: &Arc<Kept>, make: impl FnOnce(&Wants) -> Option<(H, Weak<Kept>)>) -> bool {
+        let mut callers = lock(&self.callers);
+        let Some(first) = callers.first().filter(|it| it.wants.is_some()) else { return false };
+        let mut holder = lock(&self.holder);
+        if !std::ptr::eq(holder.as_ptr(), Arc::as_ptr(kept)) {
+            return false;
+        }
+        let Some((handed, next_holder)) = first.wants.as_ref().and_then(make) else { return false };
+        callers.waiting.pop_front();
+        first.has_left.store(true, Ordering::Relaxed);
+        *holder = next_holder;
+        drop(holder);
+        *lock(&first.given) = Some(handed);
+        let next = callers.first();
+        drop(callers);
+        first.called.notify_one();
+        // It waits for a lease of this process from now on, and looks after it.
+        if let Some(next) = next {
+            next.called.notify_one();
+        }
+        true
+    }
+
+    /// A lease of this process that hands itself on when it is released.
+    pub(super) fn holder(&self) -> Option<Arc<Kept>> {
+        lock(&self.holder).upgrade().filter(|it| !it.is_lost())
+    }
+
+    /// Notes that the store has granted the lease to this process.
+    pub(super) fn granted(&self, kept: Weak<Kept>) {
+        *lock(&self.holder) = kept;
+    }
+}
+
+impl<H> Callers<H> {
+    /// The first who has not left.
+    fn first(&mut self) -> Option<Arc<Caller<H>>> {
+        while let Some(first) = self.waiting.front() {
+            if !first.has_left() {
+                return Some(first.clone());
+            }
+            self.waiting.pop_front();
+            self.left -= 1;
+        }
+        None
+    }
+
+    /// Takes a caller out of the queue. Returns the one who is the first thereby.
+    fn leave(&mut self, caller: &Arc<Caller<H>>) -> Option<Arc<Caller<H>>> {
+        if caller.has_left() {
+            return None;
+        }
+        if self.first().is_some_and(|it| Arc::ptr_eq(&it, caller)) {
+            self.waiting.pop_front();
+            return self.first();
+        }
+        caller.has_left.store(true, Ordering::Relaxed);
+        self.left += 1;
+        // Half of them at a time, so that leaving costs the same however many wait.
+        if self.left > self.waiting.len() / 2 {
+            self.waiting.retain(|it| !it.has_left());
+            self.left = 0;
+        }
+        None
+    }
+}
+
+impl<H> Caller<H> {
+    fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed)
+    }
+}
+
+impl<H> Seat<H> {
+    /// Completes with a lease that was handed to this caller.
+    pub(super) async fn handed(&self) -> H {
+        loop {
+            if let Some(handed) = self.take() {
+                return handed;
+            }
+            self.caller.called.notified().await;
+        }
+    }
+
+    /// Completes when this caller is the first, or with a lease that was handed to it.
+    pub(super) async fn first_or_handed(&self) -> Option<H> {
+        loop {
+            if let Some(handed) = self.take() {
+                return Some(handed);
+            }
+            if self.is_first() {
+                return None;
+            }
+            self.caller.called.notified().await;
+        }
+    }
+
+    /// The lease that was handed to this caller.
+    pub(super) fn take(&self) -> Option<H> {
+        lock(&self.caller.given).take()
+    }
+
+    fn is_first(&self) -> bool {
+        lock(&self.line.callers).first().is_some_and(|it| Arc::ptr_eq(&it, &self.caller))
+    }
+}
+
+impl<H> Drop for Seat<H> {
+    fn drop(&mut self) {
+        let next = lock(&self.line.callers).leave(&self.caller);
+        if let Some(next) = next {
+            next.called.notify_one();
+        }
+        // A lease that was handed to a caller who has gone is handed on when it is dropped, after the mutex is unlocked.
+        let handed = self.take();
+        drop(handed);
+    }
+}
+
+impl<H> Default for Lines<H> {
+    fn default() -> Self {
+        Self { lines: Mutex::default(), lately: Mutex::default() }
+    }
+}
+
+impl<H> Default for Line<H> {
+    fn default() -> Self {
+        let callers = Callers { waiting: VecDeque::new(), left: 0 };
+        Self { callers: Mutex::new(callers), freed: Notify::new(), holder: Mutex::default() }
+    }
+}
+
+/// Ignores poisoning: no code panics while it holds one of these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::{
+        task::JoinHandle,
+        time::{sleep, timeout},
+    };
+
+    use crate::{
+        Lease, LeaseRequest, Leases, LossReason, Released,
+        testing::{MemoryStore, Operation},
+    };
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn leases(store: &MemoryStore) -> Leases<MemoryStore> {
+        Leases::builder(store.client()).wait(60 * SECOND).build().unwrap()
+    }
+
+    fn waiting(request: LeaseRequest<MemoryStore>) -> JoinHandle<Lease<MemoryStore>> {
+        tokio::spawn(async move { request.acquire().await.unwrap() })
+    }
+
+    /// How often the store was asked to grant or release a lease.
+    fn asked(leases: &Leases<MemoryStore>) -> u64 {
+        leases.store().faults().calls(Operation::Acquire) + leases.store().faults().calls(Operation::Release)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_handed_on_in_order_with_rising_fences_and_the_store_is_not_asked() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let mut callers = Vec::new();
+        for _ in 0..10 {
+            callers.push(waiting(leases.lease("k")));
+            sleep(SECOND / 1000).await;
+        }
+        let before = asked(&leases);
+        let mut fence = first.fence();
+        assert_eq!(first.release().await.unwrap(), Released::WhileHeld);
+        for caller in callers {
+            let lease = caller.await.unwrap();
+            assert_eq!(lease.fence().get(), fence.get() + 1);
+            assert!(lease.is_trusted() && lease.previous().is_none());
+            assert_eq!(leases.show("k").await.unwrap().unwrap().fence, lease.fence(), "who really holds it");
+            assert_eq!(leases.health().held, 1);
+            fence = lease.fence();
+            // A drop hands it on, too.
+            drop(lease);
+        }
+        sleep(SECOND).await;
+        assert_eq!(asked(&leases) - before, 1, "the last one is released in the store");
+        let next = leases.lease("k").acquire().await.unwrap();
+        assert!(next.fence() > fence, "the fences of the run are not given out again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_processes_wait_for_a_bounded_number_of_holders() {
+        for most in [0, 1, 32] {
+            let store = MemoryStore::new();
+            let leases = Leases::builder(store.client()).wait(60 * SECOND).hand_over(most).build().unwrap();
+            let first = leases.lease("k").acquire().await.unwrap();
+            let callers: Vec<_> = (0..40).map(|_| waiting(leases.lease("k"))).collect();
+            sleep(SECOND / 1000).await;
+            let before = leases.store().faults().calls(Operation::Release);
+            drop(first);
+            for caller in callers {
+                drop(caller.await.unwrap());
+            }
+            sleep(SECOND).await;
+            let released = leases.store().faults().calls(Operation::Release) - before;
+            assert_eq!(released, 41_u64.div_ceil(u64::from(most) + 1), "{most}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_processes_wait_for_half_of_the_ttl_at_most() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let (mut lease, ttl) = (leases.lease("k").acquire().await.unwrap(), 30 * SECOND);
+        let mut grants = 0;
+        for _ in 0..20 {
+            let next = waiting(leases.lease("k"));
+            sleep(ttl / 8).await;
+            let fence = lease.fence().get();
+            drop(lease);
+            lease = next.await.unwrap();
+            grants += u64::from(lease.fence().get() != fence + 1);
+        }
+        assert_eq!(grants, 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handed_lease_is_renewed_and_its_loss_is_learned() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND).await;
+        drop(first);
+        let lease = next.await.unwrap();
+        sleep(100 * SECOND).await;
+        assert!(lease.is_trusted(), "it is renewed");
+        store.steal("k").unwrap();
+        assert_eq!(timeout(30 * SECOND, lease.lost()).await.unwrap(), LossReason::Stolen);
+        assert_eq!(lease.release().await.unwrap(), Released::AlreadyLost);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_who_waits_for_a_holder_of_this_process_is_let_in_when_the_holder_is_lost() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let (second, third) = (waiting(leases.lease("k")), waiting(leases.lease("k")));
+        sleep(SECOND).await;
+        drop(first);
+        let second = second.await.unwrap();
+        let calls = asked(&leases);
+        sleep(SECOND / 2).await;
+        assert_eq!(asked(&leases), calls);
+        assert!(!third.is_finished());
+        store.steal("k").unwrap();
+        let third = timeout(3 * SECOND, third).await.unwrap().unwrap();
+        assert!(third.fence() > second.fence());
+        // It does not know yet. What it has is not handed to those who come now.
+        assert!(second.is_trusted());
+        let fourth = waiting(leases.lease("k"));
+        sleep(SECOND / 10).await;
+        assert_eq!(second.release().await.unwrap(), Released::AlreadyLost);
+        sleep(SECOND / 10).await;
+        assert!(!fourth.is_finished());
+        drop(third);
+        assert!(fourth.await.unwrap().is_trusted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_handed_to_a_caller_who_has_gone_is_handed_on() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let mut gone = Box::pin(leases.lease("k").acquire());
+        let is_ready = poll_fn(|cx| std::task::Poll::Ready(gone.as_mut().poll(cx).is_ready())).await;
+        assert!(!is_ready);
+        let mut left = Box::pin(leases.lease("k").acquire());
+        poll_fn(|cx| std::task::Poll::Ready(left.as_mut().poll(cx).is_ready())).await;
+        let last = waiting(leases.lease("k"));
+        sleep(SECOND / 100).await;
+        drop(left);
+        let before = asked(&leases);
+        drop(first);
+        drop(gone);
+        let last = timeout(SECOND, last).await.unwrap().unwrap();
+        assert_eq!(asked(&leases), before);
+        assert!(last.is_trusted());
+        assert_eq!(leases.health().held, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_handed_on_is_released_in_the_store() {
+        type Request = LeaseRequest<MemoryStore>;
+        let other_ttl: fn(Request) -> Request = |it| it.ttl(7 * SECOND);
+        let fair: fn(Request) -> Request = LeaseRequest::fair;
+        let held_for: fn(Request) -> Request = |it| it.min_hold(3 * SECOND);
+        let plain: fn(Request) -> Request = |it| it;
+        for (first, second, passes) in [
+            (plain, plain, true),
+            (plain, other_ttl, false),
+            (other_ttl, plain, false),
+            (plain, fair, false),
+            (fair, plain, false),
+            (held_for, plain, false),
+        ] {
+            let store = MemoryStore::new();
+            let leases = leases(&store);
+            let lease = first(leases.lease("k")).acquire().await.unwrap();
+            let next = waiting(second(leases.lease("k")));
+            sleep(SECOND).await;
+            let before = leases.store().faults().calls(Operation::Release);
+            lease.release().await.unwrap();
+            assert!(timeout(30 * SECOND, next).await.unwrap().unwrap().is_trusted());
+            assert_eq!(leases.store().faults().calls(Operation::Release) - before == 0, passes);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_minimum_hold_counts_from_the_start_of_each_holder() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k").min_hold(5 * SECOND));
+        sleep(4 * SECOND).await;
+        drop(first);
+        let lease = next.await.unwrap();
+        lease.release().await.unwrap();
+        let begun = Instant::now();
+        drop(leases.lease("k").acquire().await.unwrap());
+        assert!(begun.elapsed() >= 5 * SECOND, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handle_to_a_lease_that_was_handed_on_does_nothing_to_the_next_holder() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let next = std::sync::OnceLock::new();
+        let stale = leases
+            .lease("k")
+            .run(async |lease| {
+                next.set(waiting(leases.lease("k"))).unwrap();
+                sleep(SECOND).await;
+                Ok::<_, crate::Error>(lease)
+            })
+            .await
+            .unwrap();
+        let lease = next.into_inner().unwrap().await.unwrap();
+        assert!(lease.fence() > stale.fence());
+        assert!(!stale.is_trusted());
+        assert!(stale.extend(60 * SECOND).await.unwrap_err().is_lost());
+        assert_eq!(stale.release().await.unwrap(), Released::AlreadyLost);
+        sleep(100 * SECOND).await;
+        assert!(lease.is_trusted());
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closing_ends_the_handing_on() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = tokio::spawn(leases.lease("k").acquire());
+        sleep(SECOND).await;
+        leases.close().await.unwrap();
+        drop(first);
+        assert!(matches!(next.await.unwrap(), Err(crate::Error::Closed { .. })));
+        assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_extended_lease_is_released_in_the_store() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        first.extend(600 * SECOND).await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND / 10).await;
+        drop(first);
+        drop(next.await.unwrap());
+        assert!(leases.store().faults().calls(Operation::Release) >= 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_steals_a_lease_here_sees_who_had_it_and_its_holder_learns_it_at_once() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND / 10).await;
+        let before = first.fence();
+        drop(first);
+        let lease = next.await.unwrap();
+        assert_eq!(leases.steal_if("k", before).await.unwrap(), None);
+        let taken = leases.steal_if("k", lease.fence()).await.unwrap().unwrap();
+        assert!(taken.is_this_process && taken.fence == lease.fence());
+        assert!(!lease.is_trusted());
+    }
+
+    /// The runtime on which a lease was granted ends, and with it the task that renews the lease.
+    #[test]
+    fn a_lease_that_was_handed_to_another_runtime_is_renewed_there() {
+        let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (first_runtime, second_runtime) = (runtime(), runtime());
+        let leases = Leases::builder(MemoryStore::new()).ttl(SECOND).wait(60 * SECOND).build().unwrap();
+        let first = first_runtime.block_on(leases.lease("k").acquire()).unwrap();
+        let next = second_runtime.spawn(leases.lease("k").acquire());
+        second_runtime.block_on(async { sleep(SECOND / 20).await });
+        first_runtime.block_on(async { drop(first) });
+        let lease = second_runtime.block_on(next).unwrap().unwrap();
+        drop(first_runtime);
+        second_runtime.block_on(async { sleep(3 * SECOND).await });
+        assert!(lease.is_trusted());
+    }
+
+    #[test]
+    fn leaving_keeps_the_order_and_forgets_who_has_left() {
+        let lines = Lines::<u32>::default();
+        let key = Key::from("k");
+        let line = lines.line(&key);
+        let mut seats: Vec<_> = (0..1000).map(|_| line.clone().join(None)).collect();
+        let last = seats.pop().unwrap();
+        assert!(seats[0].is_first() && !last.is_first());
+        for seat in seats.drain(1..) {
+            drop(seat);
+        }
+        assert!(lock(&line.callers).waiting.len() < 10);
+        seats.clear();
+        assert!(last.is_first());
+        drop(last);
+        assert!(lock(&line.callers).waiting.is_empty());
+    }
+}
