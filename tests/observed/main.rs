@@ -156,7 +156,7 @@ async fn the_loss_of_a_session_lock_is_told() {
 
 /// Takes each kind of lock, and has each of them refused, lost and retried.
 async fn use_everything(db: &TestDb<support::Sqlite>) {
-    let ttl = Duration::from_millis(300);
+    let ttl = Duration::from_secs(1);
     let leases = Leases::builder(db.pool.clone()).ttl(ttl).sweep_every(Duration::from_millis(50)).build().unwrap();
     let lease = leases.lease("order:42").acquire().await.unwrap();
     let refused = leases.lease("order:42").wait(Duration::from_millis(20)).acquire().await.unwrap_err();
