@@ -83,7 +83,10 @@ impl<S: LeaseStore> Hold for Committing<S> {
 pub(super) fn hand_on<S: LeaseStore>(Owned { kept, inner, line }: &Owned<S>) -> bool {
     let Some(line) = line else { return false };
     let next = |wants: &Wants| {
-        let next = if kept.suits(wants, inner.hand_over) { inner.keeper.hand_on(kept, wants)? } else { return None };
+        if !kept.suits(wants, inner.hand_over) {
+            return None;
+        }
+        let next = inner.keeper.hand_on(kept, wants)?;
         let weak = Arc::downgrade(&next);
         Some((Lease::handed(inner.clone(), next, Some(line.clone())), weak))
     };
