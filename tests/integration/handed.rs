@@ -1,10 +1,12 @@
 //! Leases that one task of a process hands to the next without asking the database.
 
 use std::{
+    future::Future,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -22,12 +24,17 @@ fn waiting<S: LeaseStore>(leases: &Leases<S>) -> JoinHandle<Lease<S>> {
     tokio::spawn(async move { request.acquire().await.expect("a lease") })
 }
 
+/// Lets a spawned task join the queue.
+async fn waits_in_line() {
+    sleep(MILLIS(50)).await;
+}
+
 /// A handle to a lease of the key that was handed on, and the lease of the next holder.
 async fn stale_and_next<S: LeaseStore>(leases: &Leases<S>) -> (Lease<S>, Lease<S>) {
     let mut next = None;
     let stale = leases.lease("k").run(async |lease| {
         next = Some(waiting(leases));
-        sleep(MILLIS(50)).await;
+        waits_in_line().await;
         Ok::<_, Error>(lease)
     });
     let stale = stale.await.expect("a body");
@@ -88,6 +95,108 @@ on_every_database! {
         next.commit(tx).await.unwrap();
         assert_eq!(db.fetch_i64("SELECT n FROM t").await, Some(2));
         assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+
+    async fn a_commit_hands_the_lease_on_with_the_next_fence<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (n INT)").await;
+        let leases = Leases::new(db.pool.clone());
+        let first = leases.lease("k").acquire().await.unwrap();
+        let (waits, fence) = (waiting(&leases), first.fence().get());
+        waits_in_line().await;
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
+        first.commit(tx).await.unwrap();
+        let next = waits.await.unwrap();
+        assert_eq!(next.fence().get(), fence + 1, "the store was not asked");
+        let held = leases.show("k").await.unwrap().unwrap();
+        assert_eq!((held.fence, held.renewals), (next.fence(), 1), "the transaction renewed it");
+
+        // Nobody waits: this commit releases the lease.
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (2)").await.unwrap();
+        next.commit(tx).await.unwrap();
+        assert_eq!(leases.show("k").await.unwrap(), None);
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(2));
+    }
+
+    async fn commits_of_two_processes_under_one_lease_lose_no_update<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (n INT)").await;
+        db.execute("INSERT INTO t VALUES (0)").await;
+        let processes = [Leases::new(db.pool.clone()), Leases::new(db.pool.clone())];
+        let fences: Arc<Mutex<Vec<Fence>>> = Arc::default();
+        let mut tasks = JoinSet::new();
+        for task in 0..8 {
+            let (leases, pool, fences) = (processes[task % 2].clone(), db.pool.clone(), fences.clone());
+            tasks.spawn(async move {
+                for turn in 0..10 {
+                    let lease = leases.lease("k").wait(Duration::from_secs(60)).acquire().await.unwrap();
+                    let fence = lease.fence();
+                    let mut tx = lockkit::begin(&pool).await.unwrap();
+                    let read = S::fetch_i64(&mut tx, "SELECT n FROM t").await.unwrap().unwrap();
+                    S::execute(&mut tx, &format!("UPDATE t SET n = {}", read + 1)).await.unwrap();
+                    if turn % 5 == 4 {
+                        // Given up: its commit is dropped, or was never sent.
+                        drop(tx);
+                        drop(lease);
+                        continue;
+                    }
+                    lease.commit(tx).await.unwrap();
+                    fences.lock().unwrap().push(fence);
+                }
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        assert_eq!(db.fetch_i64("SELECT n FROM t").await, Some(64));
+        let mut fences = fences.lock().unwrap().clone();
+        fences.sort_unstable();
+        let handed = fences.windows(2).filter(|it| it[1].get() == it[0].get() + 1).count();
+        assert!(fences.is_sorted_by(|a, b| a < b) && handed > 20, "{handed} of 64 were handed on: {fences:?}");
+    }
+
+    async fn a_commit_with_a_stolen_lease_is_refused_and_hands_nothing_on<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (n INT)").await;
+        let leases = Leases::new(db.pool.clone());
+        let first = leases.lease("k").acquire().await.unwrap();
+        let (waits, fence) = (waiting(&leases), first.fence());
+        waits_in_line().await;
+        Leases::new(db.pool.clone()).steal("k").await.unwrap().unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
+        assert!(first.commit(tx).await.unwrap_err().is_lost());
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(0));
+        let next = timeout(Duration::from_secs(20), waits).await.unwrap().unwrap();
+        assert!(next.fence().get() > fence.get() + 1, "it was granted by the store");
+    }
+
+    async fn a_dropped_commit_leaves_the_lease_to_the_next_and_not_to_two<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (n INT)").await;
+        let leases = Leases::new(db.pool.clone());
+        let others = Leases::new(db.pool.clone());
+        for polls in 1..12 {
+            let first = leases.lease("k").wait(Duration::from_secs(20)).acquire().await.unwrap();
+            let waits = waiting(&leases);
+            waits_in_line().await;
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            S::execute(&mut tx, &format!("INSERT INTO t VALUES ({polls})")).await.unwrap();
+            let mut commit = Box::pin(first.commit(tx));
+            let mut polled = 0;
+            let dropped = std::future::poll_fn(|context| {
+                let done = commit.as_mut().poll(context).is_ready();
+                polled += 1;
+                if done || polled == polls { Poll::Ready(!done) } else { Poll::Pending }
+            });
+            let dropped = dropped.await;
+            drop(commit);
+            let next = timeout(Duration::from_secs(20), waits).await.expect("the next one gets it").unwrap();
+            assert!(others.lease("k").try_acquire().await.unwrap().is_none(), "dropped: {dropped}");
+            assert!(next.is_trusted());
+            assert_eq!(next.release().await.unwrap(), Released::WhileHeld);
+            if !dropped {
+                return;
+            }
+        }
     }
 
     async fn a_guarded_transaction_of_the_holder_before_is_refused_after_one_of_the_next<S>(db: TestDb<S>) {

@@ -37,24 +37,62 @@ pub(crate) struct Committing<S: LeaseStore> {
     kept: Arc<Kept>,
     inner: Arc<Inner<S>>,
     unfinished: Unfinished,
+    /// The queue of those to whom the lease is handed on after the commit, instead of being released by it.
+    line: Option<Arc<Line<Lease<S>>>>,
+    /// When the transaction was told to renew the lease, which is to be handed on.
+    renewed: Option<Instant>,
 }
 
 impl<S: LeaseStore> Lease<S> {
-    /// Prepares to release the lease with the commit of a transaction.
+    /// Prepares to end the lease with the commit of a transaction: to hand it on if it is committed alone and somebody in
+    /// this process waits for it, otherwise to release it.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn begin_commit(&self) -> Guard<Committing<S>> {
-        // After the commit, a renewal finds no lease. That must not be reported as a loss.
-        self.inner.keeper.forget(&self.kept);
-        let unfinished = self.inner.keeper.unfinished();
-        Guard::new(Committing { kept: self.kept.clone(), inner: self.inner.clone(), unfinished })
+    pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
+        let Self { kept, inner, .. } = self;
+        let unfinished = inner.keeper.unfinished();
+        let suits = |wants: &Wants| alone && kept.suits(wants, inner.hand_over);
+        let line = inner.lines.line_with_taker(&kept.key, suits).filter(|_| inner.keeper.commits(kept));
+        let committing = Committing { kept: kept.clone(), inner: inner.clone(), unfinished, line, renewed: None };
+        if !committing.hands_on() {
+            committing.stop_renewing();
+        }
+        Guard::new(committing)
     }
 }
 
 impl<S: LeaseStore> Committing<S> {
-    /// The commit released the lease.
+    /// Whether the lease is to be handed on after the commit.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn hands_on(&self) -> bool {
+        self.line.is_some()
+    }
+
+    /// The transaction has renewed the lease, with a statement sent at `sent`.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn renewed(&mut self, sent: Instant) {
+        self.renewed = Some(sent);
+    }
+
+    /// After the commit that releases the lease, a renewal finds no lease. That must not be reported as a loss.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn stop_renewing(&self) {
+        self.inner.keeper.forget(&self.kept);
+    }
+
+    /// The commit succeeded. It released the lease, or the lease is handed on now.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(committing: Guard<Self>) {
-        let Self { kept, inner, unfinished: _ } = committing.defuse();
+        let Self { kept, inner, line, .. } = &*committing;
+        if let Some(sent) = committing.renewed {
+            kept.renewed(sent, kept.ttl());
+            if !line.as_ref().is_some_and(|it| hand_on(inner, kept, it, true)) {
+                // Who waited has gone: the lease is released in the background.
+                return;
+            }
+            committing.defuse();
+            return;
+        }
+        let Self { kept, inner, .. } = committing.defuse();
         kept.committed();
         inner.lines.given_back(kept.line());
     }
@@ -62,7 +100,9 @@ impl<S: LeaseStore> Committing<S> {
     /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn refused(committing: Guard<Self>) {
-        let Self { kept, inner, unfinished } = committing.defuse();
+        let Self { kept, inner, unfinished, .. } = committing.defuse();
+        // What was told to the database stays unknown here, so it is never handed on.
+        inner.keeper.pin(&kept);
         if kept.lost().is_none() && !inner.keeper.keep(&kept) {
             // The `Leases` were closed in the meantime, and the close did not see this lease.
             kept.lose(LossReason::Closed);
@@ -73,20 +113,31 @@ impl<S: LeaseStore> Committing<S> {
 
 impl<S: LeaseStore> Hold for Committing<S> {
     fn abandon(self) {
-        let Self { kept, inner, unfinished } = self;
+        let Self { kept, inner, unfinished, .. } = self;
         give_back_later(inner, kept.clone(), unfinished, Vec::new());
         kept.lose(LossReason::Released);
     }
 }
 
+impl<S: LeaseStore> Owned<S> {
+    /// Hands the lease on instead of releasing it, if somebody in this process waits for it.
+    pub(super) fn hand_on(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| hand_on(&self.inner, &self.kept, line, false))
+    }
+}
+
 /// Hands the lease to the first caller who waits for it in this process, with the next fence. Asks no store.
-pub(super) fn hand_on<S: LeaseStore>(Owned { kept, inner, line }: &Owned<S>) -> bool {
-    let Some(line) = line else { return false };
+fn hand_on<S: LeaseStore>(
+    inner: &Arc<Inner<S>>,
+    kept: &Arc<Kept>,
+    line: &Arc<Line<Lease<S>>>,
+    after_commit: bool,
+) -> bool {
     let next = |wants: &Wants| {
         if !kept.suits(wants, inner.hand_over) {
             return None;
         }
-        let next = inner.keeper.hand_on(kept, wants)?;
+        let next = inner.keeper.hand_on(kept, wants, after_commit)?;
         let weak = Arc::downgrade(&next);
         Some((Lease::handed(inner.clone(), next, Some(line.clone())), weak))
     };
@@ -173,7 +224,7 @@ pub(super) struct Owned<S: LeaseStore> {
 
 impl<S: LeaseStore> Hold for Owned<S> {
     fn abandon(self) {
-        if hand_on(&self) {
+        if self.hand_on() {
             return;
         }
         let Self { kept, inner, line: _ } = self;

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Inner, check_ttl,
-    ending::{Owned, Released, give_back, hand_on},
+    ending::{Owned, Released, give_back},
     reentry::realm,
     request::Yields,
 };
@@ -207,7 +207,7 @@ impl<S: LeaseStore> Lease<S> {
                 None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
-        let released = if owned.as_ref().is_some_and(|it| hand_on(it)) {
+        let released = if owned.as_ref().is_some_and(|it| it.hand_on()) {
             Released::WhileHeld
         } else {
             // From here on it is not handed on. If it was, the store must not be asked: the token is the next holder's.

@@ -197,12 +197,24 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.state().forget(token)
     }
 
-    /// Ends the lease and renews that of the next holder in its place, on the same schedule. `None` if the lease is lost,
-    /// or was forgotten or pinned at any time before.
-    pub(crate) fn hand_on(&self, kept: &Kept, wants: &Wants) -> Option<Arc<Kept>> {
+    /// A commit begins after which the lease may be handed on. Until then nothing else hands it on. `false` if the lease is
+    /// not handed on, because it was forgotten or pinned before, or because another commit has begun.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn commits(&self, kept: &Kept) -> bool {
         let mut state = self.0.state();
-        let entry = state.entries.get_mut(&kept.token);
-        let entry = entry.filter(|it| !kept.stays() && std::ptr::eq(Arc::as_ptr(&it.kept), kept))?;
+        let may_commit = !kept.commits() && state.passable(kept).is_some();
+        if may_commit {
+            kept.set_commits();
+        }
+        may_commit
+    }
+
+    /// Ends the lease and renews that of the next holder in its place, on the same schedule. `after_commit`: this is the
+    /// commit for which [`commits`](Self::commits) was called. `None` if the lease is lost, or was forgotten or pinned at
+    /// any time before.
+    pub(crate) fn hand_on(&self, kept: &Kept, wants: &Wants, after_commit: bool) -> Option<Arc<Kept>> {
+        let mut state = self.0.state();
+        let entry = state.passable(kept).filter(|_| kept.commits() == after_commit)?;
         let next = Arc::new(kept.hand_on(wants)?);
         entry.kept = next.clone();
         Some(next)
@@ -213,7 +225,8 @@ impl<S: LeaseStore> Keeper<S> {
         let mut state = self.0.state();
         state.is_closed = true;
         state.rounds.iter_mut().for_each(|it| it.schedule.clear());
-        state.entries.drain().map(|(_, entry)| entry.kept).collect()
+        // A commit in flight ends its lease itself.
+        state.entries.drain().map(|(_, entry)| entry.kept).filter(|it| !it.commits()).collect()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -295,6 +308,12 @@ impl State {
 
     fn round_of(&mut self, runtime: Id) -> Option<&mut Round> {
         self.rounds.iter_mut().find(|it| it.runtime.id() == runtime)
+    }
+
+    /// The entry of this lease, if the lease may be handed on.
+    fn passable(&mut self, kept: &Kept) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(&kept.token);
+        entry.filter(|it| !kept.stays() && std::ptr::eq(Arc::as_ptr(&it.kept), kept))
     }
 
     fn forget(&mut self, token: Token) -> Option<Arc<Kept>> {

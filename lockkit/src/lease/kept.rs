@@ -38,6 +38,8 @@ pub(crate) struct Kept {
     /// The lease ends in the store and is not handed on: it may be pinned, committed or released by now. Written under the
     /// mutex of the keeper, under which it is handed on.
     stays: AtomicBool,
+    /// A commit that may hand the lease on is in flight. Nothing else hands it on. Written as `stays` is.
+    commits: AtomicBool,
     /// The lease was returned to the caller. Before that, the request may still wait for other leases, or be dropped
     /// together with this one.
     handed_out: AtomicBool,
@@ -92,6 +94,7 @@ impl Kept {
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
+            commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),
             told: AtomicBool::new(false),
@@ -138,6 +141,16 @@ impl Kept {
 
     pub(crate) fn stays(&self) -> bool {
         self.stays.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a commit is in flight after which the lease may be handed on.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn set_commits(&self) {
+        self.commits.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn commits(&self) -> bool {
+        self.commits.load(Ordering::Relaxed)
     }
 
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
@@ -268,6 +281,7 @@ impl Kept {
             ttl: Mutex::new(self.ttl()),
             pinned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
+            commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),
             told: AtomicBool::new(false),

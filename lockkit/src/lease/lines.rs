@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    hash::Hash,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -87,9 +88,7 @@ impl<H> Lines<H> {
             match lately.get_mut(key) {
                 Some(it) if it.given_back + LATELY > now => it.given_back = now,
                 _ => {
-                    if lately.len() == lately.capacity() {
-                        lately.retain(|_, it| it.given_back + LATELY > now);
-                    }
+                    make_room(&mut lately, |_, it| it.given_back + LATELY > now);
                     lately.insert(key.clone(), Lately { given_back: now, queued: None, nobody_queued: None });
                 }
             }
@@ -131,17 +130,21 @@ impl<H> Lines<H> {
         }
     }
 
+    /// The queue of this key, if somebody waits in it for a lease of this process.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(super) fn line_with_taker(&self, key: &Key, suits: impl FnOnce(&Wants) -> bool) -> Option<Arc<Line<H>>> {
+        let line = self.known(key)?;
+        let first = lock(&line.callers).first();
+        first?.wants.as_ref().is_some_and(suits).then_some(line)
+    }
+
     /// The queue of this key.
     pub(crate) fn line(&self, key: &Key) -> Arc<Line<H>> {
         let mut lines = lock(&self.lines);
         if let Some(line) = lines.get(key).and_then(Weak::upgrade) {
             return line;
         }
-        // Empty queues are removed whenever the map would have to grow, so its size stays in proportion to the number
-        // of callers.
-        if lines.len() == lines.capacity() {
-            lines.retain(|_, it| it.strong_count() > 0);
-        }
+        make_room(&mut lines, |_, it| it.strong_count() > 0);
         let line = Arc::new(Line::default());
         lines.insert(key.clone(), Arc::downgrade(&line));
         line
@@ -296,6 +299,15 @@ impl<H> Default for Line<H> {
     fn default() -> Self {
         let callers = Callers { waiting: VecDeque::new(), left: 0 };
         Self { callers: Mutex::new(callers), freed: Notify::new(), holder: Mutex::default() }
+    }
+}
+
+/// Removes what is not to be kept whenever the map is full, so that its size stays in proportion to what is kept. The room
+/// that it makes is as large as the rest, so that an insertion costs the same however many are kept.
+fn make_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>, keep: impl FnMut(&K, &mut V) -> bool) {
+    if map.len() == map.capacity() {
+        map.retain(keep);
+        map.reserve(map.len());
     }
 }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use sqlx::Pool;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     error::{Error, Fault, LossReason, Result},
     key::Key,
-    lease::{Committing, Lease, MultiLease, kept::Kept},
+    lease::{Committing, Lease, MultiLease, kept::Kept, store::Answer},
     sql::{
         LeaseOps, depth, failed_on_own_table,
         tx::{AnyTx, ROLLBACK_LIMIT},
@@ -57,7 +57,8 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     }
 
     /// Commits the transaction if, and only if, the lease is still held at that moment, and releases the lease in the
-    /// same commit. Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
+    /// same commit. If a caller of this process waits for it, the transaction renews the lease instead, and it is handed to
+    /// that caller after the commit ([`LeasesBuilder::hand_over`](crate::store::LeasesBuilder::hand_over)). Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
     ///
     /// This prevents a stale holder (stopped, slow or partitioned) from writing after another process took the lease.
     ///
@@ -104,7 +105,8 @@ impl<DB: LeaseOps> MultiLease<Pool<DB>> {
 /// Commits the transaction if all leases are still held, and releases them.
 async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: T) -> Result<()> {
     let limit = leases.iter().map(|it| it.kept().ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
-    let committing: Vec<_> = leases.iter().map(Lease::begin_commit).collect();
+    let alone = leases.len() == 1;
+    let mut committing: Vec<_> = leases.iter().map(|it| it.begin_commit(alone)).collect();
     // After that, because from then on it is not handed on. One that was is another holder's.
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
         committing.into_iter().for_each(Committing::refused);
@@ -113,9 +115,19 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
     }
     let given_up = async {
         tx.check_open().await?;
-        for lease in leases {
+        for (lease, committing) in leases.iter().zip(&mut committing) {
             let kept = lease.kept();
             let Kept { key, token, .. } = kept;
+            if committing.hands_on() {
+                // A write, so that a node of a Galera cluster refuses the commit if another node has granted the lease.
+                let sent = Instant::now();
+                let renewed = DB::lease_renew(tx.connection(), &[kept.renewal()]).await;
+                if renewed.map_err(|err| give_up_failed::<DB>(key, err))? == [Answer::Done] {
+                    committing.get_mut().renewed(sent);
+                    continue;
+                }
+                committing.stop_renewing();
+            }
             let given_up = DB::lease_give_up(tx.connection(), key, *token, kept.min_hold(), kept.is_pinned()).await;
             if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
