@@ -404,11 +404,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         // A waiting writer may be ahead in the queue. It waits for this task's read lease, so the request must not
         // queue behind it.
         if self.reads_already()
-            && let Turn::Done(leases) = self.try_now(place, true).await?
+            && let Turn::Done(leases) = Box::pin(self.try_now(place, true)).await?
         {
             return Ok(leases);
         }
-        let turn = |likely_free: bool| self.turn(place, likely_free);
+        // Boxed, as what follows the wait: callers who wait their turn then need a tenth of the memory.
+        let turn = |likely_free: bool| Box::pin(self.turn(place, likely_free));
         let freed = |key| self.inner.freed(key);
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over > 0;
         let (answered, limit) = loop {
@@ -429,6 +430,18 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Waited::NoTurn => break (false, FIRST_ANSWER),
             }
         };
+        Box::pin(self.given_up(place, started, answered, limit)).await
+    }
+
+    /// The end of a wait without success: releases what was taken on the way, and returns the reason. `answered`: the store
+    /// said that another holder has the lease. `limit`: how long to ask who that is.
+    async fn given_up(
+        &self,
+        place: &Place<S>,
+        started: Instant,
+        answered: bool,
+        limit: Duration,
+    ) -> Result<Vec<Lease<S>>> {
         place.give_back().await;
         let waited = started.elapsed();
         // One more query for the holder, with a short time limit.

@@ -90,87 +90,91 @@ impl<H> Lines<H> {
         let others: Vec<_> = keys.iter().filter(|it| **it != line).map(|it| self.line(it)).collect();
         let takes_over = wants.is_some();
         let seat = self.line(&line).join(wants);
-        let line = &seat.line;
-        let mut told: Vec<Freed<'k>> = Vec::new();
         match timeout_at(deadline, seat.first_or_handed()).await {
             Ok(None) => {}
             Ok(Some(handed)) => return Ok(Waited::Handed(handed)),
             Err(_) => return Ok(seat.take().map_or(Waited::NoTurn, Waited::Handed)),
         }
-        let (mut pauses, mut locked_pauses) = (PAUSES.ceilings(), PAUSES.ceilings());
-        let mut likely_free = true;
-        let mut without = Waited::NoAnswer;
-        let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
-        let mut asked_at = Instant::now();
-        loop {
-            // Created before the attempt, so that a release during the attempt is not missed.
-            let mut freed: Vec<_> = others.iter().chain([line]).map(|it| Box::pin(it.freed.notified())).collect();
-            let freed = poll_fn(|context| {
-                let is_freed = freed.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
-                if is_freed { Poll::Ready(()) } else { Poll::Pending }
-            });
-            // Also asks from time to time: the lease may have been stolen from its holder.
-            let is_known = takes_over && asked_at.elapsed() < ASK_ANYWAY;
-            let holder = if is_known { line.holder() } else { None };
-            let (turn, is_here) = if let Some(holder) = holder {
-                // Its holder wakes this caller. If it is lost instead, nobody does.
-                let left = holder.until().saturating_duration_since(Instant::now());
-                (Turn::Held { free_in: Some(left) }, true)
-            } else {
-                let asked = tokio::select! {
-                    biased;
-                    handed = seat.handed() => return Ok(Waited::Handed(handed)),
-                    asked = timeout_at(limit, ask(likely_free)) => asked,
+        // Boxed, because only the first of the queue needs it.
+        Box::pin(async move {
+            let line = &seat.line;
+            let mut told: Vec<Freed<'k>> = Vec::new();
+            let (mut pauses, mut locked_pauses) = (PAUSES.ceilings(), PAUSES.ceilings());
+            let mut likely_free = true;
+            let mut without = Waited::NoAnswer;
+            let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
+            let mut asked_at = Instant::now();
+            loop {
+                // Created before the attempt, so that a release during the attempt is not missed.
+                let mut freed: Vec<_> = others.iter().chain([line]).map(|it| Box::pin(it.freed.notified())).collect();
+                let freed = poll_fn(|context| {
+                    let is_freed = freed.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
+                    if is_freed { Poll::Ready(()) } else { Poll::Pending }
+                });
+                // Also asks from time to time: the lease may have been stolen from its holder.
+                let is_known = takes_over && asked_at.elapsed() < ASK_ANYWAY;
+                let holder = if is_known { line.holder() } else { None };
+                let (turn, is_here) = if let Some(holder) = holder {
+                    // Its holder wakes this caller. If it is lost instead, nobody does.
+                    let left = holder.until().saturating_duration_since(Instant::now());
+                    (Turn::Held { free_in: Some(left) }, true)
+                } else {
+                    let asked = tokio::select! {
+                        biased;
+                        handed = seat.handed() => return Ok(Waited::Handed(handed)),
+                        asked = timeout_at(limit, ask(likely_free)) => asked,
+                    };
+                    let Ok(turn) = asked else {
+                        return Ok(seat.take().map_or(without, Waited::Handed));
+                    };
+                    asked_at = Instant::now();
+                    (turn?, false)
                 };
-                let Ok(turn) = asked else {
+                limit = deadline;
+                if !matches!(turn, Turn::Silent) {
+                    without = Waited::Held;
+                }
+                let (ahead, pause) = match turn {
+                    Turn::Done(taken) => return Ok(Waited::Done(taken)),
+                    Turn::Held { free_in: Some(free_in) } => {
+                        locked_pauses = PAUSES.ceilings();
+                        let pause = if is_here { PAUSES.cap } else { half_jitter(pauses.next().unwrap_or(PAUSES.cap)) };
+                        // Never sleep past the expiry of the holder's lease.
+                        (0, pause.min(free_in + Duration::from_millis(1)))
+                    }
+                    // A row lock does not tell how long the lease is held, so these pauses grow on their own.
+                    Turn::Held { free_in: None } => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
+                    Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
+                    // The attempt itself took its full time limit, so the pause is short.
+                    Turn::Silent => (0, PAUSES.base),
+                };
+                if Instant::now() >= deadline {
                     return Ok(seat.take().map_or(without, Waited::Handed));
-                };
-                asked_at = Instant::now();
-                (turn?, false)
-            };
-            limit = deadline;
-            if !matches!(turn, Turn::Silent) {
-                without = Waited::Held;
-            }
-            let (ahead, pause) = match turn {
-                Turn::Done(taken) => return Ok(Waited::Done(taken)),
-                Turn::Held { free_in: Some(free_in) } => {
-                    locked_pauses = PAUSES.ceilings();
-                    let pause = if is_here { PAUSES.cap } else { half_jitter(pauses.next().unwrap_or(PAUSES.cap)) };
-                    // Never sleep past the expiry of the holder's lease.
-                    (0, pause.min(free_in + Duration::from_millis(1)))
                 }
-                // A row lock does not tell how long the lease is held, so these pauses grow on their own.
-                Turn::Held { free_in: None } => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
-                Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
-                // The attempt itself took its full time limit, so the pause is short.
-                Turn::Silent => (0, PAUSES.base),
-            };
-            if Instant::now() >= deadline {
-                return Ok(seat.take().map_or(without, Waited::Handed));
-            }
-            if told.is_empty() && !is_here {
-                told = keys.iter().map(&freed_in_store).collect();
-            }
-            let freed = async {
-                tokio::select! {
-                    () = freed => {}
-                    () = first_of(keys, &mut told, &freed_in_store) => {}
+                if told.is_empty() && !is_here {
+                    told = keys.iter().map(&freed_in_store).collect();
                 }
-                for _ in 1..ahead {
+                let freed = async {
                     tokio::select! {
-                        () = line.freed.notified() => {}
+                        () = freed => {}
                         () = first_of(keys, &mut told, &freed_in_store) => {}
                     }
-                }
-            };
-            likely_free = tokio::select! {
-                biased;
-                handed = seat.handed() => return Ok(Waited::Handed(handed)),
-                () = freed => true,
-                () = sleep(pause.min(deadline.saturating_duration_since(Instant::now()))) => false,
-            };
-        }
+                    for _ in 1..ahead {
+                        tokio::select! {
+                            () = line.freed.notified() => {}
+                            () = first_of(keys, &mut told, &freed_in_store) => {}
+                        }
+                    }
+                };
+                likely_free = tokio::select! {
+                    biased;
+                    handed = seat.handed() => return Ok(Waited::Handed(handed)),
+                    () = freed => true,
+                    () = sleep(pause.min(deadline.saturating_duration_since(Instant::now()))) => false,
+                };
+            }
+        })
+        .await
     }
 }
 
