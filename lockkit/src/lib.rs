@@ -77,6 +77,7 @@ mod policy;
 mod reason;
 mod retry;
 mod scope;
+mod shards;
 #[cfg(feature = "sql")]
 // Without a database nothing implements the operations.
 #[cfg_attr(
@@ -108,6 +109,7 @@ pub mod store {
                 Renewal, Token,
             },
         },
+        shards::Shards,
     };
 }
 

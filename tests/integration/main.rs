@@ -43,6 +43,7 @@ mod runtimes;
 mod schemas;
 mod send;
 mod sessions;
+mod shards;
 mod shared;
 mod shedlock;
 mod shutdown;

@@ -33,6 +33,7 @@ fn links_between_the_documents_lead_to_files_and_headings() {
         "docs/from-sqlx-0.8.md",
         "docs/guide.md",
         "docs/operating.md",
+        "docs/scale.md",
         "lockkit/migrations/README.md",
         "torture/README.md",
     ];

@@ -1,0 +1,129 @@
+//! Locks and stock divided between two servers.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit::{Error, Leases, Result, Stock, Taken, store::Shards};
+use sqlx::{MySql, MySqlPool};
+use support::{MariaDb, TestDb};
+use tokio::task::JoinSet;
+
+/// Two servers of one type, or `None` if one of them is left out.
+async fn two_servers() -> Option<(TestDb<MariaDb>, TestDb<support::MySql>)> {
+    Some((TestDb::unless_left_out().await?, TestDb::unless_left_out().await?))
+}
+
+fn pools(mariadb: &TestDb<MariaDb>, mysql: &TestDb<support::MySql>) -> [(&'static str, MySqlPool); 2] {
+    [("mariadb", mariadb.pool.clone()), ("mysql", mysql.pool.clone())]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_two_servers_exclude_and_share_the_keys() {
+    let Some((mariadb, mysql)) = two_servers().await else { return };
+    let processes: Vec<_> = (0..2)
+        .map(|_| Shards::new(pools(&mariadb, &mysql).map(|(name, pool)| (name, Leases::new(pool)))).unwrap())
+        .collect();
+    let inside: Arc<[AtomicU32; 8]> = Arc::default();
+    let mut tasks = JoinSet::new();
+    for task in 0..8 {
+        let (shards, inside) = (processes[task % 2].clone(), inside.clone());
+        tasks.spawn(async move {
+            for turn in 0..16 {
+                let number = (task + turn) % 8;
+                let key = format!("order:{number}");
+                let lease = shards.of(&key).lease(&*key).wait(Duration::from_secs(60)).acquire().await.unwrap();
+                assert_eq!(inside[number].fetch_add(1, Ordering::SeqCst), 0, "two holders of {key}");
+                tokio::task::yield_now().await;
+                assert_eq!(inside[number].fetch_sub(1, Ordering::SeqCst), 1);
+                lease.release().await.unwrap();
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let rows = [&mariadb.pool, &mysql.pool].map(|pool| async move {
+        let rows: Vec<String> =
+            sqlx::query_scalar("SELECT CONVERT(name USING utf8mb4) FROM lockkit_lease WHERE name LIKE 'order:_'")
+                .fetch_all(pool)
+                .await
+                .unwrap();
+        rows.into_iter().collect::<HashSet<_>>()
+    });
+    let [one, other] = rows;
+    let (one, other) = (one.await, other.await);
+    assert!(!one.is_empty() && !other.is_empty() && one.is_disjoint(&other), "{one:?} {other:?}");
+    assert_eq!(one.len() + other.len(), 8);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_gone_takes_only_its_own_keys_with_it() {
+    let Some((mariadb, mysql)) = two_servers().await else { return };
+    let gone = mysql.pool_of(2).await;
+    let shards =
+        Shards::new([("here", Leases::new(mariadb.pool.clone())), ("gone", Leases::new(gone.clone()))]).unwrap();
+    let held: Vec<_> = {
+        let mut held = Vec::new();
+        for key in ["a", "b", "c", "d", "e", "f"] {
+            held.push(shards.of(key).lease(key).ttl(Duration::from_secs(2)).acquire().await.unwrap());
+        }
+        held
+    };
+    gone.close().await;
+    let (mut lost, mut kept) = (0, 0);
+    for lease in &held {
+        let is_here = shards.of(lease.key()).store().size() > 0;
+        match (is_here, tokio::time::timeout(Duration::from_secs(4), lease.lost()).await) {
+            (true, Err(_)) => kept += 1,
+            (false, Ok(_)) => lost += 1,
+            (is_here, ended) => panic!("{}: on the server that is there: {is_here}, {ended:?}", lease.key()),
+        }
+    }
+    assert!(lost > 0 && kept > 0, "{lost} lost, {kept} kept");
+}
+
+/// Takes a piece where the buyer belongs, and elsewhere once nothing is left there.
+async fn take(stocks: &Shards<Stock<MySql>>, buyer: &str) -> Result<Taken> {
+    let home = stocks.of(buyer).take(1).await;
+    let Err(mut sold_out @ Error::SoldOut { .. }) = home else { return home };
+    for (_, stock) in stocks.iter() {
+        match stock.take(1).await {
+            Err(err @ Error::SoldOut { .. }) => sold_out = err,
+            taken => return taken,
+        }
+    }
+    Err(sold_out)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stock_over_two_servers_sells_each_piece_once() {
+    let Some((mariadb, mysql)) = two_servers().await else { return };
+    let stocks = Shards::new(pools(&mariadb, &mysql).map(|(name, pool)| (name, Stock::new(pool, "sku:42")))).unwrap();
+    for ((_, stock), pieces) in stocks.iter().zip([30, 70]) {
+        stock.put(pieces).await.unwrap();
+    }
+    let sold: Arc<Mutex<u32>> = Arc::default();
+    let mut tasks = JoinSet::new();
+    for task in 0..8 {
+        let (stocks, sold) = (stocks.clone(), sold.clone());
+        tasks.spawn(async move {
+            for turn in 0.. {
+                match take(&stocks, &format!("buyer:{task}:{turn}")).await {
+                    Ok(_) => *sold.lock().unwrap() += 1,
+                    Err(Error::SoldOut { .. }) => return,
+                    Err(err) => panic!("{err}"),
+                }
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    assert_eq!(*sold.lock().unwrap(), 100);
+}
