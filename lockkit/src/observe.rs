@@ -112,7 +112,7 @@ pub(crate) fn swept(keys: u64) {
 }
 
 /// What the server is not suited for.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+#[cfg_attr(not(feature = "mysql"), allow(dead_code))]
 pub(crate) fn caveat(caveat: &'static str) {
     tracing::warn!(target: TARGET, "{caveat}");
 }

@@ -19,12 +19,12 @@ use crate::{
 /// lockkit.
 ///
 /// **All processes must have the same names.** While some have one list and some another, a key may be locked in two
-/// databases at once, by two holders. To change the list: stop taking the locks everywhere, wait for the longest ttl, start
-/// with the new list. Fences of a key that moves do not continue: those of one database come from its clock, and another
+/// databases at once, by two holders. To change the list: stop all processes that lock ([`Leases::close`](crate::Leases::close)
+/// releases what they hold, and what a killed one held ends with its ttl), and start them with the new list. Fences of a key that moves do not continue: those of one database come from its clock, and another
 /// database's clock may be behind. Renaming a database moves its keys; a new address under the same name does not.
 ///
-/// A request that needs several keys at once ([`Leases::all`](crate::Leases::all)) needs them in one database: choose it by
-/// what they have in common, such as the customer.
+/// A request that needs several keys at once ([`Leases::all`](crate::Leases::all)) needs them in one database. Then *every*
+/// request for these keys must choose the database by what they have in common, such as the customer, and not by the key.
 ///
 /// # Example
 /// ```

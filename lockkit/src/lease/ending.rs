@@ -39,8 +39,8 @@ pub(crate) struct Committing<S: LeaseStore> {
     unfinished: Unfinished,
     /// The queue of those to whom the lease is handed on after the commit, instead of being released by it.
     line: Option<Arc<Line<Lease<S>>>>,
-    /// When the transaction was told to renew the lease, which is to be handed on.
-    renewed: Option<Instant>,
+    /// The transaction has renewed the lease, which is to be handed on.
+    renewed: bool,
 }
 
 impl<S: LeaseStore> Lease<S> {
@@ -50,9 +50,9 @@ impl<S: LeaseStore> Lease<S> {
     pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
         let Self { kept, inner, .. } = self;
         let unfinished = inner.keeper.unfinished();
-        let suits = |wants: &Wants| alone && kept.suits(wants, inner.hand_over);
+        let suits = |wants: &Wants| alone && kept.suits(wants, inner.hand_over());
         let line = inner.lines.line_with_taker(&kept.key, suits).filter(|_| inner.keeper.commits(kept));
-        let committing = Committing { kept: kept.clone(), inner: inner.clone(), unfinished, line, renewed: None };
+        let committing = Committing { kept: kept.clone(), inner: inner.clone(), unfinished, line, renewed: false };
         if !committing.hands_on() {
             committing.stop_renewing();
         }
@@ -67,10 +67,10 @@ impl<S: LeaseStore> Committing<S> {
         self.line.is_some()
     }
 
-    /// The transaction has renewed the lease, with a statement sent at `sent`.
+    /// The transaction has renewed the lease. That counts for nothing here: the commit may not be durable yet.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn renewed(&mut self, sent: Instant) {
-        self.renewed = Some(sent);
+    pub(crate) fn set_renewed(&mut self) {
+        self.renewed = true;
     }
 
     /// After the commit that releases the lease, a renewal finds no lease. That must not be reported as a loss.
@@ -83,13 +83,14 @@ impl<S: LeaseStore> Committing<S> {
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn committed(committing: Guard<Self>) {
         let Self { kept, inner, line, .. } = &*committing;
-        if let Some(sent) = committing.renewed {
-            kept.renewed(sent, kept.ttl());
-            if !line.as_ref().is_some_and(|it| hand_on(inner, kept, it, true)) {
-                // Who waited has gone: the lease is released in the background.
-                return;
+        if committing.renewed {
+            if line.as_ref().is_some_and(|it| hand_on(inner, kept, it, true)) {
+                committing.defuse();
+            } else {
+                // Who waited has gone, or the answer took longer than the trust lasts: the lease is released in the
+                // background. It is not lost: nobody could take it before the commit.
+                kept.committed();
             }
-            committing.defuse();
             return;
         }
         let Self { kept, inner, .. } = committing.defuse();
@@ -102,7 +103,7 @@ impl<S: LeaseStore> Committing<S> {
     pub(crate) fn refused(committing: Guard<Self>) {
         let Self { kept, inner, unfinished, .. } = committing.defuse();
         // What was told to the database stays unknown here, so it is never handed on.
-        inner.keeper.pin(&kept);
+        inner.keeper.refused(&kept);
         if kept.lost().is_none() && !inner.keeper.keep(&kept) {
             // The `Leases` were closed in the meantime, and the close did not see this lease.
             kept.lose(LossReason::Closed);
@@ -134,7 +135,7 @@ fn hand_on<S: LeaseStore>(
     after_commit: bool,
 ) -> bool {
     let next = |wants: &Wants| {
-        if !kept.suits(wants, inner.hand_over) {
+        if !kept.suits(wants, inner.hand_over()) {
             return None;
         }
         let next = inner.keeper.hand_on(kept, wants, after_commit)?;
@@ -235,5 +236,76 @@ impl<S: LeaseStore> Hold for Owned<S> {
         }
         let unfinished = inner.keeper.unfinished();
         give_back_later(inner, kept, unfinished, Vec::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Error, Leases, guard::CommitSent, testing::MemoryStore};
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(1);
+
+    fn leases() -> Leases<MemoryStore> {
+        Leases::builder(MemoryStore::new().client()).ttl(TTL).wait(60 * TTL).build().unwrap()
+    }
+
+    /// Begins a commit of the lease while somebody waits for it.
+    async fn commit_with_a_waiter(
+        leases: &Leases<MemoryStore>,
+        lease: &Lease<MemoryStore>,
+    ) -> Guard<Committing<MemoryStore>> {
+        let request = leases.lease("k");
+        tokio::spawn(async move { drop(request.acquire().await) });
+        sleep(TTL / 1000).await;
+        let mut committing = lease.begin_commit(true);
+        assert!(committing.hands_on());
+        committing.get_mut().set_renewed();
+        committing
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_that_outlasts_the_trust_is_no_loss() {
+        let leases = leases();
+        let ran = leases.lease("k").run(async |lease| {
+            let committing = commit_with_a_waiter(&leases, &lease).await;
+            let sent = CommitSent::now();
+            leases.store().faults().partition();
+            sleep(2 * TTL).await;
+            leases.store().faults().heal();
+            Committing::committed(committing);
+            drop(sent);
+            Ok::<_, Error>(())
+        });
+        ran.await.unwrap();
+        drop(leases.lease("k").acquire().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_whose_commit_was_refused_is_closed_with_the_others() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        Committing::refused(commit_with_a_waiter(&leases, &lease).await);
+        assert!(lease.is_trusted());
+        leases.close().await.unwrap();
+        assert!(!lease.is_trusted());
+        assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_leaves_the_lease_of_a_commit_in_flight_to_the_commit_and_waits_for_it() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let committing = commit_with_a_waiter(&leases, &lease).await;
+        let closing = tokio::spawn({
+            let leases = leases.clone();
+            async move { leases.close().await }
+        });
+        sleep(TTL / 2).await;
+        assert!(lease.is_trusted() && !closing.is_finished());
+        Committing::committed(committing);
+        closing.await.unwrap().unwrap();
+        assert_eq!(leases.show("k").await.unwrap(), None);
     }
 }

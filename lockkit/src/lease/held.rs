@@ -161,6 +161,10 @@ impl<S: LeaseStore> Lease<S> {
         // The store may not be able to keep it that long.
         let ttl = self.kept.grant.ttl.map_or(ttl, |most| most.min(ttl));
         self.inner.keeper.visit();
+        if ttl != self.kept.ttl() {
+            // From here on it is not handed on: an answer may come late, and the ttl is this holder's.
+            self.inner.keeper.pin(&self.kept);
+        }
         while self.is_trusted() {
             let sent = Instant::now();
             let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl };

@@ -185,11 +185,19 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.forget(kept);
     }
 
-    /// A transaction may pin the lease from now on, so it is not handed on any more: only the store knows when it is free.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    /// A transaction may pin the lease from now on, or its ttl changes, so it is not handed on any more: only the store knows
+    /// when it is free.
     pub(crate) fn pin(&self, kept: &Kept) {
         let _state = self.0.state();
         kept.stay();
+    }
+
+    /// The commit that may have handed the lease on was refused. It is not handed on any more.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn refused(&self, kept: &Kept) {
+        let _state = self.0.state();
+        kept.stay();
+        kept.set_commits(false);
     }
 
     /// The lease with this token was taken away. Returns the one who held it.
@@ -204,7 +212,7 @@ impl<S: LeaseStore> Keeper<S> {
         let mut state = self.0.state();
         let may_commit = !kept.commits() && state.passable(kept).is_some();
         if may_commit {
-            kept.set_commits();
+            kept.set_commits(true);
         }
         may_commit
     }

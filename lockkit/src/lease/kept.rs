@@ -145,8 +145,8 @@ impl Kept {
 
     /// Notes that a commit is in flight after which the lease may be handed on.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn set_commits(&self) {
-        self.commits.store(true, Ordering::Relaxed);
+    pub(crate) fn set_commits(&self, commits: bool) {
+        self.commits.store(commits, Ordering::Relaxed);
     }
 
     pub(crate) fn commits(&self) -> bool {

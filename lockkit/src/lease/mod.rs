@@ -98,7 +98,7 @@ struct Inner<S: LeaseStore> {
     given: S,
     keeper: Keeper<S>,
     lines: Lines<Lease<S>>,
-    /// How often a lease may be handed on in this process without asking the store.
+    /// As the service has set it, see [`Inner::hand_over`].
     hand_over: u32,
     fence_domain: Key,
     tell: Option<Arc<dyn TellsReleases>>,
@@ -110,6 +110,11 @@ struct Inner<S: LeaseStore> {
 impl<S: LeaseStore> Inner<S> {
     fn store(&self) -> &Bounded<S> {
         self.keeper.store()
+    }
+
+    /// How often a lease may be handed on in this process without asking the store.
+    fn hand_over(&self) -> u32 {
+        if self.hand_over > 0 && self.store().profile().shows_writes_at_once { self.hand_over } else { 0 }
     }
 
     /// Completes when the store reports a release of the lease.

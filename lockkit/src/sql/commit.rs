@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Pool;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::{
     error::{Error, Fault, LossReason, Result},
@@ -58,7 +58,8 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
 
     /// Commits the transaction if, and only if, the lease is still held at that moment, and releases the lease in the
     /// same commit. If a caller of this process waits for it, the transaction renews the lease instead, and it is handed to
-    /// that caller after the commit ([`LeasesBuilder::hand_over`](crate::store::LeasesBuilder::hand_over)). Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
+    /// that caller after the commit ([`LeasesBuilder::hand_over`](crate::store::LeasesBuilder::hand_over)); if the caller has gone
+    /// by then, it is released in the background. Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
     ///
     /// This prevents a stale holder (stopped, slow or partitioned) from writing after another process took the lease.
     ///
@@ -119,11 +120,10 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
             let kept = lease.kept();
             let Kept { key, token, .. } = kept;
             if committing.hands_on() {
-                // A write, so that a node of a Galera cluster refuses the commit if another node has granted the lease.
-                let sent = Instant::now();
+                // It proves that the lease is held, and its lock keeps it so until the commit.
                 let renewed = DB::lease_renew(tx.connection(), &[kept.renewal()]).await;
                 if renewed.map_err(|err| give_up_failed::<DB>(key, err))? == [Answer::Done] {
-                    committing.get_mut().renewed(sent);
+                    committing.get_mut().set_renewed();
                     continue;
                 }
                 committing.stop_renewing();

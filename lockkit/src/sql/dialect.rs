@@ -62,12 +62,14 @@ pub trait Driver: Database {
     /// Sets how long the connection waits for the lock of the whole database.
     fn wait_for(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Probes the database before the first statement on a connection of this pool. An error is not reported here:
+    /// Probes the database before the first statement on a connection of this pool, and warns of what it is not suited
+    /// for. An error is not reported here:
     /// that first statement fails in the same way.
     fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 
-    /// Warnings about the server. Asked at the first `begin` on each server; empty afterwards.
-    fn caveats(pool: &Pool<Self>, conn: &mut Self::Connection) -> impl Future<Output = Vec<&'static str>> + Send;
+    /// Whether what one connection of this pool has committed is known to be seen by all others at once. Not where they may
+    /// be connected to different nodes of a cluster.
+    fn shows_writes_at_once(pool: &Pool<Self>) -> bool;
 
     /// Begins a READ COMMITTED transaction. On SQLite it takes the write lock.
     fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;

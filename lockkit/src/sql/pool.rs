@@ -367,7 +367,11 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     }
 
     fn profile(&self) -> Profile {
-        Profile { always_answers: !DB::IS_REMOTE, ..Profile::default() }
+        Profile {
+            always_answers: !DB::IS_REMOTE,
+            shows_writes_at_once: DB::shows_writes_at_once(self),
+            ..Profile::default()
+        }
     }
 }
 

@@ -82,9 +82,6 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let doing = "beginning a transaction";
     let conn = connection(pool, doing, None).await?;
     let mut opening = Guard::new(Unsettled::new(conn));
-    for caveat in DB::caveats(pool, &mut opening.get_mut().conn).await {
-        observe::caveat(caveat);
-    }
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, Wait::within(wait, left)).await;
     match begun {

@@ -4,14 +4,11 @@
 //! `/*!80000 … */`; MySQL does the opposite (<https://mariadb.com/kb/en/comment-syntax/>,
 //! <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use sqlx::{
     AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, SqlStr,
-    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlQueryResult, MySqlRow, MySqlTransactionManager},
+    mysql::{MySqlDatabaseError, MySqlQueryResult, MySqlRow, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
 
@@ -41,6 +38,7 @@ mod lease;
 mod migrate;
 mod named;
 mod row;
+mod server;
 mod session;
 mod shedlock;
 mod stock;
@@ -117,13 +115,12 @@ impl Driver for MySql {
         Ok(())
     }
 
-    async fn greet(_conn: &mut MySqlConnection, _pool: &Pool<Self>) {}
+    async fn greet(conn: &mut MySqlConnection, pool: &Pool<Self>) {
+        server::look_at(conn, pool).await;
+    }
 
-    async fn caveats(pool: &Pool<Self>, conn: &mut MySqlConnection) -> Vec<&'static str> {
-        if !is_first_use(&pool.connect_options()) {
-            return Vec::new();
-        }
-        caveats(conn).await.unwrap_or_default()
+    fn shows_writes_at_once(pool: &Pool<Self>) -> bool {
+        server::is_alone(pool)
     }
 
     async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
@@ -179,44 +176,6 @@ impl Driver for MySql {
     async fn migrate(pool: &Pool<Self>) -> Result<(), Error> {
         migrate::migrate(pool).await
     }
-}
-
-/// Whether this is the first use of the server in this process.
-fn is_first_use(server: &MySqlConnectOptions) -> bool {
-    static USED: Mutex<Vec<(String, u16)>> = Mutex::new(Vec::new());
-
-    // No code panics while it holds this mutex.
-    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
-    let (host, port) = (server.get_host(), server.get_port());
-    let is_first = !used.iter().any(|it| (&*it.0, it.1) == (host, port));
-    if is_first {
-        used.push((host.to_owned(), port));
-    }
-    is_first
-}
-
-/// Warnings about uses for which this server is not suited.
-async fn caveats(conn: &mut MySqlConnection) -> sqlx::Result<Vec<&'static str>> {
-    let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'log_bin'; \
-                 SHOW VARIABLES LIKE 'binlog_format'";
-    let mut caveats = Vec::new();
-    let mut has_log = false;
-    for row in sqlx::raw_sql(asked).fetch_all(conn).await? {
-        let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-        match &*name.to_ascii_lowercase() {
-            "wsrep_cluster_size" if value.parse().is_ok_and(|nodes: u32| nodes > 1) => caveats.push(
-                "the server is a node of a Galera cluster: row locks, named locks and session locks exclude nobody who \
-                 uses another node; a transaction that loses is a deadlock victim, at the latest in its commit",
-            ),
-            "log_bin" => has_log = value == "ON",
-            "binlog_format" if has_log && value == "STATEMENT" => caveats.push(
-                "the server writes its binary log as statements, and refuses writes in the READ COMMITTED transactions \
-                 of `begin` (error 1665): set `binlog_format` to ROW or MIXED",
-            ),
-            _ => {}
-        }
-    }
-    Ok(caveats)
 }
 
 impl super::sealed::Sealed for MySqlQueryResult {}

@@ -145,8 +145,8 @@ impl Driver for Postgres {
         pooler::look_for(conn, pool).await;
     }
 
-    async fn caveats(_pool: &Pool<Self>, _conn: &mut PgConnection) -> Vec<&'static str> {
-        Vec::new()
+    fn shows_writes_at_once(_pool: &Pool<Self>) -> bool {
+        true
     }
 
     async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {

@@ -99,8 +99,8 @@ impl Driver for Sqlite {
 
     async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}
 
-    async fn caveats(_pool: &Pool<Self>, _conn: &mut SqliteConnection) -> Vec<&'static str> {
-        Vec::new()
+    fn shows_writes_at_once(_pool: &Pool<Self>) -> bool {
+        true
     }
 
     async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {

@@ -1,0 +1,75 @@
+//! What kind of server a pool is connected to, asked once for each server.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sqlx::{MySql, MySqlConnection, Pool, Row};
+
+use crate::observe;
+
+/// A server that was used in this process.
+struct Server {
+    host: String,
+    port: u16,
+    /// Whether it is no node of a cluster. `None` until it has answered.
+    is_alone: Option<bool>,
+}
+
+static SERVERS: Mutex<Vec<Server>> = Mutex::new(Vec::new());
+
+const OF_A_CLUSTER: &str = "the server is a node of a Galera cluster: row locks, named locks and session locks exclude nobody who uses another \
+     node; of two transactions that write the same row, one is a deadlock victim, at the latest in its commit";
+
+const LOGS_STATEMENTS: &str = "the server writes its binary log as statements, and refuses writes in the READ COMMITTED transactions of `begin` \
+     (error 1665): set `binlog_format` to ROW or MIXED";
+
+/// Asks the server what it is if this is its first use, and warns of uses for which it is not suited.
+pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
+    if !is_first_use(pool) {
+        return;
+    }
+    let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'log_bin'; \
+                 SHOW VARIABLES LIKE 'binlog_format'";
+    let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else { return };
+    let (mut nodes, mut has_log) = (0, false);
+    for row in rows {
+        let (Ok(name), Ok(value)) = (row.try_get::<String, _>(0), row.try_get::<String, _>(1)) else { return };
+        match &*name.to_ascii_lowercase() {
+            "wsrep_cluster_size" => nodes = value.parse().unwrap_or(0),
+            "log_bin" => has_log = value == "ON",
+            "binlog_format" if has_log && value == "STATEMENT" => observe::caveat(LOGS_STATEMENTS),
+            _ => {}
+        }
+    }
+    if nodes > 1 {
+        observe::caveat(OF_A_CLUSTER);
+    }
+    if let Some(it) = find(&mut servers(), pool) {
+        // A cluster of one node may grow.
+        it.is_alone = Some(nodes == 0);
+    }
+}
+
+/// Whether the server is known to be no node of a cluster.
+pub(super) fn is_alone(pool: &Pool<MySql>) -> bool {
+    find(&mut servers(), pool).and_then(|it| it.is_alone) == Some(true)
+}
+
+fn is_first_use(pool: &Pool<MySql>) -> bool {
+    let mut servers = servers();
+    if find(&mut servers, pool).is_some() {
+        return false;
+    }
+    let options = pool.connect_options();
+    servers.push(Server { host: options.get_host().to_owned(), port: options.get_port(), is_alone: None });
+    true
+}
+
+fn find<'s>(servers: &'s mut [Server], pool: &Pool<MySql>) -> Option<&'s mut Server> {
+    let options = pool.connect_options();
+    servers.iter_mut().find(|it| it.port == options.get_port() && it.host == options.get_host())
+}
+
+/// Ignores poisoning: no code panics while it holds the lock.
+fn servers() -> MutexGuard<'static, Vec<Server>> {
+    SERVERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
