@@ -81,6 +81,10 @@ pub trait Driver: Database {
     /// Commits the transaction of `begin` that `check_begun` found open.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
+    /// Restores the settings of the session that `begin` changed. Its transaction was committed or rolled back by the last
+    /// statement.
+    fn restore_ended(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
     /// Restores the settings of the session that `begin` changed, and rolls back statements that ran after the
     /// transaction ended.
     fn restore_session(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;

@@ -119,12 +119,44 @@ pub trait LeaseStatements: Database {
         limit: u32,
     ) -> impl Future<Output = sqlx::Result<Vec<LeaseRecord>>> + Send;
 
-    /// See [`LeaseStore::lease_sweep`](crate::LeaseStore::lease_sweep).
+    /// Among the first [`PAGE`] leases whose key is greater than `after`, deletes up to `limit` that had no holder for
+    /// `retention`, and returns how many were deleted.
     fn lease_sweep(
         conn: &mut Self::Connection,
         retention: Duration,
         limit: u32,
+        after: &str,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
+    /// The last key of those that [`lease_sweep`](Self::lease_sweep) looks at. `None` if there are fewer than [`PAGE`].
+    fn lease_page_end(
+        conn: &mut Self::Connection,
+        after: &str,
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+}
+
+/// How many leases one statement of a sweep looks at. A statement that looked for unused leases in the whole table would
+/// read all of the used ones.
+pub(super) const PAGE: u32 = 1000;
+
+/// See [`LeaseStore::lease_sweep`](crate::LeaseStore::lease_sweep).
+pub(super) async fn lease_sweep<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    retention: Duration,
+    limit: u32,
+) -> sqlx::Result<u64> {
+    let mut after = String::new();
+    let mut swept = 0;
+    loop {
+        swept += DB::lease_sweep(conn, retention, limit - u32::try_from(swept).unwrap_or(limit), &after).await?;
+        if swept >= limit.into() {
+            return Ok(swept);
+        }
+        match DB::lease_page_end(conn, &after).await? {
+            Some(end) if end > after => after = end,
+            _ => return Ok(swept),
+        }
+    }
 }
 
 /// Takes leases one after the other, where the database has no statement for all of them.

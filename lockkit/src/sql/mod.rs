@@ -50,7 +50,7 @@ pub use listen::ListenOps;
 pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
 pub(crate) use named::{NamedStatements, Sharing};
-pub(crate) use pool::{check_in, checkout, connection, starved};
+pub(crate) use pool::{check_in, checked_in, checkout, connection, starved};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};

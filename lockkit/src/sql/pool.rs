@@ -21,6 +21,7 @@ use crate::{
     lease::builder::LeasesBuilder,
     lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
     scope::Realm,
+    sql::lease::lease_sweep,
 };
 
 /// Number of callers that wait for a connection, by pool; reported in [`Error::PoolStarved`]. A pool without waiters
@@ -235,11 +236,18 @@ pub(super) fn is_of_ended_runtime<DB: Dialect>(err: &Error) -> bool {
     DB::IS_REMOTE && matches!(err.as_sqlx(), Some(sqlx::Error::Io(err)) if err.kind() == io::ErrorKind::Other)
 }
 
-/// Returns the connection to the pool. sqlx pings it first, without a timeout of its own.
+/// Returns the connection to the pool in the background. sqlx pings it first, without a timeout of its own.
 pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     if DB::IS_REMOTE {
         let returning = conn.return_to_pool();
         tokio::spawn(async move { _ = timeout(RETURN_LIMIT, returning).await });
+    }
+}
+
+/// As [`check_in`], in a task that is in the background already.
+pub(crate) async fn checked_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
+    if DB::IS_REMOTE {
+        _ = timeout(RETURN_LIMIT, conn.return_to_pool()).await;
     }
 }
 
@@ -358,7 +366,9 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
         on_living_connection!(
             self,
-            call(self, PING_LIMIT, "sweeping leases", None, async |conn| DB::lease_sweep(conn, retention, limit).await)
+            call(self, PING_LIMIT, "sweeping leases", None, async |conn| {
+                lease_sweep::<DB>(conn, retention, limit).await
+            })
         )
     }
 

@@ -20,7 +20,7 @@ use crate::{
     observe,
     policy::Wait,
     scope::is_under,
-    sql::{AsConnection, Dialect, check_in, connection, counted_depth, depth, failed, sealed},
+    sql::{AsConnection, Dialect, check_in, checked_in, connection, counted_depth, depth, failed, sealed},
 };
 
 /// Time limit of the rollback of a dropped transaction. After it, the connection is closed.
@@ -327,11 +327,18 @@ struct Open<DB: Dialect> {
 impl<DB: Dialect> Open<DB> {
     /// Restores the settings that `begin` changed, then returns the connection to its pool. The transaction has ended.
     fn give_back(self) {
-        if DB::CHANGES_SESSION {
-            self.abandon();
-        } else {
-            check_in::<DB>(self.conn);
+        if !DB::CHANGES_SESSION {
+            return check_in::<DB>(self.conn);
         }
+        let Self { conn, runtime } = self;
+        // Also closed if the runtime ends before the task.
+        let mut restoring = Guard::new(Unsettled { conn, runtime: runtime.clone() });
+        runtime.spawn(async move {
+            let restored = DB::restore_ended(&mut restoring.get_mut().conn);
+            if matches!(timeout(ROLLBACK_LIMIT, restored).await, Ok(Ok(()))) {
+                checked_in::<DB>(restoring.defuse().conn).await;
+            }
+        });
     }
 }
 
@@ -349,7 +356,7 @@ impl<DB: Dialect> Hold for Open<DB> {
             };
             // A statement may be in flight, or waiting for a lock, when its future is dropped.
             if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
-                check_in::<DB>(ending.defuse().conn);
+                checked_in::<DB>(ending.defuse().conn).await;
             } else {
                 observe::rollback_too_slow();
             }

@@ -16,7 +16,7 @@ use crate::{
     sql::{
         Driver, LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, asked, given_back, granted, is_ahead, lease_acquire_in_order, lease_cut,
+            FENCES, Found, HeldRow, PAGE, asked, given_back, granted, is_ahead, lease_acquire_in_order, lease_cut,
             leases_found, prefix_end,
         },
         statement::statement,
@@ -110,6 +110,40 @@ fn locked_at_once() -> String {
     )
 }
 
+/// The first words of a statement that changes one row. On MariaDB it refuses to wait for the row. MySQL's UPDATE has no such
+/// setting, so there a subquery in the same statement locks the row first, and skips it if it is locked.
+const MARIADB_ROW: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
+     UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY) */";
+
+/// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row is locked or
+/// does not exist, the lease has expired, or this claim holds it.
+///
+/// The name and the token are bound at two places, of which each server reads one.
+fn acquire_released() -> &'static str {
+    statement!(
+        "{MARIADB_ROW}
+         /*!80000 UPDATE (
+             SELECT l.name FROM lockkit_lease AS l FORCE INDEX (PRIMARY) WHERE l.name = ? AND {is_released}
+             LIMIT 1
+             FOR UPDATE SKIP LOCKED
+         ) AS mine
+         STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name */
+         SET l.previous_holder = /*!80000 NULL */ /*M! IF(? IS NULL OR ? IS NULL, NULL, NULL) */,
+             l.previous_fence = NULL, l.previous_expires_us = NULL,
+             l.fence = LAST_INSERT_ID(GREATEST(l.fence + {FENCES}, {NOW})),
+             l.acquired_us = {NOW}, l.renewals = 0, l.holder = ?, l.token = ?, l.ttl_us = ?, l.expires_us = {NOW} + ?
+         WHERE /*!80000 mine.name = ? AND ? IS NOT NULL */ /*M! l.name = ? AND {is_released} */",
+        is_released = format!(
+            "CASE
+                 WHEN l.token <=> ? THEN 0
+                 WHEN l.expires_us > {NOW} THEN 0 * LAST_INSERT_ID(
+                     (1 << 63) | IF(l.expires_us - l.ttl_us > {NOW}, 1 << 62, 0) | (l.expires_us - {NOW}))
+                 ELSE l.token IS NULL
+             END"
+        )
+    )
+}
+
 fn acquire() -> &'static str {
     statement!("{claim}", claim = claim(&locked_at_once()))
 }
@@ -167,20 +201,20 @@ fn left(min_hold: &str, acquired_us: &str) -> String {
 
 impl LeaseStatements for MySql {
     async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-        let answer = match run_claim(conn, acquire(), claim).await {
-            Err(err) if Self::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new(), claim).await?,
-            answer => answer?,
-        };
-        if answer & HELD != 0 && answer & AHEAD != 0 {
-            // The look cuts the expiry.
-            let held = Self::lease_look(conn, &claim.key).await?;
-            return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
+        let token = claim.token.as_bytes().as_slice();
+        let released = sqlx::query(acquire_released())
+            .bind(claim.key.as_bytes())
+            .bind(token)
+            .bind(claim.holder.as_bytes())
+            .bind(token)
+            .bind(micros(claim.ttl))
+            .bind(micros(claim.ttl))
+            .bind(claim.key.as_bytes())
+            .bind(token);
+        match released.execute(&mut *conn).await?.last_insert_id() {
+            0 => acquire_unreleased(conn, claim).await,
+            answer => acquired(conn, claim, answer).await,
         }
-        if answer & HELD != 0 {
-            return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
-        }
-        let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
-        Ok(Acquired::Granted(granted(Fence::from(answer & !TAKEN_OVER)).after(previous)))
     }
 
     async fn lease_acquire_all(conn: &mut MySqlConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
@@ -236,10 +270,32 @@ impl LeaseStatements for MySql {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
+        let name = key.as_bytes();
+        let token_bytes = token.as_bytes().as_slice();
         // Looking up the token's entry locks the gaps beside it in REPEATABLE READ. Only MySQL needs that lookup in
         // order not to wait for the entry.
-        let done = sqlx::query(statement!(
-            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+        let done = if min_hold.is_zero() {
+            sqlx::query(statement!(
+                "{MARIADB_ROW}
+                 /*!80000 UPDATE (
+                     SELECT l.name
+                     FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
+                     STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token
+                     WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW}
+                     LIMIT 1
+                     FOR UPDATE SKIP LOCKED
+                 ) AS mine
+                 STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name */
+                 SET l.token = NULL, l.expires_us = 0
+                 /*M! WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW} */"
+            ))
+            .bind(name)
+            .bind(token_bytes)
+            .execute(&mut *conn)
+            .await?
+        } else {
+            sqlx::query(statement!(
+                "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
              UPDATE (
                  SELECT l.name
                  FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
@@ -252,18 +308,19 @@ impl LeaseStatements for MySql {
              SET l.token = IF({left} > 0, ?, NULL),
                  l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
                  l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
-            left = left("?", "l.acquired_us")
-        ))
-        .bind(key.as_bytes())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(min_hold))
-        .bind(Token::nobody().as_bytes().as_slice())
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .execute(&mut *conn)
-        .await?;
+                left = left("?", "l.acquired_us")
+            ))
+            .bind(key.as_bytes())
+            .bind(token.as_bytes().as_slice())
+            .bind(micros(min_hold))
+            .bind(Token::nobody().as_bytes().as_slice())
+            .bind(micros(min_hold))
+            .bind(micros(min_hold))
+            .bind(micros(min_hold))
+            .bind(micros(min_hold))
+            .execute(&mut *conn)
+            .await?
+        };
         if done.rows_affected() > 0 {
             return Ok(Answer::Done);
         }
@@ -389,14 +446,22 @@ impl LeaseStatements for MySql {
         leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
-    async fn lease_sweep(conn: &mut MySqlConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
+    async fn lease_sweep(
+        conn: &mut MySqlConnection,
+        retention: Duration,
+        limit: u32,
+        after: &str,
+    ) -> sqlx::Result<u64> {
         // A DELETE by expiry alone would lock every row that it reads, so the names are read first, without locks.
         let names: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
-            "SELECT name FROM lockkit_lease
+            "SELECT name FROM (
+                 SELECT name, expires_us, fence FROM lockkit_lease WHERE name > ? ORDER BY name LIMIT {PAGE}
+             ) AS page
              WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? - {FENCES}
              ORDER BY name
              LIMIT ?"
         ))
+        .bind(after.as_bytes())
         .bind(micros(retention))
         .bind(micros(retention))
         .bind(limit)
@@ -416,6 +481,17 @@ impl LeaseStatements for MySql {
             delete = delete.bind(name);
         }
         Ok(delete.execute(conn).await?.rows_affected())
+    }
+
+    async fn lease_page_end(conn: &mut MySqlConnection, after: &str) -> sqlx::Result<Option<String>> {
+        let row = sqlx::query(statement!(
+            "SELECT name FROM lockkit_lease WHERE name > ? ORDER BY name LIMIT 1 OFFSET {last}",
+            last = PAGE - 1
+        ))
+        .bind(after.as_bytes())
+        .fetch_optional(conn)
+        .await?;
+        row.map(|it| text(&it, "name")).transpose()
     }
 }
 
@@ -476,6 +552,30 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
         }
     }
     Ok((answers, ahead))
+}
+
+/// Takes a lease that has expired, is held by this claim already, or has no row yet. Slower than the statement for a released
+/// lease: it also keeps the previous holder.
+async fn acquire_unreleased(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+    let answer = match run_claim(conn, acquire(), claim).await {
+        Err(err) if MySql::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new(), claim).await?,
+        answer => answer?,
+    };
+    acquired(conn, claim, answer).await
+}
+
+/// Reads the answer to a claim.
+async fn acquired(conn: &mut MySqlConnection, claim: &Claim, answer: u64) -> sqlx::Result<Acquired> {
+    if answer & HELD != 0 && answer & AHEAD != 0 {
+        // The look cuts the expiry.
+        let held = MySql::lease_look(conn, &claim.key).await?;
+        return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
+    }
+    if answer & HELD != 0 {
+        return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
+    }
+    let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
+    Ok(Acquired::Granted(granted(Fence::from(answer & !TAKEN_OVER)).after(previous)))
 }
 
 /// The previous holder that this claim replaced.

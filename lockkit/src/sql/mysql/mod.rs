@@ -127,9 +127,10 @@ impl Driver for MySql {
         // The server rolls back the transaction of a deadlock victim. With autocommit off, its next statement begins
         // another transaction, so nothing that follows is committed by itself. The savepoint marks the first
         // transaction. `@lockkit_read_committed` tells later statements the isolation level, which no system variable
-        // shows.
-        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION; SAVEPOINT lockkit; \
-                     SET @lockkit_autocommit = @@autocommit, autocommit = 0, @lockkit_read_committed = 1";
+        // shows: an assignment to `@@` without a scope counts for the next transaction only.
+        let begin = "SET @lockkit_autocommit = @@autocommit, @lockkit_read_committed = 1, autocommit = 0, \
+                     /*M! @@tx_isolation */ /*!80000 @@transaction_isolation */ = 'READ-COMMITTED'; \
+                     START TRANSACTION; SAVEPOINT lockkit";
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
     }
 
@@ -142,6 +143,17 @@ impl Driver for MySql {
 
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         MySqlTransactionManager::commit(conn).await
+    }
+
+    async fn restore_ended(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        // Only MySQL changes the lock wait timeout of a session.
+        conn.execute(
+            "SET autocommit = IFNULL(@lockkit_autocommit, 1), @lockkit_read_committed = NULL \
+             /*!80000 , innodb_lock_wait_timeout = CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), \
+             @lockkit_wait = NULL */",
+        )
+        .await
+        .map(drop)
     }
 
     async fn restore_session(conn: &mut MySqlConnection) -> sqlx::Result<()> {

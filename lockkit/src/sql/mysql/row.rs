@@ -248,7 +248,7 @@ fn quoted(name: &str) -> String {
 }
 
 fn selection(query: &RowQuery, access: &Access, hint: &str) -> String {
-    let Access { force, columns, joined } = access;
+    let Access { force, columns, joined, is_one_row: _ } = access;
     let columns = match query.columns {
         Columns::All => "r.*",
         Columns::None => columns.as_deref().unwrap_or("1 AS locked"),

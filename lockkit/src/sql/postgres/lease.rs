@@ -10,7 +10,7 @@ use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal, Token},
     sql::{
         LeaseStatements,
-        lease::{FENCES, Found, HeldRow, granted, lease_give_back, leases_found, prefix_end, previous},
+        lease::{FENCES, Found, HeldRow, PAGE, granted, is_ahead, lease_give_back, leases_found, prefix_end, previous},
         statement::statement,
         units::{duration, fence, micros},
     },
@@ -42,6 +42,12 @@ fn lives(ttl: &str) -> String {
     )
 }
 
+/// The fence of the grant after the one with the fence `last`. Doubling it fails with an overflow once it reaches 2^62, which
+/// costs less than a CHECK constraint: the server would parse and plan that in each statement.
+fn next_fence(last: &str) -> String {
+    format!("greatest(({last} + {FENCES}) * 2 / 2, {NOW})")
+}
+
 /// Assigns the columns of a release. The token `nobody` holds the lease for the rest of `min_hold`.
 fn stays_taken(min_hold: &str, nobody: &str) -> String {
     let left = format!("({min_hold} - greatest(0, {NOW} - l.acquired_us))");
@@ -52,41 +58,39 @@ fn stays_taken(min_hold: &str, nobody: &str) -> String {
     )
 }
 
+/// Selects and locks the row of an unexpired lease with the key `$1` and this token, without waiting. Its transaction then does not
+/// wait for the disk.
+fn mine(token: &str) -> String {
+    format!(
+        "SELECT ctid FROM lockkit_lease
+         WHERE name = $1 AND token = {token} AND expires_us > {NOW}
+           AND set_config('synchronous_commit', 'off', true) IS NOT NULL
+         FOR UPDATE SKIP LOCKED"
+    )
+}
+
 impl LeaseStatements for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
         // A held lease is only read. An INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a transaction
         // id and wait for the disk each time it fails.
         let row = query(statement!(
-            "WITH free AS MATERIALIZED (
-                 SELECT name, holder, fence, token, expires_us FROM lockkit_lease
-                 WHERE name = $1 AND (expires_us <= {NOW} OR token = $2)
-                 FOR UPDATE SKIP LOCKED
-             ), taken AS (
-                 UPDATE lockkit_lease AS l
-                 SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE greatest(l.fence + {FENCES}, {NOW}) END,
-                     acquired_us = CASE WHEN l.token = $2 THEN l.acquired_us ELSE {NOW} END,
-                     renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
+            "WITH taken AS (
+                 UPDATE lockkit_lease
+                 SET fence = {next}, acquired_us = {NOW}, renewals = 0,
                      token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
-                 FROM free
-                 WHERE l.name = free.name
-                 RETURNING l.fence, free.holder, free.fence AS old_fence, nullif(free.token, $2) AS old_token,
-                     {NOW} - free.expires_us AS expired_us
-             ), made AS (
-                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
-                 SELECT $1, $2, $3, {NOW}, {NOW}, {NOW} + $4, $4
-                 WHERE NOT EXISTS (SELECT FROM lockkit_lease WHERE name = $1)
-                 ON CONFLICT DO NOTHING
+                 WHERE ctid = (
+                     SELECT ctid FROM lockkit_lease
+                     WHERE name = $1 AND token IS NULL AND expires_us <= {NOW}
+                     FOR UPDATE SKIP LOCKED
+                 )
                  RETURNING fence
              )
-             SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us,
-                 false AS ahead
-             FROM taken
+             SELECT true AS granted, fence, NULL AS token, 0 AS expires_us, 0 AS ttl_us, 0 AS now_us FROM taken
              UNION ALL
-             SELECT true, fence, '', 0, NULL, 0, 0, false FROM made
-             UNION ALL
-             SELECT false, fence, '', 0, NULL, 0, expires_us - {NOW}, coalesce(expires_us - ttl_us > {NOW}, false)
+             SELECT false, fence, token, expires_us, ttl_us, {NOW}
              FROM lockkit_lease
-             WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)"
+             WHERE name = $1 AND NOT EXISTS (SELECT FROM taken)",
+            next = next_fence("fence")
         ))
         .bind(claim.key.as_str())
         .bind(claim.token.as_bytes().as_slice())
@@ -95,21 +99,19 @@ impl LeaseStatements for Postgres {
         .fetch_optional(&mut *conn)
         .await?;
         let Some(row) = row else {
-            // Another process inserted the row concurrently.
-            return Ok(Acquired::Held { free_in: None });
+            return acquire_unreleased(conn, claim).await;
         };
         if row.try_get("granted")? {
-            return Ok(Acquired::Granted(grant(&row)?));
+            return Ok(Acquired::Granted(granted(fence(row.try_get("fence")?))));
         }
-        if row.try_get("ahead")? {
-            // The clock was set back: the look cuts the expiry.
-            let held = Self::lease_look(conn, &claim.key).await?;
-            return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
+        let token: Option<Vec<u8>> = row.try_get("token")?;
+        let (expires_us, now_us): (i64, i64) = (row.try_get("expires_us")?, row.try_get("now_us")?);
+        let is_mine = token.as_deref() == Some(claim.token.as_bytes().as_slice());
+        if is_mine || (token.is_some() && expires_us <= now_us) {
+            return acquire_unreleased(conn, claim).await;
         }
-        // No time is left if the lease has expired but another transaction still has the row locked. When it will be
-        // free is unknown.
-        let left = duration(row.try_get("left_us")?);
-        Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
+        let ttl_us: Option<i64> = row.try_get("ttl_us")?;
+        held(conn, claim, expires_us - now_us, ttl_us.is_some_and(|ttl_us| is_ahead(expires_us, ttl_us, now_us))).await
     }
 
     async fn lease_acquire_all(conn: &mut PgConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
@@ -134,7 +136,7 @@ impl LeaseStatements for Postgres {
                  SELECT (SELECT count(*) FROM free) + (SELECT count(*) FROM missing) = cardinality($1) AS one
              ), taken AS (
                  UPDATE lockkit_lease AS l
-                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE greatest(l.fence + {FENCES}, {NOW}) END,
+                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE {next} END,
                      acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE {NOW} END,
                      renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
                      token = free.new_token, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
@@ -157,7 +159,8 @@ impl LeaseStatements for Postgres {
              SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
                  greatest(0, l.expires_us - {NOW}) AS left_us, coalesce(l.expires_us - l.ttl_us > {NOW}, false) AS ahead
              FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
-             ORDER BY a.number"
+             ORDER BY a.number",
+            next = next_fence("l.fence")
         ))
         .bind(names)
         .bind(tokens)
@@ -266,32 +269,44 @@ impl LeaseStatements for Postgres {
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
         // Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
-        let row = query(statement!(
-            "WITH mine AS MATERIALIZED (
-                 SELECT name FROM lockkit_lease
-                 WHERE name = $1 AND token = $2 AND expires_us > {NOW}
-                   AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
-                 FOR UPDATE SKIP LOCKED
-             ), freed AS (
-                 UPDATE lockkit_lease AS l
+        let freed = if min_hold.is_zero() {
+            query(statement!(
+                "UPDATE lockkit_lease
+                 SET token = NULL, expires_us = 0
+                 WHERE ctid = ({mine})
+                 RETURNING {ring}",
+                mine = mine("$2"),
+                ring = ring("$3")
+            ))
+            .bind(key.as_str())
+            .bind(token.as_bytes().as_slice())
+            .bind(bell(key))
+            .fetch_optional(&mut *conn)
+            .await?
+        } else {
+            query(statement!(
+                "UPDATE lockkit_lease AS l
                  SET {stays_taken}
-                 FROM mine WHERE l.name = mine.name
-                 RETURNING 1
-             )
-             SELECT EXISTS (SELECT FROM freed) AS done,
-                 EXISTS (SELECT FROM lockkit_lease WHERE name = $1 AND token = $2 AND expires_us > {NOW}) AS held,
-                 {ring}",
-            stays_taken = stays_taken("$3", "$4"),
-            ring = ring("$5")
-        ))
-        .bind(key.as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(min_hold))
-        .bind(Token::nobody().as_bytes().as_slice())
-        .bind(bell(key))
-        .fetch_one(conn)
-        .await?;
-        scoped(&row)
+                 WHERE ctid = ({mine})
+                 RETURNING {ring}",
+                mine = mine("$2"),
+                ring = ring("$3"),
+                stays_taken = stays_taken("$4", "$5")
+            ))
+            .bind(key.as_str())
+            .bind(token.as_bytes().as_slice())
+            .bind(bell(key))
+            .bind(micros(min_hold))
+            .bind(Token::nobody().as_bytes().as_slice())
+            .fetch_optional(&mut *conn)
+            .await?
+        };
+        if freed.is_some() {
+            return Ok(Answer::Done);
+        }
+        // Nothing was changed: the lease is lost, or another transaction has its row locked.
+        let held = Self::lease_look(conn, key).await?;
+        Ok(if held.is_some_and(|it| it.token == token) { Answer::Busy } else { Answer::Gone })
     }
 
     async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
@@ -373,26 +388,23 @@ impl LeaseStatements for Postgres {
         min_hold: Duration,
         pinned: bool,
     ) -> sqlx::Result<bool> {
-        let row = query(statement!(
-            "WITH freed AS (
-                 UPDATE lockkit_lease AS l
-                 SET {stays_taken}
-                 WHERE name = $1 AND token = $2 AND ($6 OR expires_us > {NOW})
-                 RETURNING 1
-             )
-             SELECT EXISTS (SELECT FROM freed) AS done, {ring}",
-            stays_taken = stays_taken("$3", "$4"),
-            ring = ring("$5")
+        let freed = query(statement!(
+            "UPDATE lockkit_lease AS l
+             SET {stays_taken}
+             WHERE name = $1 AND token = $2 AND ($6 OR expires_us > {NOW})
+             RETURNING {ring}",
+            ring = ring("$3"),
+            stays_taken = stays_taken("$4", "$5")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
+        .bind(bell(key))
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
-        .bind(bell(key))
         .bind(pinned)
-        .fetch_one(conn)
+        .fetch_optional(conn)
         .await?;
-        row.try_get("done")
+        Ok(freed.is_some())
     }
 
     async fn lease_list(conn: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
@@ -410,24 +422,104 @@ impl LeaseStatements for Postgres {
         leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
-    async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
+    async fn lease_sweep(conn: &mut PgConnection, retention: Duration, limit: u32, after: &str) -> sqlx::Result<u64> {
         // Fences above the clock must be kept: the next fence would be made from the clock, and be lower.
         let done = query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
                  SELECT name FROM lockkit_lease
-                 WHERE expires_us < {NOW} - $1 AND fence < {NOW} - $1 - {FENCES}
-                 ORDER BY name
-                 LIMIT $2
+                 WHERE expires_us < {NOW} - $1 AND fence < {NOW} - $1 - {FENCES} AND name IN (
+                     SELECT name FROM (
+                         SELECT name, expires_us, fence FROM lockkit_lease WHERE name > $3 ORDER BY name LIMIT {PAGE}
+                     ) AS page
+                     WHERE expires_us < {NOW} - $1 AND fence < {NOW} - $1 - {FENCES}
+                     ORDER BY name
+                     LIMIT $2
+                 )
                  FOR UPDATE SKIP LOCKED
              )"
         ))
         .bind(micros(retention))
         .bind(i64::from(limit))
+        .bind(after)
         .execute(conn)
         .await?;
         Ok(done.rows_affected())
     }
+
+    async fn lease_page_end(conn: &mut PgConnection, after: &str) -> sqlx::Result<Option<String>> {
+        let row =
+            query(statement!("SELECT name FROM lockkit_lease WHERE name > $1 ORDER BY name LIMIT 1 OFFSET {PAGE} - 1"))
+                .bind(after)
+                .fetch_optional(conn)
+                .await?;
+        row.map(|it| it.try_get("name")).transpose()
+    }
+}
+
+/// Takes a lease that has expired, is held by this claim already, or has no row yet. Slower than the statement for a released
+/// lease: it also returns the previous holder.
+async fn acquire_unreleased(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+    let row = query(statement!(
+        "WITH free AS MATERIALIZED (
+             SELECT name, holder, fence, token, expires_us FROM lockkit_lease
+             WHERE name = $1 AND (expires_us <= {NOW} OR token = $2)
+             FOR UPDATE SKIP LOCKED
+         ), taken AS (
+             UPDATE lockkit_lease AS l
+             SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE {next} END,
+                 acquired_us = CASE WHEN l.token = $2 THEN l.acquired_us ELSE {NOW} END,
+                 renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
+                 token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
+             FROM free
+             WHERE l.name = free.name
+             RETURNING l.fence, free.holder, free.fence AS old_fence, nullif(free.token, $2) AS old_token,
+                 {NOW} - free.expires_us AS expired_us
+         ), made AS (
+             INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+             SELECT $1, $2, $3, {NOW}, {NOW}, {NOW} + $4, $4
+             WHERE NOT EXISTS (SELECT FROM lockkit_lease WHERE name = $1)
+             ON CONFLICT DO NOTHING
+             RETURNING fence
+         )
+         SELECT true AS granted, fence, holder, old_fence, old_token, expired_us, 0::bigint AS left_us,
+             false AS ahead
+         FROM taken
+         UNION ALL
+         SELECT true, fence, '', 0, NULL, 0, 0, false FROM made
+         UNION ALL
+         SELECT false, fence, '', 0, NULL, 0, expires_us - {NOW}, coalesce(expires_us - ttl_us > {NOW}, false)
+         FROM lockkit_lease
+         WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)",
+        next = next_fence("l.fence")
+    ))
+    .bind(claim.key.as_str())
+    .bind(claim.token.as_bytes().as_slice())
+    .bind(&*claim.holder)
+    .bind(micros(claim.ttl))
+    .fetch_optional(&mut *conn)
+    .await?;
+    let Some(row) = row else {
+        // Another process inserted the row concurrently.
+        return Ok(Acquired::Held { free_in: None });
+    };
+    if row.try_get("granted")? {
+        return Ok(Acquired::Granted(grant(&row)?));
+    }
+    held(conn, claim, row.try_get("left_us")?, row.try_get("ahead")?).await
+}
+
+/// The answer to a claim of a held lease. `ahead`: the clock was set back since the grant.
+async fn held(conn: &mut PgConnection, claim: &Claim, left_us: i64, ahead: bool) -> sqlx::Result<Acquired> {
+    if ahead {
+        // The look cuts the expiry.
+        let held = Postgres::lease_look(conn, &claim.key).await?;
+        return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
+    }
+    // No time is left if the lease has expired but another transaction still has the row locked. When it will be free is
+    // unknown.
+    let left = duration(left_us);
+    Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
 }
 
 /// The columns of a held lease, as [`found`] reads them.

@@ -41,6 +41,10 @@ impl NamedStatements for Postgres {
             }
             Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
             Wait::AtMost(_) => {
+                // Most locks are free. Setting and restoring a bound costs as much as the lock.
+                if pooler::query(lock_if_free).bind(number).fetch_one(&mut *conn).await?.try_get(0)? {
+                    return Ok(true);
+                }
                 let sql = match sharing {
                     Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
                     Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),

@@ -25,7 +25,9 @@ impl RowStatements for Postgres {
         let known = catalogued(conn, query, values).await?;
         match known {
             Some(Catalogued { is_view: true, .. }) => return Ok(Plan::View),
-            Some(Catalogued { is_served: true, .. }) => return Ok(Plan::Served(Access::default())),
+            Some(Catalogued { is_served: true, is_unique, .. }) => {
+                return Ok(Plan::Served(Access { is_one_row: is_unique, ..Access::default() }));
+            }
             _ => {}
         }
         let plan = explain(conn, query, values).await?;
@@ -54,14 +56,13 @@ impl RowStatements for Postgres {
         conn: &mut PgConnection,
         query: &RowQuery,
         values: Values<Self>,
-        _access: &Access,
+        access: &Access,
     ) -> sqlx::Result<Vec<PgRow>> {
+        if let Some(locked) = lock_free_row(conn, query, &values, access).await? {
+            return Ok(locked);
+        }
         let Values { mut arguments, types } = values;
-        let strength = match query.strength {
-            Strength::Share => "FOR SHARE",
-            Strength::Update => "FOR NO KEY UPDATE",
-            Strength::KeyChange => "FOR UPDATE",
-        };
+        let strength = strength(query);
         let skip = if query.skip_locked { "SKIP LOCKED" } else { "" };
         let sql = match query.wait {
             Wait::Unbounded => format!("{} {strength} OF r {skip}", selection(query, &types, "")),
@@ -129,6 +130,41 @@ impl RowStatements for Postgres {
     }
 }
 
+fn strength(query: &RowQuery) -> &'static str {
+    match query.strength {
+        Strength::Share => "FOR SHARE",
+        Strength::Update => "FOR NO KEY UPDATE",
+        Strength::KeyChange => "FOR UPDATE",
+    }
+}
+
+/// Locks the only row that matches, if it is free. A bound costs nothing then: setting and restoring it takes half as long as
+/// the lock. `None` if the row is locked or missing, or there may be several.
+async fn lock_free_row(
+    conn: &mut PgConnection,
+    query: &RowQuery,
+    values: &Values<Postgres>,
+    access: &Access,
+) -> sqlx::Result<Option<Vec<PgRow>>> {
+    let is_bounded = matches!(query.wait, Wait::AtMost(_)) && !query.skip_locked;
+    if !access.is_one_row || !is_bounded || query.columns == Columns::All || query.by.iter().any(|it| it.values > 1) {
+        return Ok(None);
+    }
+    // Counts the rows, because the unique index may have been dropped since the plan was made.
+    let (table, filter) = (query.table.quoted('"'), filter(query, '"', placeholder));
+    let sql = format!(
+        "SELECT (SELECT count(*) FROM {table} {filter}) AS locked FROM {table} AS r {filter} {} OF r SKIP LOCKED {}",
+        strength(query),
+        typed(&values.types),
+    );
+    let rows = pooler::fetch_all(conn, sql, values.arguments.clone()).await?;
+    let is_only_row = match &*rows {
+        [row] => row.try_get::<i64, _>("locked")? == 1,
+        _ => false,
+    };
+    Ok(is_only_row.then_some(rows))
+}
+
 /// The catalogue's data on the table of a row lock.
 ///
 /// The catalogue decides where it can, because a plan can mislead. The planner prefers a scan on a small table even
@@ -136,6 +172,8 @@ impl RowStatements for Postgres {
 struct Catalogued {
     is_view: bool,
     is_served: bool,
+    /// Whether at most one row has these values, because of a unique index.
+    is_unique: bool,
     /// The indexes that only the planner can judge, named as in a plan.
     candidates: Vec<String>,
 }
@@ -161,43 +199,8 @@ async fn catalogued(
     let row = pooler::query(
         "SELECT
              t.relkind IN ('v', 'm'),
-             (t.relkind = 'p' OR NOT EXISTS (SELECT FROM pg_inherits AS c WHERE c.inhparent = t.oid))
-             AND EXISTS (
-                 SELECT FROM pg_index AS i
-                 JOIN pg_class AS x ON x.oid = i.indexrelid
-                 JOIN pg_am AS m ON m.oid = x.relam
-                 CROSS JOIN LATERAL (
-                     SELECT array_agg(CASE WHEN k.collating = a.attcollation AND CASE
-                         WHEN $3 THEN c.opcfamily IN (
-                             SELECT d.opcfamily FROM pg_opclass AS d
-                             WHERE d.opcmethod = c.opcmethod AND d.opcintype = c.opcintype AND d.opcdefault
-                         )
-                         ELSE EXISTS (
-                             SELECT FROM unnest($2, $4) AS v (name, type)
-                             JOIN pg_amop AS o ON o.amopfamily = c.opcfamily
-                             JOIN pg_operator AS p ON p.oid = o.amopopr AND p.oprname = '='
-                             JOIN pg_type AS y ON y.oid = o.amoprighttype
-                             WHERE v.name = a.attname AND (v.type = 0 OR v.type = y.oid::bigint OR y.typtype = 'p')
-                         )
-                     END THEN a.attname::text END ORDER BY k.n) AS names
-                     FROM unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
-                         WITH ORDINALITY AS k (number, class, collating, n)
-                     JOIN pg_opclass AS c ON c.oid = k.class
-                     LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
-                     WHERE k.n <= i.indnkeyatts
-                 ) AS columns
-                 WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NULL
-                 AND CASE
-                     WHEN $3 THEN m.amname = 'btree'
-                         AND (names[1:cardinality($2)] = $2 OR i.indisunique AND names = ($2)[1:cardinality(names)])
-                         AND (
-                             SELECT min(k.bits) = max(k.bits) AND max(k.bits) IN (0, 3)
-                             FROM unnest(i.indoption) WITH ORDINALITY AS k (bits, n)
-                             WHERE k.n <= cardinality($2)
-                         )
-                     ELSE names[1] = ANY ($2)
-                 END
-             ),
+             whole AND coalesce(i.serve, false),
+             whole AND coalesce(i.identify, false),
              ARRAY (
                  WITH RECURSIVE tree (id) AS (
                      SELECT t.oid UNION SELECT c.inhrelid FROM pg_inherits AS c JOIN tree ON c.inhparent = tree.id
@@ -209,7 +212,49 @@ async fn catalogued(
                  LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
                  WHERE i.indisvalid AND (i.indpred IS NOT NULL OR a.attname = ANY ($2))
              )
-         FROM pg_class AS t WHERE t.oid = to_regclass($1)",
+         FROM pg_class AS t
+         CROSS JOIN LATERAL (
+             SELECT t.relkind = 'p' OR NOT EXISTS (SELECT FROM pg_inherits AS c WHERE c.inhparent = t.oid) AS whole
+         ) AS w
+         CROSS JOIN LATERAL (
+             SELECT
+                 bool_or(CASE
+                     WHEN $3 THEN m.amname = 'btree'
+                         AND (names[1:cardinality($2)] = $2 OR i.indisunique AND names = ($2)[1:cardinality(names)])
+                         AND (
+                             SELECT min(k.bits) = max(k.bits) AND max(k.bits) IN (0, 3)
+                             FROM unnest(i.indoption) WITH ORDINALITY AS k (bits, n)
+                             WHERE k.n <= cardinality($2)
+                         )
+                     ELSE names[1] = ANY ($2)
+                 END) AS serve,
+                 bool_or(NOT $3 AND i.indisunique AND i.indimmediate AND names <@ $2) AS identify
+             FROM pg_index AS i
+             JOIN pg_class AS x ON x.oid = i.indexrelid
+             JOIN pg_am AS m ON m.oid = x.relam
+             CROSS JOIN LATERAL (
+                 SELECT array_agg(CASE WHEN k.collating = a.attcollation AND CASE
+                     WHEN $3 THEN c.opcfamily IN (
+                         SELECT d.opcfamily FROM pg_opclass AS d
+                         WHERE d.opcmethod = c.opcmethod AND d.opcintype = c.opcintype AND d.opcdefault
+                     )
+                     ELSE EXISTS (
+                         SELECT FROM unnest($2, $4) AS v (name, type)
+                         JOIN pg_amop AS o ON o.amopfamily = c.opcfamily
+                         JOIN pg_operator AS p ON p.oid = o.amopopr AND p.oprname = '='
+                         JOIN pg_type AS y ON y.oid = o.amoprighttype
+                         WHERE v.name = a.attname AND (v.type = 0 OR v.type = y.oid::bigint OR y.typtype = 'p')
+                     )
+                 END THEN a.attname::text END ORDER BY k.n) AS names
+                 FROM unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+                     WITH ORDINALITY AS k (number, class, collating, n)
+                 JOIN pg_opclass AS c ON c.oid = k.class
+                 LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
+                 WHERE k.n <= i.indnkeyatts
+             ) AS columns
+             WHERE i.indrelid = t.oid AND i.indisvalid AND i.indpred IS NULL
+         ) AS i
+         WHERE t.oid = to_regclass($1)",
     )
     .bind(query.table.quoted('"'))
     .bind(columns)
@@ -218,7 +263,12 @@ async fn catalogued(
     .fetch_optional(conn)
     .await?;
     let Some(row) = row else { return Ok(None) };
-    Ok(Some(Catalogued { is_view: row.try_get(0)?, is_served: row.try_get(1)?, candidates: row.try_get(2)? }))
+    Ok(Some(Catalogued {
+        is_view: row.try_get(0)?,
+        is_served: row.try_get(1)?,
+        is_unique: row.try_get(2)?,
+        candidates: row.try_get(3)?,
+    }))
 }
 
 /// The number of a built-in type. Zero for another type, which is compared with itself.

@@ -77,4 +77,7 @@ pub struct Access {
     /// Whether the values are joined to the table.
     #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) joined: bool,
+    /// Whether at most one row matched when the plan was made, because of a unique index.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+    pub(crate) is_one_row: bool,
 }

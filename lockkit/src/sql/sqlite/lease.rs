@@ -11,7 +11,7 @@ use crate::{
     sql::{
         LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, asked, given_back, granted, lease_acquire_in_order, leases_found, prefix_end,
+            FENCES, Found, HeldRow, PAGE, asked, given_back, granted, lease_acquire_in_order, leases_found, prefix_end,
             previous,
         },
         statement::statement,
@@ -229,12 +229,19 @@ impl LeaseStatements for Sqlite {
         leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
-    async fn lease_sweep(conn: &mut SqliteConnection, retention: Duration, limit: u32) -> sqlx::Result<u64> {
+    async fn lease_sweep(
+        conn: &mut SqliteConnection,
+        retention: Duration,
+        limit: u32,
+        after: &str,
+    ) -> sqlx::Result<u64> {
         // Fences above the clock must be kept: the next fence would be made from the clock, and be lower.
         let done = sqlx::query(statement!(
             "DELETE FROM lockkit_lease
              WHERE name IN (
-                 SELECT name FROM lockkit_lease
+                 SELECT name FROM (
+                     SELECT name, expires_us, fence FROM lockkit_lease WHERE name > ?3 ORDER BY name LIMIT {PAGE}
+                 )
                  WHERE expires_us < {NOW} - ?1 AND fence < {NOW} - ?1 - {FENCES}
                  ORDER BY name
                  LIMIT ?2
@@ -242,9 +249,19 @@ impl LeaseStatements for Sqlite {
         ))
         .bind(micros(retention))
         .bind(limit)
+        .bind(after)
         .execute(conn)
         .await?;
         Ok(done.rows_affected())
+    }
+
+    async fn lease_page_end(conn: &mut SqliteConnection, after: &str) -> sqlx::Result<Option<String>> {
+        sqlx::query_scalar(statement!(
+            "SELECT name FROM lockkit_lease WHERE name > ?1 ORDER BY name LIMIT 1 OFFSET {PAGE} - 1"
+        ))
+        .bind(after)
+        .fetch_optional(conn)
+        .await
     }
 }
 

@@ -127,6 +127,10 @@ impl Driver for Sqlite {
         SqliteTransactionManager::commit(conn).await
     }
 
+    async fn restore_ended(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        Ok(())
+    }
+
     async fn restore_session(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
         Ok(())
     }
@@ -187,9 +191,18 @@ async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> sqlx::Res
 
 /// Takes the write lock for the rest of the transaction, unless the transaction already has it.
 async fn take_write_lock(conn: &mut SqliteConnection, wait: Wait, no_op: String) -> sqlx::Result<()> {
-    let old = busy_timeout(conn, wait).await?;
-    let taken = sqlx::query(AssertSqlSafe(no_op)).execute(&mut *conn).await;
-    restore_busy_timeout(conn, old).await?;
+    let Some(millis) = wait.millis() else {
+        return sqlx::query(AssertSqlSafe(no_op)).execute(conn).await.map(drop);
+    };
+    let old: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(&mut *conn).await?;
+    let millis = millis.min(i32::MAX as u64);
+    // One message: each costs a change of threads.
+    let sql = format!("PRAGMA busy_timeout = {millis}; {no_op}; PRAGMA busy_timeout = {old}");
+    let taken = sqlx::query(AssertSqlSafe(sql)).persistent(false).execute(&mut *conn).await;
+    if taken.is_err() {
+        // If a statement fails, the rest of the message is not run.
+        set_busy_timeout(conn, old).await?;
+    }
     taken.map(drop)
 }
 

@@ -6,6 +6,7 @@ use super::{placeholder, take_write_lock};
 use crate::{
     holder::LockHolder,
     key::Key,
+    policy::Wait,
     sql::{
         Access, Columns, Plan, RowQuery, RowStatements, Values,
         query::{filter, order_and_limit},
@@ -63,8 +64,13 @@ impl RowStatements for Sqlite {
         _access: &Access,
     ) -> sqlx::Result<Vec<SqliteRow>> {
         let no_op = format!("DELETE FROM {} WHERE 0", query.table.quoted('`'));
+        let select = selection(query);
+        if query.wait == Wait::Unbounded {
+            let sql = format!("{no_op}; {select}");
+            return sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await;
+        }
         take_write_lock(conn, query.wait, no_op).await?;
-        sqlx::query_with(AssertSqlSafe(selection(query)), values.arguments).fetch_all(conn).await
+        sqlx::query_with(AssertSqlSafe(select), values.arguments).fetch_all(conn).await
     }
 
     async fn row_holder(_conn: &mut SqliteConnection, _table: &Key) -> sqlx::Result<Option<LockHolder>> {
