@@ -2,12 +2,17 @@
 //! after the other.
 
 use std::{
+    collections::HashMap,
     future::Future,
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
 use sqlx::Database;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     error::Fault,
@@ -46,8 +51,11 @@ pub trait LeaseOps: Dialect + LeaseStatements {}
 /// The statements of leases. Hidden from the docs: users call the strategy.
 pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
-    fn lease_acquire(conn: &mut Self::Connection, claim: &Claim)
-    -> impl Future<Output = sqlx::Result<Acquired>> + Send;
+    fn lease_acquire(
+        conn: &mut Self::Connection,
+        claim: &Claim,
+        last: &LastClaims,
+    ) -> impl Future<Output = sqlx::Result<Acquired>> + Send;
 
     /// See [`LeaseStore::lease_acquire_all`](crate::LeaseStore::lease_acquire_all).
     fn lease_acquire_all(
@@ -139,22 +147,76 @@ pub trait LeaseStatements: Database {
 /// read all of the used ones.
 pub(super) const PAGE: u32 = 1000;
 
+/// How long one sweep may take.
+const SWEEP_TIME: Duration = Duration::from_secs(2);
+
+/// Where the last sweep of each pool ended that did not reach the last key in time, by the address of the pool. A sweep of a
+/// large table goes on there the next time.
+static SWEPT_TO: LazyLock<Mutex<HashMap<usize, String>>> = LazyLock::new(Mutex::default);
+
 /// See [`LeaseStore::lease_sweep`](crate::LeaseStore::lease_sweep).
 pub(super) async fn lease_sweep<DB: LeaseOps>(
     conn: &mut DB::Connection,
+    pool: usize,
     retention: Duration,
     limit: u32,
 ) -> sqlx::Result<u64> {
-    let mut after = String::new();
+    // No code panics while it holds the lock.
+    let swept_to = || SWEPT_TO.lock().unwrap_or_else(PoisonError::into_inner);
+    let started = Instant::now();
+    let mut after = swept_to().remove(&pool).unwrap_or_default();
     let mut swept = 0;
     loop {
         swept += DB::lease_sweep(conn, retention, limit - u32::try_from(swept).unwrap_or(limit), &after).await?;
         if swept >= limit.into() {
-            return Ok(swept);
+            // There may be more in this page.
+            break;
         }
         match DB::lease_page_end(conn, &after).await? {
             Some(end) if end > after => after = end,
             _ => return Ok(swept),
+        }
+        if started.elapsed() >= SWEEP_TIME {
+            break;
+        }
+    }
+    swept_to().insert(pool, after);
+    Ok(swept)
+}
+
+/// Whether the last claims through a pool were of leases that had been released. Then the next one is sent as a statement
+/// that takes released leases only, which costs the server least. A lease that has no row yet, or has expired, would need a
+/// second statement then; so after one of these, claims are sent as the statement for all of them.
+#[derive(Debug)]
+pub struct LastClaims(AtomicU8);
+
+#[cfg_attr(not(any(feature = "mysql", feature = "postgres")), allow(dead_code))]
+impl LastClaims {
+    /// How many of them decide.
+    const ENOUGH: u8 = 3;
+
+    fn new() -> Self {
+        Self(AtomicU8::new(0))
+    }
+
+    /// Those of the pool with this address.
+    pub(super) fn through(pool: usize) -> Arc<Self> {
+        static OF_POOLS: LazyLock<Mutex<HashMap<usize, Arc<LastClaims>>>> = LazyLock::new(Mutex::default);
+
+        // No code panics while it holds the lock.
+        let mut of_pools = OF_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        of_pools.entry(pool).or_insert_with(|| Arc::new(Self::new())).clone()
+    }
+
+    pub(super) fn were_of_released(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= Self::ENOUGH
+    }
+
+    pub(super) fn granted(&self, was_released: bool) {
+        let before = self.0.load(Ordering::Relaxed);
+        let after = if was_released { (before + 1).min(Self::ENOUGH) } else { 0 };
+        if after != before {
+            self.0.store(after, Ordering::Relaxed);
         }
     }
 }
@@ -167,7 +229,7 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
 ) -> sqlx::Result<AcquiredAll> {
     let mut grants = Vec::with_capacity(claims.len());
     for claim in claims {
-        let free_in = match DB::lease_acquire(conn, claim).await {
+        let free_in = match DB::lease_acquire(conn, claim, &LastClaims::new()).await {
             Ok(Acquired::Granted(grant)) => {
                 grants.push(grant);
                 continue;

@@ -21,7 +21,7 @@ use crate::{
     lease::builder::LeasesBuilder,
     lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
     scope::Realm,
-    sql::lease::lease_sweep,
+    sql::lease::{LastClaims, lease_sweep},
 };
 
 /// Number of callers that wait for a connection, by pool; reported in [`Error::PoolStarved`]. A pool without waiters
@@ -297,10 +297,11 @@ pub(super) fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        let last = LastClaims::through(address(self));
         let answer = on_living_connection!(
             self,
             write(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
-                tried!(tries, DB::lease_acquire(conn, claim))
+                tried!(tries, DB::lease_acquire(conn, claim, &last))
             })
         );
         unless_locked(answer, Acquired::Held { free_in: None })
@@ -367,7 +368,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         on_living_connection!(
             self,
             call(self, PING_LIMIT, "sweeping leases", None, async |conn| {
-                lease_sweep::<DB>(conn, retention, limit).await
+                lease_sweep::<DB>(conn, address(self), retention, limit).await
             })
         )
     }

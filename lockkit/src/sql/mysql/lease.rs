@@ -16,8 +16,8 @@ use crate::{
     sql::{
         Driver, LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, PAGE, asked, given_back, granted, is_ahead, lease_acquire_in_order, lease_cut,
-            leases_found, prefix_end,
+            FENCES, Found, HeldRow, LastClaims, PAGE, asked, given_back, granted, is_ahead, lease_acquire_in_order,
+            lease_cut, leases_found, prefix_end,
         },
         statement::statement,
         units::{duration, fence, micros},
@@ -154,7 +154,8 @@ fn acquire_new() -> &'static str {
     statement!("{claim}", claim = claim("FROM DUAL WHERE ? IS NOT NULL"))
 }
 
-async fn run_claim(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> sqlx::Result<u64> {
+/// Sends a claim. Returns the answer, and whether the lease had no row.
+async fn run_claim(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> sqlx::Result<(u64, bool)> {
     let done = sqlx::query(sql)
         .bind(claim.key.as_bytes())
         .bind(claim.token.as_bytes().as_slice())
@@ -164,7 +165,8 @@ async fn run_claim(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim)
         .bind(claim.key.as_bytes())
         .execute(conn)
         .await?;
-    Ok(done.last_insert_id())
+    // Of an INSERT that updates, the server counts two rows.
+    Ok((done.last_insert_id(), done.rows_affected() == 1))
 }
 
 /// The leases of a renewal as rows, in one parameter for any number of them. The index is named because the server
@@ -200,7 +202,10 @@ fn left(min_hold: &str, acquired_us: &str) -> String {
 }
 
 impl LeaseStatements for MySql {
-    async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+    async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
+        if !last.were_of_released() {
+            return acquire_any(conn, claim, last).await;
+        }
         let token = claim.token.as_bytes().as_slice();
         let released = sqlx::query(acquire_released())
             .bind(claim.key.as_bytes())
@@ -212,8 +217,8 @@ impl LeaseStatements for MySql {
             .bind(claim.key.as_bytes())
             .bind(token);
         match released.execute(&mut *conn).await?.last_insert_id() {
-            0 => acquire_unreleased(conn, claim).await,
-            answer => acquired(conn, claim, answer).await,
+            0 => acquire_any(conn, claim, last).await,
+            answer => acquired(conn, claim, last, answer, false).await,
         }
     }
 
@@ -554,18 +559,23 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     Ok((answers, ahead))
 }
 
-/// Takes a lease that has expired, is held by this claim already, or has no row yet. Slower than the statement for a released
-/// lease: it also keeps the previous holder.
-async fn acquire_unreleased(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Acquired> {
-    let answer = match run_claim(conn, acquire(), claim).await {
+/// Takes a lease that was released, has expired, is held by this claim already, or has no row yet.
+async fn acquire_any(conn: &mut MySqlConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
+    let (answer, is_new) = match run_claim(conn, acquire(), claim).await {
         Err(err) if MySql::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new(), claim).await?,
         answer => answer?,
     };
-    acquired(conn, claim, answer).await
+    acquired(conn, claim, last, answer, is_new).await
 }
 
-/// Reads the answer to a claim.
-async fn acquired(conn: &mut MySqlConnection, claim: &Claim, answer: u64) -> sqlx::Result<Acquired> {
+/// Reads the answer to a claim. `is_new`: the lease had no row.
+async fn acquired(
+    conn: &mut MySqlConnection,
+    claim: &Claim,
+    last: &LastClaims,
+    answer: u64,
+    is_new: bool,
+) -> sqlx::Result<Acquired> {
     if answer & HELD != 0 && answer & AHEAD != 0 {
         // The look cuts the expiry.
         let held = MySql::lease_look(conn, &claim.key).await?;
@@ -574,6 +584,7 @@ async fn acquired(conn: &mut MySqlConnection, claim: &Claim, answer: u64) -> sql
     if answer & HELD != 0 {
         return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
     }
+    last.granted(!is_new && answer & TAKEN_OVER == 0);
     let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
     Ok(Acquired::Granted(granted(Fence::from(answer & !TAKEN_OVER)).after(previous)))
 }

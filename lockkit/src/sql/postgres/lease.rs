@@ -10,7 +10,10 @@ use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal, Token},
     sql::{
         LeaseStatements,
-        lease::{FENCES, Found, HeldRow, PAGE, granted, is_ahead, lease_give_back, leases_found, prefix_end, previous},
+        lease::{
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, is_ahead, lease_give_back, leases_found, prefix_end,
+            previous,
+        },
         statement::statement,
         units::{duration, fence, micros},
     },
@@ -70,7 +73,10 @@ fn mine(token: &str) -> String {
 }
 
 impl LeaseStatements for Postgres {
-    async fn lease_acquire(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+    async fn lease_acquire(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
+        if !last.were_of_released() {
+            return acquire_any(conn, claim, last).await;
+        }
         // A held lease is only read. An INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a transaction
         // id and wait for the disk each time it fails.
         let row = query(statement!(
@@ -99,16 +105,17 @@ impl LeaseStatements for Postgres {
         .fetch_optional(&mut *conn)
         .await?;
         let Some(row) = row else {
-            return acquire_unreleased(conn, claim).await;
+            return acquire_any(conn, claim, last).await;
         };
         if row.try_get("granted")? {
+            last.granted(true);
             return Ok(Acquired::Granted(granted(fence(row.try_get("fence")?))));
         }
         let token: Option<Vec<u8>> = row.try_get("token")?;
         let (expires_us, now_us): (i64, i64) = (row.try_get("expires_us")?, row.try_get("now_us")?);
         let is_mine = token.as_deref() == Some(claim.token.as_bytes().as_slice());
         if is_mine || (token.is_some() && expires_us <= now_us) {
-            return acquire_unreleased(conn, claim).await;
+            return acquire_any(conn, claim, last).await;
         }
         let ttl_us: Option<i64> = row.try_get("ttl_us")?;
         held(conn, claim, expires_us - now_us, ttl_us.is_some_and(|ttl_us| is_ahead(expires_us, ttl_us, now_us))).await
@@ -457,9 +464,8 @@ impl LeaseStatements for Postgres {
     }
 }
 
-/// Takes a lease that has expired, is held by this claim already, or has no row yet. Slower than the statement for a released
-/// lease: it also returns the previous holder.
-async fn acquire_unreleased(conn: &mut PgConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+/// Takes a lease that was released, has expired, is held by this claim already, or has no row yet.
+async fn acquire_any(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
     let row = query(statement!(
         "WITH free AS MATERIALIZED (
              SELECT name, holder, fence, token, expires_us FROM lockkit_lease
@@ -504,7 +510,10 @@ async fn acquire_unreleased(conn: &mut PgConnection, claim: &Claim) -> sqlx::Res
         return Ok(Acquired::Held { free_in: None });
     };
     if row.try_get("granted")? {
-        return Ok(Acquired::Granted(grant(&row)?));
+        let had_row = row.try_get::<i64, _>("old_fence")? > 0;
+        let grant = grant(&row)?;
+        last.granted(had_row && grant.previous.is_none());
+        return Ok(Acquired::Granted(grant));
     }
     held(conn, claim, row.try_get("left_us")?, row.try_get("ahead")?).await
 }

@@ -11,8 +11,8 @@ use crate::{
     sql::{
         LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, PAGE, asked, given_back, granted, lease_acquire_in_order, leases_found, prefix_end,
-            previous,
+            FENCES, Found, HeldRow, LastClaims, PAGE, asked, given_back, granted, lease_acquire_in_order, leases_found,
+            prefix_end, previous,
         },
         statement::statement,
         units::{fence, micros},
@@ -44,7 +44,7 @@ struct Before {
 }
 
 impl LeaseStatements for Sqlite {
-    async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim) -> sqlx::Result<Acquired> {
+    async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim, _last: &LastClaims) -> sqlx::Result<Acquired> {
         // Reads the previous holder. The claim compares its fence, which detects a claim of another process in between.
         let before: Option<Before> =
             sqlx::query_as("SELECT holder, fence, token, expires_us FROM lockkit_lease WHERE name = ?1")
