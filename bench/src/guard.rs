@@ -1,0 +1,47 @@
+//! `--quick`: a short run, and ratios that a change must not fall far below. Never a time.
+
+use crate::lines::Line;
+use crate::rounds::RunArgs;
+use crate::scenarios::Scenario;
+use crate::servers::Kind;
+
+/// A ratio that must be reached: the scenario, the contender, the tasks, and the ratio to the baseline.
+const LEAST: &[(Scenario, &str, u32, f64)] = &[
+    (Scenario::Lease, "lockkit", 1, 0.3),
+    (Scenario::HotLease, "lockkit", 32, 5.0),
+    (Scenario::Transaction, "lockkit", 1, 0.25),
+];
+
+/// Sets what the command line has left open.
+pub(crate) fn shorten(args: &mut RunArgs) {
+    args.common.seconds = args.common.seconds.min(0.25);
+    args.common.warm = args.common.warm.min(0.05);
+    if args.scenarios.is_empty() {
+        args.scenarios = LEAST.iter().map(|it| it.0).collect();
+    }
+    if args.databases.is_empty() {
+        args.databases = vec![Kind::Postgres, Kind::MariaDb, Kind::Sqlite];
+    }
+    if args.tasks.is_empty() {
+        args.tasks = vec![1, 32];
+    }
+}
+
+/// The ratios that were not reached.
+pub(crate) fn complaints(lines: &[Line]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for line in lines {
+        let setting = line.setting;
+        let rule = LEAST.iter().find(|(scenario, contender, tasks, _)| {
+            *scenario == setting.scenario && *contender == line.contender && *tasks == setting.tasks
+        });
+        let Some((_, contender, tasks, least)) = rule else { continue };
+        let Some(ratio) = line.ratio().map(|it| it.median).filter(|it| it < least) else { continue };
+        complaints.push(format!(
+            "{contender} of {} on {} with {tasks} tasks reached {ratio:.2} of the baseline, at least {least} is expected",
+            setting.scenario.name(),
+            setting.database.name(),
+        ));
+    }
+    complaints
+}

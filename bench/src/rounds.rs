@@ -1,0 +1,364 @@
+//! The rounds of a run: in each of them every contender once, side by side, and each round begins with another.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::crew::Program;
+use crate::guard;
+use crate::job::Job;
+use crate::lines::{self, Line, Setting};
+use crate::peers::Peers;
+use crate::report::{self, Header};
+use crate::sample;
+use crate::scenarios::Scenario;
+use crate::servers::{Kind, Server};
+use crate::stage::Stage;
+
+/// What every form has.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    /// Rounds; the result is their median
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    /// How long each sample is measured
+    #[arg(long, default_value_t = 2.0)]
+    pub(crate) seconds: f64,
+
+    /// How long the tasks work before that
+    #[arg(long, default_value_t = 0.3)]
+    pub(crate) warm: f64,
+
+    /// Let commits wait for the disk
+    #[arg(long)]
+    durable: bool,
+
+    /// Let pools lend connections without a ping, which sqlx sends by default
+    #[arg(long)]
+    no_ping: bool,
+
+    /// Where to write results.md, results.csv, results.json and the plots
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+
+    /// A PostgreSQL server to use instead of a throwaway one; likewise below
+    #[arg(long, value_name = "URL")]
+    postgres: Option<String>,
+
+    #[arg(long, value_name = "URL")]
+    mariadb: Option<String>,
+
+    #[arg(long, value_name = "URL")]
+    mysql: Option<String>,
+
+    /// A folder for SQLite's file
+    #[arg(long, value_name = "PATH")]
+    sqlite: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+
+    /// What to measure [default: everything]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) scenarios: Vec<Scenario>,
+
+    /// On which databases [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) databases: Vec<Kind>,
+
+    /// Tasks of all processes together [default: by scenario]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) tasks: Vec<u32>,
+
+    /// Processes [default: by scenario]
+    #[arg(long, value_delimiter = ',')]
+    processes: Vec<u32>,
+
+    /// Keys that all tasks share, where the scenario lets choose; 0: each task has its own
+    #[arg(long, value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u32).range(..=i64::from(crate::floors::KEYS)))]
+    keys: Vec<u32>,
+
+    /// How long each holder holds, in milliseconds
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    hold: Vec<u64>,
+
+    /// Leases held in `held`
+    #[arg(long, default_value_t = 10_000)]
+    held: u32,
+
+    /// Fresh rows in `sweep`
+    #[arg(long, default_value_t = 270_000)]
+    rows: u32,
+
+    /// A short run that fails if a ratio is far from what it should be; for CI
+    #[arg(long)]
+    quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    #[command(flatten)]
+    common: Common,
+
+    /// Where `bench/peers/install` has put the other libraries
+    #[arg(long, value_name = "DIR")]
+    peers: Option<PathBuf>,
+
+    /// Only these contenders, by a part of their names
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// Tasks of all processes together that want the hot row
+    #[arg(long, default_value_t = 16)]
+    tasks: u32,
+
+    /// Processes
+    #[arg(long, default_value_t = 4)]
+    processes: u32,
+}
+
+/// Measures scenarios.
+pub(crate) async fn run(mut args: RunArgs) -> Result<ExitCode> {
+    if args.quick {
+        guard::shorten(&mut args);
+    }
+    let scenarios = or_all(&args.scenarios, |it| !matches!(it, Scenario::Uncontended | Scenario::HotRow));
+    let kinds = or_all(&args.databases, |_| true);
+    let mut conductor = Conductor::new(&args.common);
+    for kind in kinds {
+        let Some((server, stage)) = conductor.stage(kind).await? else { continue };
+        for scenario in &scenarios {
+            for setting in settings(&args, *scenario, kind) {
+                let contenders: Vec<_> =
+                    scenario.contenders(kind).into_iter().map(|name| Contender::own(name, &args)).collect();
+                conductor.measure(&stage, setting, &contenders).await?;
+            }
+        }
+        stage.strike(&server).await?;
+    }
+    conductor.finish(args.quick)
+}
+
+/// Measures lockkit beside other libraries, on PostgreSQL.
+pub(crate) async fn compare(args: CompareArgs) -> Result<ExitCode> {
+    let mut conductor = Conductor::new(&args.common);
+    let peers = Peers::start(args.peers.as_deref()).await?;
+    conductor.header.servers.extend(peers.servers());
+    let Some((server, stage)) = conductor.stage(Kind::Postgres).await? else {
+        return Ok(ExitCode::FAILURE);
+    };
+    let crowds = [(Scenario::Uncontended, 1, 1), (Scenario::HotRow, args.tasks, args.processes)];
+    for (scenario, tasks, processes) in crowds {
+        let keys = scenario.keys().unwrap_or_default();
+        let setting = Setting { scenario, database: Kind::Postgres, tasks, processes, keys, hold_ms: 0 };
+        let mut contenders: Vec<_> =
+            scenario.contenders(Kind::Postgres).into_iter().map(Contender::of_lockkit).collect();
+        contenders.extend(peers.contenders(scenario)?);
+        let chosen = |name: &str| args.only.is_empty() || args.only.iter().any(|it| name.contains(it.as_str()));
+        let baseline = contenders[0].name.clone();
+        contenders.retain(|it| it.name == baseline || chosen(&it.name));
+        conductor.measure(&stage, setting, &contenders).await?;
+    }
+    conductor.header.peers = peers.versions();
+    stage.strike(&server).await?;
+    conductor.finish(false)
+}
+
+/// Somebody who does the work.
+#[derive(Debug, Clone)]
+pub(crate) struct Contender {
+    pub(crate) name: String,
+    /// `None`: this program.
+    pub(crate) program: Option<Program>,
+    /// Why it cannot take part.
+    pub(crate) missing: Option<String>,
+    /// The servers that it locks on beside the database.
+    pub(crate) redis: Option<String>,
+    pub(crate) zookeeper: Option<String>,
+    rows: u32,
+}
+
+impl Contender {
+    pub(crate) fn of_lockkit(name: &str) -> Self {
+        Self { name: name.to_owned(), program: None, missing: None, redis: None, zookeeper: None, rows: 0 }
+    }
+
+    fn own(name: &str, args: &RunArgs) -> Self {
+        let rows = match name {
+            "many held" => args.held,
+            "many rows" => args.rows,
+            _ => 0,
+        };
+        Self { rows, ..Self::of_lockkit(name) }
+    }
+}
+
+/// The settings of a scenario that the command line asks for.
+fn settings(args: &RunArgs, scenario: Scenario, database: Kind) -> Vec<Setting> {
+    let crowds: Vec<_> = if args.tasks.is_empty() && args.processes.is_empty() {
+        scenario.crowds().to_vec()
+    } else {
+        let default: Vec<_> = scenario.crowds().iter().map(|it| it.0).collect();
+        let tasks = if args.tasks.is_empty() { &default } else { &args.tasks };
+        let processes = if args.processes.is_empty() { &[1][..] } else { &args.processes };
+        tasks.iter().flat_map(|tasks| processes.iter().map(|processes| (*tasks, *processes))).collect()
+    };
+    let keys = scenario.keys().map_or_else(|| args.keys.clone(), |keys| vec![keys]);
+    let mut settings = Vec::new();
+    for (tasks, processes) in crowds {
+        // Every process has the same number of tasks.
+        if processes == 0 || tasks == 0 || tasks % processes != 0 {
+            continue;
+        }
+        for keys in &keys {
+            for hold_ms in &args.hold {
+                let setting = Setting { scenario, database, tasks, processes, keys: *keys, hold_ms: *hold_ms };
+                if !settings.contains(&setting) {
+                    settings.push(setting);
+                }
+            }
+        }
+    }
+    settings
+}
+
+fn or_all<T: ValueEnum + Copy>(chosen: &[T], is_default: impl Fn(&T) -> bool) -> Vec<T> {
+    if chosen.is_empty() { T::value_variants().iter().copied().filter(is_default).collect() } else { chosen.to_vec() }
+}
+
+/// What a run has so far.
+struct Conductor<'a> {
+    args: &'a Common,
+    header: Header,
+    lines: Vec<Line>,
+}
+
+impl<'a> Conductor<'a> {
+    fn new(args: &'a Common) -> Self {
+        Self { args, header: Header::new(args.durable), lines: Vec::new() }
+    }
+
+    /// A server and a database on it; `None`, and a word in the header, if it is not installed.
+    async fn stage(&mut self, kind: Kind) -> Result<Option<(Server, Stage)>> {
+        let Common { postgres, mariadb, mysql, sqlite, durable, .. } = self.args;
+        let given = match kind {
+            Kind::Postgres => postgres,
+            Kind::MariaDb => mariadb,
+            Kind::MySql => mysql,
+            Kind::Sqlite => sqlite,
+        };
+        let server = match given {
+            Some(url) => Server::given(kind, url)?,
+            None => match Server::start(kind, *durable) {
+                Ok(server) => server,
+                Err(err) => {
+                    let reason = err.to_string().lines().next().unwrap_or_default().to_owned();
+                    eprintln!("!!! {} IS NOT MEASURED: {err:#}", kind.name());
+                    self.header.servers.push(format!("{}: not measured, {reason}", kind.name()));
+                    return Ok(None);
+                }
+            },
+        };
+        let stage = Stage::make(&server).await.with_context(|| kind.name())?;
+        self.header.servers.push(format!("{} {}", kind.name(), stage.version));
+        Ok(Some((server, stage)))
+    }
+
+    /// Measures all contenders of a setting, round by round.
+    async fn measure(&mut self, stage: &Stage, setting: Setting, contenders: &[Contender]) -> Result<()> {
+        let mut lines: Vec<_> =
+            (0..).zip(contenders).map(|(number, it)| Line::new(setting, &it.name, number == 0)).collect();
+        let progress = self.progress(setting, contenders.len());
+        for round in 0..self.args.rounds as usize {
+            for turn in 0..contenders.len() {
+                let number = (round + turn) % contenders.len();
+                let (contender, line) = (&contenders[number], &mut lines[number]);
+                progress.set_message(contender.name.clone());
+                progress.inc(1);
+                if let Some(reason) = &contender.missing {
+                    line.skipped = Some(reason.clone());
+                    continue;
+                }
+                let program = match &contender.program {
+                    Some(program) => program.clone(),
+                    None => Program::own()?,
+                };
+                let jobs = self.jobs(stage, setting, contender);
+                let sample = sample::take(stage, &program, &jobs).await.with_context(|| {
+                    format!("{} of {} on {}", contender.name, setting.scenario.name(), stage.kind.name())
+                })?;
+                line.samples.push(sample);
+            }
+        }
+        progress.finish_and_clear();
+        lines::compare(&mut lines);
+        report::print(&lines);
+        self.lines.extend(lines);
+        Ok(())
+    }
+
+    fn jobs(&self, stage: &Stage, setting: Setting, contender: &Contender) -> Vec<Job> {
+        let Setting { scenario, database, tasks, processes, keys, hold_ms } = setting;
+        let milliseconds =
+            |seconds: f64| u64::try_from(std::time::Duration::from_secs_f64(seconds).as_millis()).unwrap_or(0);
+        let job = |process| Job {
+            scenario,
+            contender: contender.name.clone(),
+            database,
+            url: stage.url.clone(),
+            redis: contender.redis.clone(),
+            zookeeper: contender.zookeeper.clone(),
+            process,
+            tasks: tasks / processes,
+            keys,
+            hold_us: hold_ms * 1_000,
+            warm_ms: milliseconds(self.args.warm),
+            run_ms: milliseconds(self.args.seconds).max(1),
+            connections: database.connections(tasks / processes, processes),
+            ping: !self.args.no_ping,
+            durable: self.args.durable,
+            rows: contender.rows,
+        };
+        (0..processes).map(job).collect()
+    }
+
+    fn progress(&self, setting: Setting, contenders: usize) -> ProgressBar {
+        let samples = u64::from(self.args.rounds) * contenders as u64;
+        let template = "{prefix} [{bar:30}] {pos}/{len} {msg}";
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let Setting { scenario, database, tasks, processes, .. } = setting;
+        let prefix = format!("{} on {}, {tasks} tasks in {processes}", scenario.name(), database.name());
+        ProgressBar::new(samples).with_style(style).with_prefix(prefix)
+    }
+
+    /// Writes everything, and says whether all is well.
+    fn finish(self, quick: bool) -> Result<ExitCode> {
+        let Self { args, header, lines } = self;
+        if let Some(out) = &args.out {
+            report::write(out, &header, &lines)?;
+        }
+        let mut code = ExitCode::SUCCESS;
+        for line in &lines {
+            for violation in line.violations() {
+                let Setting { scenario, database, .. } = line.setting;
+                eprintln!("VIOLATION: {} of {} on {}: {violation}", line.contender, scenario.name(), database.name());
+                code = ExitCode::FAILURE;
+            }
+        }
+        for complaint in if quick { guard::complaints(&lines) } else { Vec::new() } {
+            eprintln!("TOO SLOW: {complaint}");
+            code = ExitCode::FAILURE;
+        }
+        if code == ExitCode::SUCCESS {
+            println!("{} lines, no violation", lines.len());
+        }
+        Ok(code)
+    }
+}
