@@ -6,11 +6,8 @@ use crate::scenarios::Scenario;
 use crate::servers::Kind;
 
 /// A ratio that must be reached: the scenario, the contender, the tasks, and the ratio to the baseline.
-const LEAST: &[(Scenario, &str, u32, f64)] = &[
-    (Scenario::Lease, "lockkit", 1, 0.3),
-    (Scenario::HotLease, "lockkit", 32, 5.0),
-    (Scenario::Transaction, "lockkit", 1, 0.25),
-];
+const LEAST: &[(Scenario, &str, u32, f64)] =
+    &[(Scenario::Lease, "lockkit", 8, 0.3), (Scenario::HotLease, "lockkit", 64, 5.0)];
 
 /// Sets what the command line has left open.
 pub(crate) fn shorten(args: &mut RunArgs) {
@@ -22,9 +19,16 @@ pub(crate) fn shorten(args: &mut RunArgs) {
     if args.databases.is_empty() {
         args.databases = vec![Kind::Postgres, Kind::MariaDb, Kind::Sqlite];
     }
-    if args.tasks.is_empty() {
-        args.tasks = vec![1, 32];
-    }
+}
+
+/// The crowds of a scenario in a short run.
+pub(crate) fn crowds(scenario: Scenario) -> Vec<(u32, u32)> {
+    LEAST.iter().filter(|it| it.0 == scenario).map(|it| (it.2, 1)).collect()
+}
+
+/// Whether a contender takes part in a short run: the baseline and what is guarded.
+pub(crate) fn takes_part(scenario: Scenario, contender: &str, is_baseline: bool) -> bool {
+    is_baseline || LEAST.iter().any(|it| it.0 == scenario && it.1 == contender)
 }
 
 /// The ratios that were not reached.

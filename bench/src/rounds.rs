@@ -136,8 +136,12 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<ExitCode> {
         let Some((server, stage)) = conductor.stage(kind).await? else { continue };
         for scenario in &scenarios {
             for setting in settings(&args, *scenario, kind) {
-                let contenders: Vec<_> =
+                let mut contenders: Vec<_> =
                     scenario.contenders(kind).into_iter().map(|name| Contender::own(name, &args)).collect();
+                if args.quick {
+                    let baseline = contenders[0].name.clone();
+                    contenders.retain(|it| guard::takes_part(*scenario, &it.name, it.name == baseline));
+                }
                 conductor.measure(&stage, setting, &contenders).await?;
             }
         }
@@ -149,7 +153,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<ExitCode> {
 /// Measures lockkit beside other libraries, on PostgreSQL.
 pub(crate) async fn compare(args: CompareArgs) -> Result<ExitCode> {
     let mut conductor = Conductor::new(&args.common);
-    let peers = Peers::start(args.peers.as_deref()).await?;
+    let peers = Peers::start(args.peers.as_deref());
     conductor.header.servers.extend(peers.servers());
     let Some((server, stage)) = conductor.stage(Kind::Postgres).await? else {
         return Ok(ExitCode::FAILURE);
@@ -160,7 +164,7 @@ pub(crate) async fn compare(args: CompareArgs) -> Result<ExitCode> {
         let setting = Setting { scenario, database: Kind::Postgres, tasks, processes, keys, hold_ms: 0 };
         let mut contenders: Vec<_> =
             scenario.contenders(Kind::Postgres).into_iter().map(Contender::of_lockkit).collect();
-        contenders.extend(peers.contenders(scenario)?);
+        contenders.extend(peers.contenders(scenario));
         let chosen = |name: &str| args.only.is_empty() || args.only.iter().any(|it| name.contains(it.as_str()));
         let baseline = contenders[0].name.clone();
         contenders.retain(|it| it.name == baseline || chosen(&it.name));
@@ -202,7 +206,9 @@ impl Contender {
 
 /// The settings of a scenario that the command line asks for.
 fn settings(args: &RunArgs, scenario: Scenario, database: Kind) -> Vec<Setting> {
-    let crowds: Vec<_> = if args.tasks.is_empty() && args.processes.is_empty() {
+    let crowds: Vec<_> = if args.quick {
+        guard::crowds(scenario)
+    } else if args.tasks.is_empty() && args.processes.is_empty() {
         scenario.crowds().to_vec()
     } else {
         let default: Vec<_> = scenario.crowds().iter().map(|it| it.0).collect();

@@ -36,7 +36,8 @@ pub(crate) struct Sample {
 
 /// Resets the database, lets the workers work, and judges.
 pub(crate) async fn take(stage: &Stage, program: &Program, jobs: &[Job]) -> Result<Sample> {
-    stage.reset().await?;
+    let tasks: u32 = jobs.iter().map(|it| it.tasks).sum();
+    stage.reset(jobs[0].keys.max(tasks)).await?;
     let mut before = None;
     let heard = crew::work(program, jobs, async || {
         before = stage.counted().await?;
@@ -114,7 +115,9 @@ fn judge(job: &Job, heard: &Heard, after: &After, commits: Option<u64>) -> Vec<S
         // All transactions have the lock of the whole file.
         Oracle::Commits if job.database == Kind::Sqlite => {
             let mut held = held(&heard.seen);
-            held.iter_mut().for_each(|it| it.key = 0);
+            for it in &mut held {
+                it.key = 0;
+            }
             oracle::overlaps(&held)
         }
         Oracle::Commits => oracle::commits(operations(heard), commits.unwrap_or_default()),

@@ -50,8 +50,8 @@ impl Bug {
     ];
 }
 
-/// Pieces of the stock.
-const STOCK: u64 = 40;
+/// Pieces of the stock: fewer than tasks, which all look at the same time.
+const STOCK: u64 = 3;
 
 /// A lock, a counter and a stock in memory.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Planted {
             return;
         }
         *pieces = pieces.saturating_sub(1);
-        let is_answered = self.bug != Bug::GuessedAnswer || !pieces.is_multiple_of(7);
+        let is_answered = self.bug != Bug::GuessedAnswer || !pieces.is_multiple_of(2);
         if is_answered {
             self.taken.fetch_add(1, Ordering::Relaxed);
         }

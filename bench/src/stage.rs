@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use lockkit::Stock;
 use sqlx::{Connection, Database, MySql, Pool, Postgres, Sqlite};
 
-use crate::floors::{Counted, Floor, KEYS, STOCK};
+use crate::floors::{Counted, Floor, STOCK};
 use crate::scenarios;
 use crate::servers::{Kind, Server};
 
@@ -70,9 +70,9 @@ impl Stage {
         on!(self.kind, execute(server.administrator(), &sql))
     }
 
-    /// Puts everything back to its start.
-    pub(crate) async fn reset(&self) -> Result<()> {
-        on!(self.kind, reset(&self.url))
+    /// Puts everything back to its start, with rows for so many keys.
+    pub(crate) async fn reset(&self, rows: u32) -> Result<()> {
+        on!(self.kind, reset(&self.url, rows))
     }
 
     /// What the server has counted so far.
@@ -113,7 +113,7 @@ async fn set_up<DB: Floor>(url: &str, kind: Kind) -> Result<String> {
     Ok(version.split([' ', '-']).next().unwrap_or_default().to_owned())
 }
 
-async fn reset<DB: Floor>(url: &str) -> Result<()> {
+async fn reset<DB: Floor>(url: &str, rows: u32) -> Result<()> {
     let pool: Pool<DB> = pool(url).await?;
     let mut conn = pool.acquire().await?;
     for table in ["bench_lease", "bench_row", "bench_stock", "lockkit_lease", "lockkit_stock"] {
@@ -126,10 +126,10 @@ async fn reset<DB: Floor>(url: &str) -> Result<()> {
     } else {
         "'2000-01-01'"
     };
-    let leases: Vec<_> = (0..KEYS).map(|key| format!("('{}', NULL, 1, {expired})", crate::floors::name(key))).collect();
-    let rows: Vec<_> = (0..KEYS).map(|key| format!("({key}, 0, 1)")).collect();
+    let leases: Vec<_> = (0..rows).map(|key| format!("('{}', NULL, 1, {expired})", crate::floors::name(key))).collect();
+    let values: Vec<_> = (0..rows).map(|key| format!("({key}, 0, 1)")).collect();
     DB::execute(&mut conn, &format!("INSERT INTO bench_lease VALUES {}", leases.join(", "))).await?;
-    DB::execute(&mut conn, &format!("INSERT INTO bench_row VALUES {}", rows.join(", "))).await?;
+    DB::execute(&mut conn, &format!("INSERT INTO bench_row VALUES {}", values.join(", "))).await?;
     DB::execute(&mut conn, &format!("INSERT INTO bench_stock VALUES (0, {STOCK})")).await?;
     if DB::NAME == "PostgreSQL" {
         // So that no sample pays for the rows of the one before.

@@ -14,7 +14,7 @@ use support::PlainSql;
 
 use crate::job::Job;
 
-/// How many rows, leases and names the tables have: keys `0..KEYS`.
+/// The most keys that tasks can share.
 pub(crate) const KEYS: u32 = 10_000;
 
 /// What the guarded counter starts with: more than can be taken.

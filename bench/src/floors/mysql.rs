@@ -39,8 +39,8 @@ impl Floor for MySql {
     }
 
     async fn lease_claim(pool: &MySqlPool, name: &str, token: &[u8]) -> sqlx::Result<Option<u64>> {
-        let taken = sqlx::query(LEASE_CLAIM).bind(token).bind(name).execute(pool).await?;
-        Ok((taken.rows_affected() > 0).then(|| taken.last_insert_id()))
+        let written = sqlx::query(LEASE_CLAIM).bind(token).bind(name).execute(pool).await?;
+        Ok((written.rows_affected() > 0).then(|| written.last_insert_id()))
     }
 
     async fn lease_give_back(pool: &MySqlPool, name: &str, token: &[u8]) -> sqlx::Result<()> {

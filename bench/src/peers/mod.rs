@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
 use store_servers::redis::Redis;
 use store_servers::zookeeper::ZooKeeper;
 
@@ -71,7 +70,7 @@ pub(crate) struct Peers {
 
 impl Peers {
     /// Looks for what `bench/peers/install` has put into the folder, and starts what they lock on.
-    pub(crate) async fn start(folder: Option<&Path>) -> Result<Self> {
+    pub(crate) fn start(folder: Option<&Path>) -> Self {
         let mut peers =
             Self { folder: folder.map(Path::to_owned), redis: None, zookeeper: None, found: BTreeMap::new() };
         for peer in PEERS {
@@ -86,11 +85,11 @@ impl Peers {
         if zookeeper && is_installed("java") && Path::new("/usr/share/java/zookeeper.jar").exists() {
             peers.zookeeper = Some(ZooKeeper::alone());
         }
-        Ok(peers)
+        peers
     }
 
     /// Who takes part in a scenario, and in what way.
-    pub(crate) fn contenders(&self, scenario: Scenario) -> Result<Vec<Contender>> {
+    pub(crate) fn contenders(&self, scenario: Scenario) -> Vec<Contender> {
         let takes_part = |peer: &&Peer| scenario != Scenario::Uncontended || peer.has_names;
         let contender = |peer: &Peer| {
             let mut contender = Contender::of_lockkit(peer.name);
@@ -110,7 +109,7 @@ impl Peers {
                     None => drop(contender.missing.get_or_insert_with(|| "not installed: zookeeper".to_owned())),
                 },
             }
-            Ok(contender)
+            contender
         };
         PEERS.iter().filter(takes_part).map(contender).collect()
     }

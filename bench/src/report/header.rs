@@ -34,15 +34,12 @@ impl Header {
     pub(crate) fn markdown(&self) -> String {
         let Self { command, commit, profile, machine, durable, servers, peers } = self;
         let commits = if *durable { "wait for the disk" } else { "do not wait for the disk" };
-        let mut text = format!(
+        let peers = if peers.is_empty() { String::new() } else { format!("- Peers: {}\n", peers.join(", ")) };
+        format!(
             "- Command: `{command}`\n- Commit: {commit}, profile {profile}\n- Machine: {machine}\n\
-             - Servers: {}; commits {commits}\n",
+             - Servers: {}; commits {commits}\n{peers}",
             servers.join(", "),
-        );
-        if !peers.is_empty() {
-            text.push_str(&format!("- Peers: {}\n", peers.join(", ")));
-        }
-        text
+        )
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn write(out: &Path, header: &Header, lines: &[Line]) -> Result<()> {
         text.push_str("\n## Plots\n");
     }
     for (title, file) in &plots {
-        text.push_str(&format!("\n![{title}]({file})\n"));
+        text.extend(["\n![", title, "](", file, ")\n"]);
     }
     fs::write(out.join("results.md"), text)?;
     fs::write(out.join("results.json"), serde_json::to_string_pretty(&All { header, lines })?)?;

@@ -17,7 +17,7 @@ pub(crate) fn sections(lines: &[Line]) -> String {
     let mut text = String::new();
     for lines in lines.chunk_by(|one, other| group(one) == group(other)) {
         let (scenario, database) = group(&lines[0]);
-        text.push_str(&format!("\n## {} on {}\n\n{}", scenario.name(), database.name(), of(lines)));
+        text.extend(["\n## ", &scenario.name(), " on ", database.name(), "\n\n", &of(lines)]);
     }
     text
 }
@@ -53,13 +53,14 @@ pub(crate) fn of(lines: &[Line]) -> String {
         for (column, cell) in row.iter().enumerate() {
             let width = widths[column];
             // Numbers to the right.
-            text.push_str(&if column < 2 { format!("| {cell:width$} ") } else { format!("| {cell:>width$} ") });
+            let cell = if column < 2 { format!("| {cell:width$} ") } else { format!("| {cell:>width$} ") };
+            text.push_str(&cell);
         }
         text.push_str("|\n");
         if number == 0 {
             for (column, width) in widths.iter().enumerate() {
-                let dashes = "-".repeat(width + 1);
-                text.push_str(&if column < 2 { format!("|{dashes}-") } else { format!("|{dashes}:") });
+                let end = if column < 2 { "-" } else { ":" };
+                text.extend(["|", &"-".repeat(width + 1), end]);
             }
             text.push_str("|\n");
         }
@@ -75,10 +76,10 @@ fn row(line: &Line) -> Vec<String> {
         format!("{} × {}", setting.processes, setting.tasks / setting.processes)
     };
     if setting.scenario.keys().is_none() && setting.keys > 0 {
-        tasks.push_str(&format!(", {} keys", setting.keys));
+        tasks.extend([", ", &setting.keys.to_string(), " keys"]);
     }
     if setting.hold_ms > 0 {
-        tasks.push_str(&format!(", {} ms", setting.hold_ms));
+        tasks.extend([", ", &setting.hold_ms.to_string(), " ms"]);
     }
     if let Some(reason) = &line.skipped {
         let mut row = vec![tasks, line.contender.clone(), reason.clone()];

@@ -76,15 +76,13 @@ impl Scenario {
     pub(crate) fn contenders(self, database: Kind) -> Vec<&'static str> {
         let has_session_locks = database != Kind::Sqlite;
         match self {
-            Self::Lease => vec!["floor", "lockkit"],
             Self::HotLease if has_session_locks => {
                 vec!["polling", "session lock", "lockkit without hand-over", "lockkit"]
             }
             Self::HotLease => vec!["polling", "lockkit without hand-over", "lockkit"],
-            Self::Transaction => vec!["floor", "lockkit"],
+            Self::Lease | Self::Transaction | Self::Stock => vec!["floor", "lockkit"],
             Self::RowLock | Self::Named => vec!["floor", "lockkit unbounded", "lockkit"],
             Self::Optimistic => vec!["floor: FOR UPDATE", "blind retry", "lockkit"],
-            Self::Stock => vec!["floor", "lockkit"],
             Self::Held => vec!["none held", "many held"],
             Self::Sweep => vec!["few rows", "many rows"],
             Self::Uncontended => vec!["floor", "lockkit lease"],
@@ -98,10 +96,9 @@ impl Scenario {
             Self::HotLease => &[(1, 1), (16, 1), (32, 1), (64, 1), (256, 1), (32, 4)],
             Self::Optimistic => &[(64, 1)],
             Self::Stock => &[(1, 1), (64, 1), (64, 4)],
-            Self::Held | Self::Sweep => &[(1, 1)],
+            Self::Held | Self::Sweep | Self::Uncontended => &[(1, 1)],
             Self::HotRow => &[(16, 4)],
             Self::Lease | Self::Transaction | Self::RowLock | Self::Named => &[(1, 1), (32, 1)],
-            Self::Uncontended => &[(1, 1)],
         }
     }
 
