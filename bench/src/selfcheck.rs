@@ -34,11 +34,13 @@ enum Bug {
     Oversold,
     /// A batch whose answer was lost is taken to have failed.
     GuessedAnswer,
+    /// An operation is acknowledged before it is committed, and then is not.
+    LostCommit,
 }
 
 impl Bug {
     /// Each bug, and what its oracle must say. `None`: nothing.
-    const ALL: [(Self, Option<&'static str>); 8] = [
+    const ALL: [(Self, Option<&'static str>); 9] = [
         (Self::None, None),
         (Self::TwoHolders, Some("overlap")),
         (Self::EarlyRelease, Some("overlap")),
@@ -47,6 +49,7 @@ impl Bug {
         (Self::LostUpdate, Some("lost update")),
         (Self::Oversold, Some("oversold")),
         (Self::GuessedAnswer, Some("stock that changed")),
+        (Self::LostCommit, Some("lost commit")),
     ];
 }
 
@@ -62,6 +65,7 @@ struct Planted {
     counter: Mutex<u64>,
     left: Mutex<u64>,
     taken: AtomicU64,
+    commits: AtomicU64,
 }
 
 impl Planted {
@@ -74,6 +78,7 @@ impl Planted {
             counter: Mutex::new(0),
             left: Mutex::new(STOCK),
             taken: AtomicU64::new(0),
+            commits: AtomicU64::new(0),
         }
     }
 
@@ -123,6 +128,9 @@ impl Work for Planted {
         let permit = self.lock.acquire().await?;
         let granted = clock::now();
         let fence = self.next_fence();
+        if self.bug != Bug::LostCommit || !fence.is_multiple_of(5) {
+            self.commits.fetch_add(1, Ordering::Relaxed);
+        }
         if self.bug == Bug::EarlyRelease {
             drop(permit);
             sleep(Duration::from_millis(1)).await;
@@ -183,6 +191,7 @@ async fn complaints(bug: Bug) -> Result<Vec<String>> {
         oracle::fences(&held),
         oracle::counter(done, read(&work.counter)),
         oracle::stock(STOCK, taken, read(&work.left)),
+        oracle::commits(done, work.commits.load(Ordering::Relaxed)),
     ]
     .concat())
 }

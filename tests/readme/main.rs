@@ -35,6 +35,7 @@ fn links_between_the_documents_lead_to_files_and_headings() {
         "docs/operating.md",
         "docs/scale.md",
         "lockkit/migrations/README.md",
+        "bench/README.md",
         "torture/README.md",
     ];
     for name in pages {
