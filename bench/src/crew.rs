@@ -1,6 +1,5 @@
 //! The worker processes of one sample: started, let go at the same time, and heard.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -17,7 +16,6 @@ use crate::job::{Job, Said, Seen};
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     pub(crate) command: Vec<String>,
-    pub(crate) environment: BTreeMap<String, String>,
 }
 
 impl Program {
@@ -25,7 +23,7 @@ impl Program {
     pub(crate) fn own() -> Result<Self> {
         let path: PathBuf = env::current_exe()?;
         let command = vec![path.to_str().context("a path in UTF-8")?.to_owned(), "worker".to_owned()];
-        Ok(Self { command, environment: BTreeMap::new() })
+        Ok(Self { command })
     }
 }
 
@@ -84,7 +82,6 @@ impl Worker {
         let (name, arguments) = program.command.split_first().context("a program has a name")?;
         let mut child = Command::new(name)
             .args(arguments)
-            .envs(&program.environment)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

@@ -141,9 +141,9 @@ impl Peers {
             return Ok("sqlx 0.9".to_owned());
         }
         let missing = || "not installed".to_owned();
-        let Program { command, environment } = self.program(peer.driver).ok_or_else(missing)?;
+        let Program { command } = self.program(peer.driver).ok_or_else(missing)?;
         let mut asked = Command::new(&command[0]);
-        asked.args(&command[1..]).arg("--version").arg(peer.name).envs(environment);
+        asked.args(&command[1..]).arg("--version").arg(peer.name);
         output(&mut asked).map(|it| it.trim().to_owned()).ok_or_else(missing)
     }
 
@@ -152,24 +152,33 @@ impl Peers {
         let folder = self.folder.as_ref()?;
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
         let text = |path: PathBuf| path.to_str().map(ToOwned::to_owned);
-        let mut environment = BTreeMap::new();
         let command = match driver {
             Driver::Itself => Vec::new(),
             Driver::Rust => vec![text(folder.join("rust/bin/peers-driver"))?],
             Driver::Python => vec![text(folder.join("python/bin/python"))?, text(source.join("python/driver.py"))?],
-            Driver::Ruby => {
-                environment.insert("GEM_PATH".to_owned(), text(folder.join("ruby"))?);
-                vec!["ruby".to_owned(), text(source.join("ruby/driver.rb"))?]
+            Driver::Ruby => vec!["ruby".to_owned(), text(source.join("ruby/driver.rb"))?],
+            Driver::Java => {
+                vec!["java".to_owned(), "-cp".to_owned(), class_path(&text(folder.join("java"))?), "Driver".to_owned()]
             }
-            Driver::Java => vec![
-                "java".to_owned(),
-                "-cp".to_owned(),
-                format!("{}:/usr/share/java/*", text(folder.join("java"))?),
-                "Driver".to_owned(),
-            ],
         };
-        Some(Program { command, environment })
+        Some(Program { command })
     }
+}
+
+/// With one logger, which says nothing.
+fn class_path(folder: &str) -> String {
+    let names = [
+        "curator-client",
+        "curator-framework",
+        "curator-recipes",
+        "zookeeper",
+        "zookeeper-jute",
+        "guava",
+        "slf4j-api",
+        "slf4j-nop",
+        "postgresql",
+    ];
+    names.iter().fold(folder.to_owned(), |path, name| path + ":/usr/share/java/" + name + ".jar")
 }
 
 fn output(command: &mut Command) -> Option<String> {
