@@ -1,7 +1,7 @@
 //! `--quick`: a short run, and ratios that a change must not fall far below. Never a time.
 
+use crate::args::RunArgs;
 use crate::lines::Line;
-use crate::rounds::RunArgs;
 use crate::scenarios::Scenario;
 use crate::servers::Kind;
 

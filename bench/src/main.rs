@@ -1,5 +1,6 @@
 //! Measures lockkit beside hand-written SQL and other lock libraries. See `README.md`.
 
+mod args;
 mod clock;
 mod crew;
 mod floors;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::rounds::{CompareArgs, RunArgs};
+use crate::args::{CompareArgs, RunArgs};
 
 #[derive(Parser)]
 #[command(

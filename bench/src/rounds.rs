@@ -1,12 +1,12 @@
 //! The rounds of a run: in each of them every contender once, side by side, and each round begins with another.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::args::{Common, CompareArgs, RunArgs};
 use crate::crew::Program;
 use crate::guard;
 use crate::job::Job;
@@ -17,112 +17,6 @@ use crate::sample;
 use crate::scenarios::Scenario;
 use crate::servers::{Kind, Server};
 use crate::stage::Stage;
-
-/// What every form has.
-#[derive(Debug, Args)]
-pub(crate) struct Common {
-    /// Rounds; the result is their median
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-
-    /// How long each sample is measured
-    #[arg(long, default_value_t = 2.0)]
-    pub(crate) seconds: f64,
-
-    /// How long the tasks work before that
-    #[arg(long, default_value_t = 0.3)]
-    pub(crate) warm: f64,
-
-    /// Let commits wait for the disk
-    #[arg(long)]
-    durable: bool,
-
-    /// Let pools lend connections without a ping, which sqlx sends by default
-    #[arg(long)]
-    no_ping: bool,
-
-    /// Where to write results.md, results.csv, results.json and the plots
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-
-    /// A PostgreSQL server to use instead of a throwaway one; likewise below
-    #[arg(long, value_name = "URL")]
-    postgres: Option<String>,
-
-    #[arg(long, value_name = "URL")]
-    mariadb: Option<String>,
-
-    #[arg(long, value_name = "URL")]
-    mysql: Option<String>,
-
-    /// A folder for SQLite's file
-    #[arg(long, value_name = "PATH")]
-    sqlite: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) common: Common,
-
-    /// What to measure [default: everything]
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub(crate) scenarios: Vec<Scenario>,
-
-    /// On which databases [default: all]
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub(crate) databases: Vec<Kind>,
-
-    /// Tasks of all processes together [default: by scenario]
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) tasks: Vec<u32>,
-
-    /// Processes [default: by scenario]
-    #[arg(long, value_delimiter = ',')]
-    processes: Vec<u32>,
-
-    /// Keys that all tasks share, where the scenario lets choose; 0: each task has its own
-    #[arg(long, value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u32).range(..=i64::from(crate::floors::KEYS)))]
-    keys: Vec<u32>,
-
-    /// How long each holder holds, in milliseconds
-    #[arg(long, value_delimiter = ',', default_value = "0")]
-    hold: Vec<u64>,
-
-    /// Leases held in `held`
-    #[arg(long, default_value_t = 10_000)]
-    held: u32,
-
-    /// Fresh rows in `sweep`
-    #[arg(long, default_value_t = 270_000)]
-    rows: u32,
-
-    /// A short run that fails if a ratio is far from what it should be; for CI
-    #[arg(long)]
-    quick: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CompareArgs {
-    #[command(flatten)]
-    common: Common,
-
-    /// Where `bench/peers/install` has put the other libraries
-    #[arg(long, value_name = "DIR")]
-    peers: Option<PathBuf>,
-
-    /// Only these contenders, by a part of their names
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
-
-    /// Tasks of all processes together that want the hot row
-    #[arg(long, default_value_t = 16)]
-    tasks: u32,
-
-    /// Processes
-    #[arg(long, default_value_t = 4)]
-    processes: u32,
-}
 
 /// Measures scenarios.
 pub(crate) async fn run(mut args: RunArgs) -> Result<ExitCode> {
