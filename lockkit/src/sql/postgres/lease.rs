@@ -64,10 +64,11 @@ fn stays_taken(min_hold: &str, nobody: &str) -> String {
 /// Selects and locks the row of an unexpired lease with the key `$1` and this token, without waiting. Its transaction then does not
 /// wait for the disk.
 fn mine(token: &str) -> String {
+    // In a subquery, the setting is changed once. Otherwise a scan of a small table would change it for each row.
     format!(
         "SELECT ctid FROM lockkit_lease
          WHERE name = $1 AND token = {token} AND expires_us > {NOW}
-           AND set_config('synchronous_commit', 'off', true) IS NOT NULL
+           AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
          FOR UPDATE SKIP LOCKED"
     )
 }
