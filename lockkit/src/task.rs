@@ -20,10 +20,14 @@ pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>
             if let Ok(panic) = failed.try_into_panic() {
                 std::panic::resume_unwind(panic);
             }
-            let source = io::Error::other("the runtime has shut down");
-            Err(Error::database(doing, None, Fault::Unavailable, source))
+            Err(runtime_ended(doing, None))
         }
     }
+}
+
+/// The error of a task that ended with its runtime.
+pub(crate) fn runtime_ended(doing: &'static str, key: Option<&Key>) -> Error {
+    Error::database(doing, key, Fault::Unavailable, io::Error::other("the runtime has shut down"))
 }
 
 /// The error of a call without an answer in time.

@@ -63,7 +63,7 @@ pub use shedlock::ops::ShedLockOps;
 pub(crate) use shedlock::ops::ShedLockStatements;
 pub use stock::ops::StockOps;
 pub(crate) use stock::{
-    ops::{Look, StockStatements},
+    ops::{Look, Note, Portion, StockStatements},
     segment::Segment,
 };
 pub(crate) use version::ops::VersionStatements;

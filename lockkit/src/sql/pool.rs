@@ -186,6 +186,21 @@ pub(super) async fn write<DB: Dialect, T>(
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
 }
 
+/// As [`write`], but waits for the lock of the whole database until `until`, if given.
+pub(super) async fn write_until<DB: Dialect, T>(
+    pool: &Pool<DB>,
+    until: Option<Instant>,
+    doing: &'static str,
+    key: &Key,
+    operation: impl AsyncFnOnce(&mut DB::Connection, Tries) -> sqlx::Result<T>,
+) -> Result<T> {
+    write(pool, PING_LIMIT, doing, Some(key), async |conn, tries| {
+        let until = tries.until.map(|its_own| until.unwrap_or(its_own));
+        operation(conn, Tries { until }).await
+    })
+    .await
+}
+
 /// Until when to retry for the lock of the whole database.
 pub(super) struct Tries {
     until: Option<Instant>,

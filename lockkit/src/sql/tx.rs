@@ -75,9 +75,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     wait: Option<Wait>,
     deadline: Option<Instant>,
 ) -> Result<Tx<DB>> {
-    if DB::ONE_WRITER && is_under(|it| it.realm.has_transaction_of(pool)) {
-        return Err(Error::Reentrant { lock: "lock", key: WRITE_LOCK.into(), hint: PASS_TX });
-    }
+    refuse_under_own_lock(pool)?;
     let started = Instant::now();
     let doing = "beginning a transaction";
     let conn = connection(pool, doing, None).await?;
@@ -95,6 +93,14 @@ pub(crate) async fn begin_within<DB: Dialect>(
         }
         Err(err) => Err(failed::<DB>(doing, None, err)),
     }
+}
+
+/// Refuses to wait for SQLite's write lock in a function under a lock of the same pool, whose transaction has it.
+pub(crate) fn refuse_under_own_lock<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
+    if DB::ONE_WRITER && is_under(|it| it.realm.has_transaction_of(pool)) {
+        return Err(Error::Reentrant { lock: "lock", key: WRITE_LOCK.into(), hint: PASS_TX });
+    }
+    Ok(())
 }
 
 /// An open transaction that owns its connection.

@@ -68,9 +68,10 @@ async fn are_tables_there(conn: &mut MySqlConnection) -> sqlx::Result<bool> {
         "SELECT COUNT(*) FROM information_schema.columns
          WHERE table_schema = DATABASE()
            AND (table_name, column_name) IN
-               (('lockkit_lease', 'ttl_us'), ('lockkit_named', 'name'), ('lockkit_stock', 'quantity'), ('lockkit_fence', 'fence'))",
+               (('lockkit_lease', 'ttl_us'), ('lockkit_named', 'name'), ('lockkit_stock', 'quantity'), ('lockkit_fence', 'fence'),
+                ('lockkit_stock_batch', 'number'))",
     )
     .fetch_one(conn)
     .await?;
-    Ok(there == 4)
+    Ok(there == 5)
 }

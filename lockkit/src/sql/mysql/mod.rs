@@ -25,12 +25,13 @@ use crate::{
 /// The server's clock in microseconds, the same in every session time zone. It is constant during a statement.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-const MIGRATIONS: [(i64, &str, &str); 5] = [
+const MIGRATIONS: [(i64, &str, &str); 6] = [
     (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
     (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
     (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
     (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
     (5, "fence", include_str!("../../../migrations/mysql/0005_fence.sql")),
+    (6, "stock batch", include_str!("../../../migrations/mysql/0006_stock_batch.sql")),
 ];
 
 mod fence_guard;

@@ -1,15 +1,15 @@
 //! Stocks on MySQL and MariaDB.
 
-use std::ops::RangeInclusive;
+use std::{iter, ops::RangeInclusive};
 
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlQueryResult};
 
-use super::bounded;
+use super::{NOW, bounded};
 use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Look, Segment, StockStatements, counted_depth,
+        Look, Note, Portion, Segment, StockStatements, counted_depth,
         statement::statement,
         stock::segment::{quantity, segment},
     },
@@ -36,6 +36,35 @@ fn take_free(among: &str) -> String {
     )
 }
 
+/// Takes for the first takers of a batch from the first unlocked segment among these, as many as it has enough for, and
+/// writes the note. The servers update all tables of a statement or none.
+///
+/// INTERVAL counts the sums that the segment has enough for; ELT chooses the last of them. The OK packet returns the number
+/// of takers, shifted by 32 bits, and of the segment.
+fn take_batch_free(among: &str, takers: usize) -> String {
+    let sums = vec!["?"; takers].join(", ");
+    format!(
+        "UPDATE (
+             SELECT name, segment, INTERVAL(quantity, {sums}) AS takers
+             FROM lockkit_stock FORCE INDEX (PRIMARY)
+             WHERE name = ? {among} AND quantity >= ?
+             ORDER BY name, segment
+             LIMIT 1
+             FOR UPDATE SKIP LOCKED
+         ) AS free
+         STRAIGHT_JOIN lockkit_stock AS s FORCE INDEX (PRIMARY)
+             ON s.name = free.name AND s.segment = free.segment
+         STRAIGHT_JOIN lockkit_stock_batch AS b FORCE INDEX (PRIMARY)
+             ON b.id = ? AND b.number < ?
+         SET s.quantity = s.quantity - CAST(ELT(free.takers, {sums}) AS SIGNED)
+                 + 0 * LAST_INSERT_ID(free.takers * 4294967296 + free.segment),
+             b.number = ?, b.segment = free.segment, b.takers = free.takers, b.used_us = {NOW}"
+    )
+}
+
+/// Sizes of the statement for a batch. sqlx keeps a prepared statement for each.
+const SIZES: [usize; 3] = [4, 32, 256];
+
 impl StockStatements for MySql {
     async fn stock_take_any(
         conn: &mut MySqlConnection,
@@ -55,6 +84,88 @@ impl StockStatements for MySql {
         let among_all =
             sqlx::query(statement!("{take}", take = take_free(""))).bind(key.as_bytes()).bind(amount).bind(amount);
         Ok(taken_from(&among_all.execute(conn).await?))
+    }
+
+    async fn stock_take_batch(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        sums: &[i64],
+        first: [u32; 4],
+        Note { id, number }: Note,
+    ) -> sqlx::Result<Option<Portion>> {
+        let (least, total) = (sums.first().copied().unwrap_or(0), sums.last().copied().unwrap_or(0));
+        // The last sum is repeated up to the size of the statement.
+        let size = SIZES.into_iter().find(|it| *it >= sums.len()).unwrap_or(sums.len());
+        let padded = || sums.iter().copied().chain(iter::repeat(total)).take(size);
+        for (among, numbers, enough) in [("AND segment IN (?, ?, ?, ?)", &first[..], total), ("", &[], least)] {
+            let mut take = sqlx::query(AssertSqlSafe(take_batch_free(among, size)));
+            for sum in padded() {
+                take = take.bind(sum);
+            }
+            take = take.bind(key.as_bytes());
+            for number in numbers {
+                take = take.bind(number);
+            }
+            take = take.bind(enough).bind(id.as_bytes().as_slice()).bind(number);
+            for sum in padded() {
+                take = take.bind(sum);
+            }
+            let done = take.bind(number).execute(&mut *conn).await?;
+            if done.rows_affected() > 0 {
+                let (takers, segment) = (done.last_insert_id() >> 32, done.last_insert_id() & u64::from(u32::MAX));
+                let takers = usize::try_from(takers).unwrap_or(0);
+                return Ok(Some(Portion { segment: u32::try_from(segment).unwrap_or(0), takers }));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn stock_note_make(conn: &mut MySqlConnection, Note { id, number }: Note) -> sqlx::Result<()> {
+        // Deleted by their keys: a scan would lock the notes that are in use.
+        let old: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
+            "SELECT id FROM lockkit_stock_batch WHERE used_us < {NOW} - 86400000000 LIMIT 100",
+            NOW = NOW,
+        ))
+        .fetch_all(&mut *conn)
+        .await?;
+        for id in old {
+            sqlx::query(statement!(
+                "DELETE FROM lockkit_stock_batch WHERE id = ? AND used_us < {NOW} - 86400000000",
+                NOW = NOW,
+            ))
+            .bind(id)
+            .execute(&mut *conn)
+            .await?;
+        }
+        sqlx::query(statement!(
+            "INSERT INTO lockkit_stock_batch (id, number, segment, takers, used_us) VALUES (?, ?, 0, 0, {NOW})
+             ON DUPLICATE KEY UPDATE number = number",
+            NOW = NOW,
+        ))
+        .bind(id.as_bytes().as_slice())
+        .bind(number - 1)
+        .execute(conn)
+        .await?;
+        Ok(())
+    }
+
+    async fn stock_note_void(conn: &mut MySqlConnection, Note { id, number }: Note) -> sqlx::Result<()> {
+        sqlx::query("UPDATE lockkit_stock_batch SET number = ? WHERE id = ? AND number < ?")
+            .bind(Note::VOID)
+            .bind(id.as_bytes().as_slice())
+            .bind(number)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn stock_note_look(conn: &mut MySqlConnection, note: Note) -> sqlx::Result<Option<(i64, Portion)>> {
+        let row: Option<(i64, u32, u32)> =
+            sqlx::query_as("SELECT number, segment, takers FROM lockkit_stock_batch WHERE id = ?")
+                .bind(note.id.as_bytes().as_slice())
+                .fetch_optional(conn)
+                .await?;
+        Ok(row.map(|(number, segment, takers)| (number, Portion { segment, takers: takers as usize })))
     }
 
     async fn stock_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Look> {

@@ -26,12 +26,13 @@ use crate::{
 /// cheaper than the `numeric` of `extract`.
 const NOW: &str = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint";
 
-const MIGRATIONS: [(i64, &str, &str); 5] = [
+const MIGRATIONS: [(i64, &str, &str); 6] = [
     (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
     (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
     (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
     (5, "fence", include_str!("../../../migrations/postgres/0005_fence.sql")),
-    (6, "unchecked", include_str!("../../../migrations/postgres/0006_unchecked.sql")),
+    (6, "stock batch", include_str!("../../../migrations/postgres/0006_stock_batch.sql")),
+    (7, "unchecked", include_str!("../../../migrations/postgres/0007_unchecked.sql")),
 ];
 
 /// Notifies the waiters of the lease, if there are any, that it was released. Waiters share an advisory lock with the

@@ -4,12 +4,13 @@ use std::ops::RangeInclusive;
 
 use sqlx::{Executor, PgConnection, Postgres, Row};
 
-use super::pooler::query;
+use super::{NOW, pooler::query};
 use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Look, Segment, StockStatements, counted_depth,
+        Look, Note, Portion, Segment, StockStatements, counted_depth,
+        statement::statement,
         stock::segment::{quantity, segment},
     },
 };
@@ -51,6 +52,90 @@ impl StockStatements for Postgres {
             conn.execute("ROLLBACK TO SAVEPOINT lockkit_stock; RELEASE SAVEPOINT lockkit_stock").await?;
         }
         Ok(number.map(|it| segment(it.into(), 0).number))
+    }
+
+    async fn stock_take_batch(
+        conn: &mut PgConnection,
+        key: &Key,
+        sums: &[i64],
+        first: [u32; 4],
+        Note { id, number }: Note,
+    ) -> sqlx::Result<Option<Portion>> {
+        let row = query(statement!(
+            "WITH note AS MATERIALIZED (
+                 SELECT id FROM lockkit_stock_batch WHERE id = $5 AND number < $6 FOR NO KEY UPDATE
+             ), free AS MATERIALIZED (
+                 SELECT s.segment,
+                     (SELECT count(*)::integer FROM unnest($2::bigint[]) AS sum WHERE sum <= s.quantity) AS takers
+                 FROM note, lockkit_stock AS s
+                 WHERE s.name = $1 AND s.quantity >= ($2::bigint[])[1]
+                 ORDER BY s.quantity < $3, array_position($4, s.segment), s.segment
+                 LIMIT 1
+                 FOR NO KEY UPDATE OF s SKIP LOCKED
+             ), taken AS (
+                 UPDATE lockkit_stock AS s SET quantity = s.quantity - ($2::bigint[])[free.takers]
+                 FROM free
+                 WHERE s.name = $1 AND s.segment = free.segment
+                 RETURNING s.segment, free.takers
+             ), noted AS (
+                 UPDATE lockkit_stock_batch AS b
+                 SET number = $6, segment = taken.segment, takers = taken.takers, used_us = {NOW}
+                 FROM taken
+                 WHERE b.id = $5
+             )
+             SELECT segment, takers FROM taken",
+            NOW = NOW,
+        ))
+        .bind(key.as_str())
+        .bind(sums.to_vec())
+        .bind(sums.last().copied().unwrap_or(0))
+        .bind(first.map(column))
+        .bind(id.as_bytes().as_slice())
+        .bind(number)
+        .fetch_optional(conn)
+        .await?;
+        row.map(|it| Ok(portion(it.try_get(0)?, it.try_get(1)?))).transpose()
+    }
+
+    async fn stock_note_make(conn: &mut PgConnection, Note { id, number }: Note) -> sqlx::Result<()> {
+        query(statement!(
+            "WITH old AS (
+                 DELETE FROM lockkit_stock_batch
+                 WHERE id IN (
+                     SELECT id FROM lockkit_stock_batch
+                     WHERE used_us < {NOW} - 86400000000
+                     LIMIT 100
+                     FOR UPDATE SKIP LOCKED
+                 )
+             )
+             INSERT INTO lockkit_stock_batch (id, number, segment, takers, used_us)
+             VALUES ($1, $2 - 1, 0, 0, {NOW})
+             ON CONFLICT DO NOTHING",
+            NOW = NOW,
+        ))
+        .bind(id.as_bytes().as_slice())
+        .bind(number)
+        .execute(conn)
+        .await?;
+        Ok(())
+    }
+
+    async fn stock_note_void(conn: &mut PgConnection, Note { id, number }: Note) -> sqlx::Result<()> {
+        query("UPDATE lockkit_stock_batch SET number = $3 WHERE id = $1 AND number < $2")
+            .bind(id.as_bytes().as_slice())
+            .bind(number)
+            .bind(Note::VOID)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn stock_note_look(conn: &mut PgConnection, note: Note) -> sqlx::Result<Option<(i64, Portion)>> {
+        let row = query("SELECT number, segment, takers FROM lockkit_stock_batch WHERE id = $1")
+            .bind(note.id.as_bytes().as_slice())
+            .fetch_optional(conn)
+            .await?;
+        row.map(|it| Ok((it.try_get(0)?, portion(it.try_get(1)?, it.try_get(2)?)))).transpose()
     }
 
     async fn stock_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Look> {
@@ -142,6 +227,10 @@ impl StockStatements for Postgres {
             .await?;
         Ok(())
     }
+}
+
+fn portion(segment: i32, takers: i32) -> Portion {
+    Portion { segment: u32::try_from(segment).unwrap_or(0), takers: usize::try_from(takers).unwrap_or(0) }
 }
 
 /// The number of a segment as its column stores it.

@@ -9,7 +9,7 @@ use crate::{
     key::Key,
     policy::Wait,
     sql::{
-        Look, Segment, StockStatements, counted_depth,
+        Look, Note, Portion, Segment, StockStatements,
         stock::segment::{quantity, segment},
     },
 };
@@ -21,11 +21,6 @@ impl StockStatements for Sqlite {
         amount: i64,
         first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
-        if counted_depth::<Self>(conn) == 0 {
-            // All writers share one lock, and a separate statement would wait for it as long as the connection's busy
-            // timeout.
-            return Ok(None);
-        }
         sqlx::query_scalar(
             "UPDATE lockkit_stock SET quantity = quantity - ?2
              WHERE name = ?1 AND segment = (
@@ -45,6 +40,54 @@ impl StockStatements for Sqlite {
         .fetch_all(conn)
         .await
         .map(|numbers| numbers.first().copied())
+    }
+
+    async fn stock_take_batch(
+        conn: &mut SqliteConnection,
+        key: &Key,
+        sums: &[i64],
+        first: [u32; 4],
+        _note: Note,
+    ) -> sqlx::Result<Option<Portion>> {
+        if let Some(&total) = sums.last()
+            && let Some(segment) = Self::stock_take_any(conn, key, total, first).await?
+        {
+            return Ok(Some(Portion { segment, takers: sums.len() }));
+        }
+        loop {
+            let fullest: Option<(u32, i64)> = sqlx::query_as(
+                "SELECT segment, quantity FROM lockkit_stock WHERE name = ?1 ORDER BY quantity DESC LIMIT 1",
+            )
+            .bind(key.as_str())
+            .fetch_optional(&mut *conn)
+            .await?;
+            let Some((segment, quantity)) = fullest else { return Ok(None) };
+            let takers = sums.partition_point(|it| *it <= quantity);
+            let Some(last) = takers.checked_sub(1) else { return Ok(None) };
+            let taken = sqlx::query(
+                "UPDATE lockkit_stock SET quantity = quantity - ?3 WHERE name = ?1 AND segment = ?2 AND quantity >= ?3",
+            )
+            .bind(key.as_str())
+            .bind(segment)
+            .bind(sums[last])
+            .execute(&mut *conn)
+            .await?;
+            if taken.rows_affected() > 0 {
+                return Ok(Some(Portion { segment, takers }));
+            }
+        }
+    }
+
+    async fn stock_note_make(_conn: &mut SqliteConnection, _note: Note) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    async fn stock_note_void(_conn: &mut SqliteConnection, _note: Note) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    async fn stock_note_look(_conn: &mut SqliteConnection, _note: Note) -> sqlx::Result<Option<(i64, Portion)>> {
+        Ok(None)
     }
 
     async fn stock_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Look> {

@@ -9,13 +9,15 @@ use crate::{
     policy::Wait,
     sql::{
         StockOps, connection, failed_on_own_table,
+        pool::{tried, write_until},
         stock::{
             Stock, Taken,
+            lane::Lone,
             segment::{Segment, TOO_MANY, even, sum},
         },
         tx::{Tx, begin_within},
     },
-    task::until,
+    task::{timed_out, until},
 };
 
 /// The operation, as named in errors.
@@ -24,6 +26,9 @@ pub(super) const DOING: &str = "using stock";
 /// Time beyond the bound before the connection counts as broken. A server may apply the bound to each row separately,
 /// and MySQL does not bound the statement that creates a stock.
 const BACKSTOP: Duration = Duration::from_secs(1);
+
+/// Longest time for the answer to a statement that waits for no segment.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) const FIRST: RangeInclusive<u32> = 0..=0;
 pub(super) const ALL: RangeInclusive<u32> = 0..=u32::MAX;
@@ -35,14 +40,26 @@ impl<DB: StockOps> Stock<DB> {
         Waiting { started, bound }
     }
 
-    /// Takes in one statement, or if that fails, in its own transaction.
-    pub(super) async fn take_alone(&self, amount: u64, wanted: i64) -> Result<Taken> {
+    /// Takes in one statement, or if that fails, in its own transaction. `lone` ends with the statement.
+    pub(super) async fn take_alone(&self, amount: u64, wanted: i64, lone: Option<Lone>) -> Result<Taken> {
         let waiting = self.waiting();
+        let first = self.random_segments();
+        let taken = write_until(&self.pool, waiting.bound, DOING, &self.key, async |conn, tries| {
+            tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, &self.key, wanted, first)))
+        });
+        let taken = taken.await;
+        drop(lone);
+        match taken {
+            Ok(Some(number)) => return Ok(Taken::from_one(number, amount)),
+            Err(Error::Database { fault: Fault::Contended, .. }) if !DB::ONE_WRITER => {
+                return Err(self.contended(waiting));
+            }
+            // On a database with one lock for all writers, the stock may be sold out all the same.
+            Ok(None) | Err(Error::Database { fault: Fault::Contended, .. }) => {}
+            Err(err) => return Err(err),
+        }
         let segments = {
             let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
-            if let Some(number) = self.take_any(&mut conn, wanted, waiting).await? {
-                return Ok(Taken::from_one(number, amount));
-            }
             DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
         };
         // Uncommitted takes still count as left here, so this does not report sold out too early.
@@ -72,8 +89,13 @@ impl<DB: StockOps> Stock<DB> {
         wanted: i64,
         waiting: Waiting,
     ) -> Result<Option<u32>> {
-        let first = std::array::from_fn(|_| fastrand::u32(..self.segments));
+        let first = self.random_segments();
         DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(waiting, err))
+    }
+
+    /// The segments to try first.
+    pub(super) fn random_segments(&self) -> [u32; 4] {
+        std::array::from_fn(|_| fastrand::u32(..self.segments))
     }
 
     /// Waits for all segments, and takes from as few as possible.
@@ -201,11 +223,18 @@ impl<DB: StockOps> Stock<DB> {
     }
 }
 
+/// The answer to a statement that takes without waiting, which an overloaded server still gives within this limit. Without
+/// an answer the connection counts as broken.
+pub(super) async fn answered<DB: StockOps, T>(work: impl Future<Output = sqlx::Result<T>> + Send) -> sqlx::Result<T> {
+    let deadline = DB::IS_REMOTE.then(|| Instant::now() + ANSWER_LIMIT);
+    until(deadline, work).await.unwrap_or_else(|| Err(timed_out().into()))
+}
+
 /// Start and deadline of an operation that waits for others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     started: Instant,
-    bound: Option<Instant>,
+    pub(super) bound: Option<Instant>,
 }
 
 impl Waiting {

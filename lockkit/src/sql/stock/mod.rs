@@ -6,16 +6,21 @@ use sqlx::Pool;
 
 use self::{
     attempt::{DOING, FIRST},
+    lane::{Answer, Entered, Place},
     segment::{Segment, column, sum},
 };
 use crate::{
     error::{Error, Result},
     key::Key,
     policy::{RetryPolicy, Wait},
-    sql::{AsConnection, StockOps, connection, depth},
+    sql::{AsConnection, StockOps, connection, depth, pool::address, tx::refuse_under_own_lock},
+    task::runtime_ended,
 };
 
 mod attempt;
+mod batch;
+mod lane;
+mod notes;
 pub(crate) mod ops;
 pub(crate) mod segment;
 
@@ -154,7 +159,27 @@ impl<DB: StockOps> Stock<DB> {
     pub async fn take(&self, amount: u64) -> Result<Taken> {
         self.check()?;
         let wanted = column(amount)?;
-        RetryPolicy::new().retry(|_| self.take_alone(amount, wanted)).await
+        refuse_under_own_lock(&self.pool)?;
+        let place = Place::new(address(&self.pool), self.key.clone());
+        let (answer, lone) = match lane::enter(place, amount, self.waiting().bound) {
+            Entered::Alone(lone) => (None, Some(lone)),
+            Entered::Queued(answer) => (Some(answer), None),
+            Entered::First(answer, runner) => {
+                tokio::spawn(batch::run(self.clone(), runner));
+                (Some(answer), None)
+            }
+        };
+        if let Some(answer) = answer {
+            match answer.await {
+                Ok(Answer::Taken(taken)) => return Ok(taken),
+                Ok(Answer::SoldOut { left }) => return Err(self.sold_out(amount, left)),
+                Ok(Answer::Failed(err)) => return Err(err),
+                Ok(Answer::Alone) => {}
+                Err(_) => return Err(runtime_ended(DOING, Some(&self.key))),
+            }
+        }
+        let mut lone = lone;
+        RetryPolicy::new().retry(|_| self.take_alone(amount, wanted, lone.take())).await
     }
 
     /// Takes this many pieces as part of your transaction. A rollback returns them.

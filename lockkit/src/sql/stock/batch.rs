@@ -1,0 +1,203 @@
+//! Batches: the statements that take for many callers at once, and what each caller is told.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::{
+    task::yield_now,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    error::{BoxError, Error, Fault},
+    sql::{
+        Note, Portion, StockOps,
+        pool::{PING_LIMIT, address, call, tried, write_until},
+        stock::{
+            Stock, Taken,
+            attempt::{DOING, answered},
+            lane::{Answer, Runner, Taker, sums},
+            notes::Borrowed,
+            segment::sum,
+        },
+    },
+};
+
+/// Longest time to find out whether a batch was executed whose answer was lost.
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Longest time for one attempt at it.
+const SETTLE_TRY: Duration = Duration::from_secs(2);
+
+/// Pause between two attempts.
+const SETTLE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Takes batches from the queue until it is empty.
+pub(super) async fn run<DB: StockOps>(stock: Stock<DB>, runner: Runner) {
+    while runner.has_takers() {
+        one(&stock, &runner).await;
+        // The callers that were answered may come back at once, and join the next batch.
+        yield_now().await;
+    }
+}
+
+/// What the database said to a batch.
+enum Said {
+    Took(Portion),
+    /// No unlocked segment has enough for the first taker. `left` is what all segments have.
+    TooFew { left: u64 },
+    /// The note is not there. Nothing was taken.
+    NoNote,
+}
+
+/// Runs one batch. It is formed when the connection is there, so that it includes the takes that arrived meanwhile.
+async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
+    let Stock { pool, key, .. } = stock;
+    let mut noted = Borrowed::new(address(pool));
+    let mut takers = Vec::new();
+    let until = runner.until();
+    let said = write_until(pool, until, DOING, key, async |conn, tries| {
+        takers = runner.next();
+        let sums: Vec<_> = sums(takers.iter().map(|it| it.amount)).collect();
+        let first = stock.random_segments();
+        let took = match &*sums {
+            [] => return Ok(Said::TooFew { left: 0 }),
+            // A single take needs no note: its caller is told when the answer was lost.
+            [amount] => {
+                let segment = tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, key, *amount, first)))?;
+                segment.map(|segment| Portion { segment, takers: 1 })
+            }
+            _ => {
+                if DB::IS_REMOTE && !noted.is_made {
+                    answered::<DB, _>(DB::stock_note_make(conn, noted.note)).await?;
+                    noted.is_made = true;
+                }
+                tried!(tries, answered::<DB, _>(DB::stock_take_batch(conn, key, &sums, first, noted.note)))?
+            }
+        };
+        if let Some(portion) = took {
+            return Ok(Said::Took(portion));
+        }
+        if DB::IS_REMOTE && sums.len() > 1 && DB::stock_note_look(conn, noted.note).await?.is_none() {
+            return Ok(Said::NoNote);
+        }
+        Ok(Said::TooFew { left: sum(&DB::stock_look(conn, key).await?.segments) })
+    })
+    .await;
+    match said {
+        Ok(Said::Took(portion)) => {
+            noted.free();
+            runner.put_back(tell(takers, portion));
+        }
+        Ok(Said::TooFew { left }) => {
+            noted.free();
+            runner.put_back(refuse(takers, left));
+        }
+        Ok(Said::NoNote) => runner.put_back(takers),
+        // No connection.
+        Err(err) if takers.is_empty() => fail(runner.next(), err),
+        Err(err) if !is_lost(&err) => {
+            noted.free();
+            takers.into_iter().for_each(|it| it.answer(Answer::Alone));
+        }
+        Err(err) if DB::IS_REMOTE && takers.len() > 1 => {
+            // Other batches go on meanwhile.
+            tokio::spawn(settle(stock.clone(), noted.note, takers, err));
+        }
+        Err(err) => fail(takers, err),
+    }
+}
+
+/// Whether the statement may have been executed although it failed.
+fn is_lost(err: &Error) -> bool {
+    match err.as_sqlx() {
+        Some(sqlx::Error::Database(_)) => matches!(err, Error::Database { fault: Fault::Unavailable, .. }),
+        _ => true,
+    }
+}
+
+/// Tells the first takers that they took, and returns the others.
+fn tell(mut takers: Vec<Taker>, Portion { segment, takers: first }: Portion) -> Vec<Taker> {
+    let others = takers.split_off(first.min(takers.len()));
+    for taker in takers {
+        let taken = Taken::from_one(segment, taker.amount);
+        taker.answer(Answer::Taken(taken));
+    }
+    others
+}
+
+/// Refuses the takers that want more than is left. Those that want no less than the first go on alone, because they may
+/// have to wait. Returns the others.
+fn refuse(takers: Vec<Taker>, left: u64) -> Vec<Taker> {
+    let most = takers.first().map_or(0, |it| it.amount);
+    let mut others = Vec::new();
+    for taker in takers {
+        if taker.amount > left {
+            taker.answer(Answer::SoldOut { left });
+        } else if taker.amount >= most {
+            taker.answer(Answer::Alone);
+        } else {
+            others.push(taker);
+        }
+    }
+    others
+}
+
+/// Finds out whether the batch was executed, and tells the takers. Refuses it first, so that it cannot be executed
+/// later.
+async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, err: Error) {
+    let Stock { pool, key, .. } = &stock;
+    let deadline = Instant::now() + SETTLE_LIMIT;
+    let row = loop {
+        let asked = call(pool, PING_LIMIT, DOING, Some(key), async |conn| {
+            DB::stock_note_void(conn, note).await?;
+            DB::stock_note_look(conn, note).await
+        });
+        match timeout(SETTLE_TRY, asked).await {
+            Ok(Ok(row)) => break row,
+            _ if Instant::now() >= deadline => break None,
+            _ => sleep(SETTLE_PAUSE).await,
+        }
+    };
+    let others = match row {
+        Some((number, portion)) if number == note.number => tell(takers, portion),
+        Some(_) => takers,
+        None => {
+            let source = Arc::new(BoxError::from(err));
+            let unknown = || Error::OutcomeUnknown { source: Shared(source.clone()).into() };
+            return takers.into_iter().for_each(|it| it.answer(Answer::Failed(unknown())));
+        }
+    };
+    others.into_iter().for_each(|it| it.answer(Answer::Alone));
+}
+
+/// Tells all takers of one failure.
+fn fail(takers: Vec<Taker>, err: Error) {
+    let failed: Box<dyn Fn() -> Error> = match err {
+        Error::PoolStarved { held, waiting, size } => Box::new(move || Error::PoolStarved { held, waiting, size }),
+        Error::Database { doing, key, fault, source } => {
+            let source = Arc::new(source);
+            Box::new(move || Error::database(doing, key.as_ref(), fault, Shared(source.clone())))
+        }
+        err => {
+            let source = Arc::new(BoxError::from(err));
+            Box::new(move || Error::database(DOING, None, Fault::Other, Shared(source.clone())))
+        }
+    };
+    takers.into_iter().for_each(|it| it.answer(Answer::Failed(failed())));
+}
+
+/// The error of a batch, as one of its takers is told it.
+#[derive(Debug)]
+struct Shared(Arc<BoxError>);
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a statement for several takes failed")
+    }
+}
+
+impl std::error::Error for Shared {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&**self.0)
+    }
+}

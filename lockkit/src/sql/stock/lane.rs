@@ -1,0 +1,188 @@
+//! The takes of a process that arrive together. Pure: no database.
+//!
+//! The takes from one stock, through one pool, on one runtime, share a lane. A take that finds the lane empty goes alone. A take
+//! that finds another one in flight joins the queue, which a runner takes batches from, the oldest take first. A lane exists
+//! only while a take is in flight.
+//!
+//! A lane does not span runtimes: a runtime may end, or not be driven, and with it the runner.
+
+use std::{
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    sync::oneshot,
+    time::Instant,
+};
+
+use crate::{error::Error, key::Key, sql::stock::Taken};
+
+/// Largest number of takes in one batch.
+const MOST: usize = 256;
+
+/// Every lane of this process.
+static LANES: LazyLock<Mutex<HashMap<Place, Lane>>> = LazyLock::new(Mutex::default);
+
+/// The stock, the pool and the runtime of a lane.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pool: usize,
+    key: Key,
+    runtime: Id,
+}
+
+impl Place {
+    /// `pool` is the address of a pool, which every user of the lane keeps alive.
+    pub(super) fn new(pool: usize, key: Key) -> Self {
+        Self { pool, key, runtime: Handle::current().id() }
+    }
+}
+
+#[derive(Default)]
+struct Lane {
+    /// Whether a take that found the lane empty is in flight.
+    has_lone: bool,
+    has_runner: bool,
+    queue: VecDeque<Taker>,
+}
+
+/// A take in the queue. Its caller may be gone.
+#[derive(Debug)]
+pub(super) struct Taker {
+    pub(super) amount: u64,
+    /// When its wait ends.
+    pub(super) until: Option<Instant>,
+    answer: oneshot::Sender<Answer>,
+}
+
+impl Taker {
+    pub(super) fn answer(self, answer: Answer) {
+        // A caller that is gone needs no answer.
+        _ = self.answer.send(answer);
+    }
+}
+
+/// What a take in the queue is told.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Taken(Taken),
+    SoldOut {
+        left: u64,
+    },
+    /// Nothing was taken. The caller goes on alone, and hears of its own errors.
+    Alone,
+    Failed(Error),
+}
+
+/// How a take goes on.
+pub(super) enum Entered {
+    /// No other take is in flight.
+    Alone(Lone),
+    /// The runner will answer.
+    Queued(oneshot::Receiver<Answer>),
+    /// As `Queued`; the caller starts the runner.
+    First(oneshot::Receiver<Answer>, Runner),
+}
+
+/// Enters the lane.
+pub(super) fn enter(place: Place, amount: u64, until: Option<Instant>) -> Entered {
+    let mut lanes = lanes();
+    let lane = match lanes.entry(place.clone()) {
+        Entry::Vacant(empty) => {
+            empty.insert(Lane { has_lone: true, ..Lane::default() });
+            return Entered::Alone(Lone(place));
+        }
+        Entry::Occupied(lane) => lane.into_mut(),
+    };
+    let (sender, answer) = oneshot::channel();
+    lane.queue.push_back(Taker { amount, until, answer: sender });
+    if lane.has_runner {
+        return Entered::Queued(answer);
+    }
+    lane.has_runner = true;
+    Entered::First(answer, Runner(place))
+}
+
+/// The take that found the lane empty, until its statement is answered.
+pub(super) struct Lone(Place);
+
+impl Drop for Lone {
+    fn drop(&mut self) {
+        leave(&self.0, |lane| lane.has_lone = false);
+    }
+}
+
+/// The task that takes batches from the queue.
+pub(super) struct Runner(Place);
+
+impl Runner {
+    /// Whether a take is in the queue. If not, the runner ends; a take that arrives before it is dropped goes alone. Callers that are gone leave the queue; they have taken nothing.
+    pub(super) fn has_takers(&self) -> bool {
+        self.with_queue(|queue| {
+            queue.retain(|it| !it.answer.is_closed());
+            !queue.is_empty()
+        })
+    }
+
+    /// When the first wait of a take in the queue ends.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.with_queue(|queue| queue.iter().filter_map(|it| it.until).min())
+    }
+
+    /// The next batch. Its sum fits in an `i64`.
+    pub(super) fn next(&self) -> Vec<Taker> {
+        self.with_queue(|queue| {
+            queue.retain(|it| !it.answer.is_closed());
+            let fitting = sums(queue.iter().map(|it| it.amount)).count().min(MOST);
+            queue.drain(..fitting).collect()
+        })
+    }
+
+    /// Puts takes back at the head of the queue.
+    pub(super) fn put_back(&self, takers: Vec<Taker>) {
+        self.with_queue(|queue| takers.into_iter().rev().for_each(|it| queue.push_front(it)));
+    }
+
+    fn with_queue<T>(&self, work: impl FnOnce(&mut VecDeque<Taker>) -> T) -> T {
+        let mut lanes = lanes();
+        work(&mut lanes.get_mut(&self.0).expect("BUG: a lane exists while it has a runner").queue)
+    }
+}
+
+impl Drop for Runner {
+    /// Also runs when the runtime ends or the runner panics. Then takes may be in the queue.
+    fn drop(&mut self) {
+        let mut left = VecDeque::new();
+        leave(&self.0, |lane| {
+            lane.has_runner = false;
+            left = std::mem::take(&mut lane.queue);
+        });
+        left.into_iter().for_each(|it| it.answer(Answer::Alone));
+    }
+}
+
+/// The ascending sums of the amounts, as far as they fit in an `i64`.
+pub(super) fn sums(amounts: impl Iterator<Item = u64>) -> impl Iterator<Item = i64> {
+    amounts.scan(0_i64, |sum, amount| {
+        *sum = sum.checked_add_unsigned(amount)?;
+        Some(*sum)
+    })
+}
+
+/// Changes a lane, and removes it if nothing is in flight.
+fn leave(place: &Place, change: impl FnOnce(&mut Lane)) {
+    let mut lanes = lanes();
+    if let Some(lane) = lanes.get_mut(place) {
+        change(lane);
+        if !lane.has_lone && !lane.has_runner {
+            lanes.remove(place);
+        }
+    }
+}
+
+/// No code panics while it holds the lock.
+fn lanes() -> MutexGuard<'static, HashMap<Place, Lane>> {
+    LANES.lock().unwrap_or_else(PoisonError::into_inner)
+}
