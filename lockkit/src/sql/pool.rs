@@ -186,27 +186,17 @@ pub(super) async fn write<DB: Dialect, T>(
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
 }
 
-/// As [`write`], but waits for the lock of the whole database until `until`, if given.
-pub(super) async fn write_until<DB: Dialect, T>(
-    pool: &Pool<DB>,
-    until: Option<Instant>,
-    doing: &'static str,
-    key: &Key,
-    operation: impl AsyncFnOnce(&mut DB::Connection, Tries) -> sqlx::Result<T>,
-) -> Result<T> {
-    write(pool, PING_LIMIT, doing, Some(key), async |conn, tries| {
-        let until = tries.until.map(|its_own| until.unwrap_or(its_own));
-        operation(conn, Tries { until }).await
-    })
-    .await
-}
-
 /// Until when to retry for the lock of the whole database.
 pub(super) struct Tries {
     until: Option<Instant>,
 }
 
 impl Tries {
+    /// Retries until this moment instead, if given.
+    pub(super) fn by(self, until: Option<Instant>) -> Self {
+        Self { until: self.until.map(|its_own| until.unwrap_or(its_own)) }
+    }
+
     /// Whether to retry after this error. Sleeps for a moment first.
     pub(super) async fn again<DB: Dialect>(&self, err: &sqlx::Error) -> bool {
         let again = DB::fault(err) == Fault::Contended && self.until.is_some_and(|it| Instant::now() < it);

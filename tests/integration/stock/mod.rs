@@ -1,8 +1,10 @@
 //! Segmented stock: never more given out than there is, and never called sold out too early.
 
 mod amounts;
+mod lost;
 mod segments;
 mod takers;
+mod together;
 mod transactions;
 
 use std::time::Duration;

@@ -113,8 +113,16 @@ impl StockStatements for MySql {
             let done = take.bind(number).execute(&mut *conn).await?;
             if done.rows_affected() > 0 {
                 let (takers, segment) = (done.last_insert_id() >> 32, done.last_insert_id() & u64::from(u32::MAX));
-                let takers = usize::try_from(takers).unwrap_or(0);
-                return Ok(Some(Portion { segment: u32::try_from(segment).unwrap_or(0), takers }));
+                let portion = Portion {
+                    segment: u32::try_from(segment).unwrap_or(0),
+                    takers: usize::try_from(takers).unwrap_or(0),
+                };
+                if (1..=size).contains(&portion.takers) {
+                    return Ok(Some(portion));
+                }
+                // A trigger on the table makes the server return another number.
+                let noted = Self::stock_note_look(conn, Note { id, number }).await?;
+                return noted.map(|(_, portion)| Some(portion)).ok_or(sqlx::Error::RowNotFound);
             }
         }
         Ok(None)

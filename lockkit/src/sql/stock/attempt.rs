@@ -9,7 +9,7 @@ use crate::{
     policy::Wait,
     sql::{
         StockOps, connection, failed_on_own_table,
-        pool::{tried, write_until},
+        pool::{PING_LIMIT, tried, write},
         stock::{
             Stock, Taken,
             lane::Lone,
@@ -19,6 +19,10 @@ use crate::{
     },
     task::{timed_out, until},
 };
+
+/// Where there is one lock for all writers: the shortest time that a take stays in the queue, also if it does not wait.
+/// A batch that need not wait for the lock takes less.
+const QUEUE_GRACE: Duration = Duration::from_millis(20);
 
 /// The operation, as named in errors.
 pub(super) const DOING: &str = "using stock";
@@ -41,10 +45,16 @@ impl<DB: StockOps> Stock<DB> {
     }
 
     /// Takes in one statement, or if that fails, in its own transaction. `lone` ends with the statement.
-    pub(super) async fn take_alone(&self, amount: u64, wanted: i64, lone: Option<Lone>) -> Result<Taken> {
-        let waiting = self.waiting();
+    pub(super) async fn take_alone(
+        &self,
+        amount: u64,
+        wanted: i64,
+        waiting: Waiting,
+        lone: Option<Lone>,
+    ) -> Result<Taken> {
         let first = self.random_segments();
-        let taken = write_until(&self.pool, waiting.bound, DOING, &self.key, async |conn, tries| {
+        let taken = write(&self.pool, PING_LIMIT, DOING, Some(&self.key), async |conn, tries| {
+            let tries = tries.by(waiting.bound);
             tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, &self.key, wanted, first)))
         });
         let taken = taken.await;
@@ -238,6 +248,11 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
+    /// When a take leaves the queue. On a server no batch waits for others.
+    pub(super) fn leaves_queue<DB: StockOps>(self) -> Option<Instant> {
+        self.bound.filter(|_| DB::ONE_WRITER).map(|it| it.max(self.started + QUEUE_GRACE))
+    }
+
     /// The time left of the wait.
     fn left(self, wait: Wait) -> Wait {
         wait.cut(self.bound.map(|it| it.saturating_duration_since(Instant::now())))

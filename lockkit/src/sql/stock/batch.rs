@@ -11,7 +11,7 @@ use crate::{
     error::{BoxError, Error, Fault},
     sql::{
         Note, Portion, StockOps,
-        pool::{PING_LIMIT, address, call, tried, write_until},
+        pool::{PING_LIMIT, address, call, tried, write},
         stock::{
             Stock, Taken,
             attempt::{DOING, answered},
@@ -54,9 +54,9 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
     let Stock { pool, key, .. } = stock;
     let mut noted = Borrowed::new(address(pool));
     let mut takers = Vec::new();
-    let until = runner.until();
-    let said = write_until(pool, until, DOING, key, async |conn, tries| {
+    let said = write(pool, PING_LIMIT, DOING, Some(key), async |conn, tries| {
         takers = runner.next();
+        let tries = tries.by(takers.iter().filter_map(|it| it.wait_ends).min());
         let sums: Vec<_> = sums(takers.iter().map(|it| it.amount)).collect();
         let first = stock.random_segments();
         let took = match &*sums {

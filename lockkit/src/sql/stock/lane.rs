@@ -17,7 +17,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{error::Error, key::Key, sql::stock::Taken};
+use crate::{error::Error, key::Key, sql::stock::Taken, task::until};
 
 /// Largest number of takes in one batch.
 const MOST: usize = 256;
@@ -46,14 +46,15 @@ struct Lane {
     has_lone: bool,
     has_runner: bool,
     queue: VecDeque<Taker>,
+    last_ticket: u64,
 }
 
 /// A take in the queue. Its caller may be gone.
 #[derive(Debug)]
 pub(super) struct Taker {
     pub(super) amount: u64,
-    /// When its wait ends.
-    pub(super) until: Option<Instant>,
+    pub(super) wait_ends: Option<Instant>,
+    ticket: u64,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -81,13 +82,13 @@ pub(super) enum Entered {
     /// No other take is in flight.
     Alone(Lone),
     /// The runner will answer.
-    Queued(oneshot::Receiver<Answer>),
+    Queued(Queued),
     /// As `Queued`; the caller starts the runner.
-    First(oneshot::Receiver<Answer>, Runner),
+    First(Queued, Runner),
 }
 
 /// Enters the lane.
-pub(super) fn enter(place: Place, amount: u64, until: Option<Instant>) -> Entered {
+pub(super) fn enter(place: Place, amount: u64, wait_ends: Option<Instant>) -> Entered {
     let mut lanes = lanes();
     let lane = match lanes.entry(place.clone()) {
         Entry::Vacant(empty) => {
@@ -96,13 +97,44 @@ pub(super) fn enter(place: Place, amount: u64, until: Option<Instant>) -> Entere
         }
         Entry::Occupied(lane) => lane.into_mut(),
     };
+    lane.last_ticket += 1;
+    let ticket = lane.last_ticket;
     let (sender, answer) = oneshot::channel();
-    lane.queue.push_back(Taker { amount, until, answer: sender });
+    lane.queue.push_back(Taker { amount, wait_ends, ticket, answer: sender });
+    let queued = Queued { place: place.clone(), ticket, answer };
     if lane.has_runner {
-        return Entered::Queued(answer);
+        return Entered::Queued(queued);
     }
     lane.has_runner = true;
-    Entered::First(answer, Runner(place))
+    Entered::First(queued, Runner(place))
+}
+
+/// The place of a take in the queue.
+pub(super) struct Queued {
+    place: Place,
+    ticket: u64,
+    answer: oneshot::Receiver<Answer>,
+}
+
+impl Queued {
+    /// Waits for the answer. `None` when the runner ended with its runtime while the batch was in flight.
+    ///
+    /// A take that is still in the queue at `leave` leaves it and goes on alone.
+    pub(super) async fn answer(mut self, leave: Option<Instant>) -> Option<Answer> {
+        if let Some(answer) = until(leave, &mut self.answer).await {
+            return answer.ok();
+        }
+        if leave_queue(&self.place, self.ticket) { Some(Answer::Alone) } else { self.answer.await.ok() }
+    }
+}
+
+/// Removes a take from the queue. `false` if it is no longer there.
+fn leave_queue(place: &Place, ticket: u64) -> bool {
+    let mut lanes = lanes();
+    let Some(Lane { queue, .. }) = lanes.get_mut(place) else { return false };
+    let waiting = queue.len();
+    queue.retain(|it| it.ticket != ticket);
+    queue.len() < waiting
 }
 
 /// The take that found the lane empty, until its statement is answered.
@@ -124,11 +156,6 @@ impl Runner {
             queue.retain(|it| !it.answer.is_closed());
             !queue.is_empty()
         })
-    }
-
-    /// When the first wait of a take in the queue ends.
-    pub(super) fn until(&self) -> Option<Instant> {
-        self.with_queue(|queue| queue.iter().filter_map(|it| it.until).min())
     }
 
     /// The next batch. Its sum fits in an `i64`.

@@ -161,25 +161,25 @@ impl<DB: StockOps> Stock<DB> {
         let wanted = column(amount)?;
         refuse_under_own_lock(&self.pool)?;
         let place = Place::new(address(&self.pool), self.key.clone());
-        let (answer, lone) = match lane::enter(place, amount, self.waiting().bound) {
+        let waiting = self.waiting();
+        let (queued, mut lone) = match lane::enter(place, amount, waiting.bound) {
             Entered::Alone(lone) => (None, Some(lone)),
-            Entered::Queued(answer) => (Some(answer), None),
-            Entered::First(answer, runner) => {
+            Entered::Queued(queued) => (Some(queued), None),
+            Entered::First(queued, runner) => {
                 tokio::spawn(batch::run(self.clone(), runner));
-                (Some(answer), None)
+                (Some(queued), None)
             }
         };
-        if let Some(answer) = answer {
-            match answer.await {
-                Ok(Answer::Taken(taken)) => return Ok(taken),
-                Ok(Answer::SoldOut { left }) => return Err(self.sold_out(amount, left)),
-                Ok(Answer::Failed(err)) => return Err(err),
-                Ok(Answer::Alone) => {}
-                Err(_) => return Err(runtime_ended(DOING, Some(&self.key))),
+        if let Some(queued) = queued {
+            match queued.answer(waiting.leaves_queue::<DB>()).await {
+                Some(Answer::Taken(taken)) => return Ok(taken),
+                Some(Answer::SoldOut { left }) => return Err(self.sold_out(amount, left)),
+                Some(Answer::Failed(err)) => return Err(err),
+                Some(Answer::Alone) => {}
+                None => return Err(runtime_ended(DOING, Some(&self.key))),
             }
         }
-        let mut lone = lone;
-        RetryPolicy::new().retry(|_| self.take_alone(amount, wanted, lone.take())).await
+        RetryPolicy::new().retry(|_| self.take_alone(amount, wanted, waiting, lone.take())).await
     }
 
     /// Takes this many pieces as part of your transaction. A rollback returns them.

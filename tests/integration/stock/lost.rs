@@ -1,0 +1,149 @@
+//! Batches whose answer is lost. Each taker is told what happened.
+
+use lockkit::{Error, Stock};
+use support::{Backend, Proxy, Server, TestDb, on_every_server};
+use tokio::time::sleep;
+
+use super::{
+    MILLIS, stock,
+    together::{narrow, queued},
+};
+
+const AMOUNTS: [u64; 6] = [5, 1, 3, 2, 4, 1];
+const SUM: u64 = 16;
+
+/// Waits until so many pieces are left.
+async fn until_left<S: Backend>(db: &TestDb<S>, left: u64) {
+    while stock(db).left().await.unwrap() != left {
+        sleep(MILLIS(10)).await;
+    }
+}
+
+/// Runs a batch through the proxy, so that its note exists.
+async fn one_batch<S: Backend>(pool: &sqlx::Pool<S::DB>) {
+    let connection = pool.acquire().await.unwrap();
+    let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &[1, 1]).await;
+    drop(connection);
+    for taker in takers {
+        taker.await.unwrap().unwrap();
+    }
+}
+
+on_every_server! {
+    async fn a_batch_that_was_executed_is_known_to_be_though_its_answer_is_lost<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let connection = pool.acquire().await.unwrap();
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        // The key is among the values that the statement is executed with.
+        proxy.hold_replies_to("sku:42");
+        drop(connection);
+        until_left(&db, 1000 - SUM).await;
+        proxy.reset();
+        proxy.pass_replies();
+        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
+            assert_eq!(taker.await.unwrap().unwrap(), amount);
+        }
+        assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM, "taken once");
+    }
+
+    async fn a_batch_that_took_for_some_is_known_to_have_taken_for_those<S>(db: TestDb<S>) {
+        // A segment has 7: enough for the first two takers. The others take from other segments.
+        stock(&db).put(70).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let connection = pool.acquire().await.unwrap();
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        proxy.hold_replies_to("sku:42");
+        drop(connection);
+        // MySQL and MariaDB look for a segment that has enough for all first.
+        if S::NAME == "PostgreSQL" {
+            until_left(&db, 64).await;
+        }
+        sleep(MILLIS(50)).await;
+        proxy.reset();
+        proxy.pass_replies();
+        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
+            assert_eq!(taker.await.unwrap().unwrap(), amount);
+        }
+        assert_eq!(stock(&db).left().await.unwrap(), 70 - SUM, "taken once");
+    }
+
+    async fn a_batch_that_never_arrived_takes_once<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let connection = pool.acquire().await.unwrap();
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        proxy.stall(true);
+        drop(connection);
+        sleep(MILLIS(100)).await;
+        proxy.reset();
+        proxy.stall(false);
+        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
+            assert_eq!(taker.await.unwrap().unwrap(), amount);
+        }
+        assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM);
+    }
+
+    // The server goes on with a statement whose client is gone.
+    async fn a_batch_that_is_still_executed_when_its_connection_breaks_is_waited_for<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        one_batch::<S>(&pool).await;
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut holder, "UPDATE lockkit_stock_batch SET used_us = used_us").await.unwrap();
+
+        let connection = pool.acquire().await.unwrap();
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        drop(connection);
+        sleep(MILLIS(200)).await;
+        assert_eq!(stock(&db).left().await.unwrap(), 998);
+        proxy.reset();
+        sleep(MILLIS(200)).await;
+        holder.rollback().await.unwrap();
+        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
+            assert_eq!(taker.await.unwrap().unwrap(), amount);
+        }
+        db.assert_nothing_left().await;
+        assert_eq!(stock(&db).left().await.unwrap(), 998 - SUM, "taken once");
+    }
+
+    async fn of_a_server_that_stays_away_the_outcome_is_unknown<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let connection = pool.acquire().await.unwrap();
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        proxy.hold_replies_to("sku:42");
+        drop(connection);
+        until_left(&db, 1000 - SUM).await;
+        proxy.stall(true);
+        proxy.reset();
+        for taker in takers {
+            let unknown = taker.await.unwrap().unwrap_err();
+            assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
+        }
+    }
+
+    async fn notes_that_were_deleted_are_made_anew_and_old_ones_are_deleted<S>(db: TestDb<S>) {
+        stock(&db).put(1000).await.unwrap();
+        let pool = narrow::<S>(&db.url).await;
+        one_batch::<S>(&pool).await;
+        one_batch::<S>(&pool).await;
+        let notes = "SELECT COUNT(*) FROM lockkit_stock_batch";
+        assert_eq!(db.fetch_i64(notes).await, Some(1), "a process uses its note again");
+
+        db.execute("DELETE FROM lockkit_stock_batch").await;
+        one_batch::<S>(&pool).await;
+        assert_eq!((db.fetch_i64(notes).await, stock(&db).left().await.unwrap()), (Some(1), 994));
+
+        db.execute("UPDATE lockkit_stock_batch SET used_us = 1").await;
+        let another = narrow::<S>(&db.url).await;
+        one_batch::<S>(&another).await;
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_stock_batch WHERE used_us > 1").await, Some(1));
+        assert_eq!(db.fetch_i64(notes).await, Some(1), "the old note is gone");
+    }
+}
