@@ -44,7 +44,9 @@ pub(super) async fn run<DB: StockOps>(stock: Stock<DB>, runner: Runner) {
 enum Said {
     Took(Portion),
     /// No unlocked segment has enough for the first taker. `left` is what all segments have.
-    TooFew { left: u64 },
+    TooFew {
+        left: u64,
+    },
     /// The note is not there. Nothing was taken.
     NoNote,
 }

@@ -7,7 +7,7 @@ use sqlx::Pool;
 use self::{
     attempt::{DOING, FIRST},
     lane::{Answer, Entered, Place},
-    segment::{Segment, column, sum},
+    segment::{column, sum},
 };
 use crate::{
     error::{Error, Result},
@@ -23,6 +23,9 @@ mod lane;
 mod notes;
 pub(crate) mod ops;
 pub(crate) mod segment;
+mod taken;
+
+pub use taken::Taken;
 
 /// Default number of rows that a stock is spread over.
 const SEGMENTS: u32 = 32;
@@ -46,13 +49,24 @@ const MOST_SEGMENTS: u32 = 1024;
 /// |---|---|---|
 /// | PostgreSQL | one statement: `FOR NO KEY UPDATE SKIP LOCKED` and the update | a read; then, unless sold out, a transaction that waits |
 /// | MySQL, MariaDB | the same (`FOR UPDATE SKIP LOCKED`); a second statement if none of four random segments has enough | the same |
-/// | SQLite | a read and a transaction: there is one lock for all writers, so segments gain nothing | the same |
+/// | SQLite | one statement, which waits for the one lock of all writers; segments gain nothing | the same |
+///
+/// # Takes that arrive together
+/// Calls of [`take`](Self::take) for one key become one statement when they arrive together: on any handles of one pool,
+/// on one Tokio runtime. A call that finds no other in flight goes to the database at once. Calls that arrive
+/// while a statement is in flight queue, and the next statement takes for up to 256 of them from one segment, the oldest
+/// call first. A call that wants more than an unlocked segment has leaves the queue and gathers by itself, so it keeps no
+/// smaller call from being served. Each call is told its own result. [`take_in`](Self::take_in) is never combined.
+///
+/// On servers, the statement of a batch also writes a note, a row in `lockkit_stock_batch`. If the answer to the batch is
+/// lost, lockkit asks for the note whether the batch was executed.
 ///
 /// Use at least as many segments as there are concurrent transactions; the default is 32. Processes may use different
 /// numbers. The number only sets how many rows [`put`](Self::put) and [`rebalance`](Self::rebalance) spread the pieces
 /// over; callers take from all existing rows.
 ///
-/// Needs the table `lockkit_stock`; see [`migrate`](crate::migrate()). A handle is cheap to clone.
+/// Needs the tables `lockkit_stock` and, on servers, `lockkit_stock_batch`; see [`migrate`](crate::migrate()). A handle is
+/// cheap to clone.
 ///
 /// # Example
 /// ```
@@ -76,29 +90,6 @@ pub struct Stock<DB: StockOps> {
     key: Key,
     segments: u32,
     wait: Wait,
-}
-
-/// The pieces that were taken from a stock. Dropping it puts nothing back; [`Stock::put`] does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Taken {
-    parts: Vec<Segment>,
-}
-
-impl Taken {
-    fn from_one(number: u32, quantity: u64) -> Self {
-        Self { parts: vec![Segment { number, quantity }] }
-    }
-
-    /// Number of pieces taken.
-    pub fn amount(&self) -> u64 {
-        sum(&self.parts)
-    }
-
-    /// The segments and the number of pieces from each. More than one segment only if no single segment had enough.
-    pub fn segments(&self) -> impl Iterator<Item = (u32, u64)> {
-        self.parts.iter().map(|it| (it.number, it.quantity))
-    }
 }
 
 impl<DB: StockOps> Stock<DB> {
@@ -145,17 +136,21 @@ impl<DB: StockOps> Stock<DB> {
         RetryPolicy::new().retry(|_| self.spread(amount)).await
     }
 
-    /// Takes this many pieces, from one segment if possible, otherwise from several.
+    /// Takes this many pieces, from one segment if possible, otherwise from several. Calls that arrive together become
+    /// [one statement](Self#takes-that-arrive-together).
     ///
     /// # Errors
     /// [`Error::SoldOut`] when fewer pieces are left than wanted, or the stock does not exist; [`Error::Contended`]
     /// after the wait; [`Error::InvalidOption`] for zero or more than `i64::MAX`; otherwise as [`put`](Self::put).
     /// After an error nothing was taken, with two exceptions: after [`Error::OutcomeUnknown`], and after an
-    /// [`Error::Database`] with a broken connection, the outcome is unknown.
+    /// [`Error::Database`] with a broken connection, the outcome is unknown. A connection without an answer for 10 s
+    /// counts as broken. When the connection breaks during a statement for several calls, each call is told what
+    /// happened; only if the database does not tell within another 10 s, the error is `OutcomeUnknown`.
     ///
     /// # Cancel safety
-    /// If this future is dropped, either all pieces were taken or none; the outcome is unknown, as with any commit. No
-    /// transaction and no lock remains.
+    /// If this future is dropped while it is queued, nothing is taken. If it is dropped later, either all pieces were
+    /// taken or none; the outcome is unknown, as with any commit. Pieces that were taken for a dropped call are not put
+    /// back. Other calls in the same statement are not affected. No transaction and no lock remains.
     pub async fn take(&self, amount: u64) -> Result<Taken> {
         self.check()?;
         let wanted = column(amount)?;
