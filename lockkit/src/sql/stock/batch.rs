@@ -47,7 +47,7 @@ enum Said {
     TooFew {
         left: u64,
     },
-    /// The note is not there. Nothing was taken.
+    /// The note, which was there before, is gone. Nothing was taken.
     NoNote,
 }
 
@@ -56,6 +56,7 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
     let Stock { pool, key, .. } = stock;
     let mut noted = Borrowed::new(address(pool));
     let mut takers = Vec::new();
+    let mut is_new = true;
     let said = write(pool, PING_LIMIT, DOING, Some(key), async |conn, tries| {
         takers = runner.next();
         let tries = tries.by(takers.iter().filter_map(|it| it.wait_ends).min());
@@ -69,7 +70,8 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
                 segment.map(|segment| Portion { segment, takers: 1 })
             }
             _ => {
-                if DB::IS_REMOTE && !noted.is_made {
+                is_new = DB::IS_REMOTE && !noted.is_made;
+                if is_new {
                     answered::<DB, _>(DB::stock_note_make(conn, noted.note)).await?;
                     noted.is_made = true;
                 }
@@ -79,10 +81,11 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
         if let Some(portion) = took {
             return Ok(Said::Took(portion));
         }
-        if DB::IS_REMOTE && sums.len() > 1 && DB::stock_note_look(conn, noted.note).await?.is_none() {
+        if DB::IS_REMOTE && !is_new && answered::<DB, _>(DB::stock_note_look(conn, noted.note)).await?.is_none() {
             return Ok(Said::NoNote);
         }
-        Ok(Said::TooFew { left: sum(&DB::stock_look(conn, key).await?.segments) })
+        let look = answered::<DB, _>(DB::stock_look(conn, key)).await?;
+        Ok(Said::TooFew { left: sum(&look.segments) })
     })
     .await;
     match said {
@@ -109,11 +112,12 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
     }
 }
 
-/// Whether the statement may have been executed although it failed.
+/// Whether the statement may have been executed although it failed: no server has refused it.
 fn is_lost(err: &Error) -> bool {
-    match err.as_sqlx() {
-        Some(sqlx::Error::Database(_)) => matches!(err, Error::Database { fault: Fault::Unavailable, .. }),
-        _ => true,
+    match err {
+        Error::Database { fault: Fault::Unavailable, .. } => true,
+        Error::Database { .. } => !matches!(err.as_sqlx(), Some(sqlx::Error::Database(_))),
+        _ => false,
     }
 }
 
