@@ -22,7 +22,7 @@ async fn until_left<S: Backend>(db: &TestDb<S>, left: u64) {
 /// Runs a batch through the proxy, so that its note exists.
 async fn one_batch<S: Backend>(pool: &sqlx::Pool<S::DB>) {
     let connection = pool.acquire().await.unwrap();
-    let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &[1, 1]).await;
+    let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &[1, 1]);
     drop(connection);
     for taker in takers {
         taker.await.unwrap().unwrap();
@@ -35,7 +35,7 @@ on_every_server! {
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
         // The key is among the values that the statement is executed with.
         proxy.hold_replies_to("sku:42");
         drop(connection);
@@ -54,7 +54,7 @@ on_every_server! {
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
         proxy.hold_replies_to("sku:42");
         drop(connection);
         // MySQL and MariaDB look for a segment that has enough for all first.
@@ -75,7 +75,7 @@ on_every_server! {
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
         proxy.stall(true);
         drop(connection);
         sleep(MILLIS(100)).await;
@@ -97,7 +97,7 @@ on_every_server! {
         S::execute(&mut holder, "UPDATE lockkit_stock_batch SET used_us = used_us").await.unwrap();
 
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
         drop(connection);
         sleep(MILLIS(200)).await;
         assert_eq!(stock(&db).left().await.unwrap(), 998);
@@ -116,7 +116,7 @@ on_every_server! {
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
         proxy.hold_replies_to("sku:42");
         drop(connection);
         until_left(&db, 1000 - SUM).await;

@@ -6,7 +6,7 @@ use lockkit::{Error, Stock, Wait};
 use sqlx::pool::PoolOptions;
 use support::{Backend, Server, TestDb, on_every_database};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::{MILLIS, PATIENCE, stock};
 
@@ -18,24 +18,20 @@ pub(super) async fn narrow<S: Backend>(url: &str) -> sqlx::Pool<S::DB> {
 
 /// Queues takes of these amounts, in their order. The take before them has the lane and is dropped, so that they all are
 /// one batch as soon as there is a connection.
-pub(super) async fn queued<DB: lockkit::dialect::StockOps>(
+pub(super) fn queued<DB: lockkit::dialect::StockOps>(
     stock: &Stock<DB>,
     amounts: &[u64],
 ) -> Vec<JoinHandle<Result<u64, Error>>> {
+    // A take is in the queue as soon as it was polled.
     let take = |amount| {
         let stock = stock.clone();
-        tokio::spawn(async move { stock.take(amount).await.map(|it| it.amount()) })
+        let mut taking = Box::pin(async move { stock.take(amount).await.map(|it| it.amount()) });
+        assert!(poll_once(taking.as_mut()).is_none(), "there is no connection");
+        taking
     };
     let first = take(1);
-    sleep(MILLIS(20)).await;
-    let mut takers = Vec::new();
-    for amount in amounts {
-        takers.push(take(*amount));
-        // In this order.
-        sleep(MILLIS(5)).await;
-    }
-    first.abort();
-    assert!(first.await.unwrap_err().is_cancelled());
+    let takers = amounts.iter().map(|amount| tokio::spawn(take(*amount))).collect();
+    drop(first);
     takers
 }
 
@@ -92,7 +88,7 @@ on_every_database! {
         let pool = narrow::<S>(&db.url).await;
         let amounts = [5, 1, 3, 2, 4, 1];
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &amounts).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &amounts);
         connection.close().await.unwrap();
         for (taker, amount) in takers.into_iter().zip(amounts) {
             assert_eq!(taker.await.unwrap().unwrap(), amount);
@@ -105,7 +101,7 @@ on_every_database! {
         direct.put(1000).await.unwrap();
         let pool = narrow::<S>(&db.url).await;
         let connection = pool.acquire().await.unwrap();
-        let mut takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &[100, 1, 200, 2]).await;
+        let mut takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &[100, 1, 200, 2]);
         for dropped in [2, 0] {
             let dropped = takers.remove(dropped);
             dropped.abort();
@@ -125,7 +121,7 @@ on_every_database! {
         let narrow = Stock::new(pool.clone(), "sku:42").segments(10);
         // A segment has ten. 60 must be gathered, 500 are not there.
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&narrow, &[3, 60, 4, 500, 5, 6]).await;
+        let takers = queued(&narrow, &[3, 60, 4, 500, 5, 6]);
         connection.close().await.unwrap();
         let mut got = Vec::new();
         for taker in takers {
@@ -138,7 +134,7 @@ on_every_database! {
 
         // More than is left in all: as many as there are, in their order, unless a small one fits.
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&narrow, &[1; 30]).await;
+        let takers = queued(&narrow, &[1; 30]);
         connection.close().await.unwrap();
         let mut won = 0;
         for taker in takers {
@@ -158,7 +154,7 @@ on_every_database! {
         direct.put(MOST).await.unwrap();
         let pool = narrow::<S>(&db.url).await;
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(1), &[2, MOST - 5, 2, MOST]).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(1), &[2, MOST - 5, 2, MOST]);
         connection.close().await.unwrap();
         let mut got = Vec::new();
         for taker in takers {
@@ -219,7 +215,7 @@ on_every_database! {
         let stock = stock(&db);
         stock.put(100).await.unwrap();
         let mut idle = Box::pin(stock.take(1));
-        assert!(futures_poll(idle.as_mut()).is_none());
+        assert!(poll_once(idle.as_mut()).is_none());
         let mut tasks = JoinSet::new();
         for _ in 0..8 {
             let stock = stock.clone();
@@ -268,7 +264,7 @@ on_every_database! {
         stock(&db).put(100).await.unwrap();
         db.execute("DROP TABLE lockkit_stock").await;
         let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42"), &[1, 2, 3]).await;
+        let takers = queued(&Stock::new(pool.clone(), "sku:42"), &[1, 2, 3]);
         connection.close().await.unwrap();
         for taker in takers {
             let failed = taker.await.unwrap().unwrap_err();
@@ -283,7 +279,7 @@ on_every_database! {
             .await
             .unwrap();
         let _connection = pool.acquire().await.unwrap();
-        for taker in queued(&Stock::new(pool.clone(), "sku:42"), &[1, 2, 3]).await {
+        for taker in queued(&Stock::new(pool.clone(), "sku:42"), &[1, 2, 3]) {
             let failed = taker.await.unwrap().unwrap_err();
             assert!(matches!(failed, Error::PoolStarved { held: 1, size: 1, .. }), "{failed:?}");
         }
@@ -314,7 +310,7 @@ on_every_database! {
 }
 
 /// Polls a future once.
-fn futures_poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
+fn poll_once<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match future.poll(&mut context) {
         std::task::Poll::Ready(it) => Some(it),

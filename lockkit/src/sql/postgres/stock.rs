@@ -30,21 +30,24 @@ impl StockStatements for Postgres {
             conn.execute("SAVEPOINT lockkit_stock").await?;
         }
         let row = query(
-            "WITH free AS MATERIALIZED (
-                 SELECT segment FROM lockkit_stock
-                 WHERE name = $1 AND quantity >= $2
-                 ORDER BY array_position($3, segment), segment
-                 LIMIT 1
-                 FOR NO KEY UPDATE SKIP LOCKED
+            // The second SELECT runs only if the first finds nothing.
+            "UPDATE lockkit_stock AS s SET quantity = s.quantity - $2
+             WHERE s.name = $1 AND s.segment = coalesce(
+                 (SELECT segment FROM lockkit_stock
+                  WHERE name = $1 AND segment = $4 AND quantity >= $2
+                  FOR NO KEY UPDATE SKIP LOCKED),
+                 (SELECT segment FROM lockkit_stock
+                  WHERE name = $1 AND quantity >= $2
+                  ORDER BY array_position($3, segment), segment
+                  LIMIT 1
+                  FOR NO KEY UPDATE SKIP LOCKED)
              )
-             UPDATE lockkit_stock AS s SET quantity = s.quantity - $2
-             FROM free
-             WHERE s.name = $1 AND s.segment = free.segment
              RETURNING s.segment",
         )
         .bind(key.as_str())
         .bind(amount)
         .bind(first.map(column))
+        .bind(column(first[0]))
         .fetch_optional(&mut *conn)
         .await?;
         let number: Option<i32> = row.map(|it| it.try_get(0)).transpose()?;
