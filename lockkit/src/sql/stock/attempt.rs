@@ -1,6 +1,11 @@
 //! One attempt to take from a stock or to spread it: its statements, its locks and the deadline of its waits.
 
-use std::{cmp::Reverse, future::Future, ops::RangeInclusive, time::Duration};
+use std::{
+    cmp::Reverse,
+    future::Future,
+    ops::{ControlFlow, RangeInclusive},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -55,22 +60,24 @@ impl<DB: StockOps> Stock<DB> {
         let first = self.random_segments();
         let taken = write(&self.pool, PING_LIMIT, DOING, Some(&self.key), async |conn, tries| {
             let tries = tries.by(waiting.bound);
-            tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, &self.key, wanted, first)))
+            let segment = tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, &self.key, wanted, first)))?;
+            Ok(match segment {
+                Some(segment) => ControlFlow::Break(segment),
+                None => ControlFlow::Continue(answered::<DB, _>(DB::stock_look(conn, &self.key)).await?.segments),
+            })
         });
         let taken = taken.await;
         drop(lone);
-        match taken {
-            Ok(Some(number)) => return Ok(Taken::from_one(number, amount)),
-            Err(Error::Database { fault: Fault::Contended, .. }) if !DB::ONE_WRITER => {
-                return Err(self.contended(waiting));
-            }
+        let segments = match taken {
+            Ok(ControlFlow::Break(segment)) => return Ok(Taken::from_one(segment, amount)),
+            Ok(ControlFlow::Continue(segments)) => segments,
             // On a database with one lock for all writers, the stock may be sold out all the same.
-            Ok(None) | Err(Error::Database { fault: Fault::Contended, .. }) => {}
+            Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => {
+                let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
+                DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
+            }
+            Err(Error::Database { fault: Fault::Contended, .. }) => return Err(self.contended(waiting)),
             Err(err) => return Err(err),
-        }
-        let segments = {
-            let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
-            DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
         };
         // Uncommitted takes still count as left here, so this does not report sold out too early.
         let left = sum(&segments);

@@ -48,7 +48,7 @@ const MOST_SEGMENTS: u32 = 1024;
 /// | database | [`take`](Self::take) when an unlocked segment has enough | otherwise |
 /// |---|---|---|
 /// | PostgreSQL | one statement: `FOR NO KEY UPDATE SKIP LOCKED` and the update | a read; then, unless sold out, a transaction that waits |
-/// | MySQL, MariaDB | the same (`FOR UPDATE SKIP LOCKED`); a second statement if none of four random segments has enough | the same |
+/// | MySQL, MariaDB | the same (`FOR UPDATE SKIP LOCKED`); a second statement if none of four random segments (MariaDB: one) has enough | the same |
 /// | SQLite | one statement, which waits for the one lock of all writers; segments gain nothing | the same |
 ///
 /// # Takes that arrive together
