@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::scope::Record;
+use crate::{attempt::Attempts, scope::Record};
 
 /// Runs a body with its locks registered.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
@@ -43,9 +43,10 @@ pub(crate) struct Bounded<'a, F> {
     body: Pin<&'a mut F>,
 }
 
-/// The locks and the deadline of a body.
+/// The locks, the retry and the deadline of a body.
 struct Bound {
     record: Option<Record>,
+    attempts: Option<Attempts>,
     /// Unconstrained by tokio's cooperative budget, so that a body that is always ready cannot starve it.
     deadline: Option<Pin<Box<Unconstrained<Sleep>>>>,
 }
@@ -53,7 +54,13 @@ struct Bound {
 impl<'a, F> Bounded<'a, F> {
     pub(crate) fn new(record: Option<Record>, deadline: Option<Instant>, body: Pin<&'a mut F>) -> Self {
         let deadline = deadline.map(|it| Box::pin(unconstrained(sleep_until(it))));
-        Self { bound: Bound { record, deadline }, body }
+        Self { bound: Bound { record, attempts: None, deadline }, body }
+    }
+
+    /// Runs the body as an attempt of a retry.
+    pub(crate) fn within(mut self, attempts: &Attempts) -> Self {
+        self.bound.attempts = Some(attempts.clone());
+        self
     }
 }
 
@@ -68,9 +75,13 @@ impl<F: Future> Future for Bounded<'_, F> {
 
 impl Bound {
     fn poll<R>(&mut self, context: &mut Context<'_>, body: Pin<&mut dyn Future<Output = R>>) -> Poll<Option<R>> {
-        let polled = match &self.record {
+        let poll = || match &self.record {
             Some(record) => record.enter(|| body.poll(context)),
             None => body.poll(context),
+        };
+        let polled = match &self.attempts {
+            Some(attempts) => attempts.enter(poll),
+            None => poll(),
         };
         match (polled, &mut self.deadline) {
             (Poll::Ready(result), _) => Poll::Ready(Some(result)),

@@ -379,7 +379,7 @@ impl Error {
     /// An optimistic write that matched no row. For statements of your own whose result is not
     /// [`or_conflict`](crate::OrConflict)'s, and for tests.
     pub fn conflict() -> Self {
-        Self::Conflict { table: None, expected: None, found: None, source: Raced }
+        Self::Conflict { table: None, expected: None, found: None, source: Raced { row: None } }
     }
 
     /// The lock, the lease, the stock or the table that the error is about, where it is about one.
@@ -553,7 +553,8 @@ mod tests {
             starved(4, 2)
         );
         let elapsed = Duration::from_millis(2018);
-        let exhausted = |attempts| Error::RetriesExhausted { attempts, elapsed, source: Box::new(Raced) }.to_string();
+        let exhausted =
+            |attempts| Error::RetriesExhausted { attempts, elapsed, source: Box::new(Raced { row: None }) }.to_string();
         assert_eq!(exhausted(1), "gave up after 1 attempt in 2.0 s");
         assert_eq!(exhausted(3), "gave up after 3 attempts in 2.0 s");
     }

@@ -65,6 +65,7 @@
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod attempt;
 mod body;
 mod error;
 mod fence;
@@ -86,6 +87,7 @@ mod shards;
 )]
 mod sql;
 mod task;
+mod turn;
 mod version;
 
 #[cfg(feature = "testing")]

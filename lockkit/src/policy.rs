@@ -159,17 +159,19 @@ pub struct RetryPolicy {
     pub attempts: Option<u32>,
     /// The total time for everything: waiting for a connection, lock waits, the body and the pauses.
     pub deadline: Option<Duration>,
-    /// The pauses between attempts.
-    pub backoff: Backoff,
+    /// The pauses between attempts. Without them, the pauses adapt: see [`RetryPolicy::backoff`].
+    pub backoff: Option<Backoff>,
+    /// The number of conflicts after which attempts lock the row: see [`RetryPolicy::then_lock`].
+    pub then_lock: Option<u32>,
 }
 
 impl RetryPolicy {
     /// The number of attempts of a policy that sets neither attempts nor a deadline.
     pub const DEFAULT_ATTEMPTS: u32 = 5;
 
-    /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline and the default [`Backoff`].
+    /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline, pauses that adapt, and no locks.
     pub const fn new() -> Self {
-        Self { attempts: None, deadline: None, backoff: Backoff::new() }
+        Self { attempts: None, deadline: None, backoff: None, then_lock: None }
     }
 
     /// Sets the maximum number of attempts, including the first one.
@@ -187,9 +189,57 @@ impl RetryPolicy {
     }
 
     /// Sets the pauses between attempts.
+    ///
+    /// By default the pauses adapt to what the attempts cost: with full jitter, the first lasts at most as long as the
+    /// fastest attempt so far (at least 1 ms), the next at most twice as long, and so on up to 250 ms. There is none
+    /// where the next attempt first waits for its turn, or for a lock that it begins to take.
     #[must_use]
     pub const fn backoff(mut self, backoff: Backoff) -> Self {
-        self.backoff = backoff;
+        self.backoff = Some(backoff);
+        self
+    }
+
+    /// After this many conflicts, locks the row of the conflict in the transaction of each further attempt, when the
+    /// attempt reads it. Defaults to never.
+    ///
+    /// For rows that several processes write often: the attempt waits in the queue of the database instead of failing,
+    /// and cannot conflict again. It never changes the result, only what it costs. The tasks of one process need no lock
+    /// for that, because they [take turns](Self::retry).
+    ///
+    /// The row is locked by [`VersionedRow::read`](crate::VersionedRow::read) and a derived `load` on a transaction, if
+    /// its last conflict was one of lockkit's own statements (`save`, `delete`, `bump`). The lock is that of
+    /// [`RowLock`](crate::RowLock), one round trip more, and held until the transaction ends: on SQLite the write lock of
+    /// the database, which [`begin`](crate::begin) has already. On a pool or outside a transaction nothing is locked,
+    /// since nothing would hold the lock until the save. A row that no index serves is not locked, because the lock
+    /// would include other rows.
+    ///
+    /// The wait for the lock ends at the deadline of the policy, or after [`Wait::DEFAULT`] without one. It is a conflict
+    /// then. Attempts that lock several rows can deadlock with each other; the database ends one of them, which is
+    /// retried.
+    ///
+    /// ```
+    /// use lockkit::{Error, RetryPolicy, VersionedRow};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)").execute(&pool).await?;
+    /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await?;
+    /// RetryPolicy::new()
+    ///     .then_lock(2)
+    ///     .retry(async |_attempt| {
+    ///         let item = || VersionedRow::table("t_items").by("item_id", 7);
+    ///         let mut tx = lockkit::begin(&pool).await?;
+    ///         let found = item().read::<(i64, i64, i64)>(&mut tx).await?; // locks the row from the third attempt on
+    ///         item().expected(found.version).bump(&mut tx).await?;
+    ///         // write the other columns
+    ///         tx.commit().await
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub const fn then_lock(mut self, conflicts: u32) -> Self {
+        self.then_lock = Some(conflicts);
         self
     }
 
@@ -212,12 +262,19 @@ impl RetryPolicy {
         if let Some(deadline) = self.deadline {
             check_duration("deadline", deadline)?;
         }
-        check_wait("backoff", self.backoff.base)?;
-        check_wait("backoff", self.backoff.cap)
+        if self.then_lock == Some(0) {
+            return Err(Error::InvalidOption {
+                option: "then_lock",
+                reason: "is zero; to lock the row from the first attempt on, use a `RowLock`".to_owned(),
+            });
+        }
+        let Backoff { base, cap } = self.backoff.unwrap_or_default();
+        check_wait("backoff", base)?;
+        check_wait("backoff", cap)
     }
 }
 
-/// Growing pauses with full jitter. The first is uniformly random between zero and `base`, the next between zero and
+/// Growing pauses with full jitter, of a length of your own choice. The first is uniformly random between zero and `base`, the next between zero and
 /// twice `base`, and so on up to `cap`.
 ///
 /// Full jitter spreads out callers that failed together better than a fixed or partly random pause (M. Brooker,
@@ -245,6 +302,36 @@ impl Backoff {
 impl Default for Backoff {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// The pauses of one retry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pauses {
+    backoff: Option<Backoff>,
+    /// The number of pauses so far.
+    count: u32,
+}
+
+impl Pauses {
+    /// The shortest bound of a pause that adapts: what a timer can tell apart.
+    const LEAST: Duration = Duration::from_millis(1);
+
+    pub(crate) fn new(backoff: Option<Backoff>) -> Self {
+        Self { backoff, count: 0 }
+    }
+
+    /// The next pause, after attempts of which the fastest took this long. A pause that adapts is zero if the next
+    /// attempt `is_queued` otherwise.
+    pub(crate) fn next(&mut self, fastest: Duration, is_queued: bool) -> Duration {
+        let Backoff { base, cap } = match self.backoff {
+            Some(backoff) => backoff,
+            None if is_queued => return Duration::ZERO,
+            None => Backoff { base: fastest.max(Self::LEAST), ..Backoff::new() },
+        };
+        let ceiling = base.saturating_mul(1_u32.checked_shl(self.count).unwrap_or(u32::MAX)).min(cap);
+        self.count += 1;
+        full_jitter(ceiling)
     }
 }
 
@@ -279,6 +366,29 @@ mod tests {
         assert_eq!(millis, [10, 20, 35, 35]);
         let huge = Backoff { base: Duration::MAX, cap: Duration::MAX };
         assert_eq!(huge.ceilings().nth(3), Some(Duration::MAX));
+    }
+
+    #[test]
+    fn pauses_adapt_to_the_attempts_unless_the_caller_sets_them() {
+        let millis = Duration::from_millis;
+        let longest = |backoff: Option<Backoff>, fastest, number| {
+            let pause = || {
+                let mut pauses = Pauses::new(backoff);
+                (0..number).map(|_| pauses.next(fastest, false)).last().unwrap()
+            };
+            (0..2000).map(|_| pause()).max().unwrap()
+        };
+        let is_about = |pause: Duration, bound| pause <= bound && pause > bound / 2;
+        assert!(is_about(longest(None, millis(8), 1), millis(8)));
+        assert!(is_about(longest(None, millis(8), 3), millis(32)));
+        assert!(is_about(longest(None, millis(8), 100), millis(250)));
+        assert!(is_about(longest(None, Duration::ZERO, 1), millis(1)));
+        let given = Backoff { base: millis(40), cap: millis(60) };
+        assert!(is_about(longest(Some(given), millis(8), 1), millis(40)));
+        assert!(is_about(longest(Some(given), millis(900), 5), millis(60)));
+        assert_eq!(Pauses::new(None).next(millis(8), true), Duration::ZERO);
+        let mut given = Pauses::new(Some(given));
+        assert!((0..100).any(|_| given.next(millis(8), true) > Duration::ZERO));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::turn::Row;
+
 /// The kind of a failure. One classifier per database maps the codes of the driver to these; messages are never matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -76,4 +78,7 @@ impl fmt::Display for LossReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("somebody else changed the row first")]
 #[non_exhaustive]
-pub struct Raced;
+pub struct Raced {
+    /// The row, where lockkit wrote the statement.
+    pub(crate) row: Option<Row>,
+}

@@ -306,7 +306,7 @@ pub async fn end_held<H: Holding, R: Outcome>(held: H, result: R) -> R {
 
 /// Runs the body of an attempt until the deadline of the retry.
 pub fn until<F: Future>(retry: &Retry, body: Pin<&mut F>) -> impl Future<Output = Option<F::Output>> {
-    Bounded::new(None, retry.deadline(), body)
+    Bounded::new(None, retry.deadline(), body).within(retry.attempts())
 }
 
 /// A piece of a key template.

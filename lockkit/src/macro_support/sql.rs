@@ -308,7 +308,7 @@ pub fn under_rows_until<DB: Dialect, F: Future>(
     retry: &Retry,
     body: Pin<&mut F>,
 ) -> impl Future<Output = Option<F::Output>> {
-    Bounded::new(Some(rows(pool, key)), retry.deadline(), body)
+    Bounded::new(Some(rows(pool, key)), retry.deadline(), body).within(retry.attempts())
 }
 
 /// As [`until`](super::until), with the named lock of the attempt's transaction registered.
@@ -318,7 +318,7 @@ pub fn under_name_until<DB: Dialect, F: Future>(
     retry: &Retry,
     body: Pin<&mut F>,
 ) -> impl Future<Output = Option<F::Output>> {
-    Bounded::new(Some(name(pool, key)), retry.deadline(), body)
+    Bounded::new(Some(name(pool, key)), retry.deadline(), body).within(retry.attempts())
 }
 
 /// Runs the body with the row locks of its transaction registered.

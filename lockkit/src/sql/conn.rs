@@ -31,6 +31,10 @@ pub trait On<DB: Dialect>: Send + sealed::Sealed {
     /// commits.
     type Written<W>;
 
+    /// Whether the connection is still to be borrowed.
+    #[doc(hidden)]
+    const IS_POOL: bool;
+
     /// Gets the connection.
     #[doc(hidden)]
     fn reach(self, doing: &'static str) -> impl Future<Output = Result<Self::Conn>> + Send;
@@ -51,6 +55,7 @@ impl<C> sealed::Sealed for &mut C {}
 impl<'c, DB: Dialect, C: AsConnection<DB>> On<DB> for &'c mut C {
     type Conn = Lent<'c, DB>;
     type Written<W> = W;
+    const IS_POOL: bool = false;
 
     async fn reach(self, _doing: &'static str) -> Result<Self::Conn> {
         Ok(Lent(self.as_connection()))
@@ -66,6 +71,7 @@ impl<DB: Dialect> sealed::Sealed for &Pool<DB> {}
 impl<DB: Dialect> On<DB> for &Pool<DB> {
     type Conn = Pooled<DB>;
     type Written<W> = ();
+    const IS_POOL: bool = true;
 
     async fn reach(self, doing: &'static str) -> Result<Self::Conn> {
         let conn = connection(self, doing, None).await?;

@@ -1,7 +1,10 @@
 //! The queries of row locks and versions, and the clauses that every database shares except for quotes and
 //! placeholders.
 
-use std::fmt;
+use std::{
+    fmt::{self, Write},
+    hash::{DefaultHasher, Hasher},
+};
 
 use sqlx::{Arguments, Database, Encode, Type};
 
@@ -59,6 +62,23 @@ impl<DB: Database> Values<DB> {
 
     pub(crate) fn len(&self) -> usize {
         self.types.len()
+    }
+}
+
+impl<DB: Dialect> Values<DB> {
+    /// A hash of the values, as the driver prints them. 0 if the driver fails to.
+    pub(crate) fn hash(&self) -> u64 {
+        struct Hash(DefaultHasher);
+
+        impl Write for Hash {
+            fn write_str(&mut self, text: &str) -> fmt::Result {
+                self.0.write(text.as_bytes());
+                Ok(())
+            }
+        }
+
+        let mut hash = Hash(DefaultHasher::new());
+        write!(hash, "{:?}", self.arguments).ok().map(|()| hash.0.finish()).unwrap_or_default()
     }
 }
 

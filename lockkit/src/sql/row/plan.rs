@@ -3,8 +3,6 @@
 use std::{
     any::TypeId,
     collections::HashMap,
-    fmt::{self, Write},
-    hash::{DefaultHasher, Hasher},
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
@@ -101,19 +99,7 @@ fn of_any_values<DB: RowOps>(query: &RowQuery, values: &Values<DB>) -> Statement
 }
 
 fn of_these_values<DB: RowOps>((database, text, _): &Statement, values: &Values<DB>) -> Statement {
-    struct Hash(DefaultHasher);
-
-    impl Write for Hash {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            self.0.write(text.as_bytes());
-            Ok(())
-        }
-    }
-
-    let mut hash = Hash(DefaultHasher::new());
-    // Only the driver's `Debug` can fail here.
-    let hash = write!(hash, "{:?}", values.arguments).ok().map(|()| hash.0.finish());
-    (*database, text.clone(), Some(hash.unwrap_or_default()))
+    (*database, text.clone(), Some(values.hash()))
 }
 
 fn served_by_index() -> MutexGuard<'static, HashMap<Statement, Access>> {

@@ -1,7 +1,7 @@
 //! Turns "zero rows changed" into an error.
 
 use crate::{
-    error::{Error, Raced, Result},
+    error::{Error, Result},
     sql::RowsAffected,
 };
 
@@ -50,7 +50,7 @@ impl<R: RowsAffected> OrConflict for R {
     type Output = Self;
 
     fn or_conflict(self) -> Result<Self> {
-        if self.affected() == 0 { Err(raced()) } else { Ok(self) }
+        if self.affected() == 0 { Err(Error::conflict()) } else { Ok(self) }
     }
 }
 
@@ -58,10 +58,6 @@ impl<T> OrConflict for Option<T> {
     type Output = T;
 
     fn or_conflict(self) -> Result<T> {
-        self.ok_or_else(raced)
+        self.ok_or_else(Error::conflict)
     }
-}
-
-fn raced() -> Error {
-    Error::Conflict { table: None, expected: None, found: None, source: Raced }
 }

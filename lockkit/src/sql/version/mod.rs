@@ -2,6 +2,7 @@
 
 mod bump;
 mod conflict;
+mod contention;
 pub(crate) mod ops;
 mod record;
 mod row;

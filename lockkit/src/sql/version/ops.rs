@@ -5,12 +5,12 @@ use std::future::Future;
 use sqlx::{Arguments, Database, Encode, Type};
 
 use crate::{
-    sql::{Dialect, SaveQuery, Values, VersionQuery, dialect::sealed},
+    sql::{RowOps, SaveQuery, Values, VersionQuery, dialect::sealed},
     version::Version,
 };
 
 /// Versions of rows.
-pub trait VersionOps: Dialect + VersionStatements {}
+pub trait VersionOps: RowOps + VersionStatements {}
 
 /// The statements of versions. Hidden from the docs: users call the strategy.
 pub trait VersionStatements: Database {

@@ -5,15 +5,20 @@ use std::{fmt, ops::Deref};
 use sqlx::{Database, Encode, FromRow, Type};
 
 use crate::{
-    error::{Error, Raced, Result},
+    attempt,
+    error::{Error, Result},
     key::Key,
     sql::{
         AsConnection, By, Values, VersionOps, VersionQuery,
         conn::{Finish, On},
         depth, failed,
         ident::{Ident, TableName},
-        version::bump::{Bumped, Expected},
+        version::{
+            bump::{Bumped, Expected},
+            contention::{conflict, lock_if_asked, row_of},
+        },
     },
+    turn::Row,
     version::Version,
 };
 
@@ -126,7 +131,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
     ///
     /// # Errors
     /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the
-    /// row does not fit `T`, or its version is NULL or neither an integer nor a timestamp.
+    /// row does not fit `T`, or its version is NULL or neither an integer nor a timestamp. [`Error::Conflict`] in an
+    /// attempt that locks the row ([`RetryPolicy::then_lock`](crate::RetryPolicy::then_lock)) and waited in vain.
     ///
     /// # Cancel safety
     /// Cancel safe: this only reads.
@@ -143,6 +149,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     {
         let (query, table, values, _) = self.query()?;
         let doing = "reading the version of a row of";
+        lock_if_asked::<DB>(conn, &query, &table, &values).await?;
         let found =
             DB::version_read(conn, &query, values).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let Some((row, version)) = found else {
@@ -183,10 +190,10 @@ impl<DB: VersionOps> VersionedRow<DB> {
         if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
             return Ok(Bumped::new(version, depth));
         }
+        let row = row_of(&query, &again);
         let found =
             DB::version_read(conn, &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
-        let found = found.map(|(_, version)| version);
-        Err(Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced })
+        Err(conflict(table, row, expected, found.map(|(_, version)| version)))
     }
 
     /// Deletes the row if it still has the expected version, in one statement.
@@ -239,6 +246,12 @@ impl<DB: VersionOps> VersionedRow<DB> {
         Ok((VersionQuery { table, by, version }, key, values, expected))
     }
 
+    /// The row that it selects. `None` where reading it is an error.
+    fn which(&self) -> Option<Row> {
+        let (table, version) = (self.table.as_ref().ok()?.clone(), Ident::new("version").ok()?);
+        Some(row_of(&VersionQuery { table, by: self.by.clone(), version }, &self.values))
+    }
+
     fn fail(&mut self, err: Error) {
         if self.table.is_ok() {
             self.table = Err(err);
@@ -265,20 +278,24 @@ pub(crate) async fn delete_row<DB: VersionOps>(
     if deleted.map_err(|err| failed::<DB>(doing, Some(table), err))? {
         return Ok(());
     }
+    let row = row_of(query, &again);
     let found = DB::version_read(conn, query, again).await.map_err(|err| failed::<DB>(doing, Some(table), err))?;
-    let found = found.map(|(_, version)| version);
-    Err(Error::Conflict { table: Some(table.clone()), expected: Some(expected), found, source: Raced })
+    Err(conflict(table.clone(), row, expected, found.map(|(_, version)| version)))
 }
 
 /// Reads the row like [`VersionedRow::read`], but also accepts a pool.
 ///
 /// # Errors
 /// The errors of [`VersionedRow::read`].
-pub async fn load<DB, T>(on: impl On<DB>, row: VersionedRow<DB>) -> Result<T>
+pub async fn load<DB, T, O>(on: O, row: VersionedRow<DB>) -> Result<T>
 where
     DB: VersionOps,
     T: for<'r> FromRow<'r, DB::Row>,
+    O: On<DB>,
 {
+    if O::IS_POOL {
+        attempt::turn(|| row.which()).await;
+    }
     let mut conn = on.reach("reading the version of a row of").await?;
     let found = row.read_on(&mut conn).await;
     conn.finish();

@@ -10,7 +10,7 @@ use std::{
 use sqlx::Database;
 
 use crate::{
-    error::{Error, Raced, Result},
+    error::{Error, Result},
     key::Key,
     sql::{
         By, SaveQuery, Values, VersionOps, VersionQuery,
@@ -20,10 +20,12 @@ use crate::{
         tx::AnyTx,
         version::{
             bump::{self, Made},
+            contention::{conflict, row_of},
             record::{Columns, VersionField, VersionedStruct},
             row::delete_row,
         },
     },
+    turn::Row,
     version::Version,
 };
 
@@ -231,10 +233,7 @@ where
     conn.finish();
     match written.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
         Ok(()) => {}
-        Err(found) => {
-            let expected = Some(Version::Number(expected));
-            return Err(Error::Conflict { table: Some(table), expected, found, source: Raced });
-        }
+        Err((row, found)) => return Err(conflict(table, row, Version::Number(expected), found)),
     }
     let pending = Pending { number: next, made: Made { depth }, settle: set_version::<DB, T> };
     let pending = if pending.made.is_committed() {
@@ -308,14 +307,15 @@ impl<DB: VersionOps> Statement<DB> {
         Ok(Self { key, query: SaveQuery { row: query, columns }, values, which })
     }
 
-    /// The inner error is the version that the row has instead.
-    async fn run(self, conn: &mut DB::Connection, expected: i64) -> sqlx::Result<Result<(), Option<Version>>> {
+    /// The inner error is the row, and the version that it has instead.
+    async fn run(self, conn: &mut DB::Connection, expected: i64) -> sqlx::Result<Result<(), (Row, Option<Version>)>> {
         let Self { query, values, which, .. } = self;
         if DB::version_save(conn, &query, values, expected).await? {
             return Ok(Ok(()));
         }
+        let row = row_of(&query.row, &which);
         let found = DB::version_read(conn, &query.row, which).await?;
-        Ok(Err(found.map(|(_, version)| version)))
+        Ok(Err((row, found.map(|(_, version)| version))))
     }
 }
 

@@ -1,0 +1,137 @@
+//! What the attempts of a retry share with the statements in them: the turn, and the rows to lock. Knows no database.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{task::futures::TaskLocalFuture, time::Instant};
+
+use crate::turn::{Row, Turn};
+
+tokio::task_local! {
+    /// The retry whose attempt is running.
+    static RUNNING: Attempts;
+}
+
+/// The attempts of one retry.
+#[derive(Debug, Clone)]
+pub(crate) struct Attempts(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// The retry in whose attempt this one runs.
+    around: Option<Weak<Shared>>,
+    deadline: Option<Instant>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    turn: Option<Turn>,
+    /// How long the running attempt has waited for its turn.
+    waited: Duration,
+    /// The rows that the attempt locks when it reads them in a transaction.
+    locks: Vec<Row>,
+}
+
+impl Attempts {
+    pub(crate) fn new(deadline: Option<Instant>) -> Self {
+        let around = RUNNING.try_with(|it| Arc::downgrade(&it.0)).ok();
+        Self(Arc::new(Shared { around, deadline, state: Mutex::default() }))
+    }
+
+    /// Runs an attempt.
+    pub(crate) fn run<F: Future>(&self, attempt: F) -> TaskLocalFuture<Self, F> {
+        RUNNING.scope(self.clone(), attempt)
+    }
+
+    /// Runs `poll`, which polls an attempt.
+    pub(crate) fn enter<T>(&self, poll: impl FnOnce() -> T) -> T {
+        RUNNING.sync_scope(self.clone(), poll)
+    }
+
+    /// Whether it is the turn of these attempts to write the row.
+    pub(crate) fn has_turn(&self, row: Row) -> bool {
+        self.0.state().turn.as_ref().is_some_and(|it| it.row() == row && it.is_current())
+    }
+
+    /// Whether these attempts may wait for a turn. They may not in an attempt that has one: of two tasks that have a turn each
+    /// and wait for the other's, both would wait in vain.
+    pub(crate) fn may_wait(&self) -> bool {
+        let mut around = self.0.around();
+        while let Some(it) = around {
+            if it.state().turn.as_ref().is_some_and(Turn::is_current) {
+                return false;
+            }
+            around = it.around();
+        }
+        true
+    }
+
+    /// Waits for the turn to write this row, in place of any other turn.
+    pub(crate) async fn wait(&self, row: Row, deadline: Option<Instant>) {
+        self.give_up_turn();
+        let turn = Turn::wait(row, deadline).await;
+        self.0.state().turn = turn;
+    }
+
+    pub(crate) fn give_up_turn(&self) {
+        let turn = self.0.state().turn.take();
+        drop(turn);
+    }
+
+    /// The time that the attempt spent waiting for its turn, which is not its own.
+    pub(crate) fn take_waited(&self) -> Duration {
+        std::mem::take(&mut self.0.state().waited)
+    }
+
+    /// Adds a row that the following attempts lock. `false` if they lock it already.
+    pub(crate) fn lock(&self, row: Row) -> bool {
+        let mut state = self.0.state();
+        let is_new = !state.locks.contains(&row);
+        if is_new {
+            state.locks.push(row);
+        }
+        is_new
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Ignores poisoning: no code panics while it holds the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn around(&self) -> Option<Arc<Self>> {
+        self.around.as_ref()?.upgrade()
+    }
+}
+
+/// Waits for the turn of the running attempt, if other tasks of this process take turns to write the row. To be called before a
+/// connection is taken: who holds the turn may need the last one.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
+    let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };
+    let Some(row) = Turn::is_taken(row) else { return };
+    if attempts.0.state().turn.as_ref().is_some_and(Turn::is_current) || !attempts.may_wait() {
+        return;
+    }
+    let started = Instant::now();
+    // Boxed: it is larger than most bodies, and rarely runs.
+    Box::pin(attempts.wait(row, attempts.0.deadline)).await;
+    attempts.0.state().waited += started.elapsed();
+}
+
+/// Whether the running attempt locks this row when it reads it, with the deadline of its retry. `row` is only computed if the
+/// attempt locks any row.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+pub(crate) fn locks(row: impl FnOnce() -> Row) -> Option<Option<Instant>> {
+    let attempts = RUNNING.try_with(Clone::clone).ok()?;
+    if attempts.0.state().locks.is_empty() {
+        return None;
+    }
+    let row = row();
+    attempts.0.state().locks.contains(&row).then_some(attempts.0.deadline)
+}

@@ -1,0 +1,203 @@
+//! What a retry loop knows: the attempts so far, their conflicts, and what follows from them for the next one.
+
+use std::{error::Error as StdError, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    attempt::Attempts,
+    error::{BoxError, Error, Raced, Result, chain},
+    observe,
+    policy::{Pauses, RetryPolicy},
+    turn::Row,
+};
+
+/// The state of a retry loop. [`RetryPolicy::retry`] and the macro's loops use it.
+#[derive(Debug)]
+pub struct Retry {
+    policy: RetryPolicy,
+    started: Instant,
+    attempts: u32,
+    attempt_started: Instant,
+    fastest: Duration,
+    pauses: Pauses,
+    conflicts: u32,
+    shared: Attempts,
+}
+
+impl Retry {
+    /// Checks the policy and starts its clock.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub fn new(policy: RetryPolicy) -> Result<Self> {
+        policy.check()?;
+        let now = Instant::now();
+        Ok(Self {
+            policy,
+            started: now,
+            attempts: 0,
+            attempt_started: now,
+            fastest: Duration::MAX,
+            pauses: Pauses::new(policy.backoff),
+            conflicts: 0,
+            shared: Attempts::new(policy.deadline.map(|it| now + it)),
+        })
+    }
+
+    /// The deadline of the whole loop.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.policy.deadline.map(|it| self.started + it)
+    }
+
+    /// What the attempts share with the statements in them.
+    pub(crate) fn attempts(&self) -> &Attempts {
+        &self.shared
+    }
+
+    /// Counts another attempt and returns its number.
+    pub fn start(&mut self) -> u32 {
+        self.attempts += 1;
+        self.attempt_started = Instant::now();
+        self.attempts
+    }
+
+    /// Evaluates an attempt, which is `None` if the deadline cut it off. Returns the final result, or `None` after the
+    /// pause before the next attempt, and the wait for its turn.
+    pub async fn step<T, E>(
+        &mut self,
+        outcome: Option<Result<T, E>>,
+        worth_another: impl Fn(&E) -> bool,
+    ) -> Option<Result<T, E>>
+    where
+        E: From<Error> + Into<BoxError>,
+    {
+        let err: BoxError = match outcome {
+            None => return Some(Err(self.exhausted(CutOff.into()).into())),
+            Some(Err(err)) if worth_another(&err) => err.into(),
+            Some(result) => return Some(result),
+        };
+        let took = self.attempt_started.elapsed().saturating_sub(self.shared.take_waited());
+        self.fastest = self.fastest.min(took);
+        let Next { pause, turn } = self.next(chain(&*err).find_map(<dyn StdError>::downcast_ref));
+        if self.attempts >= self.policy.most_attempts() || self.is_too_late(pause) {
+            return Some(Err(self.exhausted(err).into()));
+        }
+        observe::retried(self.attempts, pause, &err);
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
+        if let Some(row) = turn {
+            // Leaves the time of an attempt.
+            let until = self.deadline().map(|it| it.checked_sub(self.fastest).unwrap_or(it));
+            self.shared.wait(row, until).await;
+            if self.is_too_late(Duration::ZERO) {
+                return Some(Err(self.exhausted(err).into()));
+            }
+        }
+        None
+    }
+
+    /// What comes before the next attempt, after a conflict or another transient error.
+    fn next(&mut self, conflict: Option<&Raced>) -> Next {
+        self.conflicts += u32::from(conflict.is_some());
+        let row = conflict.and_then(|it| it.row);
+        let mut starts_to_lock = false;
+        if let (Some(row), Some(after)) = (row, self.policy.then_lock)
+            && self.conflicts >= after
+        {
+            starts_to_lock = self.shared.lock(row);
+        }
+        if self.policy.backoff.is_some() {
+            // Others do not wait for a pause that the caller has chosen.
+            self.shared.give_up_turn();
+        }
+        let turn = row.filter(|it| !self.shared.has_turn(*it) && self.shared.may_wait());
+        // The queue for the turn, and that for the lock in the database, take the place of the pause.
+        let is_queued = turn.is_some() || starts_to_lock;
+        Next { pause: self.pauses.next(self.fastest, is_queued), turn }
+    }
+
+    fn is_too_late(&self, pause: Duration) -> bool {
+        let left = self.deadline().map(|it| it.saturating_duration_since(Instant::now()));
+        left.is_some_and(|it| pause.saturating_add(self.fastest) >= it)
+    }
+
+    fn exhausted(&self, source: BoxError) -> Error {
+        Error::RetriesExhausted { attempts: self.attempts, elapsed: self.started.elapsed(), source }
+    }
+}
+
+/// What comes before the next attempt: a pause, then the wait for the turn to write this row.
+struct Next {
+    pause: Duration,
+    turn: Option<Row>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the deadline passed while the attempt was running")]
+struct CutOff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conflict() -> Error {
+        Error::conflict()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_end_a_retry() {
+        let mut ran = 0;
+        let result: Result<()> = RetryPolicy::new()
+            .attempts(3)
+            .retry(|number| {
+                ran += 1;
+                assert_eq!(number, ran);
+                async { Err(conflict()) }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 3, .. })));
+        assert_eq!(ran, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_cuts_off_a_running_attempt() {
+        let started = Instant::now();
+        let policy = RetryPolicy::new().deadline(Duration::from_secs(2));
+        let result: Result<()> = policy.retry(|_| std::future::pending()).await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
+        assert_eq!(started.elapsed(), Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_cannot_finish_in_time_is_not_started() {
+        let (started, mut ran) = (Instant::now(), 0);
+        let policy = RetryPolicy::new().deadline(Duration::from_millis(2500));
+        let result: Result<()> = policy
+            .retry(|_| {
+                ran += 1;
+                async {
+                    sleep(Duration::from_secs(1)).await;
+                    Err(conflict())
+                }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 2, .. })));
+        assert_eq!(ran, 2);
+        assert!(started.elapsed() < Duration::from_millis(2500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_a_passing_reason_ends_it_at_once() {
+        let mut ran = 0;
+        let result: Result<()> = RetryPolicy::new()
+            .retry(|_| {
+                ran += 1;
+                async { Err(Error::NoSuchRow { table: "t".into() }) }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::NoSuchRow { .. })));
+        assert_eq!(ran, 1);
+    }
+}

@@ -1,0 +1,101 @@
+//! What attempts do about conflicts: which row it was, and the lock on it in the transactions of further attempts.
+
+use std::{
+    any::TypeId,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    attempt,
+    error::{Error, Fault, Raced, Result},
+    key::Key,
+    observe::{Strategy, observed},
+    policy::Wait,
+    sql::{
+        Columns, RowQuery, Strength, Values, VersionOps, VersionQuery, depth, failed,
+        row::plan::{self, PlanCheck},
+    },
+    turn::Row,
+    version::Version,
+};
+
+/// The row of a query.
+pub(crate) fn row_of<DB: VersionOps>(query: &VersionQuery, values: &Values<DB>) -> Row {
+    let mut hash = DefaultHasher::new();
+    (TypeId::of::<DB>(), query.table.to_string()).hash(&mut hash);
+    query.by.iter().for_each(|it| it.column.as_str().hash(&mut hash));
+    values.hash().hash(&mut hash);
+    Row(hash.finish())
+}
+
+/// The error of a write that expected another version of the row.
+pub(crate) fn conflict(table: Key, row: Row, expected: Version, found: Option<Version>) -> Error {
+    Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced { row: Some(row) } }
+}
+
+/// Locks the row in the caller's transaction if the running attempt locks it ([`then_lock`](crate::RetryPolicy::then_lock)).
+/// To be called before the row is read, so that the lock is on what is read.
+pub(crate) async fn lock_if_asked<DB: VersionOps>(
+    conn: &mut DB::Connection,
+    query: &VersionQuery,
+    table: &Key,
+    values: &Values<DB>,
+) -> Result<()> {
+    match attempt::locks(|| row_of(query, values)) {
+        // Boxed: it is larger than a read, and rarely runs.
+        Some(deadline) => Box::pin(lock(conn, query, table, values, deadline)).await,
+        None => Ok(()),
+    }
+}
+
+async fn lock<DB: VersionOps>(
+    conn: &mut DB::Connection,
+    query: &VersionQuery,
+    table: &Key,
+    values: &Values<DB>,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    // Outside a transaction the lock would end with its statement.
+    if depth::<DB>(conn).await? == 0 {
+        return Ok(());
+    }
+    let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+    let lock = RowQuery {
+        table: query.table.clone(),
+        by: query.by.clone(),
+        order_by: query.by.iter().map(|it| it.column.clone()).collect(),
+        limit: None,
+        skip_locked: false,
+        strength: Strength::Update,
+        wait: Wait::within(None, left),
+        columns: Columns::None,
+    };
+    let access = match plan::access::<DB>(conn, &lock, values, table, PlanCheck::Deny).await {
+        Ok(access) => access,
+        // A lock that scans would be on other rows too.
+        Err(Error::FullScan { .. } | Error::InvalidOption { .. }) => return Ok(()),
+        Err(err) => return Err(err),
+    };
+    let started = Instant::now();
+    let locking = async {
+        let Err(err) = DB::row_lock(conn, &lock, values.clone(), &access).await else { return Ok(()) };
+        if DB::row_plan_is_old(&err) {
+            plan::forget::<DB>(&lock, values);
+            return Ok(());
+        }
+        if DB::fault(&err) == Fault::Contended {
+            return Err(Error::Contended { key: table.clone(), waited: started.elapsed(), holder: None });
+        }
+        Err(failed::<DB>("locking a row of", Some(table), err))
+    };
+    match observed(Strategy::Row, table, locking).await {
+        // As without the lock, the retry decides whether there is another attempt.
+        Err(Error::Contended { .. }) => {
+            let source = Raced { row: Some(row_of(query, values)) };
+            Err(Error::Conflict { table: Some(table.clone()), expected: None, found: None, source })
+        }
+        locked => locked,
+    }
+}

@@ -1,0 +1,257 @@
+//! Turns: tasks of this process whose writes of one row conflicted write it one after the other. Knows no database.
+//!
+//! A turn excludes nobody: the versions do. It only saves attempts, so whoever cannot have it in time goes on without it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
+
+/// How long a turn lasts while others wait for theirs. Afterwards it passes on, so a body that hangs delays others once.
+const LASTS: Duration = Duration::from_millis(250);
+
+/// The longest wait for a turn.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The queues of the rows that are somebody's turn. A row without a holder has no queue.
+static QUEUES: LazyLock<Mutex<HashMap<Row, Queue>>> = LazyLock::new(Mutex::default);
+
+/// The number of queues, to see without the mutex that there are none.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// A row: a hash of its database's kind, table, key columns and key. Two rows with one hash share turns, which costs time only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Row(pub(crate) u64);
+
+#[derive(Debug)]
+struct Queue {
+    holder: u64,
+    since: Instant,
+    /// In the order of their arrival, which is that of their numbers.
+    waiting: VecDeque<(u64, Arc<Notify>)>,
+}
+
+/// A place in the queue of a row, as its holder or behind it. Dropping it leaves the queue and calls the next.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    row: Row,
+    number: u64,
+    called: Arc<Notify>,
+}
+
+impl Queue {
+    /// Passes the turn to the first who waits, if there is one.
+    fn pass_on(&mut self) -> bool {
+        let Some((number, called)) = self.waiting.pop_front() else { return false };
+        (self.holder, self.since) = (number, Instant::now());
+        called.notify_one();
+        true
+    }
+}
+
+impl Turn {
+    /// Whether it is somebody's turn to write this row. `row` is only computed if any row is somebody's turn.
+    pub(crate) fn is_taken(row: impl FnOnce() -> Option<Row>) -> Option<Row> {
+        if COUNT.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        row().filter(|it| queues().contains_key(it))
+    }
+
+    /// Waits for the turn to write this row, in the order of the calls. `None` if the turn did not come until the deadline, or
+    /// within 10 s.
+    pub(crate) async fn wait(row: Row, deadline: Option<Instant>) -> Option<Self> {
+        let patience = Instant::now() + PATIENCE;
+        let until = deadline.map_or(patience, |it| it.min(patience));
+        // Leaves the queue when this future is dropped.
+        let turn = Self::join(row);
+        while let Some(lapses) = turn.lapses() {
+            let called = timeout_at(lapses.min(until), turn.called.notified()).await;
+            if called.is_err() && until <= Instant::now() {
+                return turn.is_current().then_some(turn);
+            }
+        }
+        Some(turn)
+    }
+
+    pub(crate) fn row(&self) -> Row {
+        self.row
+    }
+
+    /// Whether the turn has come, and has not passed on.
+    pub(crate) fn is_current(&self) -> bool {
+        queues().get(&self.row).is_some_and(|it| it.holder == self.number)
+    }
+
+    fn join(row: Row) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let mut queues = queues();
+        // Under the mutex, so that the numbers of a queue rise.
+        let turn = Self { row, number: NUMBER.fetch_add(1, Ordering::Relaxed), called: Arc::default() };
+        let place = (turn.number, turn.called.clone());
+        if let Some(queue) = queues.get_mut(&row) {
+            queue.waiting.push_back(place);
+        } else {
+            queues.insert(row, Queue { holder: turn.number, since: Instant::now(), waiting: VecDeque::new() });
+            COUNT.store(queues.len(), Ordering::Relaxed);
+        }
+        turn
+    }
+
+    /// When the holder's turn passes on. `None` if this is the holder.
+    fn lapses(&self) -> Option<Instant> {
+        let mut queues = queues();
+        let queue = queues.get_mut(&self.row)?;
+        if queue.holder != self.number && queue.since + LASTS <= Instant::now() {
+            queue.pass_on();
+        }
+        (queue.holder != self.number).then(|| queue.since + LASTS)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut queues = queues();
+        let Some(queue) = queues.get_mut(&self.row) else { return };
+        if queue.holder != self.number {
+            if let Ok(place) = queue.waiting.binary_search_by_key(&self.number, |(number, _)| *number) {
+                queue.waiting.remove(place);
+            }
+        } else if !queue.pass_on() {
+            queues.remove(&self.row);
+            COUNT.store(queues.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+fn queues() -> MutexGuard<'static, HashMap<Row, Queue>> {
+    // Ignores poisoning: no code panics while it holds the lock.
+    QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::Future, pin::pin, task::Poll};
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The tests share the queues of the process.
+    fn row() -> Row {
+        Row(fastrand::u64(..))
+    }
+
+    fn is_taken(row: Row) -> bool {
+        Turn::is_taken(|| Some(row)).is_some()
+    }
+
+    /// Polls once, so that the caller has its place in the queue.
+    async fn queued<F: Future<Output: std::fmt::Debug>>(mut waiting: std::pin::Pin<&mut F>) {
+        std::future::poll_fn(|context| {
+            assert!(waiting.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_come_in_the_order_of_the_requests() {
+        let row = row();
+        let first = Turn::wait(row, None).await.unwrap();
+        let (mut second, mut third) = (pin!(Turn::wait(row, None)), pin!(Turn::wait(row, None)));
+        queued(second.as_mut()).await;
+        queued(third.as_mut()).await;
+        assert!(first.is_current() && is_taken(row));
+        drop(first);
+        queued(third.as_mut()).await;
+        let second = second.await.unwrap();
+        queued(third.as_mut()).await;
+        drop(second);
+        drop(third.await.unwrap());
+        assert!(!is_taken(row));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_that_takes_too_long_passes_on() {
+        let (row, started) = (row(), Instant::now());
+        let hangs = Turn::wait(row, None).await.unwrap();
+        sleep(60 * SECOND).await;
+        assert!(hangs.is_current(), "nobody waits");
+        let next = Turn::wait(row, None).await.unwrap();
+        assert!(!hangs.is_current() && next.is_current());
+        assert_eq!(started.elapsed(), 60 * SECOND);
+        let last = Turn::wait(row, None).await.unwrap();
+        assert!(started.elapsed() <= 60 * SECOND + LASTS + Duration::from_millis(1));
+        drop(hangs);
+        drop(next);
+        assert!(last.is_current());
+        drop(last);
+        assert!(!is_taken(row));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_a_turn_ends_at_the_deadline_and_after_ten_seconds() {
+        let (row, started) = (row(), Instant::now());
+        let holder = Turn::wait(row, None).await.unwrap();
+        let deadline = started + LASTS / 2;
+        assert!(Turn::wait(row, Some(deadline)).await.is_none());
+        assert_eq!(Instant::now(), deadline);
+        drop(holder);
+        // Turns that all last as long as they may: the last of this many waits longer than 10 s without the bound.
+        let mut waits = tokio::task::JoinSet::new();
+        for _ in 0..80 {
+            waits.spawn(async move {
+                let turn = Turn::wait(row, None).await;
+                sleep(60 * SECOND).await;
+                turn.is_some()
+            });
+        }
+        let got = waits.join_all().await;
+        assert!(got.iter().any(|it| !it) && got.iter().any(|it| *it));
+        assert!(started.elapsed() <= 71 * SECOND);
+        assert!(!is_taken(row));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_leaves_while_waiting_or_just_called_blocks_nobody() {
+        let row = row();
+        let first = Turn::wait(row, None).await.unwrap();
+        let mut called = Box::pin(Turn::wait(row, None));
+        let mut gone = Box::pin(Turn::wait(row, None));
+        let mut last = pin!(Turn::wait(row, None));
+        queued(called.as_mut()).await;
+        queued(gone.as_mut()).await;
+        queued(last.as_mut()).await;
+        drop(gone);
+        drop(first);
+        drop(called);
+        let now = Instant::now();
+        drop(last.await.unwrap());
+        assert_eq!(Instant::now(), now);
+        assert!(!is_taken(row));
+    }
+
+    #[test]
+    fn turns_pass_from_one_runtime_to_another() {
+        let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (one, other, row) = (runtime(), runtime(), row());
+        let first = one.block_on(Turn::wait(row, None)).unwrap();
+        let next = other.spawn(Turn::wait(row, None));
+        drop(first);
+        drop(one);
+        drop(other.block_on(next).unwrap().unwrap());
+        assert!(!is_taken(row));
+    }
+}
