@@ -1,5 +1,10 @@
 //! Waits, retries and pauses. Pure: no clock, no I/O, no database.
 
+mod pauses;
+
+pub use self::pauses::Backoff;
+pub(crate) use self::pauses::{Pauses, half_jitter};
+
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -274,77 +279,6 @@ impl RetryPolicy {
     }
 }
 
-/// Growing pauses with full jitter, of a length of your own choice. The first is uniformly random between zero and `base`, the next between zero and
-/// twice `base`, and so on up to `cap`.
-///
-/// Full jitter spreads out callers that failed together better than a fixed or partly random pause (M. Brooker,
-/// "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Backoff {
-    /// The upper bound of the first pause. Defaults to 5 ms.
-    pub base: Duration,
-    /// The upper bound of every pause. Defaults to 250 ms.
-    pub cap: Duration,
-}
-
-impl Backoff {
-    /// The default: 5 ms, doubling up to 250 ms.
-    pub const fn new() -> Self {
-        Self { base: Duration::from_millis(5), cap: Duration::from_millis(250) }
-    }
-
-    /// The upper bounds of the pauses, in order and without jitter: `base`, twice that, and so on up to `cap`.
-    pub(crate) fn ceilings(self) -> impl Iterator<Item = Duration> + Send {
-        std::iter::successors(Some(self.base.min(self.cap)), move |it| Some(it.saturating_mul(2).min(self.cap)))
-    }
-}
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// The pauses of one retry.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Pauses {
-    backoff: Option<Backoff>,
-    /// The number of pauses so far.
-    count: u32,
-}
-
-impl Pauses {
-    /// The shortest bound of a pause that adapts: what a timer can tell apart.
-    const LEAST: Duration = Duration::from_millis(1);
-
-    pub(crate) fn new(backoff: Option<Backoff>) -> Self {
-        Self { backoff, count: 0 }
-    }
-
-    /// The next pause, after attempts of which the fastest took this long. A pause that adapts is zero if the next
-    /// attempt `is_queued` otherwise.
-    pub(crate) fn next(&mut self, fastest: Duration, is_queued: bool) -> Duration {
-        let Backoff { base, cap } = match self.backoff {
-            Some(backoff) => backoff,
-            None if is_queued => return Duration::ZERO,
-            None => Backoff { base: fastest.max(Self::LEAST), ..Backoff::new() },
-        };
-        let ceiling = base.saturating_mul(1_u32.checked_shl(self.count).unwrap_or(u32::MAX)).min(cap);
-        self.count += 1;
-        full_jitter(ceiling)
-    }
-}
-
-/// A uniformly random duration between zero and `ceiling`.
-pub(crate) fn full_jitter(ceiling: Duration) -> Duration {
-    ceiling.mul_f64(fastrand::f64())
-}
-
-/// A uniformly random duration between half of `ceiling` and `ceiling`.
-pub(crate) fn half_jitter(ceiling: Duration) -> Duration {
-    ceiling.mul_f64(0.5 + fastrand::f64() / 2.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,38 +291,6 @@ mod tests {
         assert!(RetryPolicy::new().attempts(0).check().is_err());
         assert!(RetryPolicy::new().deadline(Duration::ZERO).check().is_err());
         assert!(RetryPolicy::new().deadline(Duration::MAX).check().is_err());
-    }
-
-    #[test]
-    fn pauses_double_up_to_the_cap_and_stay_there() {
-        let backoff = Backoff { base: Duration::from_millis(10), cap: Duration::from_millis(35) };
-        let millis: Vec<_> = backoff.ceilings().take(4).map(|it| it.as_millis()).collect();
-        assert_eq!(millis, [10, 20, 35, 35]);
-        let huge = Backoff { base: Duration::MAX, cap: Duration::MAX };
-        assert_eq!(huge.ceilings().nth(3), Some(Duration::MAX));
-    }
-
-    #[test]
-    fn pauses_adapt_to_the_attempts_unless_the_caller_sets_them() {
-        let millis = Duration::from_millis;
-        let longest = |backoff: Option<Backoff>, fastest, number| {
-            let pause = || {
-                let mut pauses = Pauses::new(backoff);
-                (0..number).map(|_| pauses.next(fastest, false)).last().unwrap()
-            };
-            (0..2000).map(|_| pause()).max().unwrap()
-        };
-        let is_about = |pause: Duration, bound| pause <= bound && pause > bound / 2;
-        assert!(is_about(longest(None, millis(8), 1), millis(8)));
-        assert!(is_about(longest(None, millis(8), 3), millis(32)));
-        assert!(is_about(longest(None, millis(8), 100), millis(250)));
-        assert!(is_about(longest(None, Duration::ZERO, 1), millis(1)));
-        let given = Backoff { base: millis(40), cap: millis(60) };
-        assert!(is_about(longest(Some(given), millis(8), 1), millis(40)));
-        assert!(is_about(longest(Some(given), millis(900), 5), millis(60)));
-        assert_eq!(Pauses::new(None).next(millis(8), true), Duration::ZERO);
-        let mut given = Pauses::new(Some(given));
-        assert!((0..100).any(|_| given.next(millis(8), true) > Duration::ZERO));
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod named_bounds;
 mod odd_tables;
 mod operating;
 mod operators;
+mod optimistic;
 mod outages;
 mod permits;
 mod processes;
