@@ -170,6 +170,30 @@ on_every_database! {
         db.assert_nothing_left().await;
     }
 
+    async fn the_attribute_locks_the_row_in_its_transaction<S>(db: TestDb<S>) {
+        #[with_lock(version, on = pool, then_lock = 1, as = attempt, tx = tx)]
+        async fn save(pool: &Pool<<S as Server>::DB>, stale: &Item) -> Result<u32, Error> {
+            let mut item = Item::load(&mut *tx, 7).await?;
+            if attempt == 1 {
+                item = stale.clone();
+            } else if S::NAME != "SQLite" {
+                let mut other = lockkit::begin(pool).await?;
+                let probe = RowLock::table("t_items").by("item_id", 7_i64).wait(Wait::Never).lock(&mut *other).await;
+                assert!(probe.is_err_and(|err| err.is_contended()));
+                other.rollback().await?;
+            }
+            let _ = item.save(&mut *tx).await?;
+            Ok(attempt)
+        }
+
+        items(&db).await;
+        let stale = Item::load(&db.pool, 7).await.unwrap();
+        Item::load(&db.pool, 7).await.unwrap().save(&db.pool).await.unwrap();
+        assert_eq!(save(&db.pool, &stale).await.unwrap(), 2);
+        assert_eq!(stored(&db).await.1, 2);
+        db.assert_nothing_left().await;
+    }
+
     async fn the_deadline_ends_the_wait_for_the_lock<S>(db: TestDb<S>) {
         items(&db).await;
         let pool = db.pool_of(2).await;

@@ -44,6 +44,7 @@ impl Plan {
             fair,
             attempts,
             deadline,
+            then_lock,
             retry_if,
             on_busy,
             bind,
@@ -63,7 +64,7 @@ impl Plan {
         let krate = krate.map_or_else(|| quote!(::lockkit), |it| it.value.to_token_stream());
         let on_busy = on_busy.map(|it| it.value);
         let wait = wait.and_then(|it| check.wait(it));
-        let retries = Retries { attempts, deadline, retry_if, bind };
+        let retries = Retries { attempts, deadline, then_lock, retry_if, bind };
         let lock = match strategy {
             Strategy::Lease => {
                 let on = check.required(on, "on = &self.leases", "the `Leases` to take it from");
