@@ -8,7 +8,10 @@ use std::{
 
 use tokio::{task::futures::TaskLocalFuture, time::Instant};
 
-use crate::turn::{Row, Turn};
+use crate::{
+    locking::Locking,
+    turn::{Row, Turn},
+};
 
 tokio::task_local! {
     /// The retry whose attempt is running.
@@ -24,6 +27,8 @@ struct Shared {
     /// The retry in whose attempt this one runs.
     around: Option<Weak<Shared>>,
     deadline: Option<Instant>,
+    /// Whether rows are locked after conflicts.
+    then_locks: bool,
     state: Mutex<State>,
 }
 
@@ -32,14 +37,16 @@ struct State {
     turn: Option<Turn>,
     /// How long the running attempt has waited for its turn.
     waited: Duration,
+    /// Whether an attempt has read a row on a connection of its own, where it can lock one.
+    can_lock: bool,
     /// The rows that the attempt locks when it reads them in a transaction.
-    locks: Vec<Row>,
+    locks: Vec<Locking>,
 }
 
 impl Attempts {
-    pub(crate) fn new(deadline: Option<Instant>) -> Self {
+    pub(crate) fn new(deadline: Option<Instant>, then_locks: bool) -> Self {
         let around = RUNNING.try_with(|it| Arc::downgrade(&it.0)).ok();
-        Self(Arc::new(Shared { around, deadline, state: Mutex::default() }))
+        Self(Arc::new(Shared { around, deadline, then_locks, state: Mutex::default() }))
     }
 
     /// Runs an attempt.
@@ -87,12 +94,22 @@ impl Attempts {
         std::mem::take(&mut self.0.state().waited)
     }
 
+    /// Whether the attempts can lock a row.
+    pub(crate) fn can_lock(&self) -> bool {
+        self.0.state().can_lock
+    }
+
     /// Adds a row that the following attempts lock. `false` if they lock it already.
     pub(crate) fn lock(&self, row: Row) -> bool {
-        let mut state = self.0.state();
-        let is_new = !state.locks.contains(&row);
+        self.0.state().lock(row)
+    }
+}
+
+impl State {
+    fn lock(&mut self, row: Row) -> bool {
+        let is_new = self.locks.iter().all(|it| it.row() != row);
         if is_new {
-            state.locks.push(row);
+            self.locks.push(Locking::start(row));
         }
         is_new
     }
@@ -124,14 +141,23 @@ pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
     attempts.0.state().waited += started.elapsed();
 }
 
-/// Whether the running attempt locks this row when it reads it, with the deadline of its retry. `row` is only computed if the
-/// attempt locks any row.
+/// Whether the running attempt locks this row when it reads it on a connection of its own, with the deadline of its retry.
+/// `row` is only computed if any row is locked.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn locks(row: impl FnOnce() -> Row) -> Option<Option<Instant>> {
-    let attempts = RUNNING.try_with(Clone::clone).ok()?;
-    if attempts.0.state().locks.is_empty() {
+    let attempts = RUNNING.try_with(Clone::clone).ok().filter(|it| it.0.then_locks)?;
+    let mut state = attempts.0.state();
+    state.can_lock = true;
+    if !Locking::is_any() {
         return None;
     }
     let row = row();
-    attempts.0.state().locks.contains(&row).then_some(attempts.0.deadline)
+    if state.locks.iter().any(|it| it.row() == row) {
+        return Some(attempts.0.deadline);
+    }
+    let others = Locking::is_locked(row);
+    if others {
+        state.lock(row);
+    }
+    others.then_some(attempts.0.deadline)
 }

@@ -73,6 +73,7 @@ mod guard;
 mod holder;
 mod key;
 mod lease;
+mod locking;
 mod observe;
 mod policy;
 mod reason;

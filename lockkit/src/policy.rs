@@ -212,10 +212,11 @@ impl RetryPolicy {
     /// for that, because they [take turns](Self::retry).
     ///
     /// The row is locked by [`VersionedRow::read`](crate::VersionedRow::read) and a derived `load` on a transaction, if
-    /// its last conflict was one of lockkit's own statements (`save`, `delete`, `bump`). The lock is that of
-    /// [`RowLock`](crate::RowLock), one round trip more, and held until the transaction ends: on SQLite the write lock of
+    /// the conflict was one of lockkit's own statements (`save`, `delete`, `bump`). The lock is that of
+    /// [`RowLock`](crate::RowLock), in the statement that reads, and held until the transaction ends: on SQLite the write lock of
     /// the database, which [`begin`](crate::begin) has already. On a pool or outside a transaction nothing is locked,
-    /// since nothing would hold the lock until the save. A row that no index serves is not locked, because the lock
+    /// since nothing would hold the lock until the save. While any retry of this process locks a row, retries that may
+    /// lock do so from their first attempt on. A row that no index serves is not locked, because the lock
     /// would include other rows.
     ///
     /// The wait for the lock ends at the deadline of the policy, or after [`Wait::DEFAULT`] without one. It is a conflict

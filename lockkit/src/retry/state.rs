@@ -41,7 +41,7 @@ impl Retry {
             fastest: Duration::MAX,
             pauses: Pauses::new(policy.backoff),
             conflicts: 0,
-            shared: Attempts::new(policy.deadline.map(|it| now + it)),
+            shared: Attempts::new(policy.deadline.map(|it| now + it), policy.then_lock.is_some()),
         })
     }
 
@@ -102,20 +102,22 @@ impl Retry {
     fn next(&mut self, conflict: Option<&Raced>) -> Next {
         self.conflicts += u32::from(conflict.is_some());
         let row = conflict.and_then(|it| it.row);
-        let mut starts_to_lock = false;
         if let (Some(row), Some(after)) = (row, self.policy.then_lock)
             && self.conflicts >= after
+            && self.shared.can_lock()
         {
-            starts_to_lock = self.shared.lock(row);
+            // The queue for the lock is in the database, where the attempts of this process overlap.
+            self.shared.give_up_turn();
+            let is_queued = self.shared.lock(row);
+            return Next { pause: self.pauses.next(self.fastest, is_queued), turn: None };
         }
         if self.policy.backoff.is_some() {
             // Others do not wait for a pause that the caller has chosen.
             self.shared.give_up_turn();
         }
         let turn = row.filter(|it| !self.shared.has_turn(*it) && self.shared.may_wait());
-        // The queue for the turn, and that for the lock in the database, take the place of the pause.
-        let is_queued = turn.is_some() || starts_to_lock;
-        Next { pause: self.pauses.next(self.fastest, is_queued), turn }
+        // The queue takes the place of the pause.
+        Next { pause: self.pauses.next(self.fastest, turn.is_some()), turn }
     }
 
     fn is_too_late(&self, pause: Duration) -> bool {

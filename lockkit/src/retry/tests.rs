@@ -299,7 +299,7 @@ fn only_the_rows_that_conflicted_are_locked_and_only_after_that_many_conflicts()
     let locks = |retry: &Retry, row| retry.attempts().enter(|| attempt::locks(|| row).is_some());
     retry.start();
     retry.next(Some(&Raced { row: Some(row) }));
-    assert!(!locks(&retry, row));
+    assert!(!locks(&retry, row), "this read shows that it can be locked");
     retry.next(None);
     assert!(!locks(&retry, row), "not a conflict");
     retry.next(Some(&Raced { row: Some(row) }));
@@ -308,6 +308,13 @@ fn only_the_rows_that_conflicted_are_locked_and_only_after_that_many_conflicts()
     assert!(!locks(&retry, other));
     retry.next(Some(&Raced { row: Some(other) }));
     assert!(locks(&retry, row) && locks(&retry, other));
+    let next = Retry::new(RetryPolicy::new().then_lock(9)).unwrap();
+    assert!(locks(&next, row), "others lock it");
+    drop(retry);
+    assert!(locks(&next, row));
+    drop(next);
+    let after = Retry::new(RetryPolicy::new().then_lock(1)).unwrap();
+    assert!(!locks(&after, row));
     let mut never = Retry::new(RetryPolicy::new()).unwrap();
     (0..100).for_each(|_| drop(never.next(Some(&Raced { row: Some(row) }))));
     assert!(!locks(&never, row));

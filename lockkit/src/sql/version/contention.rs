@@ -36,17 +36,17 @@ pub(crate) fn conflict(table: Key, row: Row, expected: Version, found: Option<Ve
 }
 
 /// Locks the row in the caller's transaction if the running attempt locks it ([`then_lock`](crate::RetryPolicy::then_lock)).
-/// To be called before the row is read, so that the lock is on what is read.
+/// Returns the locked row with its version, or `None` if it is still to be read.
 pub(crate) async fn lock_if_asked<DB: VersionOps>(
     conn: &mut DB::Connection,
     query: &VersionQuery,
     table: &Key,
     values: &Values<DB>,
-) -> Result<()> {
+) -> Result<Option<(DB::Row, Version)>> {
     match attempt::locks(|| row_of(query, values)) {
         // Boxed: it is larger than a read, and rarely runs.
         Some(deadline) => Box::pin(lock(conn, query, table, values, deadline)).await,
-        None => Ok(()),
+        None => Ok(None),
     }
 }
 
@@ -56,10 +56,10 @@ async fn lock<DB: VersionOps>(
     table: &Key,
     values: &Values<DB>,
     deadline: Option<Instant>,
-) -> Result<()> {
+) -> Result<Option<(DB::Row, Version)>> {
     // Outside a transaction the lock would end with its statement.
     if depth::<DB>(conn).await? == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let lock = RowQuery {
@@ -70,20 +70,23 @@ async fn lock<DB: VersionOps>(
         skip_locked: false,
         strength: Strength::Update,
         wait: Wait::within(None, left),
-        columns: Columns::None,
+        columns: Columns::All,
     };
     let access = match plan::access::<DB>(conn, &lock, values, table, PlanCheck::Deny).await {
         Ok(access) => access,
         // A lock that scans would be on other rows too.
-        Err(Error::FullScan { .. } | Error::InvalidOption { .. }) => return Ok(()),
+        Err(Error::FullScan { .. } | Error::InvalidOption { .. }) => return Ok(None),
         Err(err) => return Err(err),
     };
     let started = Instant::now();
     let locking = async {
-        let Err(err) = DB::row_lock(conn, &lock, values.clone(), &access).await else { return Ok(()) };
+        let err = match DB::row_lock(conn, &lock, values.clone(), &access).await {
+            Ok(mut rows) => return Ok(rows.pop()),
+            Err(err) => err,
+        };
         if DB::row_plan_is_old(&err) {
             plan::forget::<DB>(&lock, values);
-            return Ok(());
+            return Ok(None);
         }
         if DB::fault(&err) == Fault::Contended {
             return Err(Error::Contended { key: table.clone(), waited: started.elapsed(), holder: None });
@@ -96,6 +99,8 @@ async fn lock<DB: VersionOps>(
             let source = Raced { row: Some(row_of(query, values)) };
             Err(Error::Conflict { table: Some(table.clone()), expected: None, found: None, source })
         }
-        locked => locked,
+        Err(err) => Err(err),
+        // A timestamp has to be read again, as text.
+        Ok(row) => Ok(row.and_then(|row| DB::version_of(&row, query).map(|it| (row, Version::Number(it))))),
     }
 }

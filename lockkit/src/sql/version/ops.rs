@@ -21,6 +21,9 @@ pub trait VersionStatements: Database {
         values: Values<Self>,
     ) -> impl Future<Output = sqlx::Result<Option<(Self::Row, Version)>>> + Send;
 
+    /// The version of a row that was read with all its columns. `None` if it is not an integer.
+    fn version_of(row: &Self::Row, query: &VersionQuery) -> Option<i64>;
+
     /// Replaces the version `expected` by its successor and returns the successor. `None` when the row has another
     /// version.
     fn version_bump(

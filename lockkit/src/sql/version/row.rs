@@ -140,18 +140,23 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        self.read_on(conn.as_connection()).await
+        self.read_on(conn.as_connection(), true).await
     }
 
-    async fn read_on<T>(self, conn: &mut DB::Connection) -> Result<Versioned<T>>
+    /// On the caller's connection, further attempts may lock the row.
+    async fn read_on<T>(self, conn: &mut DB::Connection, is_the_callers: bool) -> Result<Versioned<T>>
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
         let (query, table, values, _) = self.query()?;
         let doing = "reading the version of a row of";
-        lock_if_asked::<DB>(conn, &query, &table, &values).await?;
-        let found =
-            DB::version_read(conn, &query, values).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
+        let locked = if is_the_callers { lock_if_asked::<DB>(conn, &query, &table, &values).await? } else { None };
+        let found = match locked {
+            Some(found) => Some(found),
+            None => {
+                DB::version_read(conn, &query, values).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?
+            }
+        };
         let Some((row, version)) = found else {
             return Err(Error::NoSuchRow { table });
         };
@@ -297,7 +302,7 @@ where
         attempt::turn(|| row.which()).await;
     }
     let mut conn = on.reach("reading the version of a row of").await?;
-    let found = row.read_on(&mut conn).await;
+    let found = row.read_on(&mut conn, !O::IS_POOL).await;
     conn.finish();
     found.map(|it| it.row)
 }
