@@ -37,6 +37,10 @@ struct State {
     turn: Option<Turn>,
     /// How long the running attempt has waited for its turn.
     waited: Duration,
+    /// Whether an attempt has stood back for others.
+    stood_back: bool,
+    /// Whether it was the running one.
+    stands_back: bool,
     /// Whether an attempt has read a row on a connection of its own, where it can lock one.
     can_lock: bool,
     /// The rows that the attempt locks when it reads them in a transaction.
@@ -94,6 +98,11 @@ impl Attempts {
         std::mem::take(&mut self.0.state().waited)
     }
 
+    /// Whether the attempt has ended because it [stands back](stands_back).
+    pub(crate) fn take_stands_back(&self) -> bool {
+        std::mem::take(&mut self.0.state().stands_back)
+    }
+
     /// Whether the attempts can lock a row.
     pub(crate) fn can_lock(&self) -> bool {
         self.0.state().can_lock
@@ -139,6 +148,23 @@ pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
     // Boxed: it is larger than most bodies, and rarely runs.
     Box::pin(attempts.wait(row, attempts.0.deadline)).await;
     attempts.0.state().waited += started.elapsed();
+}
+
+/// Whether the running attempt stands back before it reads this row on a connection of its own: other tasks of this process
+/// take turns to write the row, and it has no turn. It cannot wait here, because they may need its connection or its locks.
+/// At most once in a retry.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
+    let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return false };
+    if attempts.0.then_locks || Turn::is_taken(|| Some(row())).is_none() || !attempts.may_wait() {
+        return false;
+    }
+    let mut state = attempts.0.state();
+    if state.stood_back || state.turn.as_ref().is_some_and(Turn::is_current) {
+        return false;
+    }
+    (state.stood_back, state.stands_back) = (true, true);
+    true
 }
 
 /// Whether the running attempt locks this row when it reads it on a connection of its own, with the deadline of its retry.

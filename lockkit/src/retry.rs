@@ -64,7 +64,10 @@ impl RetryPolicy {
     ///
     /// **Turns.** Retries of this process whose writes of one row conflicted write it one after the other, in the order
     /// of their conflicts, so that they do not conflict again. As long as they do, attempts of other retries wait for
-    /// their turn as well before a derived `load` of the row on a pool. A turn excludes nobody. It ends with its retry,
+    /// their turn as well before a derived `load` of the row on a pool. On a connection, `load` and
+    /// [`VersionedRow::read`](crate::VersionedRow::read) fail with [`Error::Conflict`] instead, at most once in a retry,
+    /// because the others may need that connection; the attempt starts again when its turn has come, and is not counted
+    /// twice. A turn excludes nobody. It ends with its retry,
     /// and passes on after 250 ms while others wait. Waiting for it takes at most 10 s, nor longer than the deadline,
     /// holds no connection, and is skipped in an attempt of another retry that has a turn. The row is known where
     /// lockkit wrote the statement that conflicted; other conflicts are followed by a pause, see

@@ -77,10 +77,19 @@ impl Retry {
             Some(Err(err)) if worth_another(&err) => err.into(),
             Some(result) => return Some(result),
         };
+        let stood_back = self.shared.take_stands_back();
         let took = self.attempt_started.elapsed().saturating_sub(self.shared.take_waited());
-        self.fastest = self.fastest.min(took);
-        let Next { pause, turn } = self.next(chain(&*err).find_map(<dyn StdError>::downcast_ref));
-        if self.attempts >= self.policy.most_attempts() || self.is_too_late(pause) {
+        let conflict = chain(&*err).find_map(<dyn StdError>::downcast_ref::<Raced>);
+        let Next { pause, turn } = match conflict {
+            // Has not read the row, so it is neither a conflict nor the time of an attempt.
+            Some(it) if stood_back => Next { pause: Duration::ZERO, turn: it.row },
+            _ => {
+                self.fastest = self.fastest.min(took);
+                self.next(conflict)
+            }
+        };
+        let is_last = self.attempts >= self.policy.most_attempts() && !stood_back;
+        if is_last || self.is_too_late(pause) {
             return Some(Err(self.exhausted(err).into()));
         }
         observe::retried(self.attempts, pause, &err);
@@ -89,12 +98,13 @@ impl Retry {
         }
         if let Some(row) = turn {
             // Leaves the time of an attempt.
-            let until = self.deadline().map(|it| it.checked_sub(self.fastest).unwrap_or(it));
+            let until = self.deadline().map(|it| it.checked_sub(self.least()).unwrap_or(it));
             self.shared.wait(row, until).await;
             if self.is_too_late(Duration::ZERO) {
                 return Some(Err(self.exhausted(err).into()));
             }
         }
+        self.attempts -= u32::from(stood_back);
         None
     }
 
@@ -115,14 +125,21 @@ impl Retry {
             // Others do not wait for a pause that the caller has chosen.
             self.shared.give_up_turn();
         }
-        let turn = row.filter(|it| !self.shared.has_turn(*it) && self.shared.may_wait());
+        // Attempts that will lock leave the queue to the database, where others would overtake those with a turn.
+        let takes_turns = self.shared.may_wait() && !(self.policy.then_lock.is_some() && self.shared.can_lock());
+        let turn = row.filter(|it| takes_turns && !self.shared.has_turn(*it));
         // The queue takes the place of the pause.
         Next { pause: self.pauses.next(self.fastest, turn.is_some()), turn }
     }
 
     fn is_too_late(&self, pause: Duration) -> bool {
         let left = self.deadline().map(|it| it.saturating_duration_since(Instant::now()));
-        left.is_some_and(|it| pause.saturating_add(self.fastest) >= it)
+        left.is_some_and(|it| pause.saturating_add(self.least()) >= it)
+    }
+
+    /// The least time that another attempt takes.
+    fn least(&self) -> Duration {
+        if self.fastest == Duration::MAX { Duration::ZERO } else { self.fastest }
     }
 
     fn exhausted(&self, source: BoxError) -> Error {

@@ -292,6 +292,27 @@ async fn a_retry_that_is_dropped_at_any_await_leaves_no_turn() {
     assert!(cell.written() > 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_attempt_that_cannot_wait_starts_again_with_the_turn() {
+    let cell = cell();
+    let holder = Turn::wait(cell.row, None).await.unwrap();
+    let (begun, held) = (Cell::new(0), Cell::new(Some(holder)));
+    let write = async |number| {
+        assert_eq!(number, 1, "what was not read is no attempt");
+        begun.set(begun.get() + 1);
+        sleep(MILLI).await;
+        if attempt::stands_back(|| cell.row) {
+            drop(held.take());
+            return Err(conflict_of(cell.row));
+        }
+        assert!(cell.has_turns());
+        cell.save(0, MILLI).await
+    };
+    RetryPolicy::new().attempts(1).deadline(Duration::from_secs(1)).retry(write).await.unwrap();
+    assert_eq!((begun.get(), cell.written()), (2, 1));
+    assert!(!cell.has_turns());
+}
+
 #[test]
 fn only_the_rows_that_conflicted_are_locked_and_only_after_that_many_conflicts() {
     let (row, other) = (cell().row, cell().row);

@@ -35,6 +35,19 @@ pub(crate) fn conflict(table: Key, row: Row, expected: Version, found: Option<Ve
     Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced { row: Some(row) } }
 }
 
+/// Fails if the running attempt has to wait for its turn first. To be called on a connection of the caller.
+pub(crate) fn stand_back<DB: VersionOps>(query: &VersionQuery, table: &Key, values: &Values<DB>) -> Result<()> {
+    if attempt::stands_back(|| row_of(query, values)) {
+        return Err(not_read(table, row_of(query, values)));
+    }
+    Ok(())
+}
+
+/// The conflict of an attempt that has not come to read the row.
+fn not_read(table: &Key, row: Row) -> Error {
+    Error::Conflict { table: Some(table.clone()), expected: None, found: None, source: Raced { row: Some(row) } }
+}
+
 /// Locks the row in the caller's transaction if the running attempt locks it ([`then_lock`](crate::RetryPolicy::then_lock)).
 /// Returns the locked row with its version, or `None` if it is still to be read.
 pub(crate) async fn lock_if_asked<DB: VersionOps>(
@@ -95,10 +108,7 @@ async fn lock<DB: VersionOps>(
     };
     match observed(Strategy::Row, table, locking).await {
         // As without the lock, the retry decides whether there is another attempt.
-        Err(Error::Contended { .. }) => {
-            let source = Raced { row: Some(row_of(query, values)) };
-            Err(Error::Conflict { table: Some(table.clone()), expected: None, found: None, source })
-        }
+        Err(Error::Contended { .. }) => Err(not_read(table, row_of(query, values))),
         Err(err) => Err(err),
         // A timestamp has to be read again, as text.
         Ok(row) => Ok(row.and_then(|row| DB::version_of(&row, query).map(|it| (row, Version::Number(it))))),

@@ -15,7 +15,7 @@ use crate::{
         ident::{Ident, TableName},
         version::{
             bump::{Bumped, Expected},
-            contention::{conflict, lock_if_asked, row_of},
+            contention::{conflict, lock_if_asked, row_of, stand_back},
         },
     },
     turn::Row,
@@ -132,7 +132,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// # Errors
     /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the
     /// row does not fit `T`, or its version is NULL or neither an integer nor a timestamp. [`Error::Conflict`] in an
-    /// attempt that locks the row ([`RetryPolicy::then_lock`](crate::RetryPolicy::then_lock)) and waited in vain.
+    /// attempt of a retry, where the retry first waits for its turn ([`RetryPolicy::retry`](crate::RetryPolicy::retry))
+    /// or waited for a lock in vain ([`RetryPolicy::then_lock`](crate::RetryPolicy::then_lock)).
     ///
     /// # Cancel safety
     /// Cancel safe: this only reads.
@@ -150,6 +151,9 @@ impl<DB: VersionOps> VersionedRow<DB> {
     {
         let (query, table, values, _) = self.query()?;
         let doing = "reading the version of a row of";
+        if is_the_callers {
+            stand_back(&query, &table, &values)?;
+        }
         let locked = if is_the_callers { lock_if_asked::<DB>(conn, &query, &table, &values).await? } else { None };
         let found = match locked {
             Some(found) => Some(found),
