@@ -158,5 +158,353 @@ struct Next {
 struct CutOff;
 
 #[cfg(test)]
-#[path = "tests.rs"]
-mod tests;
+mod tests {
+    use std::{
+        cell::Cell,
+        future::Future,
+        pin::pin,
+        sync::{
+            Arc,
+            atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        },
+        task::Poll,
+    };
+
+    use tokio::task::{JoinSet, yield_now};
+
+    use crate::{attempt, policy::Backoff, turn::Turn};
+
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    fn conflict() -> Error {
+        Error::conflict()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_end_a_retry() {
+        let mut ran = 0;
+        let result: Result<()> = RetryPolicy::new()
+            .attempts(3)
+            .retry(|number| {
+                ran += 1;
+                assert_eq!(number, ran);
+                async { Err(conflict()) }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 3, .. })));
+        assert_eq!(ran, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_cuts_off_a_running_attempt() {
+        let started = Instant::now();
+        let policy = RetryPolicy::new().deadline(Duration::from_secs(2));
+        let result: Result<()> = policy.retry(|_| std::future::pending()).await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 1, .. })));
+        assert_eq!(started.elapsed(), Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_cannot_finish_in_time_is_not_started() {
+        let (started, mut ran) = (Instant::now(), 0);
+        let policy = RetryPolicy::new().deadline(Duration::from_millis(2500));
+        let result: Result<()> = policy
+            .retry(|_| {
+                ran += 1;
+                async {
+                    sleep(Duration::from_secs(1)).await;
+                    Err(conflict())
+                }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::RetriesExhausted { attempts: 2, .. })));
+        assert_eq!(ran, 2);
+        assert!(started.elapsed() < Duration::from_millis(2500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_a_passing_reason_ends_it_at_once() {
+        let mut ran = 0;
+        let result: Result<()> = RetryPolicy::new()
+            .retry(|_| {
+                ran += 1;
+                async { Err(Error::NoSuchRow { table: "t".into() }) }
+            })
+            .await;
+        assert!(matches!(result, Err(Error::NoSuchRow { .. })));
+        assert_eq!(ran, 1);
+    }
+
+    /// A row in memory: its version is the number of writes.
+    #[derive(Debug, Clone)]
+    struct Memory {
+        row: Row,
+        version: Arc<AtomicU64>,
+    }
+
+    /// The tests share the turns of the process, so each has rows of its own.
+    fn cell() -> Memory {
+        Memory { row: Row(fastrand::u64(..)), version: Arc::default() }
+    }
+
+    impl Memory {
+        async fn load(&self) -> u64 {
+            attempt::turn(|| Some(self.row)).await;
+            self.version.load(Relaxed)
+        }
+
+        /// Writes if the version is still that one, after this much work.
+        async fn save(&self, version: u64, work: Duration) -> Result<()> {
+            sleep(work).await;
+            let saved = self.version.compare_exchange(version, version + 1, Relaxed, Relaxed);
+            saved.map(drop).map_err(|_| conflict_of(self.row))
+        }
+
+        fn written(&self) -> u64 {
+            self.version.load(Relaxed)
+        }
+
+        fn has_turns(&self) -> bool {
+            Turn::is_taken(|| Some(self.row)).is_some()
+        }
+    }
+
+    fn conflict_of(row: Row) -> Error {
+        Error::Conflict { table: None, expected: None, found: None, source: Raced { row: Some(row) } }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writers_of_one_row_take_turns_once_they_have_conflicted() {
+        let (cell, attempts) = (cell(), Arc::new(AtomicU32::new(0)));
+        let mut writers = JoinSet::new();
+        for _ in 0..64 {
+            let (cell, attempts) = (cell.clone(), attempts.clone());
+            writers.spawn(async move {
+                for _ in 0..20 {
+                    let write = async |_| {
+                        attempts.fetch_add(1, Relaxed);
+                        let version = cell.load().await;
+                        cell.save(version, 3 * MILLI).await
+                    };
+                    RetryPolicy::new().retry(write).await.unwrap();
+                }
+            });
+        }
+        let started = Instant::now();
+        writers.join_all().await;
+        assert_eq!(cell.written(), 64 * 20);
+        // One conflict for each task, in the first attempts of all.
+        assert!(attempts.load(Relaxed) <= 64 * 21, "{attempts:?}");
+        assert!(started.elapsed() < MILLI * 5 * 64 * 20, "no pauses between turns: {:?}", started.elapsed());
+        assert!(!cell.has_turns());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_during_its_turn_is_followed_by_a_pause_with_the_turn() {
+        let (row, started) = (cell().row, Instant::now());
+        let mut retry = Retry::new(RetryPolicy::new()).unwrap();
+        for number in 1..=3 {
+            assert_eq!(retry.start(), number);
+            sleep(MILLI).await;
+            let ended: Option<Result<()>> = retry.step(Some(Err(conflict_of(row))), Error::is_conflict).await;
+            assert!(ended.is_none());
+            assert!(retry.attempts().has_turn(row));
+        }
+        assert!(started.elapsed() <= MILLI * (3 + 2 + 4 + 2), "{:?}", started.elapsed());
+        drop(retry);
+        assert!(Turn::is_taken(|| Some(row)).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_that_the_caller_sets_are_made_and_hold_up_nobody() {
+        let cell = cell();
+        let pause = 100 * MILLI;
+        let policy = RetryPolicy::new().attempts(2000).backoff(Backoff { base: pause, cap: pause });
+        let mut retry = Retry::new(policy).unwrap();
+        let started = Instant::now();
+        for _ in 0..200 {
+            retry.start();
+            let mut step = pin!(retry.step::<(), Error>(Some(Err(conflict_of(cell.row))), Error::is_conflict));
+            poll_once(step.as_mut()).await;
+            assert!(!cell.has_turns());
+            assert!(step.await.is_none());
+        }
+        let mean = started.elapsed() / 200;
+        assert!(mean > 35 * MILLI && mean < 65 * MILLI, "{mean:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_ends_the_wait_for_a_turn() {
+        let cell = cell();
+        let holder = Turn::wait(cell.row, None).await.unwrap();
+        let (policy, started) = (RetryPolicy::new().deadline(100 * MILLI), Instant::now());
+        // At the start of an attempt, and between two.
+        let first: Result<()> = policy
+            .retry(async |_| {
+                let version = cell.load().await;
+                cell.save(version, MILLI).await
+            })
+            .await;
+        assert!(matches!(first, Err(Error::RetriesExhausted { attempts: 1, .. })), "{first:?}");
+        assert_eq!(started.elapsed(), 100 * MILLI);
+        let started = Instant::now();
+        let then: Result<()> = policy
+            .retry(async |_| {
+                sleep(20 * MILLI).await;
+                Err(conflict_of(cell.row))
+            })
+            .await;
+        assert!(matches!(then, Err(Error::RetriesExhausted { attempts: 1, .. })), "{then:?}");
+        assert!(started.elapsed() <= 81 * MILLI, "an attempt would not fit any more: {:?}", started.elapsed());
+        assert!(holder.is_current());
+        drop(holder);
+        assert!(!cell.has_turns());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rows_in_opposite_orders_in_nested_retries_wait_for_no_turn_in_vain() {
+        let rows = [cell(), cell()];
+        let mut writers = JoinSet::new();
+        for task in 0..16 {
+            let (outer, inner) = (rows[task % 2].clone(), rows[1 - task % 2].clone());
+            writers.spawn(async move {
+                let policy = RetryPolicy::new().attempts(10_000);
+                for _ in 0..10 {
+                    let write = async |_| {
+                        let version = outer.load().await;
+                        let write_inner = async |_| {
+                            let version = inner.load().await;
+                            inner.save(version, MILLI).await
+                        };
+                        policy.retry(write_inner).await?;
+                        outer.save(version, MILLI).await
+                    };
+                    policy.retry(write).await.unwrap();
+                }
+            });
+        }
+        let started = Instant::now();
+        let written = async {
+            writers.join_all().await;
+        };
+        tokio::time::timeout(Duration::from_secs(600), written).await.unwrap();
+        assert!(rows[0].written() + rows[1].written() >= 2 * 160);
+        assert!(!rows[0].has_turns() && !rows[1].has_turns());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_with_a_turn_retries_the_same_row_without_waiting_for_itself() {
+        let (cell, started) = (cell(), Instant::now());
+        let written = RetryPolicy::new()
+            .retry(async |number| {
+                let version = cell.load().await;
+                if number == 1 {
+                    return Err(conflict_of(cell.row));
+                }
+                assert!(cell.has_turns());
+                let stale = Cell::new(true);
+                let write_inner = async |_| {
+                    let version = cell.load().await;
+                    if stale.replace(false) {
+                        return Err(conflict_of(cell.row));
+                    }
+                    cell.save(version, MILLI).await
+                };
+                RetryPolicy::new().retry(write_inner).await?;
+                Ok(version)
+            })
+            .await;
+        assert_eq!(written.unwrap(), 0);
+        assert!(started.elapsed() < 20 * MILLI, "{:?}", started.elapsed());
+        assert!(!cell.has_turns());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_retry_that_is_dropped_at_any_await_leaves_no_turn() {
+        let cell = cell();
+        for polls in 1..20 {
+            let holder = (polls % 2 == 0).then(|| Turn::wait(cell.row, None));
+            let holder = match holder {
+                Some(turn) => turn.await,
+                None => None,
+            };
+            let write = async |number| {
+                let version = cell.load().await;
+                yield_now().await;
+                if number < 3 { Err(conflict_of(cell.row)) } else { cell.save(version, MILLI).await }
+            };
+            let mut retry = Box::pin(RetryPolicy::new().retry(write));
+            for _ in 0..polls {
+                let ended = std::future::poll_fn(|context| Poll::Ready(retry.as_mut().poll(context).is_ready())).await;
+                if ended {
+                    break;
+                }
+                tokio::time::advance(MILLI).await;
+            }
+            drop(retry);
+            drop(holder);
+            assert!(!cell.has_turns(), "{polls}");
+        }
+        assert!(cell.written() > 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_cannot_wait_starts_again_with_the_turn() {
+        let cell = cell();
+        let holder = Turn::wait(cell.row, None).await.unwrap();
+        let (begun, held) = (Cell::new(0), Cell::new(Some(holder)));
+        let write = async |number| {
+            assert_eq!(number, 1, "what was not read is no attempt");
+            begun.set(begun.get() + 1);
+            sleep(MILLI).await;
+            if attempt::stands_back(|| cell.row) {
+                drop(held.take());
+                return Err(conflict_of(cell.row));
+            }
+            assert!(cell.has_turns());
+            cell.save(0, MILLI).await
+        };
+        RetryPolicy::new().attempts(1).deadline(Duration::from_secs(1)).retry(write).await.unwrap();
+        assert_eq!((begun.get(), cell.written()), (2, 1));
+        assert!(!cell.has_turns());
+    }
+
+    #[test]
+    fn only_the_rows_that_conflicted_are_locked_and_only_after_that_many_conflicts() {
+        let (row, other) = (cell().row, cell().row);
+        let mut retry = Retry::new(RetryPolicy::new().then_lock(2)).unwrap();
+        let locks = |retry: &Retry, row| retry.attempts().enter(|| attempt::locks(|| row).is_some());
+        retry.start();
+        retry.next(Some(&Raced { row: Some(row) }));
+        assert!(!locks(&retry, row), "this read shows that it can be locked");
+        retry.next(None);
+        assert!(!locks(&retry, row), "not a conflict");
+        retry.next(Some(&Raced { row: Some(row) }));
+        assert!(locks(&retry, row) && !locks(&retry, other));
+        retry.next(Some(&Raced { row: None }));
+        assert!(!locks(&retry, other));
+        retry.next(Some(&Raced { row: Some(other) }));
+        assert!(locks(&retry, row) && locks(&retry, other));
+        let next = Retry::new(RetryPolicy::new().then_lock(9)).unwrap();
+        assert!(locks(&next, row), "others lock it");
+        drop(retry);
+        assert!(locks(&next, row));
+        drop(next);
+        let after = Retry::new(RetryPolicy::new().then_lock(1)).unwrap();
+        assert!(!locks(&after, row));
+        let mut never = Retry::new(RetryPolicy::new()).unwrap();
+        (0..100).for_each(|_| drop(never.next(Some(&Raced { row: Some(row) }))));
+        assert!(!locks(&never, row));
+    }
+
+    async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) {
+        std::future::poll_fn(|context| {
+            assert!(future.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+    }
+}
