@@ -224,7 +224,7 @@ impl RetryPolicy {
     /// retried.
     ///
     /// ```
-    /// use lockkit::{Error, RetryPolicy, VersionedRow};
+    /// use lockkit::{RetryPolicy, VersionedRow};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
