@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -24,8 +24,8 @@ pub(crate) struct Attempts(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// The retry in whose attempt this one runs.
-    around: Option<Weak<Shared>>,
+    /// Whether this retry runs in an attempt of another one.
+    is_nested: bool,
     deadline: Option<Instant>,
     /// Whether rows are locked after conflicts.
     then_locks: bool,
@@ -49,8 +49,8 @@ struct State {
 
 impl Attempts {
     pub(crate) fn new(deadline: Option<Instant>, then_locks: bool) -> Self {
-        let around = RUNNING.try_with(|it| Arc::downgrade(&it.0)).ok();
-        Self(Arc::new(Shared { around, deadline, then_locks, state: Mutex::default() }))
+        let is_nested = RUNNING.try_with(|_| ()).is_ok();
+        Self(Arc::new(Shared { is_nested, deadline, then_locks, state: Mutex::default() }))
     }
 
     /// Runs an attempt.
@@ -68,17 +68,10 @@ impl Attempts {
         self.0.state().turn.as_ref().is_some_and(|it| it.row() == row && it.is_current())
     }
 
-    /// Whether these attempts may wait for a turn. They may not in an attempt that has one: of two tasks that have a turn each
-    /// and wait for the other's, both would wait in vain.
+    /// Whether these attempts may wait for a turn. They may not in an attempt of another retry, which may have a turn or locks
+    /// that others wait for.
     pub(crate) fn may_wait(&self) -> bool {
-        let mut around = self.0.around();
-        while let Some(it) = around {
-            if it.state().turn.as_ref().is_some_and(Turn::is_current) {
-                return false;
-            }
-            around = it.around();
-        }
-        true
+        !self.0.is_nested
     }
 
     /// Waits for the turn to write this row, in place of any other turn.
@@ -128,10 +121,6 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // Ignores poisoning: no code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn around(&self) -> Option<Arc<Self>> {
-        self.around.as_ref()?.upgrade()
     }
 }
 

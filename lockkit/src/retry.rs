@@ -69,7 +69,7 @@ impl RetryPolicy {
     /// because the others may need that connection; the attempt starts again when its turn has come, and is not counted
     /// twice. A turn excludes nobody. It ends with its retry,
     /// and passes on after 250 ms while others wait. Waiting for it takes at most 10 s, nor longer than the deadline,
-    /// holds no connection, and is skipped in an attempt of another retry that has a turn. The row is known where
+    /// holds no connection, and is skipped by a retry in an attempt of another retry. The row is known where
     /// lockkit wrote the statement that conflicted; other conflicts are followed by a pause, see
     /// [`backoff`](Self::backoff).
     ///
