@@ -164,8 +164,8 @@ pub struct RetryPolicy {
     pub attempts: Option<u32>,
     /// The total time for everything: waiting for a connection, lock waits, the body and the pauses.
     pub deadline: Option<Duration>,
-    /// The pauses between attempts. Without them, the pauses adapt: see [`RetryPolicy::backoff`].
-    pub backoff: Option<Backoff>,
+    /// The pauses between attempts. With the default they adapt: see [`RetryPolicy::backoff`].
+    pub backoff: Backoff,
     /// The number of conflicts after which attempts lock the row: see [`RetryPolicy::then_lock`].
     pub then_lock: Option<u32>,
 }
@@ -176,7 +176,7 @@ impl RetryPolicy {
 
     /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline, pauses that adapt, and no locks.
     pub const fn new() -> Self {
-        Self { attempts: None, deadline: None, backoff: None, then_lock: None }
+        Self { attempts: None, deadline: None, backoff: Backoff::new(), then_lock: None }
     }
 
     /// Sets the maximum number of attempts, including the first one.
@@ -200,7 +200,7 @@ impl RetryPolicy {
     /// where the next attempt first waits for its turn, or for a lock that it begins to take.
     #[must_use]
     pub const fn backoff(mut self, backoff: Backoff) -> Self {
-        self.backoff = Some(backoff);
+        self.backoff = backoff;
         self
     }
 
@@ -274,7 +274,7 @@ impl RetryPolicy {
                 reason: "is zero; to lock the row from the first attempt on, use a `RowLock`".to_owned(),
             });
         }
-        let Backoff { base, cap } = self.backoff.unwrap_or_default();
+        let Backoff { base, cap } = self.backoff;
         check_wait("backoff", base)?;
         check_wait("backoff", cap)
     }

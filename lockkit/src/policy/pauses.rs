@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Growing pauses with full jitter, of a length of your own choice. The first is uniformly random between zero and `base`, the next between zero and
-/// twice `base`, and so on up to `cap`.
+/// Growing pauses with full jitter. The first is uniformly random between zero and `base`, the next between zero and
+/// twice `base`, and so on up to `cap`. Pauses of the default length [adapt](crate::RetryPolicy::backoff) instead.
 ///
 /// Full jitter spreads out callers that failed together better than a fixed or partly random pause (M. Brooker,
 /// "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
@@ -21,6 +21,11 @@ impl Backoff {
         Self { base: Duration::from_millis(5), cap: Duration::from_millis(250) }
     }
 
+    /// Whether the pauses adapt to the attempts: nobody has chosen their length.
+    pub(crate) fn adapts(self) -> bool {
+        self == Self::new()
+    }
+
     /// The upper bounds of the pauses, in order and without jitter: `base`, twice that, and so on up to `cap`.
     pub(crate) fn ceilings(self) -> impl Iterator<Item = Duration> + Send {
         std::iter::successors(Some(self.base.min(self.cap)), move |it| Some(it.saturating_mul(2).min(self.cap)))
@@ -36,7 +41,7 @@ impl Default for Backoff {
 /// The pauses of one retry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pauses {
-    backoff: Option<Backoff>,
+    backoff: Backoff,
     /// The number of pauses so far.
     count: u32,
 }
@@ -45,17 +50,18 @@ impl Pauses {
     /// The shortest bound of a pause that adapts: what a timer can tell apart.
     const LEAST: Duration = Duration::from_millis(1);
 
-    pub(crate) fn new(backoff: Option<Backoff>) -> Self {
+    pub(crate) fn new(backoff: Backoff) -> Self {
         Self { backoff, count: 0 }
     }
 
     /// The next pause, after attempts of which the fastest took this long. A pause that adapts is zero if the next
     /// attempt `is_queued` otherwise.
     pub(crate) fn next(&mut self, fastest: Duration, is_queued: bool) -> Duration {
-        let Backoff { base, cap } = match self.backoff {
-            Some(backoff) => backoff,
-            None if is_queued => return Duration::ZERO,
-            None => Backoff { base: fastest.max(Self::LEAST), ..Backoff::new() },
+        let Backoff { base, cap } = self.backoff;
+        let base = match self.backoff.adapts() {
+            true if is_queued => return Duration::ZERO,
+            true => fastest.max(Self::LEAST),
+            false => base,
         };
         let ceiling = base.saturating_mul(1_u32.checked_shl(self.count).unwrap_or(u32::MAX)).min(cap);
         self.count += 1;
@@ -89,7 +95,7 @@ mod tests {
     #[test]
     fn pauses_adapt_to_the_attempts_unless_the_caller_sets_them() {
         let millis = Duration::from_millis;
-        let longest = |backoff: Option<Backoff>, fastest, number| {
+        let longest = |backoff, fastest, number| {
             let pause = || {
                 let mut pauses = Pauses::new(backoff);
                 (0..number).map(|_| pauses.next(fastest, false)).last().unwrap()
@@ -97,15 +103,15 @@ mod tests {
             (0..2000).map(|_| pause()).max().unwrap()
         };
         let is_about = |pause: Duration, bound| pause <= bound && pause > bound / 2;
-        assert!(is_about(longest(None, millis(8), 1), millis(8)));
-        assert!(is_about(longest(None, millis(8), 3), millis(32)));
-        assert!(is_about(longest(None, millis(8), 100), millis(250)));
-        assert!(is_about(longest(None, Duration::ZERO, 1), millis(1)));
+        assert!(is_about(longest(Backoff::new(), millis(8), 1), millis(8)));
+        assert!(is_about(longest(Backoff::new(), millis(8), 3), millis(32)));
+        assert!(is_about(longest(Backoff::new(), millis(8), 100), millis(250)));
+        assert!(is_about(longest(Backoff::new(), Duration::ZERO, 1), millis(1)));
         let given = Backoff { base: millis(40), cap: millis(60) };
-        assert!(is_about(longest(Some(given), millis(8), 1), millis(40)));
-        assert!(is_about(longest(Some(given), millis(900), 5), millis(60)));
-        assert_eq!(Pauses::new(None).next(millis(8), true), Duration::ZERO);
-        let mut given = Pauses::new(Some(given));
+        assert!(is_about(longest(given, millis(8), 1), millis(40)));
+        assert!(is_about(longest(given, millis(900), 5), millis(60)));
+        assert_eq!(Pauses::new(Backoff::new()).next(millis(8), true), Duration::ZERO);
+        let mut given = Pauses::new(given);
         assert!((0..100).any(|_| given.next(millis(8), true) > Duration::ZERO));
     }
 }

@@ -121,7 +121,7 @@ impl Retry {
             let is_queued = self.shared.lock(row);
             return Next { pause: self.pauses.next(self.fastest, is_queued), turn: None };
         }
-        if self.policy.backoff.is_some() {
+        if !self.policy.backoff.adapts() {
             // Others do not wait for a pause that the caller has chosen.
             self.shared.give_up_turn();
         }
