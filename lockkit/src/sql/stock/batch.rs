@@ -102,7 +102,9 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
         Err(err) if takers.is_empty() => fail(runner.next(), err),
         Err(err) if !is_lost(&err) => {
             noted.free();
-            takers.into_iter().for_each(|it| it.answer(Answer::Alone));
+            for taker in takers {
+                taker.answer(Answer::Alone);
+            }
         }
         Err(err) if DB::IS_REMOTE && takers.len() > 1 => {
             // Other batches go on meanwhile.
@@ -170,10 +172,15 @@ async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, 
         None => {
             let source = Arc::new(BoxError::from(err));
             let unknown = || Error::OutcomeUnknown { source: Shared(source.clone()).into() };
-            return takers.into_iter().for_each(|it| it.answer(Answer::Failed(unknown())));
+            for taker in takers {
+                taker.answer(Answer::Failed(unknown()));
+            }
+            return;
         }
     };
-    others.into_iter().for_each(|it| it.answer(Answer::Alone));
+    for taker in others {
+        taker.answer(Answer::Alone);
+    }
 }
 
 /// Tells all takers of one failure.
@@ -189,7 +196,9 @@ fn fail(takers: Vec<Taker>, err: Error) {
             Box::new(move || Error::database(DOING, None, Fault::Other, Shared(source.clone())))
         }
     };
-    takers.into_iter().for_each(|it| it.answer(Answer::Failed(failed())));
+    for taker in takers {
+        taker.answer(Answer::Failed(failed()));
+    }
 }
 
 /// The error of a batch, as one of its takers is told it.

@@ -186,7 +186,9 @@ impl Drop for Runner {
             lane.has_runner = false;
             left = std::mem::take(&mut lane.queue);
         });
-        left.into_iter().for_each(|it| it.answer(Answer::Alone));
+        for taker in left {
+            taker.answer(Answer::Alone);
+        }
     }
 }
 
