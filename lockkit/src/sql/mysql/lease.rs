@@ -203,22 +203,30 @@ fn left(min_hold: &str, acquired_us: &str) -> String {
 
 impl LeaseStatements for MySql {
     async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
-        if !last.were_of_released() {
-            return acquire_any(conn, claim, last).await;
-        }
         let token = claim.token.as_bytes().as_slice();
-        let released = sqlx::query(acquire_released())
-            .bind(claim.key.as_bytes())
-            .bind(token)
-            .bind(claim.holder.as_bytes())
-            .bind(token)
-            .bind(micros(claim.ttl))
-            .bind(micros(claim.ttl))
-            .bind(claim.key.as_bytes())
-            .bind(token);
-        match released.execute(&mut *conn).await?.last_insert_id() {
-            0 => acquire_any(conn, claim, last).await,
-            answer => acquired(conn, claim, last, answer, false).await,
+        // In REPEATABLE READ, a look for a missing row locks the gap for a moment, which refuses the insert of a neighbour on
+        // MariaDB. So a new lease has more than one try.
+        let mut tries = 2;
+        loop {
+            if last.were_of_released() {
+                let released = sqlx::query(acquire_released())
+                    .bind(claim.key.as_bytes())
+                    .bind(token)
+                    .bind(claim.holder.as_bytes())
+                    .bind(token)
+                    .bind(micros(claim.ttl))
+                    .bind(micros(claim.ttl))
+                    .bind(claim.key.as_bytes())
+                    .bind(token);
+                let answer = released.execute(&mut *conn).await?.last_insert_id();
+                if answer != 0 {
+                    return acquired(conn, claim, last, answer, false).await;
+                }
+            }
+            match acquire_any(conn, claim, last).await {
+                Err(err) if tries > 0 && Self::fault(&err) == Fault::Contended => tries -= 1,
+                answer => return answer,
+            }
         }
     }
 
