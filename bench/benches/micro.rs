@@ -33,7 +33,7 @@ fn retry_policy(bencher: Bencher) {
     let runtime = runtime();
     let policy = RetryPolicy::new().attempts(3).backoff(Backoff::new());
     bencher.bench_local(|| {
-        let attempt = |number| async move { lockkit::Result::Ok(black_box(number)) };
+        let attempt = |number| async move { Ok::<_, lockkit::Error>(black_box(number)) };
         runtime.block_on(policy.retry(attempt)).expect("an attempt that succeeds")
     });
 }
@@ -109,7 +109,7 @@ fn by_hand(bencher: Bencher) {
     let leases = Leases::new(MemoryStore::new());
     bencher.bench_local(|| {
         let user_id = black_box(7_u64);
-        let body = |_lease| async move { lockkit::Result::Ok(black_box(user_id)) };
+        let body = |_lease| async move { Ok::<_, lockkit::Error>(black_box(user_id)) };
         runtime.block_on(leases.lease(format!("user:{user_id}")).run(body)).expect("a free lease")
     });
 }
