@@ -228,8 +228,15 @@ on_every_database! {
     }
 
     async fn a_runtime_that_ends_or_is_not_driven_holds_up_no_other<S>(db: TestDb<S>) {
-        let stock = stock(&db);
-        stock.put(1000).await.unwrap();
+        stock(&db).put(1000).await.unwrap();
+        // All connections are opened here: one that was opened on the other runtime would wait for that to be driven.
+        let pool = db.pool_of(8).await;
+        let mut all = Vec::new();
+        for _ in 0..8 {
+            all.push(pool.acquire().await.unwrap());
+        }
+        drop(all);
+        let stock = Stock::new(pool, "sku:42").segments(10).wait(PATIENCE);
         let other = {
             let stock = stock.clone();
             std::thread::spawn(move || {
