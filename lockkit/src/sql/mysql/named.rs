@@ -56,17 +56,6 @@ impl NamedStatements for MySql {
         if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
             && bound.as_secs() > 0
         {
-            // Most locks are free, and their row exists. In REPEATABLE READ, looking for a missing row would lock the gap.
-            let free: Option<i64> = sqlx::query_scalar(
-                "SELECT 1 FROM lockkit_named FORCE INDEX (PRIMARY) WHERE name = IF(@lockkit_read_committed, ?, NULL)
-                 FOR UPDATE SKIP LOCKED",
-            )
-            .bind(key.as_bytes())
-            .fetch_optional(&mut *conn)
-            .await?;
-            if free.is_some() {
-                return Ok(true);
-            }
             return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
         }
         let (before, hint) = bounded(wait);
