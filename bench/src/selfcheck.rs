@@ -207,7 +207,7 @@ mod tests {
             match expected {
                 None => assert_eq!(complaints, [""; 0]),
                 Some(expected) => {
-                    assert!(complaints.iter().any(|it| it.starts_with(expected)), "{bug:?}: {complaints:?}")
+                    assert!(complaints.iter().any(|it| it.starts_with(expected)), "{bug:?}: {complaints:?}");
                 }
             }
         }

@@ -10,6 +10,7 @@ use tokio::{task::futures::TaskLocalFuture, time::Instant};
 
 use crate::{
     locking::Locking,
+    policy::Wait,
     turn::{Row, Turn},
 };
 
@@ -156,10 +157,10 @@ pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
     true
 }
 
-/// Whether the running attempt locks this row when it reads it on a connection of its own, with the deadline of its retry.
+/// How long the running attempt waits for the lock of this row, if it locks it when it reads it on a connection of its own.
 /// `row` is only computed if any row is locked.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-pub(crate) fn locks(row: impl FnOnce() -> Row) -> Option<Option<Instant>> {
+pub(crate) fn lock_wait(row: impl FnOnce() -> Row) -> Option<Wait> {
     let attempts = RUNNING.try_with(Clone::clone).ok().filter(|it| it.0.then_locks)?;
     let mut state = attempts.0.state();
     state.can_lock = true;
@@ -167,12 +168,12 @@ pub(crate) fn locks(row: impl FnOnce() -> Row) -> Option<Option<Instant>> {
         return None;
     }
     let row = row();
-    if state.locks.iter().any(|it| it.row() == row) {
-        return Some(attempts.0.deadline);
-    }
-    let others = Locking::is_locked(row);
-    if others {
+    if !state.locks.iter().any(|it| it.row() == row) {
+        if !Locking::is_locked(row) {
+            return None;
+        }
         state.lock(row);
     }
-    others.then_some(attempts.0.deadline)
+    let left = attempts.0.deadline.map(|it| it.saturating_duration_since(Instant::now()));
+    Some(Wait::within(None, left))
 }

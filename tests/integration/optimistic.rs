@@ -13,6 +13,7 @@ use tokio::time::timeout;
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, sqlx::FromRow, lockkit::Versioned)]
+#[expect(clippy::struct_field_names, reason = "the columns of the table")]
 #[versioned(table = "t_items", key = "item_id")]
 struct Item {
     item_id: i64,
@@ -270,7 +271,7 @@ on_every_database! {
                         saves.fetch_add(1, Relaxed);
                         Ok::<_, Error>(())
                     };
-                    policy.retry(both).await.unwrap();
+                    Box::pin(policy.retry(both)).await.unwrap();
                 }
             });
         }

@@ -476,7 +476,7 @@ mod tests {
     fn only_the_rows_that_conflicted_are_locked_and_only_after_that_many_conflicts() {
         let (row, other) = (cell().row, cell().row);
         let mut retry = Retry::new(RetryPolicy::new().then_lock(2)).unwrap();
-        let locks = |retry: &Retry, row| retry.attempts().enter(|| attempt::locks(|| row).is_some());
+        let locks = |retry: &Retry, row| retry.attempts().enter(|| attempt::lock_wait(|| row).is_some());
         retry.start();
         retry.next(Some(&Raced { row: Some(row) }));
         assert!(!locks(&retry, row), "this read shows that it can be locked");

@@ -56,9 +56,9 @@ pub(crate) async fn lock_if_asked<DB: VersionOps>(
     table: &Key,
     values: &Values<DB>,
 ) -> Result<Option<(DB::Row, Version)>> {
-    match attempt::locks(|| row_of(query, values)) {
+    match attempt::lock_wait(|| row_of(query, values)) {
         // Boxed: it is larger than a read, and rarely runs.
-        Some(deadline) => Box::pin(lock(conn, query, table, values, deadline)).await,
+        Some(wait) => Box::pin(lock(conn, query, table, values, wait)).await,
         None => Ok(None),
     }
 }
@@ -68,13 +68,12 @@ async fn lock<DB: VersionOps>(
     query: &VersionQuery,
     table: &Key,
     values: &Values<DB>,
-    deadline: Option<Instant>,
+    wait: Wait,
 ) -> Result<Option<(DB::Row, Version)>> {
     // Outside a transaction the lock would end with its statement.
     if depth::<DB>(conn).await? == 0 {
         return Ok(None);
     }
-    let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let lock = RowQuery {
         table: query.table.clone(),
         by: query.by.clone(),
@@ -82,7 +81,7 @@ async fn lock<DB: VersionOps>(
         limit: None,
         skip_locked: false,
         strength: Strength::Update,
-        wait: Wait::within(None, left),
+        wait,
         columns: Columns::All,
     };
     let access = match plan::access::<DB>(conn, &lock, values, table, PlanCheck::Deny).await {
