@@ -153,7 +153,15 @@ on_every_database! {
             if attempt <= 2 {
                 item = stale.clone();
             }
-            item.save(&mut *tx).await?.commit(tx).await?;
+            // A dropped transaction may keep its locks for a moment.
+            let saved = match item.save(&mut *tx).await {
+                Ok(saved) => saved,
+                Err(err) => {
+                    tx.rollback().await.unwrap();
+                    return Err(err);
+                }
+            };
+            saved.commit(tx).await?;
             Ok::<_, Error>(attempt)
         };
         assert_eq!(RetryPolicy::new().then_lock(2).retry(write).await.unwrap(), 3);
@@ -164,7 +172,13 @@ on_every_database! {
             if attempt == 1 {
                 item = stale.clone();
             }
-            item.save(&mut *tx).await?.commit(tx).await
+            match item.save(&mut *tx).await {
+                Ok(saved) => saved.commit(tx).await,
+                Err(err) => {
+                    tx.rollback().await.unwrap();
+                    Err(err)
+                }
+            }
         };
         RetryPolicy::new().retry(unlocked).await.unwrap();
         assert_eq!(stored(&db).await.1, 3);
