@@ -44,8 +44,12 @@ struct State {
     stands_back: bool,
     /// Whether an attempt has read a row on a connection of its own, where it can lock one.
     can_lock: bool,
-    /// The rows that the attempt locks when it reads them in a transaction.
+    /// The rows that the attempts lock when they read them in a transaction.
     locks: Vec<Locking>,
+    /// Those that the running attempt has locked. It locks none twice: a second transaction of it would wait for the first.
+    locked: Vec<Row>,
+    /// The rows that cannot be locked where they are read.
+    unlockable: Vec<Row>,
 }
 
 impl Attempts {
@@ -97,9 +101,22 @@ impl Attempts {
         std::mem::take(&mut self.0.state().stands_back)
     }
 
-    /// Whether the attempts can lock a row.
-    pub(crate) fn can_lock(&self) -> bool {
-        self.0.state().can_lock
+    /// Another attempt begins.
+    pub(crate) fn begin(&self) {
+        let mut state = self.0.state();
+        state.stands_back = false;
+        state.locked.clear();
+    }
+
+    /// Whether the running attempt [stands back](stands_back).
+    pub(crate) fn is_standing_back(&self) -> bool {
+        self.0.state().stands_back
+    }
+
+    /// Whether the attempts can lock this row.
+    pub(crate) fn can_lock(&self, row: Row) -> bool {
+        let state = self.0.state();
+        state.can_lock && !state.unlockable.contains(&row)
     }
 
     /// Adds a row that the following attempts lock. `false` if they lock it already.
@@ -168,12 +185,31 @@ pub(crate) fn lock_wait(row: impl FnOnce() -> Row) -> Option<Wait> {
         return None;
     }
     let row = row();
+    if state.locked.contains(&row) || state.unlockable.contains(&row) {
+        return None;
+    }
     if !state.locks.iter().any(|it| it.row() == row) {
-        if !Locking::is_locked(row) {
+        // The one that locks it may be the retry that this one is nested in.
+        if attempts.0.is_nested || !Locking::is_locked(row) {
             return None;
         }
         state.lock(row);
     }
+    state.locked.push(row);
     let left = attempts.0.deadline.map(|it| it.saturating_duration_since(Instant::now()));
     Some(Wait::within(None, left))
+}
+
+/// The row cannot be locked where the running attempt has read it: outside a transaction, or without an index. Its writers take
+/// turns instead.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+pub(crate) fn cannot_lock(row: Row) {
+    let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };
+    let dropped: Vec<_> = {
+        let mut state = attempts.0.state();
+        state.unlockable.push(row);
+        state.locks.extract_if(.., |it| it.row() == row).collect()
+    };
+    // Dropped after the mutex is unlocked.
+    drop(dropped);
 }

@@ -59,6 +59,7 @@ impl Retry {
     pub fn start(&mut self) -> u32 {
         self.attempts += 1;
         self.attempt_started = Instant::now();
+        self.shared.begin();
         self.attempts
     }
 
@@ -74,7 +75,8 @@ impl Retry {
     {
         let err: BoxError = match outcome {
             None => return Some(Err(self.exhausted(CutOff.into()).into())),
-            Some(Err(err)) if worth_another(&err) => err.into(),
+            // An attempt that stood back has not run, whatever its caller makes of that.
+            Some(Err(err)) if worth_another(&err) || self.shared.is_standing_back() => err.into(),
             Some(result) => return Some(result),
         };
         let stood_back = self.shared.take_stands_back();
@@ -114,7 +116,7 @@ impl Retry {
         let row = conflict.and_then(|it| it.row);
         if let (Some(row), Some(after)) = (row, self.policy.then_lock)
             && self.conflicts >= after
-            && self.shared.can_lock()
+            && self.shared.can_lock(row)
         {
             // The queue for the lock is in the database, where the attempts of this process overlap.
             self.shared.give_up_turn();
@@ -126,8 +128,8 @@ impl Retry {
             self.shared.give_up_turn();
         }
         // Attempts that will lock leave the queue to the database, where others would overtake those with a turn.
-        let takes_turns = self.shared.may_wait() && !(self.policy.then_lock.is_some() && self.shared.can_lock());
-        let turn = row.filter(|it| takes_turns && !self.shared.has_turn(*it));
+        let will_lock = |row| self.policy.then_lock.is_some() && self.shared.can_lock(row);
+        let turn = row.filter(|it| self.shared.may_wait() && !will_lock(*it) && !self.shared.has_turn(*it));
         // The queue takes the place of the pause.
         Next { pause: self.pauses.next(self.fastest, turn.is_some()), turn }
     }
@@ -484,19 +486,25 @@ mod tests {
         assert!(!locks(&retry, row), "not a conflict");
         retry.next(Some(&Raced { row: Some(row) }));
         assert!(locks(&retry, row) && !locks(&retry, other));
+        assert!(!locks(&retry, row), "a second transaction of the attempt would wait for the first");
         retry.next(Some(&Raced { row: None }));
         assert!(!locks(&retry, other));
         retry.next(Some(&Raced { row: Some(other) }));
+        retry.start();
         assert!(locks(&retry, row) && locks(&retry, other));
-        let next = Retry::new(RetryPolicy::new().then_lock(9)).unwrap();
+        let mut next = Retry::new(RetryPolicy::new().then_lock(9)).unwrap();
         assert!(locks(&next, row), "others lock it");
         drop(retry);
+        next.start();
         assert!(locks(&next, row));
+        next.start();
+        next.attempts().enter(|| attempt::cannot_lock(row));
+        assert!(!locks(&next, row) && !next.attempts().can_lock(row));
         drop(next);
         let after = Retry::new(RetryPolicy::new().then_lock(1)).unwrap();
         assert!(!locks(&after, row));
         let mut never = Retry::new(RetryPolicy::new()).unwrap();
-        (0..100).for_each(|_| drop(never.next(Some(&Raced { row: Some(row) }))));
+        (0..100).for_each(|_| _ = never.next(Some(&Raced { row: Some(row) })));
         assert!(!locks(&never, row));
     }
 

@@ -164,24 +164,27 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
     // No code panics while it holds the lock.
     let swept_to = || SWEPT_TO.lock().unwrap_or_else(PoisonError::into_inner);
     let started = Instant::now();
-    let mut after = swept_to().remove(&pool).unwrap_or_default();
+    let mut after = swept_to().get(&pool).cloned().unwrap_or_default();
     let mut swept = 0;
     loop {
+        // Before the sweep, which makes the page shorter.
+        let end = DB::lease_page_end(conn, &after).await?;
         swept += DB::lease_sweep(conn, retention, limit - u32::try_from(swept).unwrap_or(limit), &after).await?;
         if swept >= limit.into() {
             // There may be more in this page.
-            break;
+            return Ok(swept);
         }
-        match DB::lease_page_end(conn, &after).await? {
-            Some(end) if end > after => after = end,
-            _ => return Ok(swept),
-        }
+        let Some(end) = end.filter(|it| *it != after) else {
+            swept_to().remove(&pool);
+            return Ok(swept);
+        };
+        after = end;
+        // Kept at each step: the time of a call may end in the middle.
+        swept_to().insert(pool, after.clone());
         if started.elapsed() >= SWEEP_TIME {
-            break;
+            return Ok(swept);
         }
     }
-    swept_to().insert(pool, after);
-    Ok(swept)
 }
 
 /// Whether the last claims through a pool were of leases that had been released. Then the next one is sent as a statement

@@ -22,6 +22,7 @@ use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
     scope::Realm,
     sql::lease::{LastClaims, lease_sweep},
+    task::no_answer,
 };
 
 /// Number of callers that wait for a connection, by pool; reported in [`Error::PoolStarved`]. A pool without waiters
@@ -31,6 +32,9 @@ static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::defa
 /// Longest time for an idle connection to prove that it still works. The connection may have died silently, and sqlx
 /// would wait for its answer as long as the caller does.
 pub(super) const PING_LIMIT: Duration = Duration::from_secs(1);
+
+/// Longest time to learn what a database is like, at the first use.
+const GREET_LIMIT: Duration = Duration::from_secs(5);
 
 /// Longest time for a connection to prove that it still works when it returns to its pool.
 const RETURN_LIMIT: Duration = Duration::from_millis(500);
@@ -48,7 +52,10 @@ pub(crate) async fn connection<DB: Dialect>(
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
     let mut conn = checkout(pool, doing, key).await?;
-    DB::greet(&mut conn, pool).await;
+    if timeout(GREET_LIMIT, DB::greet(&mut conn, pool)).await.is_err() {
+        drop(conn.detach());
+        return Err(no_answer(doing, key));
+    }
     Ok(conn)
 }
 
@@ -143,7 +150,10 @@ pub(super) async fn call<DB: Dialect, T>(
 ) -> Result<T> {
     let conn = checked_out(pool, ping_limit, doing, key).await?;
     let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
-    DB::greet(&mut call.get_mut().conn, pool).await;
+    if timeout(GREET_LIMIT, DB::greet(&mut call.get_mut().conn, pool)).await.is_err() {
+        // Dropping the call closes the connection.
+        return Err(no_answer(doing, key));
+    }
     let answer = operation(&mut call.get_mut().conn).await;
     let conn = call.defuse().conn;
     match &answer {

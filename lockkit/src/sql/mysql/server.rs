@@ -29,7 +29,11 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
     }
     let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'log_bin'; \
                  SHOW VARIABLES LIKE 'binlog_format'";
-    let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else { return };
+    let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else {
+        // The next use asks again.
+        servers().retain(|it| !it.is_at(pool));
+        return;
+    };
     let (mut nodes, mut has_log) = (0, false);
     for row in rows {
         let (Ok(name), Ok(value)) = (row.try_get::<String, _>(0), row.try_get::<String, _>(1)) else { return };
@@ -65,8 +69,14 @@ fn is_first_use(pool: &Pool<MySql>) -> bool {
 }
 
 fn find<'s>(servers: &'s mut [Server], pool: &Pool<MySql>) -> Option<&'s mut Server> {
-    let options = pool.connect_options();
-    servers.iter_mut().find(|it| it.port == options.get_port() && it.host == options.get_host())
+    servers.iter_mut().find(|it| it.is_at(pool))
+}
+
+impl Server {
+    fn is_at(&self, pool: &Pool<MySql>) -> bool {
+        let options = pool.connect_options();
+        self.port == options.get_port() && self.host == options.get_host()
+    }
 }
 
 /// Ignores poisoning: no code panics while it holds the lock.

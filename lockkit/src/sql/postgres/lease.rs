@@ -115,7 +115,8 @@ impl LeaseStatements for Postgres {
         let token: Option<Vec<u8>> = row.try_get("token")?;
         let (expires_us, now_us): (i64, i64) = (row.try_get("expires_us")?, row.try_get("now_us")?);
         let is_mine = token.as_deref() == Some(claim.token.as_bytes().as_slice());
-        if is_mine || (token.is_some() && expires_us <= now_us) {
+        // Also a lease that was released while this statement ran: it is free, but not as the statement saw it.
+        if is_mine || expires_us <= now_us {
             return acquire_any(conn, claim, last).await;
         }
         let ttl_us: Option<i64> = row.try_get("ttl_us")?;
@@ -512,9 +513,9 @@ async fn acquire_any(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) 
     };
     if row.try_get("granted")? {
         let had_row = row.try_get::<i64, _>("old_fence")? > 0;
-        let grant = grant(&row)?;
-        last.granted(had_row && grant.previous.is_none());
-        return Ok(Acquired::Granted(grant));
+        let had_token = row.try_get::<Option<Vec<u8>>, _>("old_token")?.is_some();
+        last.granted(had_row && !had_token);
+        return Ok(Acquired::Granted(grant(&row)?));
     }
     held(conn, claim, row.try_get("left_us")?, row.try_get("ahead")?).await
 }

@@ -31,10 +31,13 @@ const SETTLE_TRY: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
 const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes batches from the queue until it is empty.
+/// Takes batches from the queue until it is empty, or the database does not answer. Then each taker that is left goes on
+/// alone, with its own wait.
 pub(super) async fn run<DB: StockOps>(stock: Stock<DB>, runner: Runner) {
     while runner.has_takers() {
-        one(&stock, &runner).await;
+        if !one(&stock, &runner).await {
+            return;
+        }
         // The callers that were answered may come back at once, and join the next batch.
         yield_now().await;
     }
@@ -51,8 +54,9 @@ enum Said {
     NoNote,
 }
 
-/// Runs one batch. It is formed when the connection is there, so that it includes the takes that arrived meanwhile.
-async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
+/// Runs one batch. It is formed when the connection is there, so that it includes the takes that arrived meanwhile. Returns
+/// `false` if the database did not answer.
+async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let Stock { pool, key, .. } = stock;
     let mut noted = Borrowed::new(address(pool));
     let mut takers = Vec::new();
@@ -81,8 +85,13 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
         if let Some(portion) = took {
             return Ok(Said::Took(portion));
         }
-        if DB::IS_REMOTE && !is_new && answered::<DB, _>(DB::stock_note_look(conn, noted.note)).await?.is_none() {
-            return Ok(Said::NoNote);
+        if DB::IS_REMOTE && sums.len() > 1 {
+            match answered::<DB, _>(DB::stock_note_look(conn, noted.note)).await? {
+                // A proxy has sent the statement again after the answer to it was lost.
+                Some((number, portion)) if number == noted.note.number => return Ok(Said::Took(portion)),
+                None if !is_new => return Ok(Said::NoNote),
+                _ => {}
+            }
         }
         let look = answered::<DB, _>(DB::stock_look(conn, key)).await?;
         Ok(Said::TooFew { left: sum(&look.segments) })
@@ -99,19 +108,27 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) {
         }
         Ok(Said::NoNote) => runner.put_back(takers),
         // No connection.
-        Err(err) if takers.is_empty() => fail(runner.next(), err),
-        Err(err) if !is_lost(&err) => {
+        Err(err) if takers.is_empty() => {
+            fail(runner.next(), err);
+            return false;
+        }
+        // The batch was refused, or was not sent because its note could not be made.
+        Err(err) if !is_lost(&err) || DB::IS_REMOTE && takers.len() > 1 && !noted.is_made => {
             noted.free();
             for taker in takers {
                 taker.answer(Answer::Alone);
             }
         }
         Err(err) if DB::IS_REMOTE && takers.len() > 1 => {
-            // Other batches go on meanwhile.
             tokio::spawn(settle(stock.clone(), noted.note, takers, err));
+            return false;
         }
-        Err(err) => fail(takers, err),
+        Err(err) => {
+            fail(takers, err);
+            return false;
+        }
     }
+    true
 }
 
 /// Whether the statement may have been executed although it failed: no server has refused it.
@@ -155,20 +172,22 @@ fn refuse(takers: Vec<Taker>, left: u64) -> Vec<Taker> {
 async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, err: Error) {
     let Stock { pool, key, .. } = &stock;
     let deadline = Instant::now() + SETTLE_LIMIT;
-    let row = loop {
+    let executed = loop {
         let asked = call(pool, PING_LIMIT, DOING, Some(key), async |conn| {
             DB::stock_note_void(conn, note).await?;
             DB::stock_note_look(conn, note).await
         });
         match timeout(SETTLE_TRY, asked).await {
-            Ok(Ok(row)) => break row,
+            Ok(Ok(Some((number, portion)))) if number == note.number => break Some(Some(portion)),
+            Ok(Ok(Some((Note::VOID, _)))) => break Some(None),
+            // Anything else proves nothing: it may have been read on a replica.
             _ if Instant::now() >= deadline => break None,
             _ => sleep(SETTLE_PAUSE).await,
         }
     };
-    let others = match row {
-        Some((number, portion)) if number == note.number => tell(takers, portion),
-        Some(_) => takers,
+    let others = match executed {
+        Some(Some(portion)) => tell(takers, portion),
+        Some(None) => takers,
         None => {
             let source = Arc::new(BoxError::from(err));
             let unknown = || Error::OutcomeUnknown { source: Shared(source.clone()).into() };

@@ -94,7 +94,6 @@ pub struct Note {
 
 impl Note {
     /// The number of a note whose batch was refused. No batch has a higher one.
-    #[cfg_attr(not(any(feature = "mysql", feature = "postgres")), allow(dead_code))]
     pub(crate) const VOID: i64 = i64::MAX;
 }
 

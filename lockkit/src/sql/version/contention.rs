@@ -72,6 +72,7 @@ async fn lock<DB: VersionOps>(
 ) -> Result<Option<(DB::Row, Version)>> {
     // Outside a transaction the lock would end with its statement.
     if depth::<DB>(conn).await? == 0 {
+        attempt::cannot_lock(row_of(query, values));
         return Ok(None);
     }
     let lock = RowQuery {
@@ -87,7 +88,10 @@ async fn lock<DB: VersionOps>(
     let access = match plan::access::<DB>(conn, &lock, values, table, PlanCheck::Deny).await {
         Ok(access) => access,
         // A lock that scans would be on other rows too.
-        Err(Error::FullScan { .. } | Error::InvalidOption { .. }) => return Ok(None),
+        Err(Error::FullScan { .. } | Error::InvalidOption { .. }) => {
+            attempt::cannot_lock(row_of(query, values));
+            return Ok(None);
+        }
         Err(err) => return Err(err),
     };
     let started = Instant::now();
