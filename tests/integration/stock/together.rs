@@ -215,7 +215,8 @@ on_every_database! {
         let stock = stock(&db);
         stock.put(100).await.unwrap();
         let mut idle = Box::pin(stock.take(1));
-        assert!(poll_once(idle.as_mut()).is_none());
+        // Rarely, the answer is there before the first poll ends.
+        let answered = poll_once(idle.as_mut());
         let mut tasks = JoinSet::new();
         for _ in 0..8 {
             let stock = stock.clone();
@@ -223,7 +224,10 @@ on_every_database! {
         }
         let taken = timeout(PATIENCE, tasks.join_all()).await.expect("they are answered");
         assert!(taken.iter().all(Result::is_ok), "{taken:?}");
-        idle.await.unwrap();
+        match answered {
+            Some(taken) => taken.unwrap(),
+            None => idle.await.unwrap(),
+        };
         assert_eq!(stock.left().await.unwrap(), 91);
     }
 

@@ -11,7 +11,7 @@ use crate::{
     error::{BoxError, Error, Fault},
     sql::{
         Note, Portion, StockOps,
-        pool::{PING_LIMIT, address, call, tried, write},
+        pool::{PING_LIMIT, call, tried, write},
         stock::{
             Stock, Taken,
             attempt::{DOING, answered},
@@ -58,7 +58,7 @@ enum Said {
 /// `false` if the database did not answer.
 async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let Stock { pool, key, .. } = stock;
-    let mut noted = Borrowed::new(address(pool));
+    let mut noted = Borrowed::new(pool.connect_options());
     let mut takers = Vec::new();
     let mut is_new = true;
     let said = write(pool, PING_LIMIT, DOING, Some(key), async |conn, tries| {

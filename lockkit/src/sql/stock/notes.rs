@@ -1,7 +1,8 @@
 //! The notes that this process has free. A note in use belongs to one batch.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    any::Any,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,24 +16,30 @@ const KEPT: Duration = Duration::from_hours(1);
 static FREE: Mutex<Vec<Free>> = Mutex::new(Vec::new());
 
 struct Free {
-    pool: usize,
+    pool: Options,
     note: Note,
     since: Instant,
 }
 
-/// A note for the next batch through the pool with this address.
+/// The options of a pool, which tell pools apart. A free note keeps them, so that no other pool gets their address.
+type Options = Arc<dyn Any + Send + Sync>;
+
+/// A note for the next batch through the pool with these options.
 pub(super) struct Borrowed {
-    pool: usize,
+    pool: Options,
     pub(super) note: Note,
     /// Whether the database has the note, as far as is known.
     pub(super) is_made: bool,
 }
 
 impl Borrowed {
-    pub(super) fn new(pool: usize) -> Self {
+    pub(super) fn new(pool: Options) -> Self {
         let mut free = free();
         free.retain(|it| it.since.elapsed() < KEPT);
-        let found = free.iter().rposition(|it| it.pool == pool).map(|it| free.swap_remove(it).note);
+        let found = free
+            .iter()
+            .rposition(|it| std::ptr::addr_eq(Arc::as_ptr(&it.pool), Arc::as_ptr(&pool)))
+            .map(|it| free.swap_remove(it).note);
         let is_made = found.is_some();
         Self { pool, note: found.unwrap_or_else(|| Note { id: Token::random(), number: 1 }), is_made }
     }
