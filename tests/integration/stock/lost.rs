@@ -1,8 +1,9 @@
 //! Batches whose answer is lost. Each taker is told what happened.
 
 use lockkit::{Error, Stock};
+use sqlx::{Pool, pool::PoolConnection};
 use support::{Backend, Proxy, Server, TestDb, on_every_server};
-use tokio::time::sleep;
+use tokio::{task::JoinHandle, time::sleep};
 
 use super::{
     MILLIS, stock,
@@ -19,14 +20,26 @@ async fn until_left<S: Backend>(db: &TestDb<S>, left: u64) {
     }
 }
 
-/// Runs a batch through the proxy, so that its note exists.
-async fn one_batch<S: Backend>(pool: &sqlx::Pool<S::DB>) {
+/// A take in the queue.
+type Taker = JoinHandle<Result<u64, Error>>;
+
+/// Queues a batch of these amounts, which is sent when the connection is dropped: the pool has no other.
+async fn batch<S: Backend>(pool: &Pool<S::DB>, amounts: &[u64]) -> (PoolConnection<S::DB>, Vec<Taker>) {
     let connection = pool.acquire().await.unwrap();
-    let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &[1, 1]);
-    drop(connection);
-    for taker in takers {
-        taker.await.unwrap().unwrap();
+    (connection, queued(&Stock::new(pool.clone(), "sku:42").segments(10), amounts))
+}
+
+async fn each_took(takers: Vec<Taker>, amounts: &[u64]) {
+    for (taker, amount) in takers.into_iter().zip(amounts) {
+        assert_eq!(taker.await.unwrap().unwrap(), *amount);
     }
+}
+
+/// Runs a batch through the proxy, so that its note exists.
+async fn one_batch<S: Backend>(pool: &Pool<S::DB>) {
+    let (connection, takers) = batch::<S>(pool, &[1, 1]).await;
+    drop(connection);
+    each_took(takers, &[1, 1]).await;
 }
 
 on_every_server! {
@@ -34,17 +47,14 @@ on_every_server! {
         stock(&db).put(1000).await.unwrap();
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
-        let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
         // The key is among the values that the statement is executed with.
         proxy.hold_replies_to("sku:42");
         drop(connection);
         until_left(&db, 1000 - SUM).await;
         proxy.reset();
         proxy.pass_replies();
-        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
-            assert_eq!(taker.await.unwrap().unwrap(), amount);
-        }
+        each_took(takers, &AMOUNTS).await;
         assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM, "taken once");
     }
 
@@ -53,8 +63,7 @@ on_every_server! {
         stock(&db).put(70).await.unwrap();
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
-        let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
         proxy.hold_replies_to("sku:42");
         drop(connection);
         // MySQL and MariaDB look for a segment that has enough for all first.
@@ -64,9 +73,7 @@ on_every_server! {
         sleep(MILLIS(50)).await;
         proxy.reset();
         proxy.pass_replies();
-        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
-            assert_eq!(taker.await.unwrap().unwrap(), amount);
-        }
+        each_took(takers, &AMOUNTS).await;
         assert_eq!(stock(&db).left().await.unwrap(), 70 - SUM, "taken once");
     }
 
@@ -74,16 +81,13 @@ on_every_server! {
         stock(&db).put(1000).await.unwrap();
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
-        let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
         proxy.stall(true);
         drop(connection);
         sleep(MILLIS(100)).await;
         proxy.reset();
         proxy.stall(false);
-        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
-            assert_eq!(taker.await.unwrap().unwrap(), amount);
-        }
+        each_took(takers, &AMOUNTS).await;
         assert_eq!(stock(&db).left().await.unwrap(), 1000 - SUM);
     }
 
@@ -96,17 +100,14 @@ on_every_server! {
         let mut holder = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut holder, "UPDATE lockkit_stock_batch SET used_us = used_us").await.unwrap();
 
-        let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
         drop(connection);
         sleep(MILLIS(200)).await;
         assert_eq!(stock(&db).left().await.unwrap(), 998);
         proxy.reset();
         sleep(MILLIS(200)).await;
         holder.rollback().await.unwrap();
-        for (taker, amount) in takers.into_iter().zip(AMOUNTS) {
-            assert_eq!(taker.await.unwrap().unwrap(), amount);
-        }
+        each_took(takers, &AMOUNTS).await;
         db.assert_nothing_left().await;
         assert_eq!(stock(&db).left().await.unwrap(), 998 - SUM, "taken once");
     }
@@ -115,8 +116,7 @@ on_every_server! {
         stock(&db).put(1000).await.unwrap();
         let proxy = Proxy::start(&db.url);
         let pool = narrow::<S>(proxy.url()).await;
-        let connection = pool.acquire().await.unwrap();
-        let takers = queued(&Stock::new(pool.clone(), "sku:42").segments(10), &AMOUNTS);
+        let (connection, takers) = batch::<S>(&pool, &AMOUNTS).await;
         proxy.hold_replies_to("sku:42");
         drop(connection);
         until_left(&db, 1000 - SUM).await;

@@ -115,8 +115,8 @@ fn locked_at_once() -> String {
 const MARIADB_ROW: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
      UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY) */";
 
-/// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row is locked or
-/// does not exist, the lease has expired, or this claim holds it.
+/// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row does not
+/// exist, the lease has expired, or this claim holds it. A locked row is 0 on MySQL and an error on MariaDB.
 ///
 /// The name and the token are bound at two places, of which each server reads one.
 fn acquire_released() -> &'static str {

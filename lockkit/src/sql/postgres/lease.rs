@@ -61,18 +61,6 @@ fn stays_taken(min_hold: &str, nobody: &str) -> String {
     )
 }
 
-/// Selects and locks the row of an unexpired lease with the key `$1` and this token, without waiting. Its transaction then does not
-/// wait for the disk.
-fn mine(token: &str) -> String {
-    // In a subquery, the setting is changed once. Otherwise a scan of a small table would change it for each row.
-    format!(
-        "SELECT ctid FROM lockkit_lease
-         WHERE name = $1 AND token = {token} AND expires_us > {NOW}
-           AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
-         FOR UPDATE SKIP LOCKED"
-    )
-}
-
 impl LeaseStatements for Postgres {
     async fn lease_acquire(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
         if !last.were_of_released() {
@@ -278,38 +266,30 @@ impl LeaseStatements for Postgres {
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
         // Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
-        let freed = if min_hold.is_zero() {
-            query(statement!(
-                "UPDATE lockkit_lease
-                 SET token = NULL, expires_us = 0
-                 WHERE ctid = ({mine})
-                 RETURNING {ring}",
-                mine = mine("$2"),
-                ring = ring("$3")
-            ))
-            .bind(key.as_str())
-            .bind(token.as_bytes().as_slice())
-            .bind(bell(key))
-            .fetch_optional(&mut *conn)
-            .await?
-        } else {
-            query(statement!(
-                "UPDATE lockkit_lease AS l
-                 SET {stays_taken}
-                 WHERE ctid = ({mine})
-                 RETURNING {ring}",
-                mine = mine("$2"),
-                ring = ring("$3"),
-                stays_taken = stays_taken("$4", "$5")
-            ))
-            .bind(key.as_str())
-            .bind(token.as_bytes().as_slice())
-            .bind(bell(key))
-            .bind(micros(min_hold))
-            .bind(Token::nobody().as_bytes().as_slice())
-            .fetch_optional(&mut *conn)
-            .await?
-        };
+        if !min_hold.is_zero() {
+            let release = Release { key: key.clone(), token, min_hold };
+            return Self::lease_release_all(conn, &[release])
+                .await
+                .map(|it| it.first().copied().unwrap_or(Answer::Gone));
+        }
+        let freed = query(statement!(
+            // In a subquery, the setting is changed once. Otherwise a scan of a small table would change it for each row.
+            "UPDATE lockkit_lease
+             SET token = NULL, expires_us = 0
+             WHERE ctid = (
+                 SELECT ctid FROM lockkit_lease
+                 WHERE name = $1 AND token = $2 AND expires_us > {NOW}
+                   AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
+                 FOR UPDATE SKIP LOCKED
+             )
+             RETURNING {ring}",
+            ring = ring("$3")
+        ))
+        .bind(key.as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(bell(key))
+        .fetch_optional(&mut *conn)
+        .await?;
         if freed.is_some() {
             return Ok(Answer::Done);
         }
