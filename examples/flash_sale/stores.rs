@@ -85,6 +85,10 @@ impl LeaseStore for Store {
         of!(self.lease_release(key, token, min_hold).await)
     }
 
+    async fn lease_release_unpinned(&self, key: &Key, token: Token) -> lockkit::Result<Answer> {
+        of!(self.lease_release_unpinned(key, token).await)
+    }
+
     async fn lease_release_all(&self, releases: &[Release]) -> lockkit::Result<Vec<Answer>> {
         of!(self.lease_release_all(releases).await)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lockkit::{Error, Leases, NamedLock, Released, RowLock, SessionLock, Wait};
 use rustix::process::Signal;
 use support::draws::{Stock, Strategy, Tally};
-use support::{Backend, Process, Server, Sqlite, TestDb, on_every_database, on_every_server};
+use support::{Backend, Process, Server, Sqlite, TestDb, on_every_database, on_every_server, passes};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
@@ -137,6 +137,54 @@ on_every_database! {
 
         assert_eq!(db.fetch_i64("SELECT wins FROM item").await, Some(0), "its write is absent");
         assert_eq!(next.release().await.unwrap(), Released::WhileHeld);
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_process_that_is_stopped_while_its_tasks_pass_a_lease_on_commits_nothing_stale<S>(db: TestDb<S>) {
+        passes::create(&db).await;
+        let stopped = worker(&db, &["pass", "8"]);
+        let leases = Leases::builder(db.pool.clone()).ttl(TTL).wait(TTL * 3).build().unwrap();
+        let mut taken_over = 0;
+        for round in 0.. {
+            let last = passes::grown(&db, 20).await;
+            sleep(Duration::from_millis(round % 7)).await;
+            stopped.signal(Signal::STOP);
+            let appended = async {
+                let lease = leases.lease("item:1").acquire().await?;
+                assert!(lease.fence().get() > last);
+                passes::append::<S>(&db.pool, lease).await
+            };
+            match appended.await {
+                Ok(()) => taken_over += 1,
+                // It was stopped in a transaction that has locked its lease, or all of a SQLite database.
+                Err(Error::Contended { .. }) => assert!(round < 30, "taken over {taken_over} times"),
+                Err(err) => panic!("{err:?}"),
+            }
+            stopped.signal(Signal::CONT);
+            if taken_over == 4 {
+                break;
+            }
+        }
+        passes::grown(&db, 20).await;
+        stopped.kill().await;
+        assert!(passes::check(&db).await >= 50, "they were passes");
+    }
+
+    async fn a_process_that_is_killed_while_its_tasks_pass_a_lease_on_keeps_it_for_its_ttl_at_most<S>(db: TestDb<S>) {
+        passes::create(&db).await;
+        let leases = Leases::builder(db.pool.clone()).ttl(TTL).wait(PATIENCE).build().unwrap();
+        for _ in 0..4 {
+            let killed = worker(&db, &["pass", "8"]);
+            passes::grown(&db, 40).await;
+            killed.kill().await;
+            let left = leases.show("item:1").await.unwrap().map_or(Duration::ZERO, |it| it.expires_in);
+            assert!(left <= TTL);
+            let lease = leases.lease("item:1").acquire().await.unwrap();
+            let last = db.fetch_i64("SELECT MAX(fence) FROM passes").await;
+            assert!(i64::try_from(lease.fence().get()).ok() > last);
+            passes::append::<S>(&db.pool, lease).await.unwrap();
+        }
+        assert!(passes::check(&db).await >= 50, "they were passes");
         db.assert_nothing_left().await;
     }
 

@@ -14,6 +14,7 @@ pub mod draws;
 pub mod migrations;
 mod mysql;
 mod on_every_database;
+pub mod passes;
 mod pgbouncer;
 mod plain_sql;
 mod postgres;

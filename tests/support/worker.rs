@@ -9,7 +9,7 @@ use lockkit::{Error, Lease, Leases, NamedLock, RowLock, SessionLock, Tx, dialect
 use sqlx::pool::PoolOptions;
 use sqlx::{Database, Encode, Pool, Type};
 use support::draws::{Draws, Strategy, Tally};
-use support::{Backend, MariaDb, MySql, Postgres, Server, Sqlite};
+use support::{Backend, MariaDb, MySql, Postgres, Server, Sqlite, passes};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 
 const TTL: Duration = Duration::from_secs(1);
@@ -53,6 +53,9 @@ where
         ["hold", "named"] => worker.hold_name().await,
         ["hold", "lease"] => worker.hold_lease().await,
         ["keep", way] => worker.keep(way).await,
+        ["pass", tasks] => {
+            passes::append_all_the_time::<S>(worker.pool, worker.leases, tasks.parse().expect("a number")).await
+        }
         ["write"] => worker.write_all_the_time().await,
         ["commit"] => worker.commit().await,
         ["pin"] => worker.pin().await,

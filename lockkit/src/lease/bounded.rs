@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Fault, Result, chain},
     key::Key,
     lease::store::{
-        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal,
+        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token,
     },
     task::no_answer,
 };
@@ -129,11 +129,23 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
-    /// Releases the lease. Waits for a transaction that has the row locked. Returns `false` if the token no longer held
+    /// As [`release`](Self::release), of a lease that no transaction has pinned.
+    async fn release_unpinned(&self, key: &Key, token: Token, limit: Duration) -> Result<Answer> {
+        let answer = self.answer(limit, self.store.lease_release_unpinned(key, token)).await;
+        self.or_silence("releasing lease", Some(key), answer).await
+    }
+
+    /// Releases the lease. Waits for a transaction that has pinned it, which it may only have if `pinned`. Returns `false` if the token no longer held
     /// the lease.
-    pub(crate) async fn release_now(&self, release: &Release, limit: Duration) -> Result<bool> {
+    pub(crate) async fn release_now(&self, release: &Release, pinned: bool, limit: Duration) -> Result<bool> {
+        let Release { key, token, min_hold } = release;
         loop {
-            match self.release(release, limit).await? {
+            let answer = if pinned || !min_hold.is_zero() {
+                self.release(release, limit).await
+            } else {
+                self.release_unpinned(key, *token, limit).await
+            };
+            match answer? {
                 Answer::Done => return Ok(true),
                 Answer::Gone => return Ok(false),
                 Answer::Busy => sleep(BUSY_PAUSE).await,

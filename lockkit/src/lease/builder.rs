@@ -9,6 +9,7 @@ use crate::{
     lease::{
         bounded::Bounded,
         keeper::{Keeper, Sweep},
+        kept::HandOver,
         lines::Lines,
         store::{LeaseStore, Profile},
         wait::Freed,
@@ -20,8 +21,9 @@ use crate::{
 /// fence.
 const RETENTION: Duration = Duration::from_hours(7 * 24);
 
-/// How often in a row a lease is handed on.
-const HAND_OVER: u32 = 32;
+/// How long a lease is handed on. Holders who are done in microseconds would otherwise spend most of the time on the store,
+/// and no other process gains from their few milliseconds.
+const HAND_OVER: HandOver = HandOver { times: 32, at_least: Duration::from_millis(10) };
 
 /// Settings of [`Leases`].
 #[derive(Debug, Clone)]
@@ -35,7 +37,7 @@ pub struct LeasesBuilder<S: LeaseStore> {
     ttl: Duration,
     wait: Wait,
     renew_every: Option<Duration>,
-    hand_over: u32,
+    hand_over: HandOver,
     sweep: Option<Sweep>,
     holder: Option<String>,
     fence_domain: Option<Key>,
@@ -89,11 +91,12 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     }
 
     /// How often in a row a lease is handed to the next caller who waits in this process, when its holder releases it.
-    /// Defaults to 32. Zero releases it in the store each time.
+    /// Defaults to 32, or more within 10 ms. Zero releases it in the store each time.
     ///
     /// A lease is handed on without asking the store, so a key that many tasks of one process want changes its holder
     /// within microseconds. Each holder has a fence of its own, higher than the one before. Other processes wait
-    /// meanwhile: for this many holders, and at most for half of the ttl.
+    /// meanwhile: for this many holders, and at most for half of the ttl. A grant has a limited number of fences
+    /// ([`Grant::spare_fences`](crate::store::Grant::spare_fences)), which ends a run too.
     ///
     /// A release that hands the lease on does not ask the store, so it does not report that an operator has stolen the
     /// lease. Nobody can commit with a stolen lease all the same.
@@ -102,7 +105,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     /// [`fair`](crate::LeaseRequest::fair) lease, if its `min_hold` is not over, and if a transaction has verified it. Leases of semaphores, readers and writers, and of several keys, always are, and all leases
     /// in a Galera cluster ([`Profile::shows_writes_at_once`](crate::store::Profile::shows_writes_at_once)).
     pub fn hand_over(mut self, times: u32) -> Self {
-        self.hand_over = times;
+        self.hand_over = HandOver { times, at_least: Duration::ZERO };
         self
     }
 

@@ -50,7 +50,8 @@ impl<S: LeaseStore> Lease<S> {
     pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
         let Self { kept, inner, .. } = self;
         let unfinished = inner.keeper.unfinished();
-        let suits = |wants: &Wants| alone && kept.suits(wants, inner.hand_over());
+        kept.may_pin();
+        let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
         let line = inner.lines.line_with_taker(&kept.key, suits).filter(|_| inner.keeper.commits(kept));
         let committing = Committing { kept: kept.clone(), inner: inner.clone(), unfinished, line, renewed: false };
         if !committing.hands_on() {
@@ -135,9 +136,7 @@ fn hand_on<S: LeaseStore>(
     after_commit: bool,
 ) -> bool {
     let next = |wants: &Wants| {
-        if !kept.suits(wants, inner.hand_over()) {
-            return None;
-        }
+        inner.hand_over().filter(|it| kept.suits(wants, *it))?;
         let next = inner.keeper.hand_on(kept, wants, after_commit)?;
         let weak = Arc::downgrade(&next);
         Some((Lease::handed(inner.clone(), next, Some(line.clone())), weak))
@@ -151,8 +150,8 @@ fn hand_on<S: LeaseStore>(
 
 /// Releases the lease. Waits for a transaction that pins it.
 pub(super) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
-    inner.keeper.forget(kept);
-    if inner.store().release_now(&kept.release(), limit_for(kept.ttl())).await? {
+    let pinned = inner.keeper.end(kept);
+    if inner.store().release_now(&kept.release(), pinned, limit_for(kept.ttl())).await? {
         inner.ended(kept);
         return Ok(Released::WhileHeld);
     }

@@ -73,10 +73,12 @@ impl<S: LeaseStore> Lease<S> {
         &self.kept
     }
 
-    /// A transaction may pin the lease from now on.
+    /// A transaction may pin the lease from now on, unless it is lost or being released.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn pin(&self) {
-        self.inner.keeper.pin(&self.kept);
+    pub(crate) fn pin(&self) -> Result<()> {
+        let may_pin = self.inner.keeper.pin(&self.kept);
+        self.check_trusted()?;
+        if may_pin { Ok(()) } else { Err(self.lost_error(LossReason::Released)) }
     }
 
     /// Registers the current runtime, so that it can renew the lease too.
@@ -163,7 +165,7 @@ impl<S: LeaseStore> Lease<S> {
         self.inner.keeper.visit();
         if ttl != self.kept.ttl() {
             // From here on it is not handed on: an answer may come late, and the ttl is this holder's.
-            self.inner.keeper.pin(&self.kept);
+            self.inner.keeper.stay(&self.kept);
         }
         while self.is_trusted() {
             let sent = Instant::now();
@@ -232,9 +234,9 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
-        self.inner.keeper.forget(&self.kept);
+        let pinned = self.inner.keeper.end(&self.kept);
         let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
-        self.inner.store().release_now(&release, limit_for(self.kept.ttl())).await?;
+        self.inner.store().release_now(&release, pinned, limit_for(self.kept.ttl())).await?;
         self.kept.lose(LossReason::Released);
         Ok(())
     }

@@ -185,11 +185,25 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.forget(kept);
     }
 
-    /// A transaction may pin the lease from now on, or its ttl changes, so it is not handed on any more: only the store knows
-    /// when it is free.
-    pub(crate) fn pin(&self, kept: &Kept) {
+    /// The lease is not handed on any more: only the store knows when it is free.
+    pub(crate) fn stay(&self, kept: &Kept) {
         let _state = self.0.state();
         kept.stay();
+    }
+
+    /// A transaction may pin the lease from now on, so it is not handed on any more. `false` if it may not, because the
+    /// lease is being released.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn pin(&self, kept: &Kept) -> bool {
+        let _state = self.0.state();
+        kept.stay();
+        kept.may_pin()
+    }
+
+    /// Stops renewing the lease, which is about to be released. Returns whether a transaction may have pinned it.
+    pub(crate) fn end(&self, kept: &Kept) -> bool {
+        self.0.state().stop_renewing(kept);
+        kept.end()
     }
 
     /// The commit that may have handed the lease on was refused. It is not handed on any more.
@@ -253,7 +267,10 @@ impl<S: LeaseStore> Keeper<S> {
 
     /// Registers an operation in flight. [`finished`](Self::finished) waits until the result is dropped.
     pub(crate) fn unfinished(&self) -> Unfinished {
-        self.0.unfinished.send_modify(|it| *it += 1);
+        self.0.unfinished.send_if_modified(|it| {
+            *it += 1;
+            false
+        });
         Unfinished(self.0.unfinished.clone())
     }
 
@@ -270,7 +287,11 @@ pub(crate) struct Unfinished(watch::Sender<usize>);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        self.0.send_modify(|it| *it -= 1);
+        // Who waits does so for the last one.
+        self.0.send_if_modified(|it| {
+            *it -= 1;
+            *it == 0
+        });
     }
 }
 
@@ -324,6 +345,14 @@ impl State {
         entry.filter(|it| !kept.stays() && std::ptr::eq(Arc::as_ptr(&it.kept), kept))
     }
 
+    /// Stops renewing the lease, which is never handed on from then on. Returns `false` if it was not renewed, or was
+    /// handed on before.
+    fn stop_renewing(&mut self, kept: &Kept) -> bool {
+        kept.stay();
+        let is_renewed = self.entries.get(&kept.token).is_some_and(|it| std::ptr::eq(Arc::as_ptr(&it.kept), kept));
+        is_renewed && self.forget(kept.token).is_some()
+    }
+
     fn forget(&mut self, token: Token) -> Option<Arc<Kept>> {
         let Entry { kept, due, runtime } = self.entries.remove(&token)?;
         if let Some(round) = self.round_of(runtime) {
@@ -369,13 +398,9 @@ impl Waking {
 }
 
 impl<S> Shared<S> {
-    /// Stops renewing the lease, which is never handed on from then on. Returns `false` if it was not renewed, or was
-    /// handed on before.
+    /// See [`State::stop_renewing`].
     fn forget(&self, kept: &Kept) -> bool {
-        let mut state = self.state();
-        kept.stay();
-        let is_renewed = state.entries.get(&kept.token).is_some_and(|it| std::ptr::eq(Arc::as_ptr(&it.kept), kept));
-        is_renewed && state.forget(kept.token).is_some()
+        self.state().stop_renewing(kept)
     }
 
     /// The lease that is renewed with this token.

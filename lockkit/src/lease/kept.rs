@@ -38,6 +38,10 @@ pub(crate) struct Kept {
     /// The lease ends in the store and is not handed on: it may be pinned, committed or released by now. Written under the
     /// mutex of the keeper, under which it is handed on.
     stays: AtomicBool,
+    /// A transaction of this process may have locked the lease's row. Written as `stays` is.
+    may_be_pinned: AtomicBool,
+    /// The lease is being released, so no transaction may pin it any more. Written as `stays` is.
+    ends: AtomicBool,
     /// A commit that may hand the lease on is in flight. Nothing else hands it on. Written as `stays` is.
     commits: AtomicBool,
     /// The lease was returned to the caller. Before that, the request may still wait for other leases, or be dropped
@@ -70,6 +74,15 @@ pub(crate) struct Terms {
     pub(crate) line: Option<Key>,
 }
 
+/// How long the holders of one process may hand a lease on while other processes wait for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HandOver {
+    /// How often.
+    pub(crate) times: u32,
+    /// For how long in any case.
+    pub(crate) at_least: Duration,
+}
+
 /// The lease that a caller takes from a holder of its process.
 #[derive(Debug, Clone)]
 pub(crate) struct Wants {
@@ -94,6 +107,8 @@ impl Kept {
             ttl: Mutex::new(ttl),
             pinned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
+            may_be_pinned: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
             commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),
@@ -137,6 +152,19 @@ impl Kept {
     /// Notes that the lease is not handed on any more.
     pub(crate) fn stay(&self) {
         self.stays.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that a transaction may lock the lease's row from now on. Returns `false` if the lease is being released already.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn may_pin(&self) -> bool {
+        self.may_be_pinned.store(true, Ordering::Relaxed);
+        !self.ends.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the lease is being released. Returns whether a transaction may have pinned it.
+    pub(crate) fn end(&self) -> bool {
+        self.ends.store(true, Ordering::Relaxed);
+        self.may_be_pinned.load(Ordering::Relaxed)
     }
 
     pub(crate) fn stays(&self) -> bool {
@@ -249,13 +277,13 @@ impl Kept {
     }
 
     /// Whether the lease may be handed to a caller of this process who wants this, instead of being released: other
-    /// processes have waited for it for `most` holders or half of the ttl at most.
-    pub(crate) fn suits(&self, wants: &Wants, most: u32) -> bool {
+    /// processes have waited for it no longer than `hand_over` allows, and for half of the ttl at most.
+    pub(crate) fn suits(&self, wants: &Wants, hand_over: HandOver) -> bool {
         let Run { since, ttl, passes } = self.run;
         let now = Instant::now();
         let min_hold = if self.handed_out.load(Ordering::Relaxed) { self.terms.min_hold } else { Duration::ZERO };
         self.is_of_queue()
-            && passes < most
+            && (passes < hand_over.times || now < since + hand_over.at_least)
             && self.grant.spare_fences > 0
             && wants.ttl == ttl
             && self.ttl() == self.grant.ttl.map_or(ttl, |it| it.min(ttl))
@@ -281,6 +309,8 @@ impl Kept {
             ttl: Mutex::new(self.ttl()),
             pinned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
+            may_be_pinned: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
             commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),

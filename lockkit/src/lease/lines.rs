@@ -23,8 +23,12 @@ use crate::{
 /// How long a process remembers that it released a lease.
 const LATELY: Duration = Duration::from_secs(1);
 
-/// How often a process that reacquires the same lease in a loop checks for queued requests.
+/// How often a process that reacquires the same lease in a loop checks for queued requests. Each check that finds none doubles
+/// the pause, up to [`LOOK_AT_LEAST_EVERY`].
 const LOOK_EVERY: Duration = Duration::from_millis(25);
+
+/// See [`LOOK_EVERY`].
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(100);
 
 /// The queues of one process. `H` is what a holder hands to the next caller.
 #[derive(Debug)]
@@ -39,8 +43,9 @@ struct Lately {
     given_back: Instant,
     /// The last time that a check found tickets.
     queued: Option<Instant>,
-    /// The last time that a check found no tickets.
-    nobody_queued: Option<Instant>,
+    /// When to check again, after a check that found no tickets.
+    look_at: Option<Instant>,
+    look_every: Duration,
 }
 
 /// The queue of one key.
@@ -89,7 +94,8 @@ impl<H> Lines<H> {
                 Some(it) if it.given_back + LATELY > now => it.given_back = now,
                 _ => {
                     make_room(&mut lately, |_, it| it.given_back + LATELY > now);
-                    lately.insert(key.clone(), Lately { given_back: now, queued: None, nobody_queued: None });
+                    let (queued, look_at) = (None, None);
+                    lately.insert(key.clone(), Lately { given_back: now, queued, look_at, look_every: LOOK_EVERY });
                 }
             }
         }
@@ -97,22 +103,26 @@ impl<H> Lines<H> {
     }
 
     /// Whether this process must check for tickets before it takes a lease again that it released a moment ago. A
-    /// process that reacquires in a loop checks every [`LOOK_EVERY`], or every time if tickets were found within
+    /// process that reacquires in a loop checks after [`LOOK_EVERY`], or every time if tickets were found within
     /// [`LATELY`].
     pub(crate) fn looks_at_queue(&self, key: &Key) -> bool {
         let now = Instant::now();
         lock(&self.lately).get(key).is_some_and(|it| {
             let is_contended = it.queued.is_some_and(|then| then + LATELY > now);
-            it.given_back + LATELY > now
-                && (is_contended || it.nobody_queued.is_none_or(|then| then + LOOK_EVERY <= now))
+            it.given_back + LATELY > now && (is_contended || it.look_at.is_none_or(|at| at <= now))
         })
     }
 
     /// Records the result of a check for tickets.
     pub(crate) fn looked_at_queue(&self, key: &Key, somebody_queues: bool) {
         if let Some(it) = lock(&self.lately).get_mut(key) {
-            let seen = if somebody_queues { &mut it.queued } else { &mut it.nobody_queued };
-            *seen = Some(Instant::now());
+            let now = Instant::now();
+            if somebody_queues {
+                (it.queued, it.look_every) = (Some(now), LOOK_EVERY);
+            } else {
+                it.look_at = Some(now + it.look_every);
+                it.look_every = (2 * it.look_every).min(LOOK_AT_LEAST_EVERY);
+            }
         }
     }
 

@@ -59,6 +59,7 @@ use crate::{
     lease::{
         bounded::{Bounded, LIMIT},
         keeper::Keeper,
+        kept::HandOver,
         lines::Lines,
         store::{LeaseInfo, LeaseRecord, LeaseStore, Release},
         wait::{FIRST_ANSWER, Freed},
@@ -99,7 +100,7 @@ struct Inner<S: LeaseStore> {
     keeper: Keeper<S>,
     lines: Lines<Lease<S>>,
     /// As the service has set it, see [`Inner::hand_over`].
-    hand_over: u32,
+    hand_over: HandOver,
     fence_domain: Key,
     tell: Option<Arc<dyn TellsReleases>>,
     ttl: Duration,
@@ -112,9 +113,9 @@ impl<S: LeaseStore> Inner<S> {
         self.keeper.store()
     }
 
-    /// How often a lease may be handed on in this process without asking the store.
-    fn hand_over(&self) -> u32 {
-        if self.hand_over > 0 && self.store().profile().shows_writes_at_once { self.hand_over } else { 0 }
+    /// How long a lease may be handed on in this process without asking the store. `None` if it may not.
+    fn hand_over(&self) -> Option<HandOver> {
+        Some(self.hand_over).filter(|it| it.times > 0 && self.store().profile().shows_writes_at_once)
     }
 
     /// Completes when the store reports a release of the lease.
@@ -230,7 +231,8 @@ impl<S: LeaseStore> Leases<S> {
     async fn take_from(&self, key: Key, held: LeaseRecord) -> Result<Option<LeaseInfo>> {
         let (started, shown) = (Instant::now(), self.0.shown(held.clone()));
         let release = Release { key: key.clone(), token: held.token, min_hold: Duration::ZERO };
-        if let Ok(released) = timeout(self.0.wait.max(FIRST_ANSWER), self.0.store().release_now(&release, LIMIT)).await
+        if let Ok(released) =
+            timeout(self.0.wait.max(FIRST_ANSWER), self.0.store().release_now(&release, true, LIMIT)).await
         {
             return Ok(if released? {
                 // A holder of this process learns it at once.

@@ -411,7 +411,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         // Boxed, as what follows the wait: callers who wait their turn then need a tenth of the memory.
         let turn = |likely_free: bool| Box::pin(self.turn(place, likely_free));
         let freed = |key| self.inner.freed(key);
-        let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over() > 0;
+        let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
         let (answered, limit) = loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
             let wait = wait::Wait { line: self.line(), keys: self.keys(), deadline, wants };

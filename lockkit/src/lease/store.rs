@@ -56,6 +56,12 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     fn lease_release(&self, key: &Key, token: Token, min_hold: Duration)
     -> impl Future<Output = Result<Answer>> + Send;
 
+    /// Releases an unexpired lease, as [`lease_release`](Self::lease_release) without `min_hold`. Only its holder calls this, who
+    /// knows that no transaction has pinned the lease, so a store need not look for one. By default, `lease_release`.
+    fn lease_release_unpinned(&self, key: &Key, token: Token) -> impl Future<Output = Result<Answer>> + Send {
+        self.lease_release(key, token, Duration::ZERO)
+    }
+
     /// Releases several leases, and answers for each in the same order. By default, one after the other.
     fn lease_release_all(&self, releases: &[Release]) -> impl Future<Output = Result<Vec<Answer>>> + Send {
         release_in_order(self, releases)

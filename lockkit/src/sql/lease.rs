@@ -30,7 +30,7 @@ use crate::{
 
 /// How many fences belong to each grant. A fence is made from a clock in microseconds, so the clock is past them when the
 /// answer arrives.
-pub(super) const FENCES: u64 = 128;
+pub(super) const FENCES: u64 = 256;
 
 /// The grant of a lease whose first fence is this, before its last holder is known.
 pub(super) fn granted(fence: Fence) -> Grant {
@@ -93,6 +93,13 @@ pub trait LeaseStatements: Database {
         key: &Key,
         token: Token,
         min_hold: Duration,
+    ) -> impl Future<Output = sqlx::Result<Answer>> + Send;
+
+    /// See [`LeaseStore::lease_release_unpinned`](crate::LeaseStore::lease_release_unpinned).
+    fn lease_release_unpinned(
+        conn: &mut Self::Connection,
+        key: &Key,
+        token: Token,
     ) -> impl Future<Output = sqlx::Result<Answer>> + Send;
 
     /// See [`LeaseStore::lease_release_all`](crate::LeaseStore::lease_release_all).

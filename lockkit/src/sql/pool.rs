@@ -361,6 +361,16 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         unless_locked(answer, Answer::Busy)
     }
 
+    async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
+        let answer = on_living_connection!(
+            self,
+            write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
+                tried!(tries, DB::lease_release_unpinned(conn, key, token))
+            })
+        );
+        unless_locked(answer, Answer::Busy)
+    }
+
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let Some(first) = releases.first() else { return Ok(Vec::new()) };
         let answer = on_living_connection!(

@@ -269,6 +269,11 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         self.store.lease_release(key, token, min_hold).await
     }
 
+    async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
+        self.ended(token);
+        self.store.lease_release_unpinned(key, token).await
+    }
+
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::lease::store::LeaseRecord>> {
         self.store.lease_list(prefix, limit).await
     }

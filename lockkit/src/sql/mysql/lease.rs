@@ -283,32 +283,10 @@ impl LeaseStatements for MySql {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
-        let name = key.as_bytes();
-        let token_bytes = token.as_bytes().as_slice();
         // Looking up the token's entry locks the gaps beside it in REPEATABLE READ. Only MySQL needs that lookup in
         // order not to wait for the entry.
-        let done = if min_hold.is_zero() {
-            sqlx::query(statement!(
-                "{MARIADB_ROW}
-                 /*!80000 UPDATE (
-                     SELECT l.name
-                     FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
-                     STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token
-                     WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW}
-                     LIMIT 1
-                     FOR UPDATE SKIP LOCKED
-                 ) AS mine
-                 STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name */
-                 SET l.token = NULL, l.expires_us = 0
-                 /*M! WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW} */"
-            ))
-            .bind(name)
-            .bind(token_bytes)
-            .execute(&mut *conn)
-            .await?
-        } else {
-            sqlx::query(statement!(
-                "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+        let done = sqlx::query(statement!(
+            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
              UPDATE (
                  SELECT l.name
                  FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
@@ -321,25 +299,38 @@ impl LeaseStatements for MySql {
              SET l.token = IF({left} > 0, ?, NULL),
                  l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
                  l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
-                left = left("?", "l.acquired_us")
-            ))
-            .bind(key.as_bytes())
-            .bind(token.as_bytes().as_slice())
-            .bind(micros(min_hold))
-            .bind(Token::nobody().as_bytes().as_slice())
-            .bind(micros(min_hold))
-            .bind(micros(min_hold))
-            .bind(micros(min_hold))
-            .bind(micros(min_hold))
-            .execute(&mut *conn)
-            .await?
-        };
+            left = left("?", "l.acquired_us")
+        ))
+        .bind(key.as_bytes())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(Token::nobody().as_bytes().as_slice())
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .bind(micros(min_hold))
+        .execute(&mut *conn)
+        .await?;
         if done.rows_affected() > 0 {
             return Ok(Answer::Done);
         }
         // Nothing was changed: the lease is lost, or a transaction that pins it has it locked.
         let held = Self::lease_look(conn, key).await?;
         Ok(if held.is_some_and(|it| it.token == token) { Answer::Busy } else { Answer::Gone })
+    }
+
+    async fn lease_release_unpinned(conn: &mut MySqlConnection, key: &Key, token: Token) -> sqlx::Result<Answer> {
+        // On MySQL it waits for a renewal of this lease or for a claim, which are single statements.
+        let done = sqlx::query(statement!(
+            "{MARIADB_ROW} /*!80000 UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY) */
+             SET l.token = NULL, l.expires_us = 0
+             WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW}"
+        ))
+        .bind(key.as_bytes())
+        .bind(token.as_bytes().as_slice())
+        .execute(conn)
+        .await?;
+        Ok(if done.rows_affected() > 0 { Answer::Done } else { Answer::Gone })
     }
 
     async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {

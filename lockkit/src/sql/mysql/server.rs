@@ -27,18 +27,19 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
     if !is_first_use(pool) {
         return;
     }
-    let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'log_bin'; \
-                 SHOW VARIABLES LIKE 'binlog_format'";
+    let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'group_replication_group_name'; \
+                 SHOW VARIABLES LIKE 'log_bin'; SHOW VARIABLES LIKE 'binlog_format'";
     let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else {
         // The next use asks again.
         servers().retain(|it| !it.is_at(pool));
         return;
     };
-    let (mut nodes, mut has_log) = (0, false);
+    let (mut nodes, mut is_of_group, mut has_log) = (0, false, false);
     for row in rows {
         let (Ok(name), Ok(value)) = (row.try_get::<String, _>(0), row.try_get::<String, _>(1)) else { return };
         match &*name.to_ascii_lowercase() {
             "wsrep_cluster_size" => nodes = value.parse().unwrap_or(0),
+            "group_replication_group_name" => is_of_group = !value.is_empty(),
             "log_bin" => has_log = value == "ON",
             "binlog_format" if has_log && value == "STATEMENT" => observe::caveat(LOGS_STATEMENTS),
             _ => {}
@@ -49,7 +50,7 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
     }
     if let Some(it) = find(&mut servers(), pool) {
         // A cluster of one node may grow.
-        it.is_alone = Some(nodes == 0);
+        it.is_alone = Some(nodes == 0 && !is_of_group);
     }
 }
 

@@ -11,8 +11,7 @@ use crate::{
     sql::{
         LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, LastClaims, PAGE, granted, is_ahead, lease_give_back, leases_found, prefix_end,
-            previous,
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, lease_give_back, leases_found, prefix_end, previous,
         },
         statement::statement,
         units::{duration, fence, micros},
@@ -66,25 +65,14 @@ impl LeaseStatements for Postgres {
         if !last.were_of_released() {
             return acquire_any(conn, claim, last).await;
         }
-        // A held lease is only read. An INSERT … ON CONFLICT DO UPDATE … WHERE would lock the row, take a transaction
-        // id and wait for the disk each time it fails.
-        let row = query(statement!(
-            "WITH taken AS (
-                 UPDATE lockkit_lease
-                 SET fence = {next}, acquired_us = {NOW}, renewals = 0,
-                     token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
-                 WHERE ctid = (
-                     SELECT ctid FROM lockkit_lease
-                     WHERE name = $1 AND token IS NULL AND expires_us <= {NOW}
-                     FOR UPDATE SKIP LOCKED
-                 )
-                 RETURNING fence
-             )
-             SELECT true AS granted, fence, NULL AS token, 0 AS expires_us, 0 AS ttl_us, 0 AS now_us FROM taken
-             UNION ALL
-             SELECT false, fence, token, expires_us, ttl_us, {NOW}
-             FROM lockkit_lease
-             WHERE name = $1 AND NOT EXISTS (SELECT FROM taken)",
+        // Waits for nobody but a statement of another claim: whoever pins a lease or releases it in a transaction locks a row that
+        // still has a token for everybody else.
+        let fence_of_released: Option<i64> = query(statement!(
+            "UPDATE lockkit_lease
+             SET fence = {next}, acquired_us = {NOW}, renewals = 0,
+                 token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
+             WHERE name = $1 AND token IS NULL AND expires_us <= {NOW}
+             RETURNING fence",
             next = next_fence("fence")
         ))
         .bind(claim.key.as_str())
@@ -92,23 +80,14 @@ impl LeaseStatements for Postgres {
         .bind(&*claim.holder)
         .bind(micros(claim.ttl))
         .fetch_optional(&mut *conn)
-        .await?;
-        let Some(row) = row else {
-            return acquire_any(conn, claim, last).await;
-        };
-        if row.try_get("granted")? {
-            last.granted(true);
-            return Ok(Acquired::Granted(granted(fence(row.try_get("fence")?))));
+        .await?
+        .map(|row| row.try_get("fence"))
+        .transpose()?;
+        if let Some(number) = fence_of_released {
+            return Ok(Acquired::Granted(granted(fence(number))));
         }
-        let token: Option<Vec<u8>> = row.try_get("token")?;
-        let (expires_us, now_us): (i64, i64) = (row.try_get("expires_us")?, row.try_get("now_us")?);
-        let is_mine = token.as_deref() == Some(claim.token.as_bytes().as_slice());
-        // Also a lease that was released while this statement ran: it is free, but not as the statement saw it.
-        if is_mine || expires_us <= now_us {
-            return acquire_any(conn, claim, last).await;
-        }
-        let ttl_us: Option<i64> = row.try_get("ttl_us")?;
-        held(conn, claim, expires_us - now_us, ttl_us.is_some_and(|ttl_us| is_ahead(expires_us, ttl_us, now_us))).await
+        last.granted(false);
+        acquire_any(conn, claim, last).await
     }
 
     async fn lease_acquire_all(conn: &mut PgConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
@@ -265,37 +244,28 @@ impl LeaseStatements for Postgres {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
-        // Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
-        if !min_hold.is_zero() {
-            let release = Release { key: key.clone(), token, min_hold };
-            return Self::lease_release_all(conn, &[release])
-                .await
-                .map(|it| it.first().copied().unwrap_or(Answer::Gone));
-        }
+        let release = Release { key: key.clone(), token, min_hold };
+        Self::lease_release_all(conn, &[release]).await.map(|it| it.first().copied().unwrap_or(Answer::Gone))
+    }
+
+    async fn lease_release_unpinned(conn: &mut PgConnection, key: &Key, token: Token) -> sqlx::Result<Answer> {
+        // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a transaction
+        // that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
         let freed = query(statement!(
             // In a subquery, the setting is changed once. Otherwise a scan of a small table would change it for each row.
             "UPDATE lockkit_lease
              SET token = NULL, expires_us = 0
-             WHERE ctid = (
-                 SELECT ctid FROM lockkit_lease
-                 WHERE name = $1 AND token = $2 AND expires_us > {NOW}
-                   AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
-                 FOR UPDATE SKIP LOCKED
-             )
+             WHERE name = $1 AND token = $2 AND expires_us > {NOW}
+               AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
              RETURNING {ring}",
             ring = ring("$3")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
         .bind(bell(key))
-        .fetch_optional(&mut *conn)
+        .fetch_optional(conn)
         .await?;
-        if freed.is_some() {
-            return Ok(Answer::Done);
-        }
-        // Nothing was changed: the lease is lost, or another transaction has its row locked.
-        let held = Self::lease_look(conn, key).await?;
-        Ok(if held.is_some_and(|it| it.token == token) { Answer::Busy } else { Answer::Gone })
+        Ok(if freed.is_some() { Answer::Done } else { Answer::Gone })
     }
 
     async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
@@ -497,19 +467,14 @@ async fn acquire_any(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) 
         last.granted(had_row && !had_token);
         return Ok(Acquired::Granted(grant(&row)?));
     }
-    held(conn, claim, row.try_get("left_us")?, row.try_get("ahead")?).await
-}
-
-/// The answer to a claim of a held lease. `ahead`: the clock was set back since the grant.
-async fn held(conn: &mut PgConnection, claim: &Claim, left_us: i64, ahead: bool) -> sqlx::Result<Acquired> {
-    if ahead {
-        // The look cuts the expiry.
+    if row.try_get("ahead")? {
+        // The clock was set back since the grant. The look cuts the expiry.
         let held = Postgres::lease_look(conn, &claim.key).await?;
         return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
     }
     // No time is left if the lease has expired but another transaction still has the row locked. When it will be free is
     // unknown.
-    let left = duration(left_us);
+    let left = duration(row.try_get("left_us")?);
     Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
 }
 

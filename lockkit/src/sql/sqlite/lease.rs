@@ -150,6 +150,10 @@ impl LeaseStatements for Sqlite {
         Ok(if done { Answer::Done } else { Answer::Gone })
     }
 
+    async fn lease_release_unpinned(conn: &mut SqliteConnection, key: &Key, token: Token) -> sqlx::Result<Answer> {
+        Self::lease_release(conn, key, token, Duration::ZERO).await
+    }
+
     async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
         let asked = given_back(releases);
         // The UPDATE can return the names of the rows that it changed, but not the tokens that they had.
