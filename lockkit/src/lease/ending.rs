@@ -41,6 +41,8 @@ pub(crate) struct Committing<S: LeaseStore> {
     line: Option<Arc<Line<Lease<S>>>>,
     /// The transaction has renewed the lease, which is to be handed on.
     renewed: bool,
+    /// Another transaction may have pinned the lease before it is released by this one.
+    may_be_pinned: bool,
 }
 
 impl<S: LeaseStore> Lease<S> {
@@ -50,13 +52,15 @@ impl<S: LeaseStore> Lease<S> {
     pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
         let Self { kept, inner, .. } = self;
         let unfinished = inner.keeper.unfinished();
-        kept.may_pin();
         let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
         let line = inner.lines.line_with_taker(&kept.key, suits).filter(|_| inner.keeper.commits(kept));
-        let committing = Committing { kept: kept.clone(), inner: inner.clone(), unfinished, line, renewed: false };
+        let (kept, inner) = (kept.clone(), inner.clone());
+        let mut committing = Committing { kept, inner, unfinished, line, renewed: false, may_be_pinned: false };
         if !committing.hands_on() {
-            committing.stop_renewing();
+            committing.end();
         }
+        // By the transaction to be committed.
+        committing.kept.may_pin();
         Guard::new(committing)
     }
 }
@@ -74,10 +78,17 @@ impl<S: LeaseStore> Committing<S> {
         self.renewed = true;
     }
 
-    /// After the commit that releases the lease, a renewal finds no lease. That must not be reported as a loss.
+    /// The commit will release the lease. A renewal after it finds no lease, which must not be reported as a loss. No other
+    /// transaction may pin the lease from now on.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn stop_renewing(&self) {
-        self.inner.keeper.forget(&self.kept);
+    pub(crate) fn end(&mut self) {
+        self.may_be_pinned = self.inner.keeper.end(&self.kept);
+    }
+
+    /// Whether another transaction may have pinned the lease before.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn may_be_pinned(&self) -> bool {
+        self.may_be_pinned
     }
 
     /// The commit succeeded. It released the lease, or the lease is handed on now.

@@ -182,7 +182,7 @@ impl<S: LeaseStore> Keeper<S> {
     /// Stops renewing the lease, which is never handed on from then on. One that was handed on before is renewed for its
     /// next holder.
     pub(crate) fn forget(&self, kept: &Kept) {
-        self.0.forget(kept);
+        self.0.state().stop_renewing(kept);
     }
 
     /// The lease is not handed on any more: only the store knows when it is free.
@@ -202,7 +202,8 @@ impl<S: LeaseStore> Keeper<S> {
 
     /// Stops renewing the lease, which is about to be released. Returns whether a transaction may have pinned it.
     pub(crate) fn end(&self, kept: &Kept) -> bool {
-        self.0.state().stop_renewing(kept);
+        let mut state = self.0.state();
+        state.stop_renewing(kept);
         kept.end()
     }
 
@@ -212,6 +213,7 @@ impl<S: LeaseStore> Keeper<S> {
         let _state = self.0.state();
         kept.stay();
         kept.set_commits(false);
+        kept.goes_on();
     }
 
     /// The lease with this token was taken away. Returns the one who held it.
@@ -398,11 +400,6 @@ impl Waking {
 }
 
 impl<S> Shared<S> {
-    /// See [`State::stop_renewing`].
-    fn forget(&self, kept: &Kept) -> bool {
-        self.state().stop_renewing(kept)
-    }
-
     /// The lease that is renewed with this token.
     fn kept(&self, token: Token) -> Option<Arc<Kept>> {
         self.state().entries.get(&token).map(|it| it.kept.clone())
@@ -578,7 +575,8 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                     Answer::Busy => ask_again_soon(shared, &kept),
                     // It was lost, or handed on since.
                     Answer::Done => {
-                        if shared.forget(&kept) {
+                        let was_renewed = shared.state().stop_renewing(&kept);
+                        if was_renewed {
                             kept.lose(LossReason::Stolen);
                         }
                     }

@@ -38,7 +38,7 @@ pub(crate) struct Kept {
     /// The lease ends in the store and is not handed on: it may be pinned, committed or released by now. Written under the
     /// mutex of the keeper, under which it is handed on.
     stays: AtomicBool,
-    /// A transaction of this process may have locked the lease's row. Written as `stays` is.
+    /// A transaction of this process may have locked the lease's row. Written before it does, as `stays` is.
     may_be_pinned: AtomicBool,
     /// The lease is being released, so no transaction may pin it any more. Written as `stays` is.
     ends: AtomicBool,
@@ -165,6 +165,12 @@ impl Kept {
     pub(crate) fn end(&self) -> bool {
         self.ends.store(true, Ordering::Relaxed);
         self.may_be_pinned.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the lease was not released after all.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn goes_on(&self) {
+        self.ends.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn stays(&self) -> bool {

@@ -125,9 +125,11 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
                     committing.get_mut().set_renewed();
                     continue;
                 }
-                committing.stop_renewing();
+                committing.get_mut().end();
             }
-            let given_up = DB::lease_give_up(tx.connection(), key, *token, kept.min_hold(), kept.is_pinned()).await;
+            let (min_hold, may_be_pinned) = (kept.min_hold(), committing.may_be_pinned());
+            let given_up =
+                DB::lease_give_up(tx.connection(), key, *token, min_hold, kept.is_pinned(), may_be_pinned).await;
             if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }

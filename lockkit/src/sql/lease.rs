@@ -28,8 +28,8 @@ use crate::{
     },
 };
 
-/// How many fences belong to each grant. A fence is made from a clock in microseconds, so the clock is past them when the
-/// answer arrives.
+/// How many fences belong to each grant. A fence is made from a clock in microseconds, so the clock is past them soon after the
+/// answer arrives. Until then the next fence is made from the last one.
 pub(super) const FENCES: u64 = 256;
 
 /// The grant of a lease whose first fence is this, before its last holder is known.
@@ -118,13 +118,15 @@ pub trait LeaseStatements: Database {
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Inside a transaction: releases the lease as part of it. `false` when the token no longer holds it. With
-    /// `pinned`, an expired lease is released too: the pin prevented others from taking it.
+    /// `pinned`, an expired lease is released too: the pin prevented others from taking it. With `may_be_pinned`, another
+    /// transaction may have pinned it, and still be open after this one.
     fn lease_give_up(
         conn: &mut Self::Connection,
         key: &Key,
         token: Token,
         min_hold: Duration,
         pinned: bool,
+        may_be_pinned: bool,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// See [`LeaseStore::lease_list`](crate::LeaseStore::lease_list).
@@ -196,7 +198,8 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
 
 /// Whether the last claims through a pool were of leases that had been released. Then the next one is sent as a statement
 /// that takes released leases only, which costs the server least. A lease that has no row yet, or has expired, would need a
-/// second statement then; so after one of these, claims are sent as the statement for all of them.
+/// second statement then, as does on PostgreSQL one that is held; so after one of these, claims are sent as the statement for
+/// all of them.
 #[derive(Debug)]
 pub struct LastClaims(AtomicU8);
 
@@ -258,7 +261,7 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
 pub(super) async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, claims: &[Claim]) -> sqlx::Result<()> {
     for Claim { key, token, .. } in claims {
         loop {
-            match DB::lease_release(conn, key, *token, Duration::ZERO).await {
+            match DB::lease_release_unpinned(conn, key, *token).await {
                 Ok(Answer::Done | Answer::Gone) => break,
                 Ok(Answer::Busy) => {}
                 Err(err) if DB::fault(&err).is_of_the_moment() => {}

@@ -22,7 +22,7 @@ use crate::{
 const BEGINNING: Duration = Duration::from_secs(1_767_225_600);
 
 /// How many fences belong to each grant, as in a database.
-const FENCES: i64 = 128;
+const FENCES: i64 = 256;
 
 /// A [`LeaseStore`] in memory for tests. It behaves as the databases do, at the speed of memory, and a test controls
 /// its clock.

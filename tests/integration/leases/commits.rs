@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, Leases, LossReason};
-use support::{Server, TestDb, on_every_database, on_every_server};
+use support::{Proxy, Server, TestDb, on_every_database, on_every_server};
 use tokio::time::sleep;
 
 use super::{MILLIS, expire};
@@ -100,6 +100,54 @@ on_every_server! {
         assert!(waiting.elapsed() < Duration::from_secs(5), "a try does not wait for the transaction");
         lease.commit(tx).await.unwrap();
         assert!(leases.lease("k").try_acquire().await.unwrap().is_some());
+    }
+
+    async fn whoever_ends_a_lease_leaves_it_to_the_other_transaction_that_pins_it<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        // Another process, whose last claims were of released leases.
+        let others = Leases::new(db.pool_of(2).await);
+        for _ in 0..4 {
+            others.lease("k").acquire().await.unwrap().release().await.unwrap();
+        }
+        for commits in [true, false] {
+            let lease = leases.lease("k").acquire().await.unwrap();
+            let mut open = lockkit::begin(&db.pool).await.unwrap();
+            lease.verify(&mut open).await.unwrap();
+            let ending = tokio::spawn({
+                let pool = db.pool.clone();
+                async move {
+                    if commits {
+                        let tx = lockkit::begin(&pool).await.unwrap();
+                        lease.commit(tx).await
+                    } else {
+                        lease.release().await.map(drop)
+                    }
+                }
+            });
+            sleep(MILLIS(200)).await;
+            assert!(others.lease("k").try_acquire().await.unwrap().is_none(), "it is pinned, commits: {commits}");
+            open.commit().await.unwrap();
+            ending.await.unwrap().unwrap();
+            others.lease("k").acquire().await.unwrap().release().await.unwrap();
+        }
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_lease_whose_commit_is_on_its_way_is_not_pinned_any_more<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
+        let leases = Leases::new(pool.clone());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let tx = lockkit::begin(&pool).await.unwrap();
+        proxy.hold_replies_to("COMMIT");
+        let committing = tokio::spawn(lease.share().commit(tx));
+        sleep(MILLIS(200)).await;
+        let mut late = lockkit::begin(&db.pool).await.unwrap();
+        assert!(lease.verify(&mut late).await.unwrap_err().is_lost());
+        late.rollback().await.unwrap();
+        proxy.pass_replies();
+        committing.await.unwrap().unwrap();
+        db.assert_nothing_left().await;
     }
 }
 

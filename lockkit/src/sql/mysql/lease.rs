@@ -111,14 +111,15 @@ fn locked_at_once() -> String {
 }
 
 /// The first words of a statement that changes one row. On MariaDB it refuses to wait for the row. MySQL's UPDATE has no such
-/// setting, so there a subquery in the same statement locks the row first, and skips it if it is locked.
+/// setting, so there a subquery in the same statement locks the row first, and skips it if it is locked, or the statement waits.
 const MARIADB_ROW: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
      UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY) */";
 
 /// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row does not
 /// exist, the lease has expired, or this claim holds it. A locked row is 0 on MySQL and an error on MariaDB.
 ///
-/// The name and the token are bound at two places, of which each server reads one.
+/// The name and the token are bound at two places, of which each server reads one. MySQL must not be told the name beside the
+/// subquery: it would read, lock and wait for a row with a known key before it runs the subquery.
 fn acquire_released() -> &'static str {
     statement!(
         "{MARIADB_ROW}
@@ -132,7 +133,7 @@ fn acquire_released() -> &'static str {
              l.previous_fence = NULL, l.previous_expires_us = NULL,
              l.fence = LAST_INSERT_ID(GREATEST(l.fence + {FENCES}, {NOW})),
              l.acquired_us = {NOW}, l.renewals = 0, l.holder = ?, l.token = ?, l.ttl_us = ?, l.expires_us = {NOW} + ?
-         WHERE /*!80000 mine.name = ? AND ? IS NOT NULL */ /*M! l.name = ? AND {is_released} */",
+         WHERE /*!80000 ? IS NOT NULL AND ? IS NOT NULL */ /*M! l.name = ? AND {is_released} */",
         is_released = format!(
             "CASE
                  WHEN l.token <=> ? THEN 0
@@ -408,6 +409,7 @@ impl LeaseStatements for MySql {
         token: Token,
         min_hold: Duration,
         pinned: bool,
+        _may_be_pinned: bool,
     ) -> sqlx::Result<bool> {
         let done = sqlx::query(statement!(
             "UPDATE lockkit_lease

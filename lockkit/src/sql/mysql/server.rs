@@ -1,6 +1,9 @@
 //! What kind of server a pool is connected to, asked once for each server.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use sqlx::{MySql, MySqlConnection, Pool, Row};
 
@@ -10,7 +13,8 @@ use crate::observe;
 struct Server {
     host: String,
     port: u16,
-    /// Whether it is no node of a cluster. `None` until it has answered.
+    socket: Option<PathBuf>,
+    /// Whether it is no node of a Galera cluster or of a replication group. `None` until it has answered.
     is_alone: Option<bool>,
 }
 
@@ -27,30 +31,35 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
     if !is_first_use(pool) {
         return;
     }
-    let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; SHOW VARIABLES LIKE 'group_replication_group_name'; \
-                 SHOW VARIABLES LIKE 'log_bin'; SHOW VARIABLES LIKE 'binlog_format'";
+    let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; \
+                 SHOW VARIABLES WHERE Variable_name IN \
+                 ('wsrep_on', 'group_replication_group_name', 'log_bin', 'binlog_format')";
     let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else {
         // The next use asks again.
         servers().retain(|it| !it.is_at(pool));
         return;
     };
-    let (mut nodes, mut is_of_group, mut has_log) = (0, false, false);
+    let (mut nodes, mut is_alone, mut has_log, mut logs_statements) = (0, true, false, false);
     for row in rows {
         let (Ok(name), Ok(value)) = (row.try_get::<String, _>(0), row.try_get::<String, _>(1)) else { return };
         match &*name.to_ascii_lowercase() {
             "wsrep_cluster_size" => nodes = value.parse().unwrap_or(0),
-            "group_replication_group_name" => is_of_group = !value.is_empty(),
+            // A cluster of one node may grow, and a node that has lost the others knows no size.
+            "wsrep_on" => is_alone &= value != "ON",
+            "group_replication_group_name" => is_alone &= value.is_empty(),
             "log_bin" => has_log = value == "ON",
-            "binlog_format" if has_log && value == "STATEMENT" => observe::caveat(LOGS_STATEMENTS),
+            "binlog_format" => logs_statements = value == "STATEMENT",
             _ => {}
         }
+    }
+    if has_log && logs_statements {
+        observe::caveat(LOGS_STATEMENTS);
     }
     if nodes > 1 {
         observe::caveat(OF_A_CLUSTER);
     }
     if let Some(it) = find(&mut servers(), pool) {
-        // A cluster of one node may grow.
-        it.is_alone = Some(nodes == 0 && !is_of_group);
+        it.is_alone = Some(is_alone && nodes == 0);
     }
 }
 
@@ -65,7 +74,8 @@ fn is_first_use(pool: &Pool<MySql>) -> bool {
         return false;
     }
     let options = pool.connect_options();
-    servers.push(Server { host: options.get_host().to_owned(), port: options.get_port(), is_alone: None });
+    let (host, port, socket) = (options.get_host().to_owned(), options.get_port(), options.get_socket().cloned());
+    servers.push(Server { host, port, socket, is_alone: None });
     true
 }
 
@@ -76,7 +86,9 @@ fn find<'s>(servers: &'s mut [Server], pool: &Pool<MySql>) -> Option<&'s mut Ser
 impl Server {
     fn is_at(&self, pool: &Pool<MySql>) -> bool {
         let options = pool.connect_options();
-        self.port == options.get_port() && self.host == options.get_host()
+        self.port == options.get_port()
+            && self.host == options.get_host()
+            && self.socket.as_ref() == options.get_socket()
     }
 }
 

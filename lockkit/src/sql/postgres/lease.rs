@@ -20,7 +20,8 @@ use crate::{
 
 // The row locks that hold a lease (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a
 // transaction that pins it has FOR KEY SHARE. That is compatible with the FOR NO KEY UPDATE of renewals, and conflicts
-// with the FOR UPDATE of claims, releases and sweeps.
+// with the FOR UPDATE of claims, releases and sweeps. Where no transaction can have pinned the lease, claims and releases are a
+// plain UPDATE, which is a FOR NO KEY UPDATE too.
 
 /// Selects the leases held now, at most `$1` of them.
 fn list(condition: &str) -> String {
@@ -50,11 +51,12 @@ fn next_fence(last: &str) -> String {
     format!("greatest(({last} + {FENCES}) * 2 / 2, {NOW})")
 }
 
-/// Assigns the columns of a release. The token `nobody` holds the lease for the rest of `min_hold`.
-fn stays_taken(min_hold: &str, nobody: &str) -> String {
+/// Assigns the columns of a release. The token `nobody` holds the lease for the rest of `min_hold`, and stays in the row if
+/// `may_be_pinned`.
+fn stays_taken(min_hold: &str, nobody: &str, may_be_pinned: &str) -> String {
     let left = format!("({min_hold} - greatest(0, {NOW} - l.acquired_us))");
     format!(
-        "token = CASE WHEN {left} > 0 THEN {nobody} END,
+        "token = CASE WHEN {may_be_pinned} OR {left} > 0 THEN {nobody} END,
          expires_us = CASE WHEN {left} > 0 THEN {NOW} + {left} ELSE 0 END,
          ttl_us = CASE WHEN {left} > 0 THEN {left} ELSE l.ttl_us END"
     )
@@ -66,7 +68,7 @@ impl LeaseStatements for Postgres {
             return acquire_any(conn, claim, last).await;
         }
         // Waits for nobody but a statement of another claim: whoever pins a lease or releases it in a transaction locks a row that
-        // still has a token for everybody else.
+        // has a token for everybody else, see `lease_give_up`.
         let fence_of_released: Option<i64> = query(statement!(
             "UPDATE lockkit_lease
              SET fence = {next}, acquired_us = {NOW}, renewals = 0,
@@ -300,7 +302,7 @@ impl LeaseStatements for Postgres {
              LEFT JOIN freed AS f USING (name, token)
              LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > {NOW}
              ORDER BY a.number",
-            stays_taken = stays_taken("mine.min_hold", "mine.nobody")
+            stays_taken = stays_taken("mine.min_hold", "mine.nobody", "false")
         ))
         .bind(names)
         .bind(tokens)
@@ -346,14 +348,17 @@ impl LeaseStatements for Postgres {
         token: Token,
         min_hold: Duration,
         pinned: bool,
+        may_be_pinned: bool,
     ) -> sqlx::Result<bool> {
+        // This lock does not wait for another transaction that pins the lease. Then nobody's token stays in the row, so that the
+        // next claim is one that does not take it before the end of that transaction.
         let freed = query(statement!(
             "UPDATE lockkit_lease AS l
              SET {stays_taken}
              WHERE name = $1 AND token = $2 AND ($6 OR expires_us > {NOW})
              RETURNING {ring}",
             ring = ring("$3"),
-            stays_taken = stays_taken("$4", "$5")
+            stays_taken = stays_taken("$4", "$5", "$7")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
@@ -361,6 +366,7 @@ impl LeaseStatements for Postgres {
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
         .bind(pinned)
+        .bind(may_be_pinned)
         .fetch_optional(conn)
         .await?;
         Ok(freed.is_some())

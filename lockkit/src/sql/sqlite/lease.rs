@@ -211,6 +211,7 @@ impl LeaseStatements for Sqlite {
         token: Token,
         min_hold: Duration,
         pinned: bool,
+        _may_be_pinned: bool,
     ) -> sqlx::Result<bool> {
         give_up(conn, key, token, min_hold, pinned).await
     }
