@@ -54,7 +54,7 @@ where
         ["hold", "lease"] => worker.hold_lease().await,
         ["keep", way] => worker.keep(way).await,
         ["pass", tasks] => {
-            passes::append_all_the_time::<S>(worker.pool, worker.leases, tasks.parse().expect("a number")).await
+            passes::append_all_the_time::<S>(worker.pool, worker.leases, tasks.parse().expect("a number")).await;
         }
         ["write"] => worker.write_all_the_time().await,
         ["commit"] => worker.commit().await,
