@@ -41,8 +41,8 @@ pub(crate) struct Committing<S: LeaseStore> {
     line: Option<Arc<Line<Lease<S>>>>,
     /// The transaction has renewed the lease, which is to be handed on.
     renewed: bool,
-    /// Another transaction may have pinned the lease before it is released by this one.
-    may_be_pinned: bool,
+    /// Whether another transaction may have pinned the lease before. `None` while the transaction is not about to release it.
+    may_be_pinned: Option<bool>,
 }
 
 impl<S: LeaseStore> Lease<S> {
@@ -55,7 +55,7 @@ impl<S: LeaseStore> Lease<S> {
         let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
         let line = inner.lines.line_with_taker(&kept.key, suits).filter(|_| inner.keeper.commits(kept));
         let (kept, inner) = (kept.clone(), inner.clone());
-        let mut committing = Committing { kept, inner, unfinished, line, renewed: false, may_be_pinned: false };
+        let mut committing = Committing { kept, inner, unfinished, line, renewed: false, may_be_pinned: None };
         if !committing.hands_on() {
             committing.end();
         }
@@ -82,13 +82,13 @@ impl<S: LeaseStore> Committing<S> {
     /// transaction may pin the lease from now on.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn end(&mut self) {
-        self.may_be_pinned = self.inner.keeper.end(&self.kept);
+        self.may_be_pinned = Some(self.inner.keeper.end(&self.kept));
     }
 
     /// Whether another transaction may have pinned the lease before.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn may_be_pinned(&self) -> bool {
-        self.may_be_pinned
+        self.may_be_pinned.unwrap_or(true)
     }
 
     /// The commit succeeded. It released the lease, or the lease is handed on now.
@@ -113,9 +113,9 @@ impl<S: LeaseStore> Committing<S> {
     /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn refused(committing: Guard<Self>) {
-        let Self { kept, inner, unfinished, .. } = committing.defuse();
+        let Self { kept, inner, unfinished, may_be_pinned, .. } = committing.defuse();
         // What was told to the database stays unknown here, so it is never handed on.
-        inner.keeper.refused(&kept);
+        inner.keeper.refused(&kept, may_be_pinned.is_some());
         if kept.lost().is_none() && !inner.keeper.keep(&kept) {
             // The `Leases` were closed in the meantime, and the close did not see this lease.
             kept.lose(LossReason::Closed);

@@ -207,13 +207,15 @@ impl<S: LeaseStore> Keeper<S> {
         kept.end()
     }
 
-    /// The commit that may have handed the lease on was refused. It is not handed on any more.
+    /// The commit that would have handed the lease on, or released it (`ended`), was refused. It is not handed on any more.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn refused(&self, kept: &Kept) {
+    pub(crate) fn refused(&self, kept: &Kept, ended: bool) {
         let _state = self.0.state();
         kept.stay();
         kept.set_commits(false);
-        kept.goes_on();
+        if ended {
+            kept.goes_on();
+        }
     }
 
     /// The lease with this token was taken away. Returns the one who held it.

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -40,8 +40,8 @@ pub(crate) struct Kept {
     stays: AtomicBool,
     /// A transaction of this process may have locked the lease's row. Written before it does, as `stays` is.
     may_be_pinned: AtomicBool,
-    /// The lease is being released, so no transaction may pin it any more. Written as `stays` is.
-    ends: AtomicBool,
+    /// How many are about to release the lease. While there are any, no transaction may pin it. Written as `stays` is.
+    enders: AtomicU32,
     /// A commit that may hand the lease on is in flight. Nothing else hands it on. Written as `stays` is.
     commits: AtomicBool,
     /// The lease was returned to the caller. Before that, the request may still wait for other leases, or be dropped
@@ -108,7 +108,7 @@ impl Kept {
             pinned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
             may_be_pinned: AtomicBool::new(false),
-            ends: AtomicBool::new(false),
+            enders: AtomicU32::new(0),
             commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),
@@ -158,19 +158,19 @@ impl Kept {
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn may_pin(&self) -> bool {
         self.may_be_pinned.store(true, Ordering::Relaxed);
-        !self.ends.load(Ordering::Relaxed)
+        self.enders.load(Ordering::Relaxed) == 0
     }
 
-    /// Notes that the lease is being released. Returns whether a transaction may have pinned it.
+    /// Notes that somebody is about to release the lease. Returns whether a transaction may have pinned it.
     pub(crate) fn end(&self) -> bool {
-        self.ends.store(true, Ordering::Relaxed);
+        self.enders.fetch_add(1, Ordering::Relaxed);
         self.may_be_pinned.load(Ordering::Relaxed)
     }
 
-    /// Notes that the lease was not released after all.
+    /// Takes back an [`end`](Self::end): the lease was not released.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn goes_on(&self) {
-        self.ends.store(false, Ordering::Relaxed);
+        self.enders.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(crate) fn stays(&self) -> bool {
@@ -316,7 +316,7 @@ impl Kept {
             pinned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
             may_be_pinned: AtomicBool::new(false),
-            ends: AtomicBool::new(false),
+            enders: AtomicU32::new(0),
             commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),

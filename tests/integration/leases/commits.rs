@@ -106,10 +106,10 @@ on_every_server! {
         let leases = Leases::new(db.pool.clone());
         // Another process, whose last claims were of released leases.
         let others = Leases::new(db.pool_of(2).await);
-        for _ in 0..4 {
-            others.lease("k").acquire().await.unwrap().release().await.unwrap();
-        }
         for commits in [true, false] {
+            for _ in 0..4 {
+                others.lease("k").acquire().await.unwrap().release().await.unwrap();
+            }
             let lease = leases.lease("k").acquire().await.unwrap();
             let mut open = lockkit::begin(&db.pool).await.unwrap();
             lease.verify(&mut open).await.unwrap();
@@ -126,6 +126,7 @@ on_every_server! {
             });
             sleep(MILLIS(200)).await;
             assert!(others.lease("k").try_acquire().await.unwrap().is_none(), "it is pinned, commits: {commits}");
+            assert!(commits || !ending.is_finished(), "a release waits for the transaction");
             open.commit().await.unwrap();
             ending.await.unwrap().unwrap();
             others.lease("k").acquire().await.unwrap().release().await.unwrap();
@@ -142,6 +143,11 @@ on_every_server! {
         proxy.hold_replies_to("COMMIT");
         let committing = tokio::spawn(lease.share().commit(tx));
         sleep(MILLIS(200)).await;
+        // Also not after another commit was refused.
+        let mut nested = db.pool.begin().await.unwrap();
+        let refused = sqlx::Connection::begin(&mut *nested).await.unwrap();
+        assert!(matches!(lease.share().commit(refused).await, Err(Error::InvalidOption { .. })));
+        nested.rollback().await.unwrap();
         let mut late = lockkit::begin(&db.pool).await.unwrap();
         assert!(lease.verify(&mut late).await.unwrap_err().is_lost());
         late.rollback().await.unwrap();

@@ -31,14 +31,11 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
     if !is_first_use(pool) {
         return;
     }
+    let _asking = Asking(pool);
     let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; \
                  SHOW VARIABLES WHERE Variable_name IN \
                  ('wsrep_on', 'group_replication_group_name', 'log_bin', 'binlog_format')";
-    let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else {
-        // The next use asks again.
-        servers().retain(|it| !it.is_at(pool));
-        return;
-    };
+    let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else { return };
     let (mut nodes, mut is_alone, mut has_log, mut logs_statements) = (0, true, false, false);
     for row in rows {
         let (Ok(name), Ok(value)) = (row.try_get::<String, _>(0), row.try_get::<String, _>(1)) else { return };
@@ -60,6 +57,15 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
     }
     if let Some(it) = find(&mut servers(), pool) {
         it.is_alone = Some(is_alone && nodes == 0);
+    }
+}
+
+/// A question to a server. If it ends without an answer, the next use asks again.
+struct Asking<'p>(&'p Pool<MySql>);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        servers().retain(|it| it.is_alone.is_some() || !it.is_at(self.0));
     }
 }
 

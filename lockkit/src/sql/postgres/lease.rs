@@ -23,6 +23,9 @@ use crate::{
 // with the FOR UPDATE of claims, releases and sweeps. Where no transaction can have pinned the lease, claims and releases are a
 // plain UPDATE, which is a FOR NO KEY UPDATE too.
 
+/// How long a plain UPDATE waits for a row that somebody has locked.
+const MOST_WAIT: &str = "100ms";
+
 /// Selects the leases held now, at most `$1` of them.
 fn list(condition: &str) -> String {
     format!(
@@ -74,6 +77,7 @@ impl LeaseStatements for Postgres {
              SET fence = {next}, acquired_us = {NOW}, renewals = 0,
                  token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
              WHERE name = $1 AND token IS NULL AND expires_us <= {NOW}
+               AND (SELECT set_config('lock_timeout', '{MOST_WAIT}', true)) IS NOT NULL
              RETURNING fence",
             next = next_fence("fence")
         ))
@@ -254,11 +258,13 @@ impl LeaseStatements for Postgres {
         // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a transaction
         // that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
         let freed = query(statement!(
-            // In a subquery, the setting is changed once. Otherwise a scan of a small table would change it for each row.
+            // In a subquery, the settings are changed once. Otherwise a scan of a small table would change them for each row.
             "UPDATE lockkit_lease
              SET token = NULL, expires_us = 0
              WHERE name = $1 AND token = $2 AND expires_us > {NOW}
-               AND (SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL
+               AND (
+                   SELECT set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', '{MOST_WAIT}', true)
+               ) IS NOT NULL
              RETURNING {ring}",
             ring = ring("$3")
         ))

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use sqlx::{
-    AssertSqlSafe, Connection, Executor, Pool, SqlStr, Sqlite, SqliteConnection,
+    AssertSqlSafe, Connection, Executor, Pool, SqlSafeStr, SqlStr, Sqlite, SqliteConnection,
     sqlite::{SqliteError, SqliteQueryResult, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -89,7 +89,7 @@ impl Driver for Sqlite {
     }
 
     async fn waits_for(conn: &mut SqliteConnection) -> sqlx::Result<Option<Duration>> {
-        let millis: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn).await?;
+        let millis = busy_timeout(conn).await?;
         Ok(Some(Duration::from_millis(u64::try_from(millis).unwrap_or(0))))
     }
 
@@ -106,10 +106,17 @@ impl Driver for Sqlite {
     async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {
         // IMMEDIATE, because a transaction that reads first and writes later fails at once if another one wrote in
         // between.
-        let statement = SqlStr::from_static("BEGIN IMMEDIATE");
-        let old = busy_timeout(conn, wait).await?;
-        let begun = SqliteTransactionManager::begin(conn, Some(statement)).await;
-        restore_busy_timeout(conn, old).await?;
+        let immediate = "BEGIN IMMEDIATE";
+        let Some(millis) = wait.millis() else {
+            return SqliteTransactionManager::begin(conn, Some(SqlStr::from_static(immediate))).await;
+        };
+        let old = busy_timeout(conn).await?;
+        let statement = bounded(immediate, millis, old);
+        let begun = SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(statement).into_sql_str())).await;
+        if begun.is_err() {
+            // If a statement fails, the rest of the message is not run.
+            set_busy_timeout(conn, old).await?;
+        }
         begun
     }
 
@@ -165,21 +172,15 @@ impl Driver for Sqlite {
     }
 }
 
-/// Bounds the connection's wait for the write lock. Returns the old bound.
-async fn busy_timeout(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<Option<i64>> {
-    let Some(millis) = wait.millis() else {
-        return Ok(None);
-    };
-    let old = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(&mut *conn).await?;
-    set_busy_timeout(conn, i64::try_from(millis).unwrap_or(i64::MAX)).await?;
-    Ok(Some(old))
+/// How long the connection waits for the write lock, in milliseconds.
+async fn busy_timeout(conn: &mut SqliteConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn).await
 }
 
-async fn restore_busy_timeout(conn: &mut SqliteConnection, old: Option<i64>) -> sqlx::Result<()> {
-    match old {
-        Some(millis) => set_busy_timeout(conn, millis).await,
-        None => Ok(()),
-    }
+/// The statement with a bound on its wait for the write lock, in one message: each costs a change of threads.
+fn bounded(statement: &str, millis: u64, old: i64) -> String {
+    let millis = millis.min(i32::MAX as u64);
+    format!("PRAGMA busy_timeout = {millis}; {statement}; PRAGMA busy_timeout = {old}")
 }
 
 async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> sqlx::Result<()> {
@@ -194,10 +195,8 @@ async fn take_write_lock(conn: &mut SqliteConnection, wait: Wait, no_op: String)
     let Some(millis) = wait.millis() else {
         return sqlx::query(AssertSqlSafe(no_op)).execute(conn).await.map(drop);
     };
-    let old: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(&mut *conn).await?;
-    let millis = millis.min(i32::MAX as u64);
-    // One message: each costs a change of threads.
-    let sql = format!("PRAGMA busy_timeout = {millis}; {no_op}; PRAGMA busy_timeout = {old}");
+    let old = busy_timeout(conn).await?;
+    let sql = bounded(&no_op, millis, old);
     let taken = sqlx::query(AssertSqlSafe(sql)).persistent(false).execute(&mut *conn).await;
     if taken.is_err() {
         // If a statement fails, the rest of the message is not run.
