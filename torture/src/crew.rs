@@ -54,7 +54,8 @@ pub(crate) struct Life {
 struct Worker {
     child: Child,
     orders: ChildStdin,
-    finished: Rc<Cell<bool>>,
+    /// When it said that it ends.
+    ends: Rc<Cell<Option<u64>>>,
 }
 
 /// All that was said, and who holds what.
@@ -95,9 +96,9 @@ impl Crew {
         let Said::Ready = serde_json::from_str(&ready).context("a worker did not start")? else {
             anyhow::bail!("a worker began with {ready}");
         };
-        let finished = Rc::new(Cell::new(false));
-        spawn_local(listen(said, Rc::clone(&self.log), Rc::clone(&finished)));
-        let mut worker = Worker { child, orders, finished };
+        let ends = Rc::new(Cell::new(None));
+        spawn_local(listen(said, Rc::clone(&self.log), Rc::clone(&ends)));
+        let mut worker = Worker { child, orders, ends };
         worker.tell(Order::Go).await?;
         self.workers.insert(id, worker);
         self.lives.insert(id, Life { began: clock::now(), ..Life::default() });
@@ -149,8 +150,9 @@ impl Crew {
         if timeout(within, worker.child.wait()).await.is_err() {
             return Ok(false);
         }
+        let aborted = worker.last_words().await.unwrap_or_else(clock::now);
         self.workers.remove(&id);
-        self.lives.entry(id).or_default().killed = Some(clock::now());
+        self.lives.entry(id).or_default().killed = Some(aborted);
         Ok(true)
     }
 
@@ -169,14 +171,7 @@ impl Crew {
                 life.killed = Some(clock::now());
                 let _ = worker.child.kill().await;
             } else {
-                // What it said last is still on its way.
-                for _ in 0..200 {
-                    if worker.finished.get() {
-                        break;
-                    }
-                    sleep(Duration::from_millis(5)).await;
-                }
-                life.hung = !worker.finished.get();
+                life.hung = worker.last_words().await.is_none();
             }
         }
     }
@@ -195,6 +190,17 @@ impl Crew {
 }
 
 impl Worker {
+    /// When the process, which has ended, said that it would. What it said last may still be on its way.
+    async fn last_words(&self) -> Option<u64> {
+        for _ in 0..200 {
+            if self.ends.get().is_some() {
+                break;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        self.ends.get()
+    }
+
     async fn tell(&mut self, order: Order) -> Result<()> {
         let mut line = serde_json::to_string(&order)?;
         line.push('\n');
@@ -202,7 +208,7 @@ impl Worker {
     }
 }
 
-async fn listen(said: BufReader<ChildStdout>, log: Rc<Log>, finished: Rc<Cell<bool>>) {
+async fn listen(said: BufReader<ChildStdout>, log: Rc<Log>, ends: Rc<Cell<Option<u64>>>) {
     let mut lines = said.lines();
     while let Ok(Some(line)) = lines.next_line().await {
         match serde_json::from_str(&line) {
@@ -211,7 +217,8 @@ async fn listen(said: BufReader<ChildStdout>, log: Rc<Log>, finished: Rc<Cell<bo
                 // Nobody may be listening.
                 let _ = log.news.send(event);
             }
-            Ok(Said::Finished) => finished.set(true),
+            Ok(Said::Aborts { at }) => ends.set(Some(at)),
+            Ok(Said::Finished) => ends.set(Some(clock::now())),
             // The last line of one that was killed may be cut.
             Ok(Said::Ready) | Err(_) => {}
         }

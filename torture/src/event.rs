@@ -153,6 +153,10 @@ pub(crate) enum Answer {
 pub(crate) enum Said {
     Ready,
     Happened(Event),
+    /// It aborts now.
+    Aborts {
+        at: u64,
+    },
     Finished,
 }
 

@@ -1,10 +1,18 @@
 //! Requests for one lease and what its holder calls, dropped at every await.
 
-use lockkit::Leases;
+use std::time::Duration;
+
+use lockkit::{Error, Leases, Released};
 use support::{TestDb, on_every_database};
-use tokio::task::yield_now;
+use tokio::{
+    task::{JoinHandle, yield_now},
+    time::sleep,
+};
 
 use super::{Bench, Made, PATIENCE, Request, nothing};
+
+/// Long enough to join a queue.
+const MOMENT: Duration = Duration::from_millis(5);
 
 on_every_database! {
     async fn requests_for_leases_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
@@ -46,6 +54,51 @@ on_every_database! {
         bench.drop_blocked(("LeaseRequest::acquire", "to write while others read"), reader, release).await;
         let writer = async || (requests[3].1().acquire(), others.rw("k").write().acquire().await.unwrap());
         bench.drop_blocked(("LeaseRequest::acquire", "to read while another writes"), writer, release).await;
+    }
+
+    async fn holders_who_hand_a_lease_on_and_their_heirs_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let leases = &bench.leases;
+        // Somebody of this process who holds the lease, and somebody who waits for it.
+        let holder_and_heir = async || {
+            let holder = bench.lease().await;
+            let request = leases.lease("k").wait(PATIENCE);
+            let heir = tokio::spawn(async move { request.acquire().await });
+            sleep(MOMENT).await;
+            (holder, heir)
+        };
+
+        let inherit = async || {
+            let holder = bench.lease().await;
+            let request = leases.lease("k").wait(PATIENCE);
+            let releasing = tokio::spawn(async move {
+                sleep(MOMENT).await;
+                holder.release().await
+            });
+            (async move { request.acquire().await }, releasing)
+        };
+        let released = async |releasing: JoinHandle<Result<Released, Error>>, _| {
+            assert_eq!(releasing.await.unwrap().unwrap(), Released::WhileHeld);
+        };
+        bench.drop_everywhere(("LeaseRequest::acquire", "of a lease that is handed on"), inherit, released).await;
+
+        let release = async || {
+            let (holder, heir) = holder_and_heir().await;
+            (async move { holder.release().await }, heir)
+        };
+        let inherited = async |heir: JoinHandle<Result<Made<S>, Error>>, _| drop(heir.await.unwrap().unwrap());
+        bench.drop_everywhere(("Lease::release", "to somebody who waits"), release, inherited).await;
+
+        let commit = async || {
+            let (holder, heir) = holder_and_heir().await;
+            let tx = bench.two_rows_written().await;
+            (async move { holder.commit(tx).await }, heir)
+        };
+        let committed = async |heir: JoinHandle<Result<Made<S>, Error>>, completed| {
+            drop(heir.await.unwrap().unwrap());
+            bench.all_or_none(completed).await;
+        };
+        bench.drop_everywhere(("Lease::commit", "with somebody who waits"), commit, committed).await;
     }
 
     async fn what_a_holder_asks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {

@@ -6,9 +6,9 @@ use lockkit::{Key, dialect::LeaseOps, store::Token};
 use sqlx::{Sqlite, SqliteConnection};
 
 async fn release(conn: &mut SqliteConnection, key: &Key, token: Token) {
-    let _ = Sqlite::lease_give_up(conn, key, token, Duration::ZERO, false).await;
-    let _ = <Sqlite as LeaseOps>::lease_give_up(conn, key, token, Duration::ZERO, false).await;
-    let _ = <Sqlite as lockkit::sql::LeaseStatements>::lease_give_up(conn, key, token, Duration::ZERO, false).await;
+    let _ = Sqlite::lease_give_up(conn, key, token, Duration::ZERO, false, false).await;
+    let _ = <Sqlite as LeaseOps>::lease_give_up(conn, key, token, Duration::ZERO, false, false).await;
+    let _ = <Sqlite as lockkit::sql::LeaseStatements>::lease_give_up(conn, key, token, Duration::ZERO, false, false).await;
 }
 
 fn main() {}

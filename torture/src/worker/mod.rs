@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::clock;
 use crate::event::{Answer, Kind, Order, Said, What};
 use crate::rig::{Rig, STOCK};
 use crate::worker::op::{Failure, Op};
@@ -165,6 +166,8 @@ impl<S: Rig> Worker<S> {
         op.sent();
         if self.aborts_in_commit.swap(false, Ordering::SeqCst) {
             let _ = timeout(Duration::from_micros(fastrand::u64(0..3_000)), commit).await;
+            // The server may give what it held to somebody else before the conductor sees that it is dead.
+            say(&Said::Aborts { at: clock::now() });
             process::abort();
         }
         commit.await.map_err(Into::into)
