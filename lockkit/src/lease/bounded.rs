@@ -135,8 +135,8 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
-    /// Releases the lease. Waits for a transaction that has pinned it, which it may only have if `pinned`. Returns `false` if the token no longer held
-    /// the lease.
+    /// Releases the lease. Waits for a transaction that has pinned it, which one may only have if `pinned`. Returns `false` if
+    /// the token no longer held the lease.
     pub(crate) async fn release_now(&self, release: &Release, pinned: bool, limit: Duration) -> Result<bool> {
         let Release { key, token, min_hold } = release;
         loop {

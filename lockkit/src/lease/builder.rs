@@ -102,8 +102,9 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     /// lease. Nobody can commit with a stolen lease all the same.
     ///
     /// A lease is released in the store if the next caller asked for another ttl or for a
-    /// [`fair`](crate::LeaseRequest::fair) lease, if its `min_hold` is not over, and if a transaction has verified it. Leases of semaphores, readers and writers, and of several keys, always are, and all leases
-    /// in a Galera cluster and in a replication group of MySQL ([`Profile::shows_writes_at_once`](crate::store::Profile::shows_writes_at_once)).
+    /// [`fair`](crate::LeaseRequest::fair) lease, if its `min_hold` is not over, and if a transaction has verified it. Leases
+    /// of semaphores, readers and writers, and of several keys, always are, and all leases in a Galera cluster and in a
+    /// replication group of MySQL ([`Profile::shows_writes_at_once`](crate::store::Profile::shows_writes_at_once)).
     pub fn hand_over(mut self, times: u32) -> Self {
         self.hand_over = HandOver { times, at_least: Duration::ZERO };
         self

@@ -225,7 +225,8 @@ impl LastClaims {
         self.0.load(Ordering::Relaxed) >= Self::ENOUGH
     }
 
-    pub(super) fn granted(&self, was_released: bool) {
+    /// The next one was of a lease that had been released, or of another.
+    pub(super) fn note(&self, was_released: bool) {
         let before = self.0.load(Ordering::Relaxed);
         let after = if was_released { (before + 1).min(Self::ENOUGH) } else { 0 };
         if after != before {

@@ -585,7 +585,7 @@ async fn acquired(
     if answer & HELD != 0 {
         return Ok(Acquired::Held { free_in: Some(Duration::from_micros(answer & !HELD)) });
     }
-    last.granted(!is_new && answer & TAKEN_OVER == 0);
+    last.note(!is_new && answer & TAKEN_OVER == 0);
     let previous = if answer & TAKEN_OVER == 0 { None } else { taken_over(conn, claim).await? };
     Ok(Acquired::Granted(granted(Fence::from(answer & !TAKEN_OVER)).after(previous)))
 }

@@ -92,7 +92,7 @@ impl LeaseStatements for Postgres {
         if let Some(number) = fence_of_released {
             return Ok(Acquired::Granted(granted(fence(number))));
         }
-        last.granted(false);
+        last.note(false);
         acquire_any(conn, claim, last).await
     }
 
@@ -476,7 +476,7 @@ async fn acquire_any(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) 
     if row.try_get("granted")? {
         let had_row = row.try_get::<i64, _>("old_fence")? > 0;
         let had_token = row.try_get::<Option<Vec<u8>>, _>("old_token")?.is_some();
-        last.granted(had_row && !had_token);
+        last.note(had_row && !had_token);
         return Ok(Acquired::Granted(grant(&row)?));
     }
     if row.try_get("ahead")? {
