@@ -38,7 +38,7 @@ where
     i64: for<'v> Encode<'v, DB> + Type<DB>,
 {
     let mut tx = lockkit::begin(pool).await?;
-    RowLock::table("t_accounts").by_any("account_id", [from, to]).wait(Duration::from_secs(10)).lock(&mut *tx).await?;
+    RowLock::table("t_accounts").by_any("account_id", [from, to]).wait(Duration::from_secs(10)).lock(&mut tx).await?;
     // Both rows are ours now: what is read here is true until the commit.
     let balance = DB::balance(&mut tx, from).await?;
     if balance < amount {

@@ -266,7 +266,7 @@ where
         if DB::has_won(&mut *tx, item_id, buyer_id).await? {
             return Ok(Outcome::WonBefore);
         }
-        match stock_of(&self.db, item_id).take_in(&mut *tx, 1).await {
+        match stock_of(&self.db, item_id).take_in(&mut tx, 1).await {
             Ok(_) => {}
             Err(lockkit::Error::SoldOut { .. }) => return Ok(Outcome::SoldOut),
             Err(err) => return Err(err.into()),

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit::{Error, PlanCheck, RowLock, Wait};
-use support::{Server, TestDb, on_every_database, on_every_server};
+use lockkit::{Error, NamedLock, PlanCheck, RowLock, Stock, Wait};
+use sqlx::{ConnectOptions, Executor, sqlite::SqliteConnectOptions};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::time::timeout;
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -36,6 +37,32 @@ on_every_database! {
         tx.commit().await.unwrap();
         assert_eq!(db.fetch_i64("SELECT stock FROM t_items WHERE item_id = 2").await, Some(19));
         db.assert_nothing_left().await;
+    }
+
+    async fn a_tx_itself_takes_every_lock_of_a_transaction<S>(db: TestDb<S>) {
+        items(&db).await;
+        let stock = Stock::new(db.pool.clone(), "sku");
+        stock.put(5).await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let row = || RowLock::table("t_items").by("item_id", 2_i64);
+        assert_eq!(row().fetch_one::<Item>(&mut tx).await.unwrap(), item(2, 20));
+        assert_eq!(row().wait(Wait::Unbounded).fetch_all::<Item>(&mut tx).await.unwrap(), [item(2, 20)]);
+        assert_eq!(row().wait(Wait::Never).lock(&mut tx).await.unwrap(), 1);
+        let missing = RowLock::table("t_items").by("item_id", 9_i64).fetch_optional::<Item>(&mut tx).await.unwrap();
+        assert_eq!(missing, None);
+        NamedLock::new("name").lock(&mut tx).await.unwrap();
+        let _taken = stock.take_in(&mut tx, 2).await.unwrap();
+
+        let others = async {
+            let mut tx = lockkit::begin(&db.pool).await?;
+            let locked = RowLock::table("t_items").by("item_id", 2_i64).wait(Wait::Never).lock(&mut tx).await;
+            tx.rollback().await?;
+            locked
+        };
+        // SQLite's other transaction does not even begin.
+        assert!(!matches!(timeout(MILLIS(300), others).await, Ok(Ok(_))), "two have the row");
+        tx.commit().await.unwrap();
+        assert_eq!(stock.left().await.unwrap(), 3);
     }
 
     async fn no_row_is_an_error_for_lock_and_none_for_fetch_optional<S>(db: TestDb<S>) {
@@ -243,5 +270,49 @@ on_every_server! {
         drop(conn);
         holder.commit().await.unwrap();
         db.assert_nothing_left().await;
+    }
+}
+
+on_databases! {
+    [postgres]
+    async fn a_row_whose_index_is_not_unique_any_more_is_waited_for_as_the_others<S>(db: TestDb<S>) {
+        items(&db).await;
+        let lock = || RowLock::table("t_items").by("item_id", 2_i64).wait(MILLIS(200));
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        // Both remember that at most one row has this value.
+        assert_eq!(lock().fetch_one::<Item>(&mut tx).await.unwrap(), item(2, 20));
+        assert_eq!(lock().lock(&mut tx).await.unwrap(), 1);
+        tx.rollback().await.unwrap();
+        db.execute("ALTER TABLE t_items DROP CONSTRAINT t_items_pkey").await;
+        db.execute("INSERT INTO t_items VALUES (2, 's', 21)").await;
+        db.execute("CREATE INDEX ON t_items (item_id)").await;
+
+        let mut one = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut one, "SELECT FROM t_items WHERE stock = 20 FOR UPDATE").await.unwrap();
+        let mut two = lockkit::begin(&db.pool).await.unwrap();
+        let fetched = lock().fetch_one::<Item>(&mut two).await;
+        assert!(fetched.as_ref().is_err_and(Error::is_contended), "{fetched:?}");
+        two.rollback().await.unwrap();
+        let mut two = lockkit::begin(&db.pool).await.unwrap();
+        let locked = lock().lock(&mut two).await;
+        assert!(locked.as_ref().is_err_and(Error::is_contended), "{locked:?}");
+        two.rollback().await.unwrap();
+        one.rollback().await.unwrap();
+    }
+}
+
+on_databases! {
+    [sqlite]
+    async fn a_row_of_a_file_that_was_attached_inside_the_transaction_is_locked<S>(db: TestDb<S>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let options = SqliteConnectOptions::new().filename(file.path()).busy_timeout(Duration::ZERO);
+        let mut beside = options.connect().await.unwrap();
+        beside.execute("CREATE TABLE t_beside (id INTEGER PRIMARY KEY); INSERT INTO t_beside VALUES (1)").await.unwrap();
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut tx, &format!("ATTACH '{}' AS beside", file.path().display())).await.unwrap();
+        assert_eq!(RowLock::table("beside.t_beside").by("id", 1_i64).lock(&mut tx).await.unwrap(), 1);
+        assert!(beside.execute("BEGIN IMMEDIATE").await.is_err());
+        tx.rollback().await.unwrap();
+        let _nothing = beside.execute("BEGIN IMMEDIATE").await.unwrap();
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     retry::Retry,
     scope::{Lock, Realm, Record, is_under},
     sql::{
-        Dialect, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
+        AsConnection, Dialect, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
         holder::with_holder,
         tx::{PASS_TX, begin_within},
     },
@@ -237,7 +237,7 @@ pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -
 /// Begins a transaction and locks rows in it.
 pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
-    match lock.until(deadline).lock(&mut *tx).await {
+    match lock.until(deadline).lock(&mut tx).await {
         Ok(_) => Ok(tx),
         Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
     }
@@ -263,13 +263,13 @@ async fn refused<DB: Dialect>(
 )]
 pub trait LockedRows<DB: Database>: Sized {
     /// Locks and reads the rows.
-    fn fetch(lock: RowLock<DB>, conn: &mut DB::Connection) -> impl Future<Output = Result<Self>> + Send;
+    fn fetch(lock: RowLock<DB>, tx: &mut impl AsConnection<DB>) -> impl Future<Output = Result<Self>> + Send;
 }
 
 #[diagnostic::do_not_recommend]
 impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for Vec<T> {
-    async fn fetch(lock: RowLock<DB>, conn: &mut DB::Connection) -> Result<Self> {
-        lock.lock_and_fetch(conn).await
+    async fn fetch(lock: RowLock<DB>, tx: &mut impl AsConnection<DB>) -> Result<Self> {
+        lock.lock_and_fetch(tx).await
     }
 }
 
@@ -282,7 +282,7 @@ pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
     _rows: PhantomData<R>,
 ) -> Result<(Tx<DB>, R)> {
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
-    match R::fetch(lock.until(deadline), &mut *tx).await {
+    match R::fetch(lock.until(deadline), &mut tx).await {
         Ok(rows) => Ok((tx, rows)),
         Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
     }
@@ -295,7 +295,7 @@ pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, 
         return Err(Error::Reentrant { lock: "named lock", key: lock.key().clone(), hint: PASS_TX });
     }
     let mut tx = begin_within(pool, lock.bound(), deadline).await?;
-    match lock.until(deadline).lock(&mut *tx).await {
+    match lock.until(deadline).lock(&mut tx).await {
         Ok(()) => Ok(tx),
         Err(err) => Err(Box::pin(refused(pool, tx, err, DB::named_holder)).await),
     }

@@ -50,6 +50,9 @@ pub trait Driver: Database {
     /// Whether an open transaction of `begin` blocks all other writers, because the database has one write lock.
     const ONE_WRITER: bool = false;
 
+    /// Whether `commit` fails when the database has already ended the transaction.
+    const COMMIT_CHECKS: bool = false;
+
     /// Whether `begin` changes settings of the session. If so, `restore_session` must run after the transaction.
     const CHANGES_SESSION: bool;
 
@@ -78,7 +81,7 @@ pub trait Driver: Database {
     /// then.
     fn check_begun(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Commits the transaction of `begin` that `check_begun` found open.
+    /// Commits the transaction of `begin`, which `check_begun` found open unless `COMMIT_CHECKS`.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Restores the settings of the session that `begin` changed. Its transaction was committed or rolled back by the last
@@ -115,6 +118,12 @@ pub trait Driver: Database {
 pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
     /// The connection.
     fn as_connection(&mut self) -> &mut DB::Connection;
+
+    /// Whether it is a [`Tx`](crate::Tx), which is in a transaction, and on SQLite has the write lock.
+    #[doc(hidden)]
+    fn is_begun(&self) -> bool {
+        false
+    }
 }
 
 impl<DB: Dialect> sealed::Sealed for Transaction<'_, DB> {}

@@ -52,7 +52,7 @@ const BACKSTOP: Duration = Duration::from_secs(2);
 /// # sqlx::query("CREATE TABLE orders (user_id INTEGER)").execute(&pool).await?;
 /// let user_id = 42;
 /// let mut tx = lockkit::begin(&pool).await?;
-/// NamedLock::new(format!("order:{user_id}")).wait(Duration::from_secs(2)).lock(&mut *tx).await?;
+/// NamedLock::new(format!("order:{user_id}")).wait(Duration::from_secs(2)).lock(&mut tx).await?;
 /// let ordered: i64 =
 ///     sqlx::query_scalar("SELECT count(*) FROM orders WHERE user_id = ?").bind(user_id).fetch_one(&mut *tx).await?;
 /// if ordered == 0 {
@@ -93,7 +93,7 @@ impl NamedLock {
     /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
     /// # lockkit::migrate(&pool).await?;
     /// let mut tx = lockkit::begin(&pool).await?;
-    /// NamedLock::new("prices").share().lock(&mut *tx).await?; // whoever changes prices locks the name without `share`
+    /// NamedLock::new("prices").share().lock(&mut tx).await?; // whoever changes prices locks the name without `share`
     /// # Ok(()) }
     /// ```
     pub fn share(mut self) -> Self {
@@ -125,8 +125,8 @@ impl NamedLock {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
-    /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::Database`]. Roll the transaction back
-    /// after an error.
+    /// transaction; [`Error::NotMigrated`] on MySQL and MariaDB, and on SQLite in a transaction that is not a
+    /// [`Tx`](crate::Tx); [`Error::Database`]. Roll the transaction back after an error.
     ///
     /// [`Error::Contended`] names the holder where it is known. On PostgreSQL that is for [`Wait::Never`] and under
     /// `#[with_lock]`: after a wait that timed out, the transaction answers no further statement. For the other
@@ -135,19 +135,25 @@ impl NamedLock {
     /// # Cancel safety
     /// The transaction may or may not have locked the name; roll it back.
     pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        let is_begun = conn.is_begun();
         let conn = conn.as_connection();
         let wait = self.wait.unwrap_or_default();
         self.key.check()?;
         wait.check()?;
-        if depth::<DB>(conn).await? == 0 {
+        if !is_begun && depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the name would be unlocked at once".to_owned();
             return Err(Error::InvalidOption { option: "named lock", reason });
         }
+        // On SQLite the transaction already has the lock that stands for all names.
+        let has_it = is_begun && DB::ONE_WRITER;
         let started = Instant::now();
         let waited = || started.elapsed();
         // The server enforces the bound. The backstop is for the one statement that MySQL cannot bound.
         let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
+            if has_it {
+                return Ok(());
+            }
             let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, wait)).await;
             let (waited, holder) = match taken {
                 Some(Ok(true)) => return Ok(()),

@@ -147,7 +147,11 @@ impl<DB: Dialect> Tx<DB> {
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
-        self.check_open().await?;
+        if DB::COMMIT_CHECKS {
+            check_depth::<DB>(&mut self).await?;
+        } else {
+            self.check_open().await?;
+        }
         self.commit_open().await
     }
 
@@ -179,7 +183,8 @@ impl<DB: Dialect> Tx<DB> {
 
 /// Refuses nested transactions: only the outermost one commits anything.
 async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
-    if depth::<DB>(conn).await? == 1 {
+    // What a count of one leaves out is a nested transaction that was dropped. Only its rollback is waited for.
+    if counted_depth::<DB>(conn) == 1 || depth::<DB>(conn).await? == 1 {
         return Ok(());
     }
     let reason = "needs the outermost transaction, with no nested one open: only that one commits anything".to_owned();
@@ -229,6 +234,10 @@ impl<DB: Dialect> sealed::Sealed for Tx<DB> {}
 impl<DB: Dialect> AsConnection<DB> for Tx<DB> {
     fn as_connection(&mut self) -> &mut DB::Connection {
         self
+    }
+
+    fn is_begun(&self) -> bool {
+        true
     }
 }
 

@@ -162,10 +162,11 @@ impl Driver for Postgres {
     }
 
     async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // A COMMIT of a failed transaction reports success and rolls back. So a SELECT precedes it in the same message:
-        // if the transaction has failed, the SELECT fails and the COMMIT is not run. The chained transaction is empty;
-        // the queued ROLLBACK, which corrects sqlx's count of open transactions, ends it.
-        conn.execute("SELECT 1; COMMIT AND CHAIN").await?;
+        // A COMMIT of a failed transaction reports success and rolls back. So another statement precedes it in the same
+        // message: if the transaction has failed, that fails and the COMMIT is not run. A savepoint needs no planner and
+        // returns no row. The chained transaction is empty; the queued ROLLBACK, which corrects sqlx's count of open
+        // transactions, ends it.
+        conn.execute("SAVEPOINT lockkit; COMMIT AND CHAIN").await?;
         PgTransactionManager::start_rollback(conn);
         Ok(())
     }

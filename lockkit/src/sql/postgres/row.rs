@@ -147,22 +147,21 @@ async fn lock_free_row(
     access: &Access,
 ) -> sqlx::Result<Option<Vec<PgRow>>> {
     let is_bounded = matches!(query.wait, Wait::AtMost(_)) && !query.skip_locked;
-    if !access.is_one_row || !is_bounded || query.columns == Columns::All || query.by.iter().any(|it| it.values > 1) {
+    let is_one_row = access.is_one_row && query.by.iter().all(|it| it.values == 1) && query.limit != Some(0);
+    if !is_bounded || !is_one_row {
         return Ok(None);
     }
-    // Counts the rows, because the unique index may have been dropped since the plan was made.
+    // Counts the rows, because the unique index may have been dropped since the plan was made. The count is no condition on
+    // a row, so it is evaluated first.
     let (table, filter) = (query.table.quoted('"'), filter(query, '"', placeholder));
     let sql = format!(
-        "SELECT (SELECT count(*) FROM {table} {filter}) AS locked FROM {table} AS r {filter} {} OF r SKIP LOCKED {}",
+        "SELECT {} FROM {table} AS r {filter} AND (SELECT count(*) FROM {table} {filter}) = 1 {} OF r SKIP LOCKED {}",
+        columns(query),
         strength(query),
         typed(&values.types),
     );
     let rows = pooler::fetch_all(conn, sql, values.arguments.clone()).await?;
-    let is_only_row = match &*rows {
-        [row] => row.try_get::<i64, _>("locked")? == 1,
-        _ => false,
-    };
-    Ok(is_only_row.then_some(rows))
+    Ok(Some(rows).filter(|it| !it.is_empty()))
 }
 
 /// The catalogue's data on the table of a row lock.
@@ -313,14 +312,18 @@ fn is_served_by(indexes: &[String], plan: &[String], is_queue: bool) -> bool {
     reads > 0 && (looks_up || !filters)
 }
 
-/// The selection without its locking clause. `before` is joined to the table.
-fn selection(query: &RowQuery, types: &[PgTypeInfo], before: &str) -> String {
-    let columns = match query.columns {
+fn columns(query: &RowQuery) -> &'static str {
+    match query.columns {
         Columns::All => "r.*",
         Columns::None => "1 AS locked",
-    };
+    }
+}
+
+/// The selection without its locking clause. `before` is joined to the table.
+fn selection(query: &RowQuery, types: &[PgTypeInfo], before: &str) -> String {
     format!(
-        "SELECT {columns} FROM {before}{} AS r {} {} {}",
+        "SELECT {} FROM {before}{} AS r {} {} {}",
+        columns(query),
         query.table.quoted('"'),
         filter(query, '"', placeholder),
         order_and_limit(query, '"'),

@@ -86,7 +86,7 @@ use crate::{
 /// let (_id, stock): (i64, i64) = RowLock::table("t_items")
 ///     .by("item_id", 7_i64)
 ///     .wait(Wait::AtMost(Duration::from_millis(500)))
-///     .fetch_one(&mut *tx)
+///     .fetch_one(&mut tx)
 ///     .await?;
 /// if stock > 0 {
 ///     sqlx::query("UPDATE t_items SET stock = stock - 1 WHERE item_id = 7").execute(&mut *tx).await?;
@@ -244,7 +244,7 @@ impl<DB: RowOps> RowLock<DB> {
     /// The transaction may or may not have locked the rows; roll it back.
     pub async fn lock(self, conn: &mut impl AsConnection<DB>) -> Result<u64> {
         let least = self.least();
-        let (table, rows) = self.select(conn.as_connection(), Columns::None).await?;
+        let (table, rows) = self.select(conn, Columns::None).await?;
         if rows.len() < least {
             return Err(Error::NoSuchRow { table });
         }
@@ -252,7 +252,7 @@ impl<DB: RowOps> RowLock<DB> {
     }
 
     /// As [`lock`](Self::lock), and returns the rows. A lock that skips locked rows is contended when it finds no row.
-    pub(crate) async fn lock_and_fetch<T>(self, conn: &mut DB::Connection) -> Result<Vec<T>>
+    pub(crate) async fn lock_and_fetch<T>(self, conn: &mut impl AsConnection<DB>) -> Result<Vec<T>>
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
@@ -284,7 +284,7 @@ impl<DB: RowOps> RowLock<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let (table, rows) = self.limit(1).select(conn.as_connection(), Columns::All).await?;
+        let (table, rows) = self.limit(1).select(conn, Columns::All).await?;
         let row = rows.first().ok_or_else(|| Error::NoSuchRow { table: table.clone() })?;
         decode::<DB, T>(&table, row)
     }
@@ -300,7 +300,7 @@ impl<DB: RowOps> RowLock<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let (table, rows) = self.limit(1).select(conn.as_connection(), Columns::All).await?;
+        let (table, rows) = self.limit(1).select(conn, Columns::All).await?;
         rows.first().map(|row| decode::<DB, T>(&table, row)).transpose()
     }
 
@@ -315,11 +315,11 @@ impl<DB: RowOps> RowLock<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let (table, rows) = self.select(conn.as_connection(), Columns::All).await?;
+        let (table, rows) = self.select(conn, Columns::All).await?;
         rows.iter().map(|row| decode::<DB, T>(&table, row)).collect()
     }
 
-    async fn select(self, conn: &mut DB::Connection, columns: Columns) -> Result<(Key, Vec<DB::Row>)> {
+    async fn select(self, conn: &mut impl AsConnection<DB>, columns: Columns) -> Result<(Key, Vec<DB::Row>)> {
         let Self { table, by, mut order_by, values, limit, skip_locked, strength, wait, check } = self;
         let table = table?;
         if by.is_empty() && (order_by.is_empty() || limit.is_none() || !skip_locked) {
@@ -327,7 +327,9 @@ impl<DB: RowOps> RowLock<DB> {
         }
         let wait = wait.unwrap_or_default();
         wait.check()?;
-        if depth::<DB>(conn).await? == 0 {
+        let is_begun = conn.is_begun();
+        let conn = conn.as_connection();
+        if !is_begun && depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction: outside of one the rows would be unlocked at once".to_owned();
             return Err(Error::InvalidOption { option: "row lock", reason });
         }
@@ -335,7 +337,7 @@ impl<DB: RowOps> RowLock<DB> {
             order_by.extend(by.iter().map(|it| it.column.clone()));
         }
         let key = Key::from(table.to_string());
-        let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
+        let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns, is_begun };
         let access = plan::access::<DB>(conn, &query, &values, &key, check).await?;
         let started = Instant::now();
         let taking = async {

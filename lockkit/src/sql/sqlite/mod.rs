@@ -3,7 +3,12 @@
 //! SQLite has one lock for all writers of a database file. Every lock that lasts for a transaction is that lock here.
 //! Names are quoted by backticks: SQLite treats a name in double quotes as a string if no such column exists.
 
-use std::time::Duration;
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 
 use sqlx::{
     AssertSqlSafe, Connection, Executor, Pool, SqlSafeStr, SqlStr, Sqlite, SqliteConnection,
@@ -79,6 +84,7 @@ impl ShedLockOps for Sqlite {}
 impl Driver for Sqlite {
     const IS_REMOTE: bool = false;
     const ONE_WRITER: bool = true;
+    const COMMIT_CHECKS: bool = true;
     const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {
@@ -94,7 +100,14 @@ impl Driver for Sqlite {
     }
 
     async fn wait_for(conn: &mut SqliteConnection, wait: Duration) -> sqlx::Result<()> {
-        set_busy_timeout(conn, i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)).await
+        // The worker thread of the connection runs requests in order, so sending it is enough. An answer would cost two
+        // changes of threads.
+        let mut set = pin!(set_busy_timeout(conn, i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)));
+        poll_fn(|cx| match set.as_mut().poll(cx) {
+            Poll::Pending => Poll::Ready(Ok(())),
+            Poll::Ready(answer) => Poll::Ready(answer),
+        })
+        .await
     }
 
     async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}

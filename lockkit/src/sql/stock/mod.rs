@@ -206,20 +206,21 @@ impl<DB: StockOps> Stock<DB> {
     /// # stock.put(200).await?;
     /// let mut tx = lockkit::begin(&pool).await?;
     /// sqlx::query("INSERT INTO orders VALUES (7, 3)").execute(&mut *tx).await?;
-    /// stock.take_in(&mut *tx, 3).await?;
+    /// stock.take_in(&mut tx, 3).await?;
     /// tx.commit().await?;
     /// # Ok(()) }
     /// ```
     pub async fn take_in(&self, conn: &mut impl AsConnection<DB>, amount: u64) -> Result<Taken> {
+        let is_begun = conn.is_begun();
         let conn = conn.as_connection();
         self.check()?;
         let wanted = column(amount)?;
-        if depth::<DB>(conn).await? == 0 {
+        if !is_begun && depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction; outside of one use `take`".to_owned();
             return Err(Error::InvalidOption { option: "take_in", reason });
         }
         let waiting = self.waiting();
-        if DB::ONE_WRITER {
+        if DB::ONE_WRITER && !is_begun {
             // The statement that takes would wait for the write lock as long as the connection's busy timeout.
             self.lock(conn, FIRST, waiting).await?;
         }
