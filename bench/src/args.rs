@@ -79,12 +79,12 @@ pub(crate) struct RunArgs {
     pub(crate) hold: Vec<u64>,
 
     /// Leases held in `held`
-    #[arg(long, default_value_t = 10_000)]
-    pub(crate) held: u32,
+    #[arg(long, value_delimiter = ',', default_value = "10000")]
+    pub(crate) held: Vec<u32>,
 
-    /// Fresh rows in `sweep`
-    #[arg(long, default_value_t = 270_000)]
-    pub(crate) rows: u32,
+    /// Fresh rows in `sweep` and `table-size`
+    #[arg(long, value_delimiter = ',', default_value = "270000")]
+    pub(crate) rows: Vec<u32>,
 
     /// A short run that fails if a ratio is far from what it should be; for CI
     #[arg(long)]

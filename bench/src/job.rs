@@ -36,7 +36,7 @@ pub(crate) struct Job {
     pub(crate) ping: bool,
     /// Whether a commit waits for the disk.
     pub(crate) durable: bool,
-    /// Leases held, or rows to sweep behind.
+    /// Leases held, or rows in the table, where that is part of the scenario.
     pub(crate) rows: u32,
 }
 

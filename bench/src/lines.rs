@@ -17,6 +17,8 @@ pub(crate) struct Setting {
     /// 0: each task has its own key.
     pub(crate) keys: u32,
     pub(crate) hold_ms: u64,
+    /// Leases held, or rows in the table, where that is part of the scenario.
+    pub(crate) rows: u32,
 }
 
 /// A contender in a setting.

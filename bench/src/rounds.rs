@@ -30,8 +30,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<ExitCode> {
         let Some((server, stage)) = conductor.stage(kind).await? else { continue };
         for scenario in &scenarios {
             for setting in settings(&args, *scenario, kind) {
-                let mut contenders: Vec<_> =
-                    scenario.contenders(kind).into_iter().map(|name| Contender::own(name, &args)).collect();
+                let mut contenders: Vec<_> = scenario.contenders(kind).into_iter().map(Contender::of_lockkit).collect();
                 if args.quick {
                     let baseline = contenders[0].name.clone();
                     contenders.retain(|it| guard::takes_part(*scenario, &it.name, it.name == baseline));
@@ -55,7 +54,7 @@ pub(crate) async fn compare(args: CompareArgs) -> Result<ExitCode> {
     let crowds = [(Scenario::Uncontended, 1, 1), (Scenario::HotRow, args.tasks, args.processes)];
     for (scenario, tasks, processes) in crowds {
         let keys = scenario.keys().unwrap_or_default();
-        let setting = Setting { scenario, database: Kind::Postgres, tasks, processes, keys, hold_ms: 0 };
+        let setting = Setting { scenario, database: Kind::Postgres, tasks, processes, keys, hold_ms: 0, rows: 0 };
         let mut contenders: Vec<_> =
             scenario.contenders(Kind::Postgres).into_iter().map(Contender::of_lockkit).collect();
         contenders.extend(peers.contenders(scenario));
@@ -80,21 +79,11 @@ pub(crate) struct Contender {
     /// The servers that it locks on beside the database.
     pub(crate) redis: Option<String>,
     pub(crate) zookeeper: Option<String>,
-    rows: u32,
 }
 
 impl Contender {
     pub(crate) fn of_lockkit(name: &str) -> Self {
-        Self { name: name.to_owned(), program: None, missing: None, redis: None, zookeeper: None, rows: 0 }
-    }
-
-    fn own(name: &str, args: &RunArgs) -> Self {
-        let rows = match name {
-            "many held" => args.held,
-            "many rows" => args.rows,
-            _ => 0,
-        };
-        Self { rows, ..Self::of_lockkit(name) }
+        Self { name: name.to_owned(), program: None, missing: None, redis: None, zookeeper: None }
     }
 }
 
@@ -111,6 +100,11 @@ fn settings(args: &RunArgs, scenario: Scenario, database: Kind) -> Vec<Setting> 
         tasks.iter().flat_map(|tasks| processes.iter().map(|processes| (*tasks, *processes))).collect()
     };
     let keys = scenario.keys().map_or_else(|| args.keys.clone(), |keys| vec![keys]);
+    let rows = match scenario {
+        Scenario::Held => &args.held[..],
+        Scenario::Sweep | Scenario::TableSize => &args.rows,
+        _ => &[0],
+    };
     let mut settings = Vec::new();
     for (tasks, processes) in crowds {
         // Every process has the same number of tasks.
@@ -119,9 +113,12 @@ fn settings(args: &RunArgs, scenario: Scenario, database: Kind) -> Vec<Setting> 
         }
         for keys in &keys {
             for hold_ms in &args.hold {
-                let setting = Setting { scenario, database, tasks, processes, keys: *keys, hold_ms: *hold_ms };
-                if !settings.contains(&setting) {
-                    settings.push(setting);
+                for rows in rows {
+                    let (keys, hold_ms, rows) = (*keys, *hold_ms, *rows);
+                    let setting = Setting { scenario, database, tasks, processes, keys, hold_ms, rows };
+                    if !settings.contains(&setting) {
+                        settings.push(setting);
+                    }
                 }
             }
         }
@@ -205,7 +202,7 @@ impl<'a> Conductor<'a> {
     }
 
     fn jobs(&self, stage: &Stage, setting: Setting, contender: &Contender) -> Vec<Job> {
-        let Setting { scenario, database, tasks, processes, keys, hold_ms } = setting;
+        let Setting { scenario, database, tasks, processes, keys, hold_ms, rows } = setting;
         let milliseconds =
             |seconds: f64| u64::try_from(std::time::Duration::from_secs_f64(seconds).as_millis()).unwrap_or(0);
         let job = |process| Job {
@@ -224,7 +221,7 @@ impl<'a> Conductor<'a> {
             connections: database.connections(tasks / processes, processes),
             ping: !self.args.no_ping,
             durable: self.args.durable,
-            rows: contender.rows,
+            rows,
         };
         (0..processes).map(job).collect()
     }

@@ -1,6 +1,6 @@
-//! The lines as plots: rate and p99 against tasks, and ratios as bars.
+//! The lines as plots: rate and p99 against what was varied, and ratios as bars.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as StdError;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{BLACK, Color, IntoFont, RGBColor, WHITE};
 
-use crate::lines::Line;
+use crate::lines::{Line, Setting};
 use crate::scenarios::Scenario;
 use crate::servers::Kind;
 
@@ -35,15 +35,27 @@ pub(crate) fn all(out: &Path, lines: &[Line]) -> Result<Vec<(String, String)>> {
     for lines in lines.chunk_by(|one, other| group(one) == group(other)) {
         let (scenario, database) = group(&lines[0]);
         let of = format!("{} on {}", scenario.name(), database.name());
-        let file = |kind: &str| format!("{kind}-{}-{}.svg", scenario.name(), database.name().to_lowercase());
-        if is_against_tasks(lines) {
+        for axis in [Axis::Tasks, Axis::Processes, Axis::Keys, Axis::Rows] {
+            let lines = axis.lines(lines);
+            if axis.values(&lines) < 3 {
+                continue;
+            }
+            let file = |kind: &str| {
+                format!("{kind}-{}-{}{}.svg", scenario.name(), database.name().to_lowercase(), axis.file())
+            };
             let rate = |line: &Line| line.spread(|it| it.rate).map(|it| it.median);
             let (title, name) = (format!("{of}: operations per second"), file("rate"));
-            checked(&out.join(&name), curves(&out.join(&name), &title, "per second", &points(lines, rate)))?;
+            checked(
+                &out.join(&name),
+                curves(&out.join(&name), &title, axis, "per second", &points(&lines, axis, rate)),
+            )?;
             plots.push((title, name));
             let p99 = |line: &Line| line.spread(|it| it.p99_ms).map(|it| it.median);
             let (title, name) = (format!("{of}: p99 of the wait"), file("p99"));
-            checked(&out.join(&name), curves(&out.join(&name), &title, "milliseconds", &points(lines, p99)))?;
+            checked(
+                &out.join(&name),
+                curves(&out.join(&name), &title, axis, "milliseconds", &points(&lines, axis, p99)),
+            )?;
             plots.push((title, name));
         }
     }
@@ -75,19 +87,65 @@ fn group(line: &Line) -> (Scenario, Kind) {
     (line.setting.scenario, line.setting.database)
 }
 
-/// Whether a contender was measured with several numbers of tasks in one process.
-fn is_against_tasks(lines: &[Line]) -> bool {
-    let tasks: std::collections::BTreeSet<_> = alike(lines).map(|it| it.setting.tasks).collect();
-    tasks.len() > 2
+/// What a curve is drawn against.
+#[derive(Debug, Clone, Copy)]
+enum Axis {
+    Tasks,
+    Processes,
+    Keys,
+    Rows,
 }
 
-/// The lines that differ in tasks and contender alone.
-fn alike(lines: &[Line]) -> impl Iterator<Item = &Line> {
-    let first = lines[0].setting;
-    lines.iter().filter(move |it| {
-        let setting = it.setting;
-        (setting.processes, setting.keys, setting.hold_ms) == (first.processes, first.keys, first.hold_ms)
-    })
+impl Axis {
+    fn of(self, setting: &mut Setting) -> &mut u32 {
+        match self {
+            Self::Tasks => &mut setting.tasks,
+            Self::Processes => &mut setting.processes,
+            Self::Keys => &mut setting.keys,
+            Self::Rows => &mut setting.rows,
+        }
+    }
+
+    fn value(self, mut setting: Setting) -> u32 {
+        *self.of(&mut setting)
+    }
+
+    /// The setting without this number.
+    fn rest(self, mut setting: Setting) -> Setting {
+        *self.of(&mut setting) = 0;
+        setting
+    }
+
+    /// The most lines that differ in this number and in contender alone.
+    fn lines(self, lines: &[Line]) -> Vec<&Line> {
+        let with_value = || lines.iter().filter(|it| self.value(it.setting) > 0);
+        let alike = |first: &Line| -> Vec<_> {
+            with_value().filter(|it| self.rest(it.setting) == self.rest(first.setting)).collect()
+        };
+        with_value().map(alike).max_by_key(|it| self.values(it)).unwrap_or_default()
+    }
+
+    /// How many values the lines have.
+    fn values(self, lines: &[&Line]) -> usize {
+        lines.iter().map(|it| self.value(it.setting)).collect::<BTreeSet<_>>().len()
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tasks => "tasks",
+            Self::Processes => "processes",
+            Self::Keys => "keys",
+            Self::Rows => "rows",
+        }
+    }
+
+    /// How the names of files end.
+    fn file(self) -> String {
+        match self {
+            Self::Tasks => String::new(),
+            axis => format!("-by-{}", axis.name()),
+        }
+    }
 }
 
 /// The ratio to the floor, where there is one: of lockkit, in one process, with the tasks that the scenario begins and ends with.
@@ -104,32 +162,43 @@ fn bar(line: &Line) -> Option<(String, f64)> {
     Some((name, line.ratio()?.median))
 }
 
-fn points(lines: &[Line], number: impl Fn(&Line) -> Option<f64>) -> Vec<(String, Points)> {
+fn points(lines: &[&Line], axis: Axis, number: impl Fn(&Line) -> Option<f64>) -> Vec<(String, Points)> {
     let mut points: BTreeMap<&str, Points> = BTreeMap::new();
-    for line in alike(lines) {
+    for line in lines {
         if let Some(number) = number(line) {
-            points.entry(&line.contender).or_default().push((f64::from(line.setting.tasks), number.max(0.001)));
+            points.entry(&line.contender).or_default().push((f64::from(axis.value(line.setting)), number.max(0.001)));
         }
     }
-    points.into_iter().map(|(name, points)| (name.to_owned(), points)).collect()
+    points.into_iter().map(|(name, points)| (format!("{name}, exponent {:.2}", exponent(&points)), points)).collect()
+}
+
+/// The slope of the line with the least squares through the logarithms: 0 for a number that stays, 1 for one that grows in
+/// proportion.
+fn exponent(points: &[(f64, f64)]) -> f64 {
+    let count = points.iter().map(|_| 1.0).sum::<f64>();
+    let logs = || points.iter().map(|(x, y)| (x.ln(), y.ln()));
+    let (x, y) = logs().fold((0.0, 0.0), |(x, y), it| (x + it.0 / count, y + it.1 / count));
+    let (product, square) = logs()
+        .fold((0.0, 0.0), |(product, square), it| (product + (it.0 - x) * (it.1 - y), square + (it.0 - x).powi(2)));
+    if square > 0.0 { product / square } else { 0.0 }
 }
 
 /// One curve for each contender; both axes are logarithmic.
-fn curves(path: &Path, title: &str, unit: &str, all: &[(String, Points)]) -> Result<(), Box<dyn StdError>> {
+fn curves(path: &Path, title: &str, axis: Axis, unit: &str, all: &[(String, Points)]) -> Result<(), Box<dyn StdError>> {
     let root = SVGBackend::new(path, (860, 480)).into_drawing_area();
     root.fill(&WHITE)?;
     let numbers = || all.iter().flat_map(|(_, points)| points);
     let (right, top) = numbers().fold((2.0_f64, 0.01_f64), |(x, y), point| (x.max(point.0), y.max(point.1)));
-    let bottom = numbers().fold(top, |y, point| y.min(point.1));
+    let (left, bottom) = numbers().fold((right, top), |(x, y), point| (x.min(point.0), y.min(point.1)));
     let mut chart = ChartBuilder::on(&root)
         .caption(title, ("sans-serif", 22))
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(84)
-        .build_cartesian_2d((1.0..right * 1.1).log_scale(), (bottom / 2.0..top * 4.0).log_scale())?;
+        .build_cartesian_2d((left..right * 1.1).log_scale(), (bottom / 2.0..top * 4.0).log_scale())?;
     chart
         .configure_mesh()
-        .x_desc("tasks")
+        .x_desc(axis.name())
         .y_desc(unit)
         .x_label_formatter(&|x| format!("{x:.0}"))
         .y_label_formatter(&|y| if *y >= 1.0 { format!("{y:.0}") } else { format!("{y}") })
@@ -180,4 +249,16 @@ fn rates(path: &Path, title: &str, bars: &[(String, f64)]) -> Result<(), Box<dyn
     }
     root.present()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exponent_is_that_of_the_power() {
+        let square: Points = [1.0, 10.0, 100.0].map(|x: f64| (x, 3.0 * x.powi(2))).to_vec();
+        assert!((exponent(&square) - 2.0).abs() < 1e-9);
+        assert!(exponent(&[(1.0, 5.0), (8.0, 5.0)]).abs() < 1e-9);
+    }
 }

@@ -81,6 +81,9 @@ fn row(line: &Line) -> Vec<String> {
     if setting.hold_ms > 0 {
         tasks.extend([", ", &setting.hold_ms.to_string(), " ms"]);
     }
+    if setting.rows > 0 {
+        tasks.extend([", ", &digits(f64::from(setting.rows)), " rows"]);
+    }
     if let Some(reason) = &line.skipped {
         let mut row = vec![tasks, line.contender.clone(), reason.clone()];
         row.resize(11, String::new());

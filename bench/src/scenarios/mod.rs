@@ -46,6 +46,8 @@ pub(crate) enum Scenario {
     Held,
     /// A sweep that finds nothing, behind many fresh rows.
     Sweep,
+    /// One more lease, in a table with many rows.
+    TableSize,
     /// `compare`: a lock that nobody else wants.
     Uncontended,
     /// `compare`: tasks read one row of a database and write it, under a lock.
@@ -82,9 +84,9 @@ impl Scenario {
             Self::HotLease => vec!["polling", "lockkit without hand-over", "lockkit"],
             Self::Lease | Self::Transaction | Self::Stock => vec!["floor", "lockkit"],
             Self::RowLock | Self::Named => vec!["floor", "lockkit unbounded", "lockkit"],
-            Self::Optimistic => vec!["floor: FOR UPDATE", "blind retry", "lockkit"],
+            Self::Optimistic => vec!["floor: FOR UPDATE", "blind retry", "lockkit", "lockkit then_lock"],
             Self::Held => vec!["none held", "many held"],
-            Self::Sweep => vec!["few rows", "many rows"],
+            Self::Sweep | Self::TableSize => vec!["few rows", "many rows"],
             Self::Uncontended => vec!["floor", "lockkit lease"],
             Self::HotRow => vec!["floor: FOR UPDATE", "lockkit row", "lockkit version", "lockkit lease"],
         }
@@ -96,7 +98,7 @@ impl Scenario {
             Self::HotLease => &[(1, 1), (16, 1), (32, 1), (64, 1), (256, 1), (32, 4)],
             Self::Optimistic => &[(64, 1)],
             Self::Stock => &[(1, 1), (64, 1), (64, 4)],
-            Self::Held | Self::Sweep | Self::Uncontended => &[(1, 1)],
+            Self::Held | Self::Sweep | Self::TableSize | Self::Uncontended => &[(1, 1)],
             Self::HotRow => &[(16, 4)],
             Self::Lease | Self::Transaction | Self::RowLock | Self::Named => &[(1, 1), (32, 1)],
         }
@@ -106,16 +108,20 @@ impl Scenario {
     pub(crate) fn keys(self) -> Option<u32> {
         match self {
             Self::HotLease | Self::Optimistic | Self::Stock | Self::HotRow => Some(1),
-            Self::Held | Self::Sweep | Self::Uncontended => Some(0),
+            Self::Held | Self::Sweep | Self::TableSize | Self::Uncontended => Some(0),
             Self::Lease | Self::Transaction | Self::RowLock | Self::Named => None,
         }
     }
 
     pub(crate) fn oracle(self) -> Oracle {
         match self {
-            Self::Lease | Self::HotLease | Self::RowLock | Self::Named | Self::Held | Self::Uncontended => {
-                Oracle::Exclusion
-            }
+            Self::Lease
+            | Self::HotLease
+            | Self::RowLock
+            | Self::Named
+            | Self::Held
+            | Self::TableSize
+            | Self::Uncontended => Oracle::Exclusion,
             Self::Transaction => Oracle::Commits,
             Self::Optimistic | Self::HotRow => Oracle::Counter,
             Self::Stock => Oracle::Stock,
@@ -172,7 +178,7 @@ impl<DB: Subject> Work for Bench<DB> {
             Scenario::Named => transaction::named(self, key).await,
             Scenario::Optimistic => optimistic::once(self).await,
             Scenario::Stock => stock::once(self).await,
-            Scenario::Held => lease::lockkit(self, key).await,
+            Scenario::Held | Scenario::TableSize => lease::lockkit(self, key).await,
             Scenario::Sweep => sweep::once(self).await,
             Scenario::Uncontended => compare::uncontended(self, key).await,
             Scenario::HotRow => compare::hot_row(self).await,
