@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock};
-use support::{Deadlock, Server, TestDb, on_databases};
+use lockkit::{Error, Leases, NamedLock, RowLock, Stock};
+use sqlx::{Connection, SqlitePool, sqlite::SqlitePoolOptions};
+use support::{Deadlock, Server, TestDb, on_databases, on_every_database};
+use tokio::time::timeout;
 
 on_databases! {
     [postgres, mariadb, mysql]
@@ -157,7 +159,7 @@ on_databases! {
                         let mut holder = lockkit::begin(&db.pool).await.unwrap();
                         NamedLock::new("k").lock(&mut *holder).await.unwrap();
                         let waiting = NamedLock::new("k").lock(&mut *tx);
-                        assert!(tokio::time::timeout(Duration::from_millis(200), waiting).await.is_err());
+                        assert!(timeout(Duration::from_millis(200), waiting).await.is_err());
                         holder.rollback().await.unwrap();
                         drop(tx);
                     }
@@ -188,7 +190,7 @@ on_databases! {
         let bound =
             if S::NAME == "PostgreSQL" { "SET lock_timeout = '200ms'" } else { "SET innodb_lock_wait_timeout = 1" };
         S::execute(&mut conn, bound).await.unwrap();
-        let tx = sqlx::Connection::begin(&mut conn).await.unwrap();
+        let tx = Connection::begin(&mut conn).await.unwrap();
 
         both.commit(tx).await.unwrap_err();
 
@@ -197,5 +199,74 @@ on_databases! {
         let others = Leases::new(db.pool_of(1).await);
         drop(others.lease("a").wait(Duration::from_secs(10)).acquire().await.unwrap());
         drop(conn);
+    }
+}
+
+on_every_database! {
+    /// sqlx rolls back the outer transaction when it could not begin a nested one. SQLite's worker thread does so later.
+    async fn a_transaction_whose_nested_one_could_not_begin_takes_no_lock_and_is_not_committed<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t_outer (id BIGINT PRIMARY KEY)").await;
+        db.execute("INSERT INTO t_outer VALUES (1)").await;
+        let stock = Stock::new(db.pool.clone(), "sku");
+        stock.put(5).await.unwrap();
+        for then in ["commit", "row", "name", "stock"] {
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            S::execute(&mut tx, "INSERT INTO t_outer VALUES (2)").await.unwrap();
+            assert!(Connection::begin_with(&mut *tx, "BEGIN").await.is_err());
+            let refused = match then {
+                "row" => RowLock::table("t_outer").by("id", 1_i64).lock(&mut tx).await.map(drop),
+                "name" => NamedLock::new("name").lock(&mut tx).await,
+                "stock" => stock.take_in(&mut tx, 1).await.map(drop),
+                _ => Ok(()),
+            };
+            assert_eq!(then == "commit", refused.is_ok(), "{then}: {refused:?}");
+            let committed = tx.commit().await;
+            assert!(committed.is_err(), "{then}: nothing was committed");
+            assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t_outer").await, Some(1), "{then}");
+            db.assert_nothing_left().await;
+        }
+        assert_eq!(stock.left().await.unwrap(), 5);
+    }
+}
+
+/// A database in memory is lost with its connection.
+async fn in_memory() -> SqlitePool {
+    let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
+    sqlx::raw_sql("CREATE TABLE t (id INTEGER PRIMARY KEY); INSERT INTO t VALUES (1)").execute(&pool).await.unwrap();
+    pool
+}
+
+async fn rows(pool: &SqlitePool) -> i64 {
+    sqlx::query_scalar("SELECT COUNT(*) FROM t").fetch_one(pool).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_whose_transaction_has_ended_by_itself_is_kept() {
+    let pool = in_memory().await;
+    for end in ["commit", "rollback", "drop"] {
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        sqlx::query("INSERT INTO t VALUES (2)").execute(&mut *tx).await.unwrap();
+        assert!(sqlx::query("INSERT OR ROLLBACK INTO t VALUES (1)").execute(&mut *tx).await.is_err());
+        match end {
+            "commit" => assert!(matches!(tx.commit().await, Err(Error::TransactionEnded { .. }))),
+            "rollback" => tx.rollback().await.unwrap(),
+            _ => drop(tx),
+        }
+        assert_eq!(rows(&pool).await, 1, "{end}");
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_is_dropped_leaves_the_next_transaction_of_its_connection_alone() {
+    let pool = in_memory().await;
+    for micros in (0..200).step_by(20) {
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        sqlx::query("DELETE FROM t").execute(&mut *tx).await.unwrap();
+        let _committed = timeout(Duration::from_micros(micros), tx.commit()).await;
+        let before = rows(&pool).await;
+        let mut next = pool.begin().await.unwrap();
+        sqlx::query("INSERT INTO t VALUES (7)").execute(&mut *next).await.unwrap();
+        drop(next);
+        assert_eq!(rows(&pool).await, before, "after {micros} µs");
     }
 }

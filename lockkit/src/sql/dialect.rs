@@ -50,7 +50,7 @@ pub trait Driver: Database {
     /// Whether an open transaction of `begin` blocks all other writers, because the database has one write lock.
     const ONE_WRITER: bool = false;
 
-    /// Whether `commit` fails when the database has already ended the transaction.
+    /// Whether `commit` fails when the database has already ended the transaction, or sqlx has rolled it back.
     const COMMIT_CHECKS: bool = false;
 
     /// Whether `begin` changes settings of the session. If so, `restore_session` must run after the transaction.
@@ -64,6 +64,9 @@ pub trait Driver: Database {
 
     /// Sets how long the connection waits for the lock of the whole database.
     fn wait_for(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// As `wait_for`, without waiting for the answer. Has no effect if the driver has no room for the request.
+    fn wait_for_unanswered(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = ()> + Send;
 
     /// Probes the database before the first statement on a connection of this pool, and warns of what it is not suited
     /// for. An error is not reported here:
@@ -83,6 +86,9 @@ pub trait Driver: Database {
 
     /// Commits the transaction of `begin`, which `check_begun` found open unless `COMMIT_CHECKS`.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Rolls back the innermost transaction that sqlx counts.
+    fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Restores the settings of the session that `begin` changed. Its transaction was committed or rolled back by the last
     /// statement.
@@ -119,7 +125,7 @@ pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
     /// The connection.
     fn as_connection(&mut self) -> &mut DB::Connection;
 
-    /// Whether it is a [`Tx`](crate::Tx), which is in a transaction, and on SQLite has the write lock.
+    /// Whether it is a [`Tx`](crate::Tx), which on SQLite has the write lock unless its transaction was ended behind its back.
     #[doc(hidden)]
     fn is_begun(&self) -> bool {
         false
@@ -145,6 +151,32 @@ impl<DB: Dialect> AsConnection<DB> for PoolConnection<DB> {
 /// Depth of the transactions on the connection: zero outside of any.
 pub(crate) async fn depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<usize, Error> {
     DB::depth(conn).await.map_err(|err| failed::<DB>("counting the open transactions", None, err))
+}
+
+/// Fails outside of a transaction, with this reason. For a [`Tx`](crate::Tx) on SQLite ask [`still_in_transaction`] once more after
+/// the next statement: a request that would tell now costs as much as that statement.
+pub(crate) async fn in_transaction<DB: Dialect>(
+    conn: &mut DB::Connection,
+    is_begun: bool,
+    option: &'static str,
+    reason: &str,
+) -> Result<(), Error> {
+    if !is_begun {
+        let _counted = depth::<DB>(conn).await?;
+    }
+    still_in_transaction::<DB>(conn, option, reason)
+}
+
+/// As [`in_transaction`], right after the connection has answered.
+pub(crate) fn still_in_transaction<DB: Dialect>(
+    conn: &DB::Connection,
+    option: &'static str,
+    reason: &str,
+) -> Result<(), Error> {
+    if counted_depth::<DB>(conn) == 0 {
+        return Err(Error::InvalidOption { option, reason: reason.to_owned() });
+    }
+    Ok(())
 }
 
 /// As [`depth`], without waiting. On SQLite the count is reliable only right after the connection has answered a

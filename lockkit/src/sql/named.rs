@@ -14,10 +14,12 @@ use crate::{
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
-        depth, failed, failed_on_own_table, holder,
+        failed, failed_on_own_table, holder, in_transaction, still_in_transaction,
     },
     task::until,
 };
+
+const OUTSIDE: &str = "needs a transaction: outside of one the name would be unlocked at once";
 
 /// Time beyond the bound before the connection counts as broken. MySQL checks bounds once a second.
 const BACKSTOP: Duration = Duration::from_secs(2);
@@ -125,8 +127,8 @@ impl NamedLock {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
-    /// transaction; [`Error::NotMigrated`] on MySQL and MariaDB, and on SQLite in a transaction that is not a
-    /// [`Tx`](crate::Tx); [`Error::Database`]. Roll the transaction back after an error.
+    /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::Database`]. Roll the transaction back
+    /// after an error.
     ///
     /// [`Error::Contended`] names the holder where it is known. On PostgreSQL that is for [`Wait::Never`] and under
     /// `#[with_lock]`: after a wait that timed out, the transaction answers no further statement. For the other
@@ -140,23 +142,17 @@ impl NamedLock {
         let wait = self.wait.unwrap_or_default();
         self.key.check()?;
         wait.check()?;
-        if !is_begun && depth::<DB>(conn).await? == 0 {
-            let reason = "needs a transaction: outside of one the name would be unlocked at once".to_owned();
-            return Err(Error::InvalidOption { option: "named lock", reason });
-        }
-        // On SQLite the transaction already has the lock that stands for all names.
-        let has_it = is_begun && DB::ONE_WRITER;
+        in_transaction::<DB>(conn, is_begun, "named lock", OUTSIDE).await?;
+        // It has the lock already that stands for all names.
+        let wait = if is_begun && DB::ONE_WRITER { Wait::Unbounded } else { wait };
         let started = Instant::now();
         let waited = || started.elapsed();
         // The server enforces the bound. The backstop is for the one statement that MySQL cannot bound.
         let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
-            if has_it {
-                return Ok(());
-            }
             let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, wait)).await;
             let (waited, holder) = match taken {
-                Some(Ok(true)) => return Ok(()),
+                Some(Ok(true)) => return still_in_transaction::<DB>(conn, "named lock", OUTSIDE),
                 Some(Err(err)) if DB::fault(&err) != Fault::Contended => {
                     return Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err));
                 }

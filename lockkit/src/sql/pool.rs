@@ -184,14 +184,11 @@ pub(super) async fn write<DB: Dialect, T>(
         let Call { conn, waited, .. } = call.get_mut();
         *waited = DB::waits_for(conn).await?;
         let wait = waited.unwrap_or_default();
-        DB::wait_for(conn, wait.min(SHORT_TRY)).await?;
-        let answer = operation(conn, Tries { until: Some(Instant::now() + wait) }).await;
-        DB::wait_for(conn, wait).await?;
-        *waited = None;
-        answer
+        DB::wait_for_unanswered(conn, wait.min(SHORT_TRY)).await;
+        operation(conn, Tries { until: Some(Instant::now() + wait) }).await
     };
     let answer = answer.await;
-    // Dropping the call restores the busy timeout if that failed.
+    // Dropping the call restores the busy timeout, in the background.
     drop(call);
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
 }

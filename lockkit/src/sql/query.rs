@@ -108,9 +108,6 @@ pub struct RowQuery {
     pub(crate) strength: Strength,
     pub(crate) wait: Wait,
     pub(crate) columns: Columns,
-    /// Whether the transaction is one of `begin`. On SQLite it has the write lock then.
-    #[cfg_attr(not(any(feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
-    pub(crate) is_begun: bool,
 }
 
 /// A column and the number of values that are compared with it.

@@ -8,7 +8,6 @@ use std::{
 };
 
 use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
-use sqlx_core::transaction::TransactionManager;
 use tokio::{
     runtime::Handle,
     time::{Instant, timeout},
@@ -147,9 +146,8 @@ impl<DB: Dialect> Tx<DB> {
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
-        if DB::COMMIT_CHECKS {
-            check_depth::<DB>(&mut self).await?;
-        } else {
+        // A count of one can only be too high, for a transaction that was rolled back; then the commit fails.
+        if !DB::COMMIT_CHECKS || counted_depth::<DB>(&self) != 1 {
             self.check_open().await?;
         }
         self.commit_open().await
@@ -183,8 +181,7 @@ impl<DB: Dialect> Tx<DB> {
 
 /// Refuses nested transactions: only the outermost one commits anything.
 async fn check_depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
-    // What a count of one leaves out is a nested transaction that was dropped. Only its rollback is waited for.
-    if counted_depth::<DB>(conn) == 1 || depth::<DB>(conn).await? == 1 {
+    if depth::<DB>(conn).await? == 1 {
         return Ok(());
     }
     let reason = "needs the outermost transaction, with no nested one open: only that one commits anything".to_owned();
@@ -208,9 +205,9 @@ fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     }
 }
 
-async fn roll_back<DB: Database>(conn: &mut DB::Connection) -> sqlx::Result<()> {
+async fn roll_back<DB: Dialect>(conn: &mut DB::Connection) -> sqlx::Result<()> {
     while counted_depth::<DB>(conn) > 0 {
-        DB::TransactionManager::rollback(conn).await?;
+        DB::roll_back(conn).await?;
     }
     Ok(())
 }

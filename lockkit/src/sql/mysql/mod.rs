@@ -119,6 +119,8 @@ impl Driver for MySql {
         Ok(())
     }
 
+    async fn wait_for_unanswered(_conn: &mut MySqlConnection, _wait: Duration) {}
+
     async fn greet(conn: &mut MySqlConnection, pool: &Pool<Self>) {
         server::look_at(conn, pool).await;
     }
@@ -147,6 +149,10 @@ impl Driver for MySql {
 
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         MySqlTransactionManager::commit(conn).await
+    }
+
+    async fn roll_back(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        MySqlTransactionManager::rollback(conn).await
     }
 
     async fn restore_ended(conn: &mut MySqlConnection) -> sqlx::Result<()> {

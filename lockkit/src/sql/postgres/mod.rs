@@ -144,6 +144,8 @@ impl Driver for Postgres {
         Ok(())
     }
 
+    async fn wait_for_unanswered(_conn: &mut PgConnection, _wait: Duration) {}
+
     async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {
         pooler::look_for(conn, pool).await;
     }
@@ -169,6 +171,10 @@ impl Driver for Postgres {
         conn.execute("SAVEPOINT lockkit; COMMIT AND CHAIN").await?;
         PgTransactionManager::start_rollback(conn);
         Ok(())
+    }
+
+    async fn roll_back(conn: &mut PgConnection) -> sqlx::Result<()> {
+        PgTransactionManager::rollback(conn).await
     }
 
     async fn restore_ended(_conn: &mut PgConnection) -> sqlx::Result<()> {

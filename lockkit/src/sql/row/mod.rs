@@ -17,8 +17,9 @@ use crate::{
     observe::{Strategy, observed},
     policy::Wait,
     sql::{
-        AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, depth, failed, holder,
+        AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, failed, holder,
         ident::{Ident, TableName},
+        in_transaction, still_in_transaction,
     },
 };
 
@@ -329,15 +330,14 @@ impl<DB: RowOps> RowLock<DB> {
         wait.check()?;
         let is_begun = conn.is_begun();
         let conn = conn.as_connection();
-        if !is_begun && depth::<DB>(conn).await? == 0 {
-            let reason = "needs a transaction: outside of one the rows would be unlocked at once".to_owned();
-            return Err(Error::InvalidOption { option: "row lock", reason });
-        }
+        in_transaction::<DB>(conn, is_begun, "row lock", OUTSIDE).await?;
+        // It has the lock already for which the others wait.
+        let wait = if is_begun && DB::ONE_WRITER { Wait::Unbounded } else { wait };
         if order_by.is_empty() {
             order_by.extend(by.iter().map(|it| it.column.clone()));
         }
         let key = Key::from(table.to_string());
-        let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns, is_begun };
+        let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
         let access = plan::access::<DB>(conn, &query, &values, &key, check).await?;
         let started = Instant::now();
         let taking = async {
@@ -351,7 +351,7 @@ impl<DB: RowOps> RowLock<DB> {
                 locked = DB::row_lock(conn, &query, again, &access).await;
             }
             let err = match locked {
-                Ok(rows) => return Ok(rows),
+                Ok(rows) => return still_in_transaction::<DB>(conn, "row lock", OUTSIDE).map(|()| rows),
                 Err(err) => err,
             };
             if DB::fault(&err) != Fault::Contended {
@@ -376,6 +376,8 @@ impl<DB: RowOps> RowLock<DB> {
         }
     }
 }
+
+const OUTSIDE: &str = "needs a transaction: outside of one the rows would be unlocked at once";
 
 fn no_values(option: &'static str) -> Error {
     let reason =

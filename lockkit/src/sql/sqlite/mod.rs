@@ -100,14 +100,13 @@ impl Driver for Sqlite {
     }
 
     async fn wait_for(conn: &mut SqliteConnection, wait: Duration) -> sqlx::Result<()> {
-        // The worker thread of the connection runs requests in order, so sending it is enough. An answer would cost two
-        // changes of threads.
-        let mut set = pin!(set_busy_timeout(conn, i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)));
-        poll_fn(|cx| match set.as_mut().poll(cx) {
-            Poll::Pending => Poll::Ready(Ok(())),
-            Poll::Ready(answer) => Poll::Ready(answer),
-        })
-        .await
+        set_busy_timeout(conn, i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)).await
+    }
+
+    async fn wait_for_unanswered(conn: &mut SqliteConnection, wait: Duration) {
+        // The first poll sends it. The worker thread of the connection runs requests in order, so the next statement comes after it.
+        let mut set = pin!(Self::wait_for(conn, wait));
+        let _answer = poll_fn(|cx| Poll::Ready(set.as_mut().poll(cx))).await;
     }
 
     async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}
@@ -144,7 +143,21 @@ impl Driver for Sqlite {
     }
 
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        SqliteTransactionManager::commit(conn).await
+        // The COMMIT of sqlx succeeds without a transaction if sqlx counts none. sqlx rolls back the outermost transaction
+        // when it could not begin a nested one, and its count changes later. So the COMMIT is sent as text, which fails
+        // then. The second transaction is empty; the queued ROLLBACK, which corrects sqlx's count, ends it.
+        conn.execute("COMMIT; BEGIN").await?;
+        SqliteTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn roll_back(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        let rolled_back = SqliteTransactionManager::rollback(conn).await;
+        // If there is nothing to roll back, sqlx goes on counting it: only a ROLLBACK that succeeds counts down.
+        if rolled_back.is_err() && conn.execute("BEGIN").await.is_ok() {
+            return SqliteTransactionManager::rollback(conn).await;
+        }
+        rolled_back
     }
 
     async fn restore_ended(_conn: &mut SqliteConnection) -> sqlx::Result<()> {

@@ -63,16 +63,14 @@ impl RowStatements for Sqlite {
         values: Values<Self>,
         _access: &Access,
     ) -> sqlx::Result<Vec<SqliteRow>> {
-        let mut sql = selection(query);
-        if !query.is_begun || query.table.schema().is_some() {
-            let no_op = format!("DELETE FROM {} WHERE 0", query.table.quoted('`'));
-            if query.wait == Wait::Unbounded {
-                sql = format!("{no_op}; {sql}");
-            } else {
-                take_write_lock(conn, query.wait, no_op).await?;
-            }
+        let no_op = format!("DELETE FROM {} WHERE 0", query.table.quoted('`'));
+        let select = selection(query);
+        if query.wait == Wait::Unbounded {
+            let sql = format!("{no_op}; {select}");
+            return sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await;
         }
-        sqlx::query_with(AssertSqlSafe(sql), values.arguments).fetch_all(conn).await
+        take_write_lock(conn, query.wait, no_op).await?;
+        sqlx::query_with(AssertSqlSafe(select), values.arguments).fetch_all(conn).await
     }
 
     async fn row_holder(_conn: &mut SqliteConnection, _table: &Key) -> sqlx::Result<Option<LockHolder>> {

@@ -215,7 +215,7 @@ impl<DB: StockOps> Stock<DB> {
         let conn = conn.as_connection();
         self.check()?;
         let wanted = column(amount)?;
-        if !is_begun && depth::<DB>(conn).await? == 0 {
+        if depth::<DB>(conn).await? == 0 {
             let reason = "needs a transaction; outside of one use `take`".to_owned();
             return Err(Error::InvalidOption { option: "take_in", reason });
         }

@@ -84,7 +84,6 @@ async fn lock<DB: VersionOps>(
         strength: Strength::Update,
         wait,
         columns: Columns::All,
-        is_begun: false,
     };
     let access = match plan::access::<DB>(conn, &lock, values, table, PlanCheck::Deny).await {
         Ok(access) => access,
