@@ -243,10 +243,17 @@ async fn rows(pool: &SqlitePool) -> i64 {
 #[tokio::test]
 async fn a_connection_whose_transaction_has_ended_by_itself_is_kept() {
     let pool = in_memory().await;
-    for end in ["commit", "rollback", "drop"] {
+    for end in ["commit", "rollback", "drop", "nested"] {
         let mut tx = lockkit::begin(&pool).await.unwrap();
         sqlx::query("INSERT INTO t VALUES (2)").execute(&mut *tx).await.unwrap();
-        assert!(sqlx::query("INSERT OR ROLLBACK INTO t VALUES (1)").execute(&mut *tx).await.is_err());
+        let fail = "INSERT OR ROLLBACK INTO t VALUES (1)";
+        if end == "nested" {
+            let mut nested = Connection::begin(&mut *tx).await.unwrap();
+            assert!(sqlx::query(fail).execute(&mut *nested).await.is_err());
+            std::mem::forget(nested);
+        } else {
+            assert!(sqlx::query(fail).execute(&mut *tx).await.is_err());
+        }
         match end {
             "commit" => assert!(matches!(tx.commit().await, Err(Error::TransactionEnded { .. }))),
             "rollback" => tx.rollback().await.unwrap(),
@@ -256,17 +263,31 @@ async fn a_connection_whose_transaction_has_ended_by_itself_is_kept() {
     }
 }
 
+/// What is begun next on the connection of an end that was dropped is committed or rolled back as it says.
 #[tokio::test]
-async fn a_commit_that_is_dropped_leaves_the_next_transaction_of_its_connection_alone() {
+async fn an_end_that_is_dropped_leaves_the_next_transactions_of_its_connection_alone() {
     let pool = in_memory().await;
-    for micros in (0..200).step_by(20) {
+    for (number, end) in ["commit", "rollback"].repeat(10).into_iter().enumerate() {
+        let limit = Duration::from_micros(number as u64 * 10);
         let mut tx = lockkit::begin(&pool).await.unwrap();
         sqlx::query("DELETE FROM t").execute(&mut *tx).await.unwrap();
-        let _committed = timeout(Duration::from_micros(micros), tx.commit()).await;
+        match end {
+            "commit" => drop(timeout(limit, tx.commit()).await),
+            _ => drop(timeout(limit, tx.rollback()).await),
+        }
         let before = rows(&pool).await;
         let mut next = pool.begin().await.unwrap();
         sqlx::query("INSERT INTO t VALUES (7)").execute(&mut *next).await.unwrap();
         drop(next);
-        assert_eq!(rows(&pool).await, before, "after {micros} µs");
+        assert_eq!(rows(&pool).await, before, "{end} after {limit:?}");
+
+        let mut next = lockkit::begin(&pool).await.unwrap();
+        sqlx::query("INSERT INTO t VALUES (8)").execute(&mut *next).await.unwrap();
+        next.commit().await.unwrap();
+        let mut conn = pool.acquire().await.unwrap();
+        sqlx::query("ROLLBACK").execute(&mut *conn).await.unwrap_err();
+        drop(conn);
+        assert_eq!(rows(&pool).await, before + 1, "{end} after {limit:?}");
+        sqlx::query("DELETE FROM t WHERE id = 8").execute(&pool).await.unwrap();
     }
 }

@@ -136,6 +136,9 @@ impl<DB: Dialect> Hold for Call<DB> {
                     drop(conn.detach());
                 }
             });
+        } else {
+            // Inside the runtime, which sqlx needs for that.
+            drop(conn);
         }
     }
 }

@@ -331,8 +331,9 @@ impl<DB: RowOps> RowLock<DB> {
         let is_begun = conn.is_begun();
         let conn = conn.as_connection();
         in_transaction::<DB>(conn, is_begun, "row lock", OUTSIDE).await?;
-        // It has the lock already for which the others wait.
-        let wait = if is_begun && DB::ONE_WRITER { Wait::Unbounded } else { wait };
+        // It has the lock already for which the others wait, but for that of a file which was attached since it began.
+        let has_lock = is_begun && DB::ONE_WRITER && table.schema().is_none();
+        let wait = if has_lock { Wait::Unbounded } else { wait };
         if order_by.is_empty() {
             order_by.extend(by.iter().map(|it| it.column.clone()));
         }

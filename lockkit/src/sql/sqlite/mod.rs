@@ -21,7 +21,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, ShedLockOps,
-        StockOps, VersionOps, fault::connection_fault,
+        StockOps, VersionOps, counted_depth, fault::connection_fault,
     },
 };
 
@@ -152,12 +152,19 @@ impl Driver for Sqlite {
     }
 
     async fn roll_back(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        let rolled_back = SqliteTransactionManager::rollback(conn).await;
-        // If there is nothing to roll back, sqlx goes on counting it: only a ROLLBACK that succeeds counts down.
-        if rolled_back.is_err() && conn.execute("BEGIN").await.is_ok() {
-            return SqliteTransactionManager::rollback(conn).await;
+        // Not the rollback of sqlx that is answered: after one whose future was dropped, sqlx ignores the next that is queued,
+        // which may be that of a commit.
+        let counted = counted_depth::<Self>(conn);
+        SqliteTransactionManager::start_rollback(conn);
+        conn.ping().await?;
+        if counted_depth::<Self>(conn) < counted {
+            return Ok(());
         }
-        rolled_back
+        // There was nothing to roll back, and sqlx goes on counting it. So it gets what it counts.
+        let savepoints: String = (1..counted).map(|it| format!("; SAVEPOINT _sqlx_savepoint_{it}")).collect();
+        conn.execute(AssertSqlSafe(format!("BEGIN{savepoints}"))).await?;
+        SqliteTransactionManager::start_rollback(conn);
+        conn.ping().await
     }
 
     async fn restore_ended(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
