@@ -161,8 +161,8 @@ impl Driver for Sqlite {
             return Ok(());
         }
         // There was nothing to roll back, and sqlx goes on counting it. So it gets what it counts.
-        let savepoints: String = (1..counted).map(|it| format!("; SAVEPOINT _sqlx_savepoint_{it}")).collect();
-        conn.execute(AssertSqlSafe(format!("BEGIN{savepoints}"))).await?;
+        let savepoints: Vec<_> = (1..counted).map(|it| format!("; SAVEPOINT _sqlx_savepoint_{it}")).collect();
+        conn.execute(AssertSqlSafe(format!("BEGIN{}", savepoints.concat()))).await?;
         SqliteTransactionManager::start_rollback(conn);
         conn.ping().await
     }
