@@ -14,6 +14,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{BLACK, Color, IntoFont, RGBColor, WHITE};
 
 use crate::lines::{Line, Setting};
+use crate::sample::Sample;
 use crate::scenarios::Scenario;
 use crate::servers::Kind;
 
@@ -25,6 +26,9 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(200, 55, 45),
     RGBColor(130, 80, 160),
 ];
+
+/// A number of a sample.
+type Number = fn(&Sample) -> f64;
 
 /// The points of one contender.
 type Points = Vec<(f64, f64)>;
@@ -40,23 +44,18 @@ pub(crate) fn all(out: &Path, lines: &[Line]) -> Result<Vec<(String, String)>> {
             if axis.values(&lines) < 3 {
                 continue;
             }
-            let file = |kind: &str| {
-                format!("{kind}-{}-{}{}.svg", scenario.name(), database.name().to_lowercase(), axis.file())
-            };
-            let rate = |line: &Line| line.spread(|it| it.rate).map(|it| it.median);
-            let (title, name) = (format!("{of}: operations per second"), file("rate"));
-            checked(
-                &out.join(&name),
-                curves(&out.join(&name), &title, axis, "per second", &points(&lines, axis, rate)),
-            )?;
-            plots.push((title, name));
-            let p99 = |line: &Line| line.spread(|it| it.p99_ms).map(|it| it.median);
-            let (title, name) = (format!("{of}: p99 of the wait"), file("p99"));
-            checked(
-                &out.join(&name),
-                curves(&out.join(&name), &title, axis, "milliseconds", &points(&lines, axis, p99)),
-            )?;
-            plots.push((title, name));
+            let kinds: [(_, _, _, Number); 2] = [
+                ("rate", "operations per second", "per second", |it| it.rate),
+                ("p99", "p99 of the wait", "milliseconds", |it| it.p99_ms),
+            ];
+            for (kind, what, unit, number) in kinds {
+                let title = format!("{of}: {what}");
+                let name = format!("{kind}-{}-{}{}.svg", scenario.name(), database.name().to_lowercase(), axis.file());
+                let median = |line: &Line| line.spread(number).map(|it| it.median);
+                let path = out.join(&name);
+                checked(&path, curves(&path, &title, axis, unit, &points(&lines, axis, median)))?;
+                plots.push((title, name));
+            }
         }
     }
     for scenario in [Scenario::Uncontended, Scenario::HotRow] {

@@ -10,7 +10,7 @@ use crate::{
     key::Key,
     lease::{Committing, Lease, MultiLease, kept::Kept, store::Answer},
     sql::{
-        LeaseOps, depth, failed_on_own_table,
+        LeaseOps, failed_on_own_table, in_transaction,
         tx::{AnyTx, ROLLBACK_LIMIT},
     },
     task::{no_answer, timed_out},
@@ -40,10 +40,8 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         self.visit();
         self.pin()?;
-        if depth::<DB>(conn).await? == 0 {
-            let reason = "needs a transaction: outside of one it would protect nothing".to_owned();
-            return Err(Error::InvalidOption { option: "verify", reason });
-        }
+        let outside = "needs a transaction: outside of one it would protect nothing";
+        in_transaction::<DB>(conn, false, "verify", outside).await?;
         let pinned = DB::lease_pin(conn, &self.kept().key, self.kept().token, self.kept().ttl())
             .await
             .map_err(|err| failed_on_own_table::<DB>("verifying lease", Some(&self.kept().key), err))?;

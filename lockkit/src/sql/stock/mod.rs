@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Result},
     key::Key,
     policy::{RetryPolicy, Wait},
-    sql::{AsConnection, StockOps, connection, depth, pool::address, tx::refuse_under_own_lock},
+    sql::{AsConnection, StockOps, connection, in_transaction, pool::address, tx::refuse_under_own_lock},
     task::runtime_ended,
 };
 
@@ -215,10 +215,7 @@ impl<DB: StockOps> Stock<DB> {
         let conn = conn.as_connection();
         self.check()?;
         let wanted = column(amount)?;
-        if depth::<DB>(conn).await? == 0 {
-            let reason = "needs a transaction; outside of one use `take`".to_owned();
-            return Err(Error::InvalidOption { option: "take_in", reason });
-        }
+        in_transaction::<DB>(conn, false, "take_in", "needs a transaction; outside of one use `take`").await?;
         let waiting = self.waiting();
         if DB::ONE_WRITER && !is_begun {
             // The statement that takes would wait for the write lock as long as the connection's busy timeout.
