@@ -220,7 +220,8 @@ impl<S: LeaseStore> Lease<S> {
             self.inner.keeper.forget(&self.kept);
             match self.kept.lost() {
                 Some(LossReason::Released) => Released::AlreadyLost,
-                _ => give_back(&self.inner, &self.kept).await?,
+                // Boxed: it is large, and part of the future of each caller, who has it while waiting for the lease.
+                _ => Box::pin(give_back(&self.inner, &self.kept)).await?,
             }
         };
         owned.map(Guard::defuse);
