@@ -147,7 +147,8 @@ async fn hold<S: Backend>(db: &TestDb<S>, log: &Log, pool: &Pool<S::DB>, lease: 
     // Trust may have run out before the answer of the grant was looked at.
     log.add(&key, Belief { fence, from: from.min(until), until });
     if let End::Release = end {
-        lease.release().await.expect("release");
+        // It may go unanswered on a machine that stalls, because the limit of its answer is of the short ttl.
+        let _ = lease.release().await;
     }
 }
 

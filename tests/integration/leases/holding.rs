@@ -48,15 +48,15 @@ on_every_database! {
     }
 
     async fn a_lease_is_renewed_for_as_long_as_it_is_held<S>(db: TestDb<S>) {
-        let ttl = MILLIS(1200);
+        let ttl = MILLIS(3000);
         let leases = Leases::builder(db.pool.clone()).ttl(ttl).build().unwrap();
         let lease = leases.lease("k").acquire().await.unwrap();
-        for _ in 0..10 {
+        for _ in 0..8 {
             sleep(ttl / 4).await;
             assert!(lease.is_trusted());
             assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
         }
-        assert!(leases.show("k").await.unwrap().unwrap().renewals >= 3);
+        assert!(leases.show("k").await.unwrap().unwrap().renewals >= 2);
         assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
     }
 
@@ -93,8 +93,8 @@ on_every_database! {
 
     async fn a_short_ttl_is_renewed_in_time_whatever_the_builder_says<S>(db: TestDb<S>) {
         let leases = Leases::builder(db.pool.clone()).renew_every(Duration::from_secs(9)).build().unwrap();
-        let lease = leases.lease("k").ttl(MILLIS(1000)).acquire().await.unwrap();
-        sleep(MILLIS(2500)).await;
+        let lease = leases.lease("k").ttl(MILLIS(3000)).acquire().await.unwrap();
+        sleep(MILLIS(4500)).await;
         assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
     }
 
