@@ -229,6 +229,34 @@ on_every_database! {
     }
 }
 
+on_databases! {
+    // With autocommit off, what follows the rollback of sqlx begins a transaction that sqlx does not count.
+    [mariadb, mysql]
+    async fn what_follows_a_nested_transaction_that_could_not_begin_is_never_committed<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t_outer (id BIGINT PRIMARY KEY)").await;
+        let leases = Leases::builder(db.pool.clone()).renew_every(Duration::from_millis(50)).build().unwrap();
+        for end in ["commit", "rollback", "drop", "lease", "lost lease"] {
+            let lease = leases.lease("k").acquire().await.unwrap();
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            assert!(Connection::begin_with(&mut *tx, "BEGIN").await.is_err());
+            S::execute(&mut tx, "INSERT INTO t_outer VALUES (1)").await.unwrap();
+            match end {
+                "commit" => assert!(tx.commit().await.is_err()),
+                "rollback" => tx.rollback().await.unwrap(),
+                "drop" => drop(tx),
+                "lease" => assert!(lease.commit(tx).await.is_err()),
+                _ => {
+                    leases.steal("k").await.unwrap();
+                    lease.lost().await;
+                    assert!(lease.commit(tx).await.unwrap_err().is_lost());
+                }
+            }
+            db.assert_nothing_left().await;
+            assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t_outer").await, Some(0), "after {end}");
+        }
+    }
+}
+
 /// A database in memory is lost with its connection.
 async fn in_memory() -> SqlitePool {
     let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();

@@ -162,7 +162,13 @@ impl<DB: Dialect> Tx<DB> {
     /// The transaction is rolled back even if this future is dropped.
     pub async fn rollback(mut self) -> Result<()> {
         let conn = &mut self.0.get_mut().conn;
-        roll_back::<DB>(conn).await.map_err(|err| failed::<DB>("rolling back", None, err))?;
+        let rolled_back = if counted_depth::<DB>(conn) > 0 {
+            roll_back::<DB>(conn).await
+        } else {
+            // sqlx has rolled back already. What ran since then is in a transaction that it does not count.
+            DB::restore_session(conn).await
+        };
+        rolled_back.map_err(|err| failed::<DB>("rolling back", None, err))?;
         self.0.defuse().give_back();
         Ok(())
     }
