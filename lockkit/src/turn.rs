@@ -68,7 +68,7 @@ impl Turn {
     }
 
     /// Waits for the turn to write this row, in the order of the calls. `None` if the turn did not come until the deadline, or
-    /// within 10 s.
+    /// within 10 s, or if it has passed on before this future was polled.
     pub(crate) async fn wait(row: Row, deadline: Option<Instant>) -> Option<Self> {
         let patience = Instant::now() + PATIENCE;
         let until = deadline.map_or(patience, |it| it.min(patience));
@@ -77,10 +77,10 @@ impl Turn {
         while let Some(lapses) = turn.lapses() {
             let called = timeout_at(lapses.min(until), turn.called.notified()).await;
             if called.is_err() && until <= Instant::now() {
-                return turn.is_current().then_some(turn);
+                break;
             }
         }
-        Some(turn)
+        turn.is_current().then_some(turn)
     }
 
     pub(crate) fn row(&self) -> Row {
@@ -107,14 +107,19 @@ impl Turn {
         turn
     }
 
-    /// When the holder's turn passes on. `None` if this is the holder.
+    /// When the holder's turn passes on. `None` if this does not wait any more.
     fn lapses(&self) -> Option<Instant> {
         let mut queues = queues();
         let queue = queues.get_mut(&self.row)?;
         if queue.holder != self.number && queue.since + LASTS <= Instant::now() {
             queue.pass_on();
         }
-        (queue.holder != self.number).then(|| queue.since + LASTS)
+        self.place(queue).map(|_| queue.since + LASTS)
+    }
+
+    /// The place among those who wait.
+    fn place(&self, queue: &Queue) -> Option<usize> {
+        queue.waiting.binary_search_by_key(&self.number, |(number, _)| *number).ok()
     }
 }
 
@@ -123,7 +128,7 @@ impl Drop for Turn {
         let mut queues = queues();
         let Some(queue) = queues.get_mut(&self.row) else { return };
         if queue.holder != self.number {
-            if let Ok(place) = queue.waiting.binary_search_by_key(&self.number, |(number, _)| *number) {
+            if let Some(place) = self.place(queue) {
                 queue.waiting.remove(place);
             }
         } else if !queue.pass_on() {
@@ -240,6 +245,23 @@ mod tests {
         let now = Instant::now();
         drop(last.await.unwrap());
         assert_eq!(Instant::now(), now);
+        assert!(!is_taken(row));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_called_and_polled_too_late_goes_on_without_a_turn() {
+        let row = row();
+        let first = Turn::wait(row, None).await.unwrap();
+        let mut late = pin!(Turn::wait(row, None));
+        queued(late.as_mut()).await;
+        drop(first);
+        sleep(2 * LASTS).await;
+        let other = Turn::wait(row, None).await.unwrap();
+        let now = Instant::now();
+        assert!(late.await.is_none());
+        assert_eq!(Instant::now(), now);
+        assert!(other.is_current());
+        drop(other);
         assert!(!is_taken(row));
     }
 
