@@ -68,7 +68,6 @@ impl<S: LeaseStore> Lease<S> {
     }
 
     /// The state of the lease in this process.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
     }

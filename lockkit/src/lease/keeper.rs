@@ -151,13 +151,23 @@ impl<S: LeaseStore> Keeper<S> {
     /// Registers the current runtime, so that it can take over leases when another runtime ends. Starts the runtime's
     /// task at once, because the task's drop detects the end of the runtime.
     pub(crate) fn visit(&self) {
+        self.enter(None);
+    }
+
+    /// Renews a lease on the current runtime that was handed to a caller on it. Nobody may drive the runtime of its last holder.
+    pub(crate) fn take_over(&self, handed: &Kept) {
+        self.enter(Some(handed));
+    }
+
+    fn enter(&self, handed: Option<&Kept>) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut state = self.0.state();
         let is_adopting = state.visit(&runtime);
-        if let Some(round) = state.round_of(runtime.id())
-            && (is_adopting || round.task == Task::NotStarted)
-        {
-            let waking = round.waking(Instant::now());
+        let moved = handed.and_then(|it| state.renew_on(it, runtime.id()));
+        let Some(round) = state.round_of(runtime.id()) else { return };
+        let is_to_check = is_adopting || round.task == Task::NotStarted;
+        if let Some(due) = is_to_check.then(Instant::now).or(moved) {
+            let waking = round.waking(due);
             drop(state);
             waking.wake(&self.0);
         }
@@ -341,6 +351,20 @@ impl State {
 
     fn round_of(&mut self, runtime: Id) -> Option<&mut Round> {
         self.rounds.iter_mut().find(|it| it.runtime.id() == runtime)
+    }
+
+    /// Moves the lease to this runtime, where a round exists. Returns when it is due, unless it was there.
+    fn renew_on(&mut self, kept: &Kept, runtime: Id) -> Option<Instant> {
+        let entry = self.entries.get_mut(&kept.token)?;
+        if !std::ptr::eq(Arc::as_ptr(&entry.kept), kept) || entry.runtime == runtime {
+            return None;
+        }
+        let (due, before) = (entry.due, std::mem::replace(&mut entry.runtime, runtime));
+        if let Some(round) = self.round_of(before) {
+            round.schedule.remove(&(due, kept.token));
+        }
+        self.round_of(runtime)?.schedule.insert((due, kept.token));
+        Some(due)
     }
 
     /// The entry of this lease, if the lease may be handed on.

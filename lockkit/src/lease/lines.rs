@@ -611,6 +611,22 @@ mod tests {
         assert!(lease.is_trusted());
     }
 
+    /// The runtime on which a lease was granted is not driven any more.
+    #[test]
+    fn a_lease_that_was_handed_on_by_a_runtime_that_stands_still_is_renewed() {
+        let first_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let second_runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let leases = Leases::builder(MemoryStore::new()).ttl(SECOND).wait(60 * SECOND).build().unwrap();
+        let first = first_runtime.block_on(leases.lease("k").acquire()).unwrap();
+        let next = second_runtime.spawn(leases.lease("k").acquire());
+        second_runtime.block_on(async { sleep(SECOND / 20).await });
+        first_runtime.block_on(first.release()).unwrap();
+        let lease = second_runtime.block_on(next).unwrap().unwrap();
+        second_runtime.block_on(async { sleep(3 * SECOND).await });
+        assert!(lease.is_trusted());
+        drop(first_runtime);
+    }
+
     #[test]
     fn leaving_keeps_the_order_and_forgets_who_has_left() {
         let lines = Lines::<u32>::default();

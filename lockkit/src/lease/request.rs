@@ -418,8 +418,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             match self.inner.lines.wait(wait, freed, turn).await? {
                 Waited::Done(leases) => return Ok(leases),
                 Waited::Handed(lease) => {
-                    // It is renewed on the runtime of its first holder, which may end.
-                    self.inner.keeper.visit();
+                    self.inner.keeper.take_over(lease.kept());
                     if lease.is_trusted() {
                         return Ok(vec![lease]);
                     }
