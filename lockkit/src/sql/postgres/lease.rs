@@ -215,6 +215,7 @@ impl LeaseStatements for Postgres {
         let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
         let rows = query(statement!(
+            // `IN` asks a hash table. The server expects few rows of `renewed`, and would join them by comparing each with each.
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[])
                      WITH ORDINALITY AS a (name, token, ttl, number)
@@ -229,9 +230,8 @@ impl LeaseStatements for Postgres {
                  FROM mine WHERE l.name = mine.name
                  RETURNING l.name, l.token
              )
-             SELECT r.name IS NOT NULL AS done, l.name IS NOT NULL AS held
+             SELECT (a.name, a.token) IN (SELECT name, token FROM renewed) AS done, l.name IS NOT NULL AS held
              FROM asked AS a
-             LEFT JOIN renewed AS r USING (name, token)
              LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > {NOW}
              ORDER BY a.number",
             lives = lives("mine.ttl")
@@ -300,12 +300,11 @@ impl LeaseStatements for Postgres {
                  FROM mine WHERE l.name = mine.name
                  RETURNING mine.name, mine.token
              )
-             SELECT f.name IS NOT NULL AS done, l.name IS NOT NULL AS held,
-                 CASE WHEN f.name IS NOT NULL AND NOT pg_try_advisory_xact_lock(a.bell)
+             SELECT a.done, l.name IS NOT NULL AS held,
+                 CASE WHEN a.done AND NOT pg_try_advisory_xact_lock(a.bell)
                      THEN pg_notify('lockkit_freed', a.name)::text
                  END AS rung
-             FROM asked AS a
-             LEFT JOIN freed AS f USING (name, token)
+             FROM (SELECT *, (name, token) IN (SELECT name, token FROM freed) AS done FROM asked) AS a
              LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > {NOW}
              ORDER BY a.number",
             stays_taken = stays_taken("mine.min_hold", "mine.nobody", "false")
