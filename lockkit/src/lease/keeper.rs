@@ -107,6 +107,13 @@ struct Entry {
     runtime: Id,
 }
 
+impl Entry {
+    /// Whether it renews this lease, and not the one of a later holder.
+    fn is_of(&self, kept: &Kept) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.kept), kept)
+    }
+}
+
 impl<S: LeaseStore> Keeper<S> {
     pub(crate) fn new(store: S, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
         Self(Arc::new(Shared {
@@ -356,7 +363,7 @@ impl State {
     /// Moves the lease to this runtime, where a round exists. Returns when it is due, unless it was there.
     fn renew_on(&mut self, kept: &Kept, runtime: Id) -> Option<Instant> {
         let entry = self.entries.get_mut(&kept.token)?;
-        if !std::ptr::eq(Arc::as_ptr(&entry.kept), kept) || entry.runtime == runtime {
+        if !entry.is_of(kept) || entry.runtime == runtime {
             return None;
         }
         let (due, before) = (entry.due, std::mem::replace(&mut entry.runtime, runtime));
@@ -370,14 +377,14 @@ impl State {
     /// The entry of this lease, if the lease may be handed on.
     fn passable(&mut self, kept: &Kept) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(&kept.token);
-        entry.filter(|it| !kept.stays() && std::ptr::eq(Arc::as_ptr(&it.kept), kept))
+        entry.filter(|it| !kept.stays() && it.is_of(kept))
     }
 
     /// Stops renewing the lease, which is never handed on from then on. Returns `false` if it was not renewed, or was
     /// handed on before.
     fn stop_renewing(&mut self, kept: &Kept) -> bool {
         kept.stay();
-        let is_renewed = self.entries.get(&kept.token).is_some_and(|it| std::ptr::eq(Arc::as_ptr(&it.kept), kept));
+        let is_renewed = self.entries.get(&kept.token).is_some_and(|it| it.is_of(kept));
         is_renewed && self.forget(kept.token).is_some()
     }
 
