@@ -5,7 +5,7 @@ use std::env;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lockkit::{Lease, Leases};
+use lockkit::{Error, Fault, Lease, Leases};
 use sqlx::Pool;
 use support::draws::{Draws, Stock, Strategy, Tally};
 use support::{Backend, Server, TestDb, on_every_database};
@@ -146,9 +146,13 @@ async fn hold<S: Backend>(db: &TestDb<S>, log: &Log, pool: &Pool<S::DB>, lease: 
     let until = until.min(lease.trusted_until());
     // Trust may have run out before the answer of the grant was looked at.
     log.add(&key, Belief { fence, from: from.min(until), until });
-    if let End::Release = end {
-        // It may go unanswered on a machine that stalls, because the limit of its answer is of the short ttl.
-        let _ = lease.release().await;
+    if let End::Release = end
+        && let Err(err) = lease.release().await
+    {
+        // The limit of its answer is of the short ttl, which a machine that stalls exceeds.
+        let is_unanswered =
+            matches!(err, Error::Database { fault: Fault::Unavailable, .. } | Error::PoolStarved { .. });
+        assert!(is_unanswered, "release: {err:?}");
     }
 }
 
