@@ -29,6 +29,8 @@ pub(crate) struct Weather {
     pub(crate) answers_vanish: bool,
     /// New connections are refused.
     pub(crate) refuses: bool,
+    /// New connections reach the server this late.
+    pub(crate) connects_late: Duration,
     /// Every burst is this late.
     pub(crate) delay: Duration,
     /// Every answer is this much later.
@@ -144,6 +146,8 @@ async fn connect(client: TcpStream, shared: Rc<Shared>) -> io::Result<()> {
         let _ = cuts.changed().await;
         return client.set_zero_linger();
     }
+    let connects_late = weather.borrow().connects_late;
+    sleep(connects_late).await;
     let upstream = line.shared.upstream.borrow().clone();
     let Ok(server) = TcpStream::connect(upstream).await else {
         return client.set_zero_linger();

@@ -23,8 +23,9 @@ use crate::server::{PrivateServer, Settings};
 
 #[derive(Args, Clone, Debug)]
 struct Common {
-    /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB.
-    #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "galera", "sqlite"])]
+    /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB; etcd, which gets its
+    /// probes alone.
+    #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "galera", "sqlite", ETCD])]
     databases: Vec<String>,
     /// How many worker processes compete.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=32))]
@@ -80,6 +81,9 @@ const QUICK: [Turn; 7] = [
     (Fault::Abort, 4.0, 0.0),
 ];
 
+/// As the command line names it.
+const ETCD: &str = "etcd";
+
 /// How often the controls get another lane if they were not violated.
 const AGAIN: u32 = 2;
 
@@ -134,7 +138,8 @@ async fn run(common: Common, turns: Vec<Turn>, fresh: bool, probes: bool, url: O
                 MySql::CODE => Box::pin(rack.torture::<MySql>()).await,
                 Sqlite::CODE => Box::pin(rack.torture::<Sqlite>()).await,
                 Galera::CODE => Box::pin(rack.torture::<Galera>()).await,
-                other => bail!("{other} is none of postgres, mariadb, mysql, sqlite, galera"),
+                ETCD => Ok(rack.probe_etcd().await),
+                other => bail!("{other} is none of postgres, mariadb, mysql, sqlite, galera, etcd"),
             }
         }));
     }
@@ -213,6 +218,17 @@ impl Rack {
             self.bar.inc(1);
         }
         Ok(rows)
+    }
+
+    async fn probe_etcd(&self) -> Vec<Row> {
+        self.bar.inc(self.turns.len() as u64);
+        if !self.probes {
+            return Vec::new();
+        }
+        self.bar.set_message("etcd: probes");
+        let found = probes::of_etcd().await;
+        self.bar.inc(1);
+        found.into_iter().map(|it| Row::probe("etcd", it)).collect()
     }
 
     async fn probe<S: Rig>(&self, site: &mut Option<Site>) -> Result<Vec<Found>> {

@@ -38,6 +38,18 @@ impl Etcd {
     /// # Panics
     /// If they cannot be started.
     pub fn cluster(members: u16) -> Self {
+        Self::start(members, &[])
+    }
+
+    /// Starts one member that refuses to write when its data take this many bytes.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn with_space(bytes: u64) -> Self {
+        Self::start(1, &["--quota-backend-bytes", &bytes.to_string()])
+    }
+
+    fn start(members: u16, further: &[&str]) -> Self {
         let folder = tempfile::Builder::new().prefix("lockkit-etcd-").tempdir().expect("make a folder");
         let ports: Vec<_> = (0..members).map(|_| (free_port(), free_port())).collect();
         let names: Vec<_> = ports.iter().enumerate().map(|(at, (_, peer))| format!("m{at}={}", url(*peer))).collect();
@@ -61,7 +73,7 @@ impl Etcd {
                 ("--logger", "zap"),
                 ("--log-level", "warn"),
             ];
-            let arguments: Vec<_> = arguments.iter().flat_map(|(name, value)| [*name, *value]).collect();
+            let arguments: Vec<_> = arguments.iter().flat_map(|(name, value)| [*name, *value]).chain(further.iter().copied()).collect();
             Program::launch("etcd", &arguments, &data, *client)
         };
         let mut members: Vec<_> = ports.iter().enumerate().map(start).collect();

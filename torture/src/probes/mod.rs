@@ -1,5 +1,6 @@
 //! Short scripts for what no crew meets by chance: each is one way in which a lock once answered wrongly.
 
+mod etcd;
 mod leases;
 mod mysql;
 mod network;
@@ -17,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use crate::lane::prepare;
 use crate::rig::Rig;
 
+pub(crate) use self::etcd::of_etcd;
 pub(crate) use self::mysql::of_the_mysql_family;
 pub(crate) use self::postgres::of_postgres;
 pub(crate) use self::sqlite::of_sqlite;
@@ -74,13 +76,14 @@ pub(crate) async fn all<S: Rig>(url: &str) -> Result<Vec<Found>> {
     );
     found.extend([a, b, c]);
     if S::HAS_SERVER {
-        let (a, b, c, d) = tokio::join!(
+        let (a, b, c, d, e) = tokio::join!(
             probe("a dead transaction's commit frees nothing", transactions::dead_transaction(&ground)),
             probe("`run` says what was committed", network::late_answer_of_commit(&ground)),
             probe("a wait ends on a silent server", network::silent_server(&ground)),
             probe("trust never outlasts the store's expiry", network::trust_and_expiry(&ground)),
+            probe("nobody holds what nobody could ask for", network::slow_connects(&ground)),
         );
-        found.extend([a, b, c, d]);
+        found.extend([a, b, c, d, e]);
     }
     Ok(found)
 }

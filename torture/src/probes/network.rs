@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lockkit::Error;
+use sqlx::pool::PoolOptions;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::probes::{Ground, Verdict, told};
@@ -78,6 +80,29 @@ pub(super) async fn silent_server<S: Rig>(ground: &Ground<S>) -> Result<Verdict>
         }
     }
     Ok(if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) })
+}
+
+/// A connection to the server takes longer to open than a claim waits for its answer, so no claim is ever answered: no
+/// caller is told that the lease is held.
+pub(super) async fn slow_connects<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
+    const CONNECT: Duration = Duration::from_millis(2_500);
+    /// The ttl and the wait of each caller, in milliseconds.
+    const CALLERS: [(u64, u64); 5] = [(1_000, 4_000), (1_000, 6_000), (5_000, 2_500), (5_000, 6_000), (5_000, 8_000)];
+
+    let proxy = Proxy::start(&ground.url, Duration::from_secs(5)).await?;
+    proxy.set(Weather { connects_late: CONNECT, ..Weather::default() });
+    let mut told = JoinSet::new();
+    for (ttl, wait) in CALLERS {
+        let pool = PoolOptions::<S::DB>::new().max_connections(2).connect_lazy(proxy.url())?;
+        let leases = Ground::<S>::leases(&pool, ttl).build()?;
+        let request = leases.lease(format!("probe/connects/{ttl}/{wait}")).wait(Duration::from_millis(wait));
+        told.spawn(async move { request.acquire().await.is_err_and(|err| err.is_contended()) });
+    }
+    let busy = told.join_all().await.into_iter().filter(|is_busy| *is_busy).count();
+    if busy == 0 {
+        return Ok(Ok(()));
+    }
+    Ok(Err(format!("{busy} of {} callers were told that somebody held a lease which nobody held", CALLERS.len())))
 }
 
 /// Somebody locks the lease's row, and answers are late: the holder trusts its lease no longer than the store does.
