@@ -19,7 +19,8 @@ use crate::{
 /// - each operation is atomic and uses the store's own clock;
 /// - a key is granted to at most one unexpired claim, and each grant of a key has a greater fence than every earlier
 ///   grant of that key, for the life of the store;
-/// - a claim with the token that already holds the lease is granted again, with the same fence and a new expiry;
+/// - a claim with the token that already holds the lease is granted again, with the same fence and an expiry at least its ttl
+///   from now; it never shortens the lease;
 /// - a token that no longer holds the lease changes nothing;
 /// - if an expiry is further away than the ttl of the last grant or renewal, the store's clock was set back. The lease
 ///   is then held for exactly that ttl from the operation that detects this. It is not free at once, because its holder
@@ -203,7 +204,7 @@ pub struct Claim {
     pub key: Key,
     /// The token of this acquisition. Unique.
     pub token: Token,
-    /// Display name of the claimant. Never compared.
+    /// Display name of the claimant. Never compared to decide who holds a lease.
     pub holder: Arc<str>,
     /// How long the lease lives without a renewal.
     pub ttl: Duration,

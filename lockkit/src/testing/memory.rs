@@ -92,6 +92,15 @@ impl Row {
         self.acquired -= ahead;
     }
 
+    /// Extends the lease to `ttl` from now, unless it lives longer.
+    fn extend(&mut self, ttl: Duration, now: i64) {
+        let (ttl, expires) = (micros(ttl), now.saturating_add(micros(ttl)));
+        if self.expires <= expires {
+            (self.expires, self.ttl) = (expires, ttl);
+        }
+        self.renewals += 1;
+    }
+
     fn is_held(&self, now: i64) -> bool {
         self.token.is_some() && self.expires > now
     }
@@ -240,11 +249,7 @@ impl LeaseStore for MemoryStore {
                     let Some(row) = row(rows, key, now).filter(|it| it.is_held_by(*token, now)) else {
                         return Answer::Gone;
                     };
-                    let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));
-                    if row.expires <= expires {
-                        (row.expires, row.ttl) = (expires, ttl);
-                    }
-                    row.renewals += 1;
+                    row.extend(*ttl, now);
                     Answer::Done
                 };
                 renewals.iter().map(renew).collect()
@@ -271,9 +276,11 @@ impl LeaseStore for MemoryStore {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let act = || {
             self.act(|rows, now| {
-                rows.iter_mut().filter(|(key, _)| key.starts_with(prefix)).for_each(|(_, row)| row.cut(now));
-                let held = rows.iter().filter(|(key, row)| key.starts_with(prefix) && row.is_held(now));
-                let held = held.filter_map(|(key, row)| Some(LeaseRecord::new(row.token?, row.info(key, now))));
+                let rows = rows.range_mut(Key::from(prefix)..).take_while(|(key, _)| key.starts_with(prefix));
+                let held = rows.filter_map(|(key, row)| {
+                    row.cut(now);
+                    row.is_held(now).then_some(LeaseRecord::new(row.token?, row.info(key, now)))
+                });
                 held.take(limit as usize).collect()
             })
         };
@@ -311,12 +318,11 @@ fn in_the_way(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Option<
 /// Grants a lease that no other holder has.
 fn grant(rows: &mut BTreeMap<Key, Row>, claim: &Claim, now: i64) -> Grant {
     let Claim { key, token, holder, ttl, queue: _ } = claim;
-    let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));
     if let Some(row) = rows.get_mut(key).filter(|it| it.token == Some(*token)) {
-        (row.expires, row.ttl) = (expires, ttl);
-        row.renewals += 1;
+        row.extend(*ttl, now);
         return granted(row.fence);
     }
+    let (ttl, expires) = (micros(*ttl), now.saturating_add(micros(*ttl)));
     let before = rows.remove(key);
     let number = before.as_ref().map_or(now, |it| now.max(it.fence + FENCES));
     let (token, holder) = (Some(*token), holder.clone());

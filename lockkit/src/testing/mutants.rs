@@ -39,6 +39,7 @@ pub(super) enum Bug {
     SameTokenIsRefused,
     SameTokenGetsANewFence,
     SameTokenKeepsItsExpiry,
+    SameTokenIsShortened,
     LeastHoldingTimeIsIgnored,
     LeastHoldingTimeKeepsTheToken,
     LeastHoldingTimeIsCountedFromTheRelease,
@@ -142,6 +143,9 @@ impl LeaseStore for Mutant {
             (Bug::SameTokenKeepsItsExpiry, Some(held)) if is_own => {
                 return Ok(Acquired::Granted(held.info.fence.into()));
             }
+            (Bug::SameTokenIsShortened, Some(_)) if is_own => {
+                self.memory().expiries.insert(claim.key.clone(), claim.ttl);
+            }
             (Bug::WaitsForTheHolder, Some(_)) if !is_own => return std::future::pending().await,
             _ => {}
         }
@@ -201,7 +205,7 @@ impl LeaseStore for Mutant {
                 Bug::FenceIsACounterThatASweepForgets | Bug::FenceIsLostOnRelease => {
                     held.info.fence = Fence::from(self.memory().counters.get(key).copied().unwrap_or(0));
                 }
-                Bug::RenewalShortens => {
+                Bug::RenewalShortens | Bug::SameTokenIsShortened => {
                     let expiries = &self.memory().expiries;
                     held.info.expires_in = expiries.get(key).copied().unwrap_or(held.info.expires_in);
                 }
@@ -313,7 +317,7 @@ impl LeaseStore for Mutant {
 }
 
 /// Each bug, with a promise that it breaks.
-const CAUGHT: [(Bug, &str); 40] = [
+const CAUGHT: [(Bug, &str); 41] = [
     (Bug::GrantsTwice, "a_held_lease_is_refused_and_stays_as_it_was"),
     (Bug::ChecksThenActs, "of_many_who_ask_at_once_one_is_granted"),
     (Bug::FenceRepeats, "fences_rise_across_release"),
@@ -333,6 +337,7 @@ const CAUGHT: [(Bug, &str); 40] = [
     (Bug::OneGoneRenewalIsAllGone, "renewals_are_answered_each_in_its_place"),
     (Bug::SameTokenIsRefused, "the_token_that_holds_is_granted_again_with_the_same_fence"),
     (Bug::SameTokenGetsANewFence, "the_token_that_holds_is_granted_again_with_the_same_fence"),
+    (Bug::SameTokenIsShortened, "the_token_that_holds_is_granted_again_with_the_same_fence"),
     (Bug::SameTokenKeepsItsExpiry, "the_token_that_holds_is_granted_again_with_the_same_fence"),
     (Bug::LeastHoldingTimeIsIgnored, "a_lease_stays_taken_by_nobody_for_its_least_holding_time"),
     (Bug::LeastHoldingTimeKeepsTheToken, "a_lease_stays_taken_by_nobody_for_its_least_holding_time"),

@@ -91,8 +91,13 @@ fn claim(source: &str) -> String {
              END,
              holder = IF(lockkit_lease.expires_us <= {NOW}, VALUES(holder), lockkit_lease.holder),
              token = IF(lockkit_lease.expires_us <= {NOW}, VALUES(token), lockkit_lease.token),
-             expires_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(expires_us), lockkit_lease.expires_us),
-             ttl_us = IF(lockkit_lease.token <=> VALUES(token), VALUES(ttl_us), lockkit_lease.ttl_us)"
+             expires_us = IF(lockkit_lease.token <=> VALUES(token),
+                 GREATEST(
+                     LEAST(lockkit_lease.expires_us, COALESCE({NOW} + lockkit_lease.ttl_us, lockkit_lease.expires_us)),
+                     VALUES(expires_us)),
+                 lockkit_lease.expires_us),
+             ttl_us = IF(lockkit_lease.token <=> VALUES(token) AND lockkit_lease.expires_us <= VALUES(expires_us),
+                 VALUES(ttl_us), lockkit_lease.ttl_us)"
     )
 }
 

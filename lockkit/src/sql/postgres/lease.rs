@@ -38,13 +38,21 @@ fn list(condition: &str) -> String {
     )
 }
 
-/// Assigns the expiry of a renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
+/// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
 /// the clock. `greatest` and `least` ignore NULL.
-fn lives(ttl: &str) -> String {
+fn expires(ttl: &str) -> String {
     format!(
         "expires_us = greatest(least(l.expires_us, {NOW} + l.ttl_us), {NOW} + {ttl}),
-         ttl_us = CASE WHEN least(l.expires_us, {NOW} + l.ttl_us) > {NOW} + {ttl} THEN l.ttl_us ELSE {ttl} END,
-         acquired_us = l.acquired_us - greatest(0, l.expires_us - l.ttl_us - {NOW})"
+         ttl_us = CASE WHEN least(l.expires_us, {NOW} + l.ttl_us) > {NOW} + {ttl} THEN l.ttl_us ELSE {ttl} END"
+    )
+}
+
+/// As [`expires`], of a renewal, which also corrects a time of the grant that was written ahead of the clock.
+fn lives(ttl: &str) -> String {
+    format!(
+        "{expires},
+         acquired_us = l.acquired_us - greatest(0, l.expires_us - l.ttl_us - {NOW})",
+        expires = expires(ttl)
     )
 }
 
@@ -121,7 +129,7 @@ impl LeaseStatements for Postgres {
                  SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE {next} END,
                      acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE {NOW} END,
                      renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
-                     token = free.new_token, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
+                     token = free.new_token, holder = $3, {expires}
                  FROM free, every
                  WHERE l.name = free.name AND every.one
                  RETURNING l.name, l.fence, free.holder, free.fence AS old_fence,
@@ -142,7 +150,8 @@ impl LeaseStatements for Postgres {
                  greatest(0, l.expires_us - {NOW}) AS left_us, coalesce(l.expires_us - l.ttl_us > {NOW}, false) AS ahead
              FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
              ORDER BY a.number",
-            next = next_fence("l.fence")
+            next = next_fence("l.fence"),
+            expires = expires("$4")
         ))
         .bind(names)
         .bind(tokens)
@@ -439,7 +448,7 @@ async fn acquire_any(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) 
              SET fence = CASE WHEN l.token = $2 THEN l.fence ELSE {next} END,
                  acquired_us = CASE WHEN l.token = $2 THEN l.acquired_us ELSE {NOW} END,
                  renewals = CASE WHEN l.token = $2 THEN l.renewals + 1 ELSE 0 END,
-                 token = $2, holder = $3, ttl_us = $4, expires_us = {NOW} + $4
+                 token = $2, holder = $3, {expires}
              FROM free
              WHERE l.name = free.name
              RETURNING l.fence, free.holder, free.fence AS old_fence, nullif(free.token, $2) AS old_token,
@@ -460,7 +469,8 @@ async fn acquire_any(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) 
          SELECT false, fence, '', 0, NULL, 0, expires_us - {NOW}, coalesce(expires_us - ttl_us > {NOW}, false)
          FROM lockkit_lease
          WHERE name = $1 AND NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM made)",
-        next = next_fence("l.fence")
+        next = next_fence("l.fence"),
+        expires = expires("$4")
     ))
     .bind(claim.key.as_str())
     .bind(claim.token.as_bytes().as_slice())

@@ -19,14 +19,22 @@ use crate::{
     },
 };
 
-/// Assigns the expiry of a renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
+/// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
 /// the clock.
-fn lives(ttl: &str) -> String {
+fn expires(ttl: &str) -> String {
     let until = format!("min(expires_us, coalesce({NOW} + ttl_us, expires_us))");
     format!(
         "expires_us = max({until}, {NOW} + {ttl}),
-         ttl_us = CASE WHEN {until} > {NOW} + {ttl} THEN ttl_us ELSE {ttl} END,
-         acquired_us = acquired_us - max(0, coalesce(expires_us - ttl_us - {NOW}, 0))"
+         ttl_us = CASE WHEN {until} > {NOW} + {ttl} THEN ttl_us ELSE {ttl} END"
+    )
+}
+
+/// As [`expires`], of a renewal, which also corrects a time of the grant that was written ahead of the clock.
+fn lives(ttl: &str) -> String {
+    format!(
+        "{expires},
+         acquired_us = acquired_us - max(0, coalesce(expires_us - ttl_us - {NOW}, 0))",
+        expires = expires(ttl)
     )
 }
 
@@ -59,9 +67,10 @@ impl LeaseStatements for Sqlite {
                  fence = CASE WHEN token IS ?2 THEN fence ELSE max(fence + {FENCES}, {NOW}) END,
                  acquired_us = CASE WHEN token IS ?2 THEN acquired_us ELSE {NOW} END,
                  renewals = CASE WHEN token IS ?2 THEN renewals + 1 ELSE 0 END,
-                 token = ?2, holder = ?3, ttl_us = ?4, expires_us = {NOW} + ?4
+                 token = ?2, holder = ?3, {expires}
              WHERE (expires_us <= {NOW} AND fence = ?5) OR token IS ?2
-             RETURNING fence, {NOW} - ?6 AS expired_us"
+             RETURNING fence, {NOW} - ?6 AS expired_us",
+            expires = expires("?4")
         ))
         .bind(claim.key.as_str())
         .bind(claim.token.as_bytes().as_slice())

@@ -252,6 +252,9 @@ async fn the_token_that_holds_is_granted_again_with_the_same_fence<S: LeaseStore
     let info = store.held(&claim).await?.info;
     ensure!(info.fence == fence, "its fence was {fence} and shows as {}", info.fence);
     ensure!(info.expires_in > LESS, "it asked for {LONG:?} and lives {:?}", info.expires_in);
+    store.take(&Claim { ttl: Duration::from_secs(1), ..claim.clone() }).await?;
+    let expires_in = store.held(&claim).await?.info.expires_in;
+    ensure!(expires_in > LESS, "it lived {LONG:?}, and after another claim for 1 s it lives {expires_in:?}");
     Ok(())
 }
 
