@@ -275,3 +275,36 @@ async fn a_cluster_with_several_nodes_is_warned_of_once() {
         assert_eq!(told.keys().any(|it| it.contains("Galera cluster")), is_told, "{:?}", told.keys());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_request_takes_on_its_way_is_not_counted_as_a_lease_of_the_caller() {
+    let store = MemoryStore::new();
+    let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+    let told = Told::default();
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    {
+        let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
+        let _metrics = metrics::set_default_local_recorder(&recorder);
+        let held =
+            (here.lease("order:42").acquire().await.unwrap(), here.rw("order:7").read().acquire().await.unwrap());
+        // A ticket, and a ticket and the writer's lease.
+        let wait = Duration::from_millis(300);
+        there.lease("order:42").wait(wait).acquire().await.unwrap_err();
+        there.rw("order:7").write().wait(wait).acquire().await.unwrap_err();
+        held.0.release().await.unwrap();
+        held.1.release().await.unwrap();
+    }
+    let mut found = BTreeMap::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let count = match value {
+            DebugValue::Counter(count) => count,
+            DebugValue::Histogram(values) => values.len() as u64,
+            DebugValue::Gauge(_) => panic!("there is no gauge"),
+        };
+        *found.entry(key.key().name().to_owned()).or_insert(0) += count;
+    }
+    let of = |name: &str| found.get(name).copied().unwrap_or(0);
+    assert_eq!((of("lockkit_acquired_total"), of("lockkit_contended_total")), (2, 2), "{found:?}");
+    assert_eq!((of("lockkit_hold_seconds"), of("lockkit_lost_total")), (2, 0), "{found:?}");
+}

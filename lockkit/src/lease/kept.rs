@@ -141,6 +141,12 @@ impl Kept {
         self.handed_out.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the caller has the lease. A ticket, or a lease that was granted on the way to another one, is no caller's, and
+    /// is not reported.
+    fn is_handed_out(&self) -> bool {
+        self.handed_out.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn set_ends_with_body(&self) {
         self.ends_with_body.store(true, Ordering::Relaxed);
     }
@@ -207,6 +213,7 @@ impl Kept {
         let lost = self.trust.lost();
         if let Some(reason) = lost
             && !matches!(reason, LossReason::Released | LossReason::Closed)
+            && self.is_handed_out()
             && !self.told.swap(true, Ordering::Relaxed)
         {
             observe::lost(Strategy::Lease, &self.key, Some(self.grant.fence), self.granted.elapsed(), reason);
@@ -252,7 +259,7 @@ impl Kept {
 
     /// Reports the release, if it was not reported before.
     pub(crate) fn tell_of_release(&self) {
-        if !self.told.swap(true, Ordering::Relaxed) {
+        if self.is_handed_out() && !self.told.swap(true, Ordering::Relaxed) {
             observe::released(Strategy::Lease, &self.key, self.grant.fence, self.granted.elapsed());
         }
     }
@@ -263,8 +270,7 @@ impl Kept {
 
     pub(crate) fn release(&self) -> Release {
         // No work was done under a lease that the caller never got, so `min_hold` does not apply.
-        let is_handed_out = self.handed_out.load(Ordering::Relaxed);
-        let min_hold = if is_handed_out { self.min_hold() } else { Duration::ZERO };
+        let min_hold = if self.is_handed_out() { self.min_hold() } else { Duration::ZERO };
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
@@ -287,7 +293,7 @@ impl Kept {
     pub(crate) fn suits(&self, wants: &Wants, hand_over: HandOver) -> bool {
         let Run { since, ttl, passes } = self.run;
         let now = Instant::now();
-        let min_hold = if self.handed_out.load(Ordering::Relaxed) { self.terms.min_hold } else { Duration::ZERO };
+        let min_hold = if self.is_handed_out() { self.terms.min_hold } else { Duration::ZERO };
         self.is_of_queue()
             && (passes < hand_over.times || now < since + hand_over.at_least)
             && self.grant.spare_fences > 0
