@@ -239,19 +239,23 @@ impl<S: LeaseStore> Hold for Owned<S> {
             return;
         }
         let Self { kept, inner, line: _ } = self;
+        let unfinished = inner.keeper.unfinished();
         inner.keeper.forget(&kept);
         // Nothing to release: the body under the lease or `close` has released it.
         if matches!(kept.lost(), Some(LossReason::Released | LossReason::Closed)) {
             return;
         }
-        let unfinished = inner.keeper.unfinished();
         give_back_later(inner, kept, unfinished, Vec::new());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::{Error, Leases, guard::CommitSent, testing::MemoryStore};
+    use crate::{
+        Error, LeaseStore, Leases,
+        guard::CommitSent,
+        testing::{MemoryStore, Operation},
+    };
 
     use super::*;
 
@@ -317,5 +321,63 @@ mod tests {
         Committing::committed(committing);
         closing.await.unwrap().unwrap();
         assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_waits_for_the_release_of_a_lease_that_the_caller_awaits() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        leases.store().faults().slow(TTL / 10);
+        let releasing = tokio::spawn(lease.release());
+        tokio::task::yield_now().await;
+        leases.close().await.unwrap();
+        leases.store().faults().heal();
+        assert_eq!(leases.show("k").await.unwrap(), None);
+        assert_eq!(releasing.await.unwrap().unwrap(), Released::WhileHeld);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_waits_for_the_release_after_a_body() {
+        let leases = leases();
+        let running = tokio::spawn({
+            let leases = leases.clone();
+            async move {
+                let body = async |_| {
+                    leases.store().faults().slow(TTL / 10);
+                    Ok::<_, Error>(())
+                };
+                leases.lease("k").run(body).await
+            }
+        });
+        while leases.store().faults().calls(Operation::Release) == 0 {
+            tokio::task::yield_now().await;
+        }
+        leases.close().await.unwrap();
+        leases.store().faults().heal();
+        assert_eq!(leases.show("k").await.unwrap(), None);
+        running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_waits_for_the_release_of_the_ticket_and_the_gate_of_a_request_that_gave_up() {
+        let store = MemoryStore::new();
+        let here = Leases::new(store.client());
+        let _held = (here.lease("k").acquire().await.unwrap(), here.rw("k").read().acquire().await.unwrap());
+        for writes in [false, true] {
+            let leases = Leases::builder(store.client()).wait(TTL).build().unwrap();
+            let request = if writes { leases.rw("k").write() } else { leases.lease("k") };
+            let waiting = tokio::spawn(request.acquire());
+            sleep(TTL - Duration::from_millis(1)).await;
+            let before = store.lease_list("k/", 100).await.unwrap().len();
+            leases.store().faults().slow(TTL / 10);
+            let released = leases.store().faults().calls(Operation::Release);
+            while leases.store().faults().calls(Operation::Release) == released {
+                sleep(Duration::from_micros(100)).await;
+            }
+            leases.close().await.unwrap();
+            let after = store.lease_list("k/", 100).await.unwrap().len();
+            assert_eq!((before, after), (2, 1), "the read lease alone is left");
+            assert!(waiting.await.unwrap().is_err());
+        }
     }
 }

@@ -47,10 +47,13 @@ impl<S: LeaseStore> Lease<S> {
         let is_kept = inner.keeper.keep(&kept);
         // Kept with the lease, so that those who come to wait find its holder.
         let line = kept.is_of_queue().then(|| inner.lines.line(&kept.key));
-        match &line {
-            Some(line) => line.granted(Arc::downgrade(&kept)),
+        let is_latest = match &line {
+            Some(line) => line.granted(kept.grant.fence, Arc::downgrade(&kept)),
             // Granted together with others, or for something else: nobody is handed this lease.
-            None => inner.lines.granted_otherwise(&kept.key),
+            None => inner.lines.granted_otherwise(&kept.key, kept.grant.fence),
+        };
+        if !is_latest {
+            kept.lose(LossReason::Stolen);
         }
         let lease = Self::handed(inner, kept, line);
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
@@ -212,6 +215,8 @@ impl<S: LeaseStore> Lease<S> {
                 None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
+        // Before the lease leaves the keeper: `close` waits for a release that it does not see there.
+        let _unfinished = self.inner.keeper.unfinished();
         let released = if owned.as_ref().is_some_and(|it| it.hand_on()) {
             Released::WhileHeld
         } else {
@@ -234,6 +239,7 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
+        let _unfinished = self.inner.keeper.unfinished();
         let pinned = self.inner.keeper.end(&self.kept);
         let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
         self.inner.store().release_now(&release, pinned, limit_for(self.kept.ttl())).await?;

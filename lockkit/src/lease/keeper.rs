@@ -21,6 +21,7 @@ use tokio::{
 
 use crate::{
     error::{LossReason, Result},
+    fence::Fence,
     lease::{
         bounded::{Bounded, LIMIT},
         kept::{Kept, Wants},
@@ -130,7 +131,7 @@ impl<S: LeaseStore> Keeper<S> {
         &self.0.store
     }
 
-    /// Display name of the claimant. Never compared.
+    /// Display name of the claimant. Never compared to decide who holds a lease.
     pub(crate) fn holder(&self) -> &Arc<str> {
         &self.0.holder
     }
@@ -206,6 +207,18 @@ impl<S: LeaseStore> Keeper<S> {
     pub(crate) fn stay(&self, kept: &Kept) {
         let _state = self.0.state();
         kept.stay();
+    }
+
+    /// Whether the lease with this token has this fence now. If so, it is not handed on any more. `None` if this process does not
+    /// renew it.
+    pub(crate) fn stays_with(&self, token: Token, fence: Fence) -> Option<bool> {
+        let state = self.0.state();
+        let kept = &state.entries.get(&token)?.kept;
+        let has_it = kept.grant.fence == fence;
+        if has_it {
+            kept.stay();
+        }
+        Some(has_it)
     }
 
     /// A transaction may pin the lease from now on, so it is not handed on any more. `false` if it may not, because the

@@ -16,6 +16,7 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
+    fence::Fence,
     key::Key,
     lease::kept::{Kept, Wants},
 };
@@ -54,8 +55,9 @@ pub(crate) struct Line<H> {
     callers: Mutex<Callers<H>>,
     /// Told when the lease may be free.
     pub(super) freed: Notify,
-    /// The last lease of this process that hands itself on when it is released.
-    holder: Mutex<Weak<Kept>>,
+    /// The greatest fence that the store has granted to this process, and the last lease of this process that hands itself
+    /// on when it is released.
+    holder: Mutex<(Fence, Weak<Kept>)>,
 }
 
 #[derive(Debug)]
@@ -64,6 +66,8 @@ struct Callers<H> {
     waiting: VecDeque<Arc<Caller<H>>>,
     /// How many of them have left.
     left: usize,
+    /// How often the first of them was answered, or was handed a lease.
+    answers: u64,
 }
 
 /// Somebody who waits for a lease.
@@ -81,6 +85,8 @@ struct Caller<H> {
 pub(super) struct Seat<H> {
     pub(super) line: Arc<Line<H>>,
     caller: Arc<Caller<H>>,
+    /// The number of answers when this caller joined.
+    answers: u64,
 }
 
 impl<H> Lines<H> {
@@ -133,11 +139,9 @@ impl<H> Lines<H> {
         }
     }
 
-    /// Notes that the store has granted the lease of this key to this process, and that it will not be handed on.
-    pub(crate) fn granted_otherwise(&self, key: &Key) {
-        if let Some(line) = self.known(key) {
-            line.granted(Weak::new());
-        }
+    /// As [`Line::granted`], of a lease that will not be handed on.
+    pub(crate) fn granted_otherwise(&self, key: &Key, fence: Fence) -> bool {
+        self.known(key).is_none_or(|it| it.granted(fence, Weak::new()))
     }
 
     /// The queue of this key, if somebody waits in it for a lease of this process.
@@ -174,8 +178,17 @@ impl<H> Line<H> {
             called: Notify::new(),
             has_left: AtomicBool::new(false),
         });
-        lock(&self.callers).waiting.push_back(caller.clone());
-        Seat { line: self, caller }
+        let answers = {
+            let mut callers = lock(&self.callers);
+            callers.waiting.push_back(caller.clone());
+            callers.answers
+        };
+        Seat { line: self, caller, answers }
+    }
+
+    /// Notes that the store has answered the first caller of the queue.
+    pub(super) fn answered(&self) {
+        lock(&self.callers).answers += 1;
     }
 
     /// Hands a lease to the first caller of the queue, if that caller takes leases from others and `make` returns one.
@@ -184,13 +197,14 @@ impl<H> Line<H> {
         let mut callers = lock(&self.callers);
         let Some(first) = callers.first().filter(|it| it.wants.is_some()) else { return false };
         let mut holder = lock(&self.holder);
-        if !std::ptr::eq(holder.as_ptr(), Arc::as_ptr(kept)) {
+        if !std::ptr::eq(holder.1.as_ptr(), Arc::as_ptr(kept)) {
             return false;
         }
         let Some((handed, next_holder)) = first.wants.as_ref().and_then(make) else { return false };
         callers.waiting.pop_front();
+        callers.answers += 1;
         first.has_left.store(true, Ordering::Relaxed);
-        *holder = next_holder;
+        holder.1 = next_holder;
         drop(holder);
         *lock(&first.given) = Some(handed);
         let next = callers.first();
@@ -205,12 +219,18 @@ impl<H> Line<H> {
 
     /// A lease of this process that hands itself on when it is released.
     pub(super) fn holder(&self) -> Option<Arc<Kept>> {
-        lock(&self.holder).upgrade().filter(|it| !it.is_lost())
+        lock(&self.holder).1.upgrade().filter(|it| !it.is_lost())
     }
 
-    /// Notes that the store has granted the lease to this process.
-    pub(super) fn granted(&self, kept: Weak<Kept>) {
-        *lock(&self.holder) = kept;
+    /// Notes that the store has granted the lease to this process. Returns `false` if it has granted a greater fence before: this
+    /// answer is late, and its lease was stolen meanwhile.
+    pub(super) fn granted(&self, fence: Fence, kept: Weak<Kept>) -> bool {
+        let mut holder = lock(&self.holder);
+        let is_latest = fence >= holder.0;
+        if is_latest {
+            *holder = (fence, kept);
+        }
+        is_latest
     }
 }
 
@@ -282,6 +302,11 @@ impl<H> Seat<H> {
         lock(&self.caller.given).take()
     }
 
+    /// Whether the store has answered a caller of the queue since this one joined it.
+    pub(super) fn is_answered(&self) -> bool {
+        lock(&self.line.callers).answers != self.answers
+    }
+
     fn is_first(&self) -> bool {
         lock(&self.line.callers).first().is_some_and(|it| Arc::ptr_eq(&it, &self.caller))
     }
@@ -307,8 +332,8 @@ impl<H> Default for Lines<H> {
 
 impl<H> Default for Line<H> {
     fn default() -> Self {
-        let callers = Callers { waiting: VecDeque::new(), left: 0 };
-        Self { callers: Mutex::new(callers), freed: Notify::new(), holder: Mutex::default() }
+        let callers = Callers { waiting: VecDeque::new(), left: 0, answers: 0 };
+        Self { callers: Mutex::new(callers), freed: Notify::new(), holder: Mutex::new((Fence::from(0), Weak::new())) }
     }
 }
 
@@ -337,7 +362,7 @@ mod tests {
 
     use crate::{
         Lease, LeaseRequest, Leases, LossReason, Released,
-        testing::{MemoryStore, Operation},
+        testing::{Failure, MemoryStore, Operation},
     };
 
     use super::*;
@@ -643,5 +668,49 @@ mod tests {
         assert!(last.is_first());
         drop(last);
         assert!(lock(&line.callers).waiting.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stolen_grant_that_arrives_after_a_later_one_is_not_handed_on() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        // The store grants it after a second, and the answer takes another.
+        leases.store().faults().script(Operation::Acquire, [Failure::Slow(2 * SECOND)]);
+        leases.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+        sleep(SECOND * 3 / 4).await;
+        store.steal("k").expect("granted by now");
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(5 * SECOND).await;
+        assert!(lease.is_trusted() && !next.is_finished());
+        let fence = lease.fence();
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+        let next = next.await.unwrap();
+        assert!(next.fence() > fence && next.is_trusted());
+        assert_eq!(leases.show("k").await.unwrap().unwrap().fence, next.fence());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_steals_from_one_holder_does_not_take_the_lease_from_the_next() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND).await;
+        leases.store().faults().slow(SECOND / 100);
+        let stealing = tokio::spawn({
+            let (leases, fence) = (leases.clone(), first.fence());
+            async move { leases.steal_if("k", fence).await.unwrap() }
+        });
+        // The look was answered, and the release is on its way.
+        while leases.store().faults().calls(Operation::Release) == 0 {
+            sleep(SECOND / 10_000).await;
+        }
+        drop(first);
+        let next = next.await.unwrap();
+        stealing.await.unwrap();
+        sleep(20 * SECOND).await;
+        assert!(next.is_trusted());
+        assert_eq!(leases.show("k").await.unwrap().unwrap().fence, next.fence());
     }
 }

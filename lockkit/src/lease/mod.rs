@@ -35,7 +35,7 @@ pub(crate) mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "sql")]
 pub(crate) use self::ending::Committing;
@@ -61,7 +61,7 @@ use crate::{
         keeper::Keeper,
         kept::HandOver,
         lines::Lines,
-        store::{LeaseInfo, LeaseRecord, LeaseStore, Release},
+        store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Release},
         wait::{FIRST_ANSWER, Freed},
     },
 };
@@ -222,7 +222,9 @@ impl<S: LeaseStore> Leases<S> {
     pub async fn steal_if(&self, key: impl Into<Key>, fence: Fence) -> Result<Option<LeaseInfo>> {
         let key = key.into();
         match self.look(&key).await? {
-            Some(held) if self.0.shown(held.clone()).fence == fence => Box::pin(self.take_from(key, held)).await,
+            Some(held) if self.0.keeper.stays_with(held.token, fence).unwrap_or(held.info.fence == fence) => {
+                Box::pin(self.take_from(key, held)).await
+            }
             _ => Ok(None),
         }
     }
@@ -231,19 +233,20 @@ impl<S: LeaseStore> Leases<S> {
     async fn take_from(&self, key: Key, held: LeaseRecord) -> Result<Option<LeaseInfo>> {
         let (started, shown) = (Instant::now(), self.0.shown(held.clone()));
         let release = Release { key: key.clone(), token: held.token, min_hold: Duration::ZERO };
-        if let Ok(released) =
-            timeout(self.0.wait.max(FIRST_ANSWER), self.0.store().release_now(&release, true, LIMIT)).await
-        {
-            return Ok(if released? {
-                // A holder of this process learns it at once.
-                if let Some(kept) = self.0.keeper.stolen(held.token) {
-                    kept.lose(LossReason::Stolen);
+        let wait = self.0.wait.max(FIRST_ANSWER);
+        while started.elapsed() < wait {
+            match self.0.store().release(&release, LIMIT.min(wait)).await? {
+                Answer::Done => {
+                    // A holder of this process learns it at once.
+                    if let Some(kept) = self.0.keeper.stolen(held.token) {
+                        kept.lose(LossReason::Stolen);
+                    }
+                    self.0.lines.freed(&key);
+                    return Ok(Some(shown));
                 }
-                self.0.lines.freed(&key);
-                Some(shown)
-            } else {
-                None
-            });
+                Answer::Gone => return Ok(None),
+                Answer::Busy => sleep(BUSY_PAUSE).await,
+            }
         }
         Err(Error::Contended { key, waited: started.elapsed(), holder: Some(Box::new(shown.into())) })
     }
