@@ -40,7 +40,6 @@ impl Fault {
     }
 
     /// Whether another transaction blocked the statement, which then changed nothing.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn is_of_the_moment(self) -> bool {
         self == Self::Contended || self.is_transient()
     }

@@ -81,11 +81,8 @@ pub(super) async fn attempt<S: LeaseStore>(
                     .map(|(claim, grant)| Lease::granted(inner.clone(), Kept::new(claim, grant, sent, terms.clone())))
                     .collect();
                 let leases = leases.into_iter().collect::<Result<Vec<_>>>()?;
-                // If the answer took longer than the leases live, they are not granted.
-                Ok(match leases.iter().find(|it| !it.is_trusted()) {
-                    None => Attempt::Granted(leases),
-                    Some(late) => Attempt::Held { key: late.key().clone(), free_in: None, queued: None },
-                })
+                // If the answer took longer than the leases live, they are not granted, and no answer is known.
+                Ok(if leases.iter().all(Lease::is_trusted) { Attempt::Granted(leases) } else { Attempt::Silent })
             }
             Some(AcquiredAll::Held { .. }) | None => Ok(Attempt::Silent),
         }
@@ -126,10 +123,11 @@ fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<Unheard<S>>>) {
 
 /// Whether the answer settles the claim, so that no unreported grant can be left to release.
 fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
-    // The statement was refused: the table is missing, or the database cannot store a character of the key.
+    // The statement was refused: the table is missing, the database cannot store a character of the key, or another transaction has
+    // what the statement needs.
     let is_refused = |err: &Error| match err {
         Error::NotMigrated { .. } | Error::InvalidKey { .. } => true,
-        Error::Database { fault, .. } => *fault == Fault::Encoding,
+        Error::Database { fault, .. } => *fault == Fault::Encoding || fault.is_of_the_moment(),
         _ => false,
     };
     match answer {

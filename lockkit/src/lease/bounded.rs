@@ -36,10 +36,12 @@ pub(crate) fn limit_for(ttl: Duration) -> Duration {
     (ttl / 2).clamp(LEAST, LIMIT)
 }
 
-/// Whether the error means that no answer came, so that another attempt may help.
+/// Whether the error means that no answer about the lease came, so that another attempt may help.
 pub(crate) fn is_silence(err: &Error) -> bool {
     match err {
         Error::PoolStarved { .. } => true,
+        // The store has one lock for all of its leases, and somebody else has it.
+        Error::Database { fault: Fault::Contended, .. } => true,
         Error::Database { fault: Fault::Unavailable, source, .. } => {
             let mut causes = chain(&**source).filter_map(|it| it.downcast_ref::<io::Error>());
             causes.any(|it| it.kind() == ErrorKind::TimedOut)
@@ -160,8 +162,8 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
     }
 
-    pub(crate) async fn list(&self, prefix: &str, most: u32) -> Result<Vec<LeaseRecord>> {
-        let answer = self.answer(LIMIT, self.store.lease_list(prefix, most)).await;
+    pub(crate) async fn list(&self, prefix: &str, most: u32, limit: Duration) -> Result<Vec<LeaseRecord>> {
+        let answer = self.answer(limit, self.store.lease_list(prefix, most)).await;
         self.or_silence("listing leases", None, answer).await
     }
 

@@ -26,6 +26,7 @@ mod permits;
 mod place;
 mod queue;
 mod reentry;
+mod refused;
 mod request;
 mod set;
 mod shared;
@@ -168,7 +169,7 @@ impl<S: LeaseStore> Leases<S> {
     /// # Errors
     /// [`Error::NotMigrated`], [`Error::Database`].
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
-        let held = self.0.store().list(prefix, LIST_LIMIT).await?;
+        let held = self.0.store().list(prefix, LIST_LIMIT, LIMIT).await?;
         Ok(held.into_iter().map(|it| self.0.shown(it)).collect())
     }
 

@@ -39,7 +39,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let prefix = format!("{}/permit/", self.key);
         for _ in 0..TRIES {
             let missing = take.saturating_sub(place.gathered());
-            let held = self.inner.store().list(&prefix, MAX_PERMITS).await?;
+            let held = self.list(&prefix, MAX_PERMITS).await?;
             let number = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < of);
             let taken: BTreeMap<u32, Duration> =
                 held.iter().filter_map(|it| Some((number(&it.info.key)?, it.info.expires_in))).collect();

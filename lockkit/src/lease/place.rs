@@ -9,10 +9,14 @@ use tokio::time::{Instant, timeout};
 
 use super::{attempt::Unheard, held::Lease};
 use crate::{
+    error::Error,
     fence::Fence,
     guard::Guard,
     key::Key,
-    lease::{kept::release_failed, store::LeaseStore},
+    lease::{
+        kept::release_failed,
+        store::{LeaseInfo, LeaseStore, Token},
+    },
 };
 
 /// Time limit for releasing what was taken while waiting. A release that takes longer continues in the background.
@@ -43,6 +47,12 @@ struct Taken<S: LeaseStore> {
     queued: Option<Guard<Unheard<S>>>,
     /// The requested key that was last found held.
     in_the_way: Option<Key>,
+    /// The tokens of the claims since the last answer.
+    claimed: Vec<Token>,
+    /// The reason why the last unanswered attempt got no answer, if the store gave one.
+    unanswered: Option<Error>,
+    /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews earlier.
+    late: Option<(String, Instant)>,
 }
 
 /// The place of this request in the queue of the processes.
@@ -175,11 +185,47 @@ impl<S: LeaseStore> Place<S> {
         self.taken().in_the_way = Some(key);
     }
 
+    /// Notes that a claim is sent with this token.
+    pub(super) fn claims(&self, token: Token) {
+        self.taken().claimed.push(token);
+    }
+
+    /// Notes that an attempt was answered.
+    pub(super) fn answered(&self) {
+        self.taken().claimed.clear();
+    }
+
+    /// Whether the token is that of a claim of this request whose answer did not come.
+    pub(super) fn has_claimed(&self, token: Token) -> bool {
+        self.taken().claimed.contains(&token)
+    }
+
+    pub(super) fn set_unanswered(&self, err: Error) {
+        self.taken().unanswered = Some(err);
+    }
+
+    pub(super) fn take_unanswered(&self) -> Option<Error> {
+        self.taken().unanswered.take()
+    }
+
+    /// Notes who was seen to hold the requested lease.
+    pub(super) fn saw(&self, held: &LeaseInfo) {
+        let is_late = held.ttl.is_some_and(|it| held.expires_in < it / 2);
+        self.taken().late = is_late.then(|| (held.holder.clone(), Instant::now() + held.expires_in));
+    }
+
+    /// The last holder that was seen, if it let its lease expire.
+    pub(super) fn let_expire(&self) -> Option<String> {
+        let taken = self.taken();
+        let (holder, expires) = taken.late.as_ref()?;
+        (*expires <= Instant::now()).then(|| holder.clone())
+    }
+
     /// Releases what was taken while waiting, so that it blocks no other request after this one is answered.
     pub(super) async fn give_back(&self) {
         drop(self.take_queued());
         let leases: Vec<_> = {
-            let Taken { ticket, gate, gathered, queued: _, in_the_way: _ } = &mut *self.taken();
+            let Taken { ticket, gate, gathered, .. } = &mut *self.taken();
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
         let giving_back = async {
@@ -198,8 +244,16 @@ impl<S: LeaseStore> Place<S> {
 
 impl<S: LeaseStore> Default for Place<S> {
     fn default() -> Self {
-        let taken =
-            Mutex::new(Taken { ticket: None, gate: None, gathered: Vec::new(), queued: None, in_the_way: None });
-        Self { waits: false, asked: OnceLock::new(), taken }
+        let taken = Taken {
+            ticket: None,
+            gate: None,
+            gathered: Vec::new(),
+            queued: None,
+            in_the_way: None,
+            claimed: Vec::new(),
+            unanswered: None,
+            late: None,
+        };
+        Self { waits: false, asked: OnceLock::new(), taken: Mutex::new(taken) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::{
     Inner,
@@ -10,6 +10,7 @@ use super::{
     check_ttl,
     held::Lease,
     place::Place,
+    refused::understood,
     set::MultiLease,
     shared::MAX_PERMITS,
 };
@@ -18,18 +19,15 @@ use crate::{
     guard::{Watch, guarded},
     key::Key,
     lease::{
-        bounded::{is_silence, limit_for},
+        bounded::limit_for,
         kept::{Terms, Wants},
-        store::{BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Token},
-        wait::{self, FIRST_ANSWER, Turn, Waited},
+        store::{Claim, LeaseStore, Token},
+        wait::{self, Turn, Waited},
     },
     observe::{Strategy, observed},
     policy::{OnLost, Wait, check_wait},
     scope::Record,
 };
-
-/// Time limit of the query for the holder after the wait has ended.
-const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 
 /// A request for one lease, made by [`Leases::lease`](crate::Leases::lease),
 /// [`Leases::semaphore`](crate::Leases::semaphore) or [`Leases::rw`](crate::Leases::rw); or for several leases
@@ -249,7 +247,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     pub async fn acquire(self) -> Result<L> {
         self.check()?;
         self.check_not_reentrant()?;
-        let leases = observed(Strategy::Lease, &self.key, Box::pin(self.wait_for_it())).await?;
+        let waiting = Box::pin(async { self.wait_for_it().await.map_err(|err| self.named(err)) });
+        let leases = observed(Strategy::Lease, &self.key, waiting).await?;
         Ok(self.hand_out(leases))
     }
 
@@ -271,7 +270,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     pub async fn try_acquire(self) -> Result<Option<L>> {
         self.check()?;
         self.check_not_closed()?;
-        let leases = Box::pin(self.try_once()).await?;
+        let leases = Box::pin(self.try_once()).await.map_err(|err| self.named(err))?;
         Ok(leases.map(|it| self.hand_out(it)))
     }
 
@@ -389,10 +388,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if !matches!(turn, Ok(Turn::Done(_))) {
             place.give_back().await;
         }
-        match turn? {
+        match understood(&place, turn)? {
             Turn::Done(leases) => Ok(Some(leases)),
             Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
-            Turn::Silent => Err(self.silence().await),
+            Turn::Silent => Err(self.silence(&place).await),
         }
     }
 
@@ -404,7 +403,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         // A waiting writer may be ahead in the queue. It waits for this task's read lease, so the request must not
         // queue behind it.
         if self.reads_already()
-            && let Turn::Done(leases) = Box::pin(self.try_now(place, true)).await?
+            && let Turn::Done(leases) = understood(place, Box::pin(self.try_now(place, true)).await)?
         {
             return Ok(leases);
         }
@@ -412,7 +411,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let turn = |likely_free: bool| Box::pin(self.turn(place, likely_free));
         let freed = |key| self.inner.freed(key);
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
-        let (answered, limit) = loop {
+        let waited = loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
             let wait = wait::Wait { line: self.line(), keys: self.keys(), deadline, wants };
             match self.inner.lines.wait(wait, freed, turn).await? {
@@ -424,46 +423,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     }
                     self.check_not_closed()?;
                 }
-                Waited::Held => break (true, QUICK),
-                Waited::NoAnswer => break (place.in_the_way().is_some(), QUICK),
-                Waited::NoTurn => break (false, FIRST_ANSWER),
+                Waited::Refused(refused) => break refused,
             }
         };
-        Box::pin(self.given_up(place, started, answered, limit)).await
-    }
-
-    /// The end of a wait without success: releases what was taken on the way, and returns the reason. `answered`: the store
-    /// said that another holder has the lease. `limit`: how long to ask who that is.
-    async fn given_up(
-        &self,
-        place: &Place<S>,
-        started: Instant,
-        answered: bool,
-        limit: Duration,
-    ) -> Result<Vec<Lease<S>>> {
-        place.give_back().await;
-        let waited = started.elapsed();
-        // One more query for the holder, with a short time limit.
-        let held = match timeout(limit, self.in_the_way(place)).await {
-            Ok(Ok(held)) => held,
-            Ok(Err(err)) if !answered => return Err(err),
-            Err(_) if !answered => return Err(self.silence().await),
-            _ => None,
-        };
-        if !answered && held.is_none() && matches!(self.mode, Mode::All(_)) {
-            return Err(self.silence().await);
-        }
-        let key = match &self.mode {
-            Mode::All(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| place.in_the_way()),
-            _ => None,
-        };
-        let holder = held.map(|it| Box::new(self.inner.shown(it).into()));
-        Err(Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder })
-    }
-
-    async fn silence(&self) -> Error {
-        let key = self.keys().first().unwrap_or(&self.key);
-        self.inner.store().silence("acquiring lease", Some(key)).await
+        Err(Box::pin(self.given_up(place, started, waited)).await)
     }
 
     /// One attempt of the caller at the head of the queue.
@@ -478,10 +441,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             _ if self.fair => self.turn_fairly(place, likely_free).await,
             _ => self.turn_patiently(place, likely_free).await,
         };
-        let turn = match turn {
-            Err(err) if is_silence(&err) => Turn::Silent,
-            turn => turn?,
-        };
+        let turn = understood(place, turn)?;
         if let (Mode::Exclusive | Mode::All(_), Turn::Held { .. } | Turn::Queued { .. }) = (&self.mode, &turn) {
             let key = place.in_the_way().unwrap_or_else(|| self.key.clone());
             self.inner.check_other_leases(&key, self.ttl).await?;
@@ -491,7 +451,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// One attempt at the leases of the mode. Ignores tickets.
     pub(super) async fn try_now(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
-        match &self.mode {
+        let turn = match &self.mode {
             Mode::Exclusive => self.try_keys(place, std::slice::from_ref(&self.key), likely_free).await,
             Mode::All(keys) => self.try_keys(place, keys, likely_free).await,
             Mode::Permit(permits) => self.try_slot(place, "permit", *permits, likely_free).await,
@@ -499,6 +459,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::NoPermits => Ok(Turn::Held { free_in: None }),
             Mode::Read => self.try_read(place, likely_free).await,
             Mode::Write => self.try_write(place, likely_free).await,
+        };
+        match turn? {
+            // The answers took longer than the leases live. Nobody else needs to have them.
+            Turn::Done(leases) if !leases.iter().all(Lease::is_trusted) => Ok(Turn::Silent),
+            turn => Ok(turn),
         }
     }
 
@@ -515,6 +480,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
+                place.saw(&held.info);
                 if self.keys().contains(&key) {
                     place.set_in_the_way(key);
                 }
@@ -540,7 +506,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     /// The keys of the requested leases, if they are known in advance.
-    fn keys(&self) -> &[Key] {
+    pub(super) fn keys(&self) -> &[Key] {
         match &self.mode {
             Mode::Exclusive => std::slice::from_ref(&self.key),
             Mode::All(keys) => keys,
@@ -558,30 +524,6 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         }
     }
 
-    /// The current holder of the requested lease.
-    async fn in_the_way(&self, place: &Place<S>) -> Result<Option<LeaseRecord>> {
-        let (store, limit) = (self.inner.store(), limit_for(self.ttl));
-        Ok(match &self.mode {
-            Mode::Exclusive => store.look(&self.key, limit).await?,
-            Mode::All(keys) => {
-                for key in place.in_the_way().iter().chain(keys) {
-                    if let Some(held) = store.look(key, limit).await? {
-                        return Ok(Some(held));
-                    }
-                }
-                None
-            }
-            Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => {
-                store.list(&format!("{}/permit/", self.key), 1).await?.pop()
-            }
-            Mode::Read => store.look(&self.writer(), limit).await?,
-            Mode::Write => match store.list(&format!("{}/reader/", self.key), 1).await?.pop() {
-                Some(reader) => Some(reader),
-                None => store.look(&self.writer(), limit).await?,
-            },
-        })
-    }
-
     /// Whether the request has a nonzero wait.
     pub(super) fn waits(&self) -> bool {
         !self.wait.is_zero()
@@ -589,6 +531,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     pub(super) fn claim(&self, place: &Place<S>, key: &Key, token: Token) -> Claim {
         let holder = self.inner.keeper.holder().clone();
+        place.claims(token);
         let is_the_key = self.mode == Mode::Exclusive && *key == self.key;
         let queue = place.waits && self.waits() && is_the_key && self.inner.store().profile().queues;
         Claim { key: key.clone(), token, holder, ttl: self.ttl, queue }

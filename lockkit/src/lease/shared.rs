@@ -123,7 +123,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 held => return Ok(held),
             }
         }
-        let readers = self.inner.store().list(&format!("{}/reader/", self.key), READERS).await?;
+        let readers = self.list(&format!("{}/reader/", self.key), READERS).await?;
         match (readers.iter().map(|it| it.info.expires_in).max(), place.take_gate()) {
             (None, Some(writer)) => Ok(Turn::Done(vec![writer])),
             (last, Some(writer)) => {
@@ -131,6 +131,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Ok(Turn::Held { free_in: last })
             }
             // The trust of the writer's lease ended in the meantime.
+            (None, None) => Ok(Turn::Silent),
             (last, None) => Ok(Turn::Held { free_in: last }),
         }
     }
@@ -154,7 +155,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     turn => return Ok(turn),
                 }
             }
-            let held = self.inner.store().list(&prefix, MAX_PERMITS).await?;
+            let held = self.list(&prefix, MAX_PERMITS).await?;
             let slot = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < slots);
             let taken: BTreeMap<u32, _> =
                 held.iter().filter_map(|it| Some((slot(&it.info.key)?, it.info.expires_in))).collect();
@@ -180,12 +181,30 @@ fn nth_free(taken: impl Iterator<Item = u32>, nth: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::testing::{Failure, MemoryStore, Operation};
 
     #[test]
     fn the_nth_free_number_is_found_among_those_that_are_taken() {
         assert_eq!(nth_free([].into_iter(), 3), 3);
         let free = |nth| nth_free([0, 1, 4, 6].into_iter(), nth);
         assert_eq!([free(0), free(1), free(2), free(3)], [2, 3, 5, 7]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_lease_that_is_lost_while_the_writer_is_looked_for_is_not_returned() {
+        let ttl = Duration::from_millis(300);
+        let leases = Leases::builder(MemoryStore::new()).ttl(ttl).build().unwrap();
+        leases.store().faults().script(Operation::Look, [Failure::Slow(ttl + ttl / 3)]);
+        leases.store().faults().script(Operation::Renew, [Failure::Refused; 20]);
+        let lease = leases.rw("k").read().acquire().await.unwrap();
+        assert!(lease.is_trusted());
+        // A single attempt does not return a lost one either.
+        leases.store().faults().heal();
+        leases.store().faults().script(Operation::Look, [Failure::Slow(ttl + ttl / 3)]);
+        leases.store().faults().script(Operation::Renew, [Failure::Refused; 20]);
+        assert!(leases.rw("k").read().try_acquire().await.is_err_and(|err| !err.is_contended()));
     }
 }

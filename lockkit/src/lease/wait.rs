@@ -12,7 +12,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::{
     error::Result,
     key::Key,
-    lease::{kept::Wants, lines::Lines},
+    lease::{
+        kept::Wants,
+        lines::{Lines, Seat},
+    },
     policy::{Backoff, half_jitter},
 };
 
@@ -46,13 +49,20 @@ pub(crate) enum Waited<T, H> {
     Done(T),
     /// A holder of this process has handed its lease to the caller.
     Handed(H),
-    /// Another holder had the lease when the deadline passed.
+    /// The deadline passed.
+    Refused(Refused),
+}
+
+/// What was known of the lease when the deadline passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Another holder had the lease.
     Held,
-    /// The deadline passed before the store answered.
+    /// The store had not answered.
     NoAnswer,
-    /// The deadline passed before this caller reached the head of the queue: other callers of this process were before
-    /// it.
-    NoTurn,
+    /// This caller had not reached the head of the queue: other callers of this process were before it. `answered`: the
+    /// store had answered one of those in the meantime.
+    NoTurn { answered: bool },
 }
 
 /// Completes when a store reports that a lease was released.
@@ -93,7 +103,7 @@ impl<H> Lines<H> {
         match timeout_at(deadline, seat.first_or_handed()).await {
             Ok(None) => {}
             Ok(Some(handed)) => return Ok(Waited::Handed(handed)),
-            Err(_) => return Ok(seat.take().map_or(Waited::NoTurn, Waited::Handed)),
+            Err(_) => return Ok(seat.handed_or(Refused::NoTurn { answered: seat.is_answered() })),
         }
         // Boxed, because only the first of the queue needs it.
         Box::pin(async move {
@@ -101,7 +111,7 @@ impl<H> Lines<H> {
             let mut told: Vec<Freed<'k>> = Vec::new();
             let (mut pauses, mut locked_pauses) = (PAUSES.ceilings(), PAUSES.ceilings());
             let mut likely_free = true;
-            let mut without = Waited::NoAnswer;
+            let mut without = Refused::NoAnswer;
             let mut limit = deadline.max(Instant::now() + FIRST_ANSWER);
             let mut asked_at = Instant::now();
             loop {
@@ -125,14 +135,15 @@ impl<H> Lines<H> {
                         asked = timeout_at(limit, ask(likely_free)) => asked,
                     };
                     let Ok(turn) = asked else {
-                        return Ok(seat.take().map_or(without, Waited::Handed));
+                        return Ok(seat.handed_or(without));
                     };
                     asked_at = Instant::now();
                     (turn?, false)
                 };
                 limit = deadline;
                 if !matches!(turn, Turn::Silent) {
-                    without = Waited::Held;
+                    without = Refused::Held;
+                    line.answered();
                 }
                 let (ahead, pause) = match turn {
                     Turn::Done(taken) => return Ok(Waited::Done(taken)),
@@ -149,7 +160,7 @@ impl<H> Lines<H> {
                     Turn::Silent => (0, PAUSES.base),
                 };
                 if Instant::now() >= deadline {
-                    return Ok(seat.take().map_or(without, Waited::Handed));
+                    return Ok(seat.handed_or(without));
                 }
                 if told.is_empty() && !is_here {
                     told = keys.iter().map(&freed_in_store).collect();
@@ -175,6 +186,13 @@ impl<H> Lines<H> {
             }
         })
         .await
+    }
+}
+
+impl<H> Seat<H> {
+    /// The lease that was handed to this caller, or else the end of its wait.
+    fn handed_or<T>(&self, refused: Refused) -> Waited<T, H> {
+        self.take().map_or(Waited::Refused(refused), Waited::Handed)
     }
 }
 
@@ -299,11 +317,11 @@ mod tests {
     async fn waiting_ends_at_the_deadline_and_asks_at_least_once() {
         let (lines, started) = (Lines::default(), Instant::now());
         let held = |_| async { Ok(Turn::<()>::Held { free_in: None }) };
-        assert_eq!(wait(&lines, started + Duration::from_secs(2), held).await, Waited::Held);
+        assert_eq!(wait(&lines, started + Duration::from_secs(2), held).await, Waited::Refused(Refused::Held));
         assert_eq!(started.elapsed(), Duration::from_secs(2));
         let free = |_| async { Ok(Turn::Done(1)) };
         assert_eq!(wait(&lines, Instant::now(), free).await, Waited::Done(1));
         let silent = |_| std::future::pending::<Result<Turn<()>>>();
-        assert_eq!(wait(&lines, Instant::now(), silent).await, Waited::NoAnswer);
+        assert_eq!(wait(&lines, Instant::now(), silent).await, Waited::Refused(Refused::NoAnswer));
     }
 }

@@ -249,8 +249,9 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
                 continue;
             }
             Ok(Acquired::Held { free_in }) => free_in,
-            Err(err) if DB::fault(&err).is_of_the_moment() => None,
-            Err(err) => return Err(err),
+            // Of the whole database, the caller says what it means.
+            Err(err) if !DB::fault(&err).is_of_the_moment() || !DB::IS_REMOTE && grants.is_empty() => return Err(err),
+            Err(_) => None,
         };
         lease_give_back::<DB>(conn, &claims[..grants.len()]).await?;
         return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });

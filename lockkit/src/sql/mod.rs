@@ -15,6 +15,7 @@ pub(crate) mod holder;
 pub(crate) mod ident;
 mod lease;
 mod listen;
+mod locked;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub(crate) mod named;

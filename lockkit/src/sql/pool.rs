@@ -22,6 +22,7 @@ use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
     scope::Realm,
     sql::lease::{LastClaims, lease_sweep},
+    sql::locked::{database_locked, read, unless_held, unless_locked},
     task::no_answer,
 };
 
@@ -302,14 +303,6 @@ fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Replaces an error that another transaction caused, such as a lock wait or a rollback, by `otherwise`.
-pub(super) fn unless_locked<T>(result: Result<T>, otherwise: T) -> Result<T> {
-    match result {
-        Err(Error::Database { fault, .. }) if fault.is_of_the_moment() => Ok(otherwise),
-        result => result,
-    }
-}
-
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
         let last = LastClaims::through(address(self));
@@ -319,7 +312,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
                 tried!(tries, DB::lease_acquire(conn, claim, &last))
             })
         );
-        unless_locked(answer, Acquired::Held { free_in: None })
+        unless_held::<DB, _>(answer, &claim.key, Acquired::Held { free_in: None })
     }
 
     async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
@@ -330,14 +323,14 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
                 DB::lease_acquire_all(conn, claims).await
             })
         );
-        unless_locked(answer, AcquiredAll::Held { key: first.key.clone(), free_in: None })
+        unless_held::<DB, _>(answer, &first.key, AcquiredAll::Held { key: first.key.clone(), free_in: None })
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        on_living_connection!(
+        read!(on_living_connection!(
             self,
             call(self, PING_LIMIT, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await)
-        )
+        ))
     }
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
@@ -383,10 +376,10 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        on_living_connection!(
+        read!(on_living_connection!(
             self,
             call(self, PING_LIMIT, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await)
-        )
+        ))
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
@@ -399,7 +392,9 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     }
 
     async fn unanswered(&self) -> Option<Error> {
-        starved(self).await
+        let starved = starved(self).await;
+        // A database in this process always answers, unless a writer has it locked.
+        starved.or_else(|| (!DB::IS_REMOTE).then(|| database_locked(None, None)))
     }
 
     fn profile(&self) -> Profile {

@@ -16,7 +16,8 @@ use crate::{
     lease::store::{Acquired, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
     sql::{
         ident::TableName,
-        pool::{PING_LIMIT, call, is_of_ended_runtime, on_living_connection, ping_limit, tried, unless_locked, write},
+        locked::{unless_held, unless_locked},
+        pool::{PING_LIMIT, call, is_of_ended_runtime, on_living_connection, ping_limit, tried, write},
         shedlock::ops::{Columns, Place, Row, ShedLockOps},
         starved,
     },
@@ -194,7 +195,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
                 }
             )
         );
-        unless_locked(understood(answer), Acquired::Held { free_in: None })
+        unless_held::<DB, _>(understood(answer), &claim.key, Acquired::Held { free_in: None })
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
