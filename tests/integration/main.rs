@@ -35,6 +35,7 @@ mod qualified;
 mod queues;
 mod readme;
 mod reentrant;
+mod refusals;
 mod requests;
 mod returning;
 mod round_trips;
