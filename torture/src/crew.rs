@@ -10,13 +10,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::broadcast;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock;
 use crate::event::{Event, Kind, Order, Said, What};
+use crate::history::Panic;
 
 /// How long the workers may take to end after they were told to.
 const END: Duration = Duration::from_secs(8);
@@ -31,6 +32,8 @@ pub(crate) struct Recipe {
     pub(crate) pool: u32,
     pub(crate) own: u32,
     pub(crate) kinds: Vec<Kind>,
+    /// Whether the workers drop operations at any moment.
+    pub(crate) drops: bool,
 }
 
 pub(crate) struct Crew {
@@ -61,12 +64,13 @@ struct Worker {
 /// All that was said, and who holds what.
 struct Log {
     events: RefCell<Vec<Event>>,
+    panics: RefCell<Vec<Panic>>,
     news: broadcast::Sender<Event>,
 }
 
 impl Crew {
     pub(crate) fn new(recipe: Recipe) -> Self {
-        let log = Log { events: RefCell::default(), news: broadcast::Sender::new(4_096) };
+        let log = Log { events: RefCell::default(), panics: RefCell::default(), news: broadcast::Sender::new(4_096) };
         Self { recipe, log: Rc::new(log), workers: BTreeMap::new(), lives: BTreeMap::new(), next: 1 }
     }
 
@@ -74,7 +78,7 @@ impl Crew {
     pub(crate) async fn add(&mut self) -> Result<u32> {
         let id = self.next;
         self.next += 1;
-        let Recipe { server, urls, ttl, pool, own, kinds } = &self.recipe;
+        let Recipe { server, urls, ttl, pool, own, kinds, drops } = &self.recipe;
         let url = &urls[id as usize % urls.len()];
         // It dies with the conductor, also while it is stopped.
         let mut child = Command::new("setpriv")
@@ -84,13 +88,16 @@ impl Crew {
             .args(["--ttl-ms", &ttl.as_millis().to_string()])
             .args(["--pool", &pool.to_string(), "--own", &own.to_string()])
             .args(["--kinds", &serde_json::to_string(kinds)?])
+            .args(drops.then_some("--drops"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
         let orders = child.stdin.take().context("a worker has an input")?;
         let mut said = BufReader::new(child.stdout.take().context("a worker has an output")?);
+        let errors = BufReader::new(child.stderr.take().context("a worker has an output for errors")?);
+        spawn_local(note_panics(errors, Rc::clone(&self.log), id));
         let mut ready = String::new();
         said.read_line(&mut ready).await?;
         let Said::Ready = serde_json::from_str(&ready).context("a worker did not start")? else {
@@ -146,7 +153,8 @@ impl Crew {
     /// Lets a worker abort during its next commit under a lease; whether it did within the time.
     pub(crate) async fn abort_in_commit(&mut self, id: u32, within: Duration) -> Result<bool> {
         let Some(worker) = self.workers.get_mut(&id) else { return Ok(false) };
-        worker.tell(Order::AbortInCommit).await?;
+        // One that was ordered to before may have aborted since.
+        let _ = worker.tell(Order::AbortInCommit).await;
         if timeout(within, worker.child.wait()).await.is_err() {
             return Ok(false);
         }
@@ -183,6 +191,11 @@ impl Crew {
         events
     }
 
+    /// The panics of all workers so far.
+    pub(crate) fn panics(&self) -> Vec<Panic> {
+        self.log.panics.borrow().clone()
+    }
+
     fn pid(&self, id: u32) -> Option<Pid> {
         let id = self.workers.get(&id)?.child.id()?;
         Pid::from_raw(i32::try_from(id).ok()?)
@@ -205,6 +218,19 @@ impl Worker {
         let mut line = serde_json::to_string(&order)?;
         line.push('\n');
         Ok(self.orders.write_all(line.as_bytes()).await?)
+    }
+}
+
+/// Reads what a worker writes to stderr. A panic is two lines: where, and what.
+async fn note_panics(errors: BufReader<ChildStderr>, log: Rc<Log>, worker: u32) {
+    let mut lines = errors.lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if !line.contains("panicked at") {
+            continue;
+        }
+        let at = clock::now();
+        let message = lines.next_line().await.ok().flatten().unwrap_or_default();
+        log.panics.borrow_mut().push(Panic { worker, at, text: format!("{line} {message}") });
     }
 }
 

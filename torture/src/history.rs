@@ -38,6 +38,14 @@ pub(crate) struct Balance {
     pub(crate) cents: i64,
 }
 
+/// A panic in a worker, of any of its tasks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Panic {
+    pub(crate) worker: u32,
+    pub(crate) at: u64,
+    pub(crate) text: String,
+}
+
 /// All that the oracles look at.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
@@ -47,6 +55,7 @@ pub(crate) struct History {
     /// What is left in the stock; `None` if it could not be asked.
     pub(crate) stock_left: Option<u64>,
     pub(crate) lives: BTreeMap<u32, Life>,
+    pub(crate) panics: Vec<Panic>,
     /// What is still locked after the last worker's end and a ttl, a line each.
     pub(crate) left_locked: Vec<String>,
     /// From the heal to the end of the lane, where the lane has a time to heal.

@@ -128,6 +128,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         pool: 6,
         own: 2,
         kinds: Kind::ALL.to_vec(),
+        drops: false,
     };
     if S::HAS_SERVER {
         fault.adapt(&mut recipe);
@@ -175,6 +176,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
     let mut history = History {
         sections: sections(&events, &crew.lives),
         lives: std::mem::take(&mut crew.lives),
+        panics: crew.panics(),
         healing: is_healing.then_some((healed, ended)),
         ttl: u64::try_from(ttl.as_nanos())?,
         ended,

@@ -71,7 +71,7 @@ pub(crate) struct LongArgs {
 /// A fault, how many seconds it lasts, and how many there are to heal.
 type Turn = (Fault, f64, f64);
 
-const QUICK: [Turn; 7] = [
+const QUICK: [Turn; 8] = [
     (Fault::Stop, 6.0, 0.0),
     (Fault::Kill, 5.0, 0.0),
     (Fault::LostCommits, 4.0, 0.0),
@@ -79,6 +79,7 @@ const QUICK: [Turn; 7] = [
     (Fault::Restart, 4.0, 4.0),
     (Fault::Terminate, 4.0, 0.0),
     (Fault::Abort, 4.0, 0.0),
+    (Fault::Drop, 4.0, 0.0),
 ];
 
 /// As the command line names it.

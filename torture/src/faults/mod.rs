@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     Stop,
     /// A holder aborts while its commit is on its way.
     Abort,
+    /// Every other operation is dropped at some moment, as `tokio::select!`, a timeout or an abort drops it.
+    Drop,
     /// The answer to a COMMIT is lost: the connection is reset, or silent for longer than a ttl.
     LostCommits,
     /// Packets vanish in both directions; the connections of before stay silent for ever.
@@ -89,10 +91,10 @@ impl Fault {
     /// Why it cannot be injected here.
     pub(crate) fn left_out<S: Rig>(self, on_a_private_server: bool) -> Option<&'static str> {
         use Fault::{
-            Abort, Clock, Connections, DiskFull, Freeze, Isolation, Kill, None as Nothing, PgBouncer, PoolOfOne,
+            Abort, Clock, Connections, DiskFull, Drop, Freeze, Isolation, Kill, None as Nothing, PgBouncer, PoolOfOne,
             PoolOfTwo, Promote, PromoteSync, ReadOnly, Restart, Steal, Stop, Sweep, Timeouts,
         };
-        let of_processes = matches!(self, Nothing | Kill | Stop | Abort | Steal | Sweep | PoolOfOne | PoolOfTwo);
+        let of_processes = matches!(self, Nothing | Kill | Stop | Abort | Drop | Steal | Sweep | PoolOfOne | PoolOfTwo);
         if !S::HAS_SERVER && !of_processes {
             return Some("there is no server");
         }
@@ -146,6 +148,7 @@ impl Fault {
     /// How the workers differ.
     pub(crate) fn adapt(self, recipe: &mut Recipe) {
         match self {
+            Self::Drop => recipe.drops = true,
             Self::PoolOfOne => (recipe.pool, recipe.own) = (1, 0),
             Self::PoolOfTwo => (recipe.pool, recipe.own) = (2, 0),
             // What a session lock says of it is its own test.
@@ -157,8 +160,8 @@ impl Fault {
     /// What nobody can promise under it.
     pub(crate) fn excuses<S: Rig>(self) -> Excuses {
         use Fault::{
-            Abort, Clock, Freeze, Isolation, Kill, None as Nothing, PoolOfOne, PoolOfTwo, Promote, PromoteSync, Slow,
-            Steal, Stop, Sweep,
+            Abort, Clock, Drop, Freeze, Isolation, Kill, None as Nothing, PoolOfOne, PoolOfTwo, Promote, PromoteSync,
+            Slow, Steal, Stop, Sweep,
         };
         let beliefs = match self {
             Steal => Some("an operator took the lease by force"),
@@ -168,7 +171,7 @@ impl Fault {
         };
         let missing = (self == Promote).then_some("an asynchronous replica had not heard of it");
         let keeps_sessions =
-            [Nothing, Kill, Stop, Abort, Freeze, Steal, Sweep, Isolation, PoolOfOne, PoolOfTwo, Slow, Clock];
+            [Nothing, Kill, Stop, Abort, Drop, Freeze, Steal, Sweep, Isolation, PoolOfOne, PoolOfTwo, Slow, Clock];
         let sessions =
             (!keeps_sessions.contains(&self)).then_some("a session lock ends with its connection, unheard at first");
         // Their locks are those of one node.
@@ -178,7 +181,7 @@ impl Fault {
 
     /// Whether the network and server are well at the end, so that every process must work again.
     pub(crate) fn heals(self) -> bool {
-        !matches!(self, Self::Timeouts | Self::PoolOfOne | Self::PoolOfTwo)
+        !matches!(self, Self::Drop | Self::Timeouts | Self::PoolOfOne | Self::PoolOfTwo)
     }
 }
 
@@ -212,6 +215,7 @@ impl Stage<'_> {
         let end = Instant::now() + lasts;
         match fault {
             Fault::None
+            | Fault::Drop
             | Fault::Isolation
             | Fault::Timeouts
             | Fault::PoolOfOne

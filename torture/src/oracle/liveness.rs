@@ -11,6 +11,7 @@ pub(super) const LEFT: &str = "still locked";
 pub(super) const RECOVERY: &str = "never recovered";
 pub(super) const HUNG: &str = "hung";
 pub(super) const TAKE_OVER: &str = "never taken over";
+pub(super) const PANICKED: &str = "panicked";
 
 /// How long after a ttl a dead holder's key may stay taken on a busy machine.
 const PATIENCE: u64 = 5 * SECOND;
@@ -60,6 +61,14 @@ pub(super) fn never_taken_over(history: &History) -> Vec<Violation> {
         }
     }
     found
+}
+
+/// A panic of any task, though Tokio hides it: with `panic = "abort"` it ends the process.
+pub(super) fn panicked(history: &History) -> Vec<Violation> {
+    let panics = history.panics.iter();
+    panics
+        .map(|it| Violation::new(PANICKED, Kind::Lease, it.at, format!("worker {}: {}", it.worker, it.text)))
+        .collect()
 }
 
 /// A process that did not end when it was told to, though every operation of its has a limit.
@@ -147,6 +156,7 @@ pub(crate) fn seconds(nanos: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::crew::Life;
+    use crate::history::Panic;
     use crate::oracle::planted::{clean, own_commit};
 
     #[test]
@@ -158,6 +168,16 @@ mod tests {
         history.lives.insert(1, Life { hung: true, ..Life::default() });
         assert_eq!(left_locked(&history).len(), 1);
         assert_eq!(hung(&history).len(), 1);
+    }
+
+    #[test]
+    fn a_panic_of_any_task_is_told() {
+        let mut history = clean();
+        assert_eq!(panicked(&history), []);
+        history.panics.push(Panic { worker: 2, at: 7, text: "panicked at lib.rs:1:2".into() });
+        let found = panicked(&history);
+        assert_eq!((found.len(), found[0].at), (1, 7));
+        assert!(found[0].text.starts_with("worker 2: "), "{found:?}");
     }
 
     #[test]

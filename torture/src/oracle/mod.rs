@@ -64,6 +64,7 @@ pub(crate) fn judge(history: &History, excuses: Excuses) -> Vec<Violation> {
     found.extend(never_recovered(history));
     found.extend(liveness::never_taken_over(history));
     found.extend(liveness::hung(history));
+    found.extend(liveness::panicked(history));
     for violation in &mut found {
         let excuse = match violation.oracle {
             overlap::BELIEFS | ledger::LOST if violation.kind == Kind::Session.name() => excuses.sessions,

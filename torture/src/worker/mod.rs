@@ -29,6 +29,8 @@ use crate::worker::op::{Failure, Op};
 const STATEMENT: Duration = Duration::from_secs(2);
 /// The caller's own limit for one operation, as a web server has one for a request.
 const OPERATION: Duration = Duration::from_secs(5);
+/// After how many microseconds an operation is dropped, at most. An operation takes a few milliseconds.
+const LONGEST_DROPPED: u64 = 12_000;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct WorkerArgs {
@@ -49,6 +51,9 @@ pub(crate) struct WorkerArgs {
     /// The kinds of work, as JSON.
     #[arg(long)]
     pub(crate) kinds: String,
+    /// Drop every other operation at some moment.
+    #[arg(long)]
+    pub(crate) drops: bool,
 }
 
 pub(crate) async fn run(args: WorkerArgs) -> Result<()> {
@@ -70,6 +75,7 @@ struct Worker<S: Rig> {
     sessions: Pool<S::DB>,
     leases: Leases<Pool<S::DB>>,
     aborts_in_commit: AtomicBool,
+    drops: bool,
     finish: watch::Receiver<bool>,
 }
 
@@ -91,6 +97,7 @@ async fn work<S: Rig>(args: WorkerArgs) -> Result<()> {
         sessions: pool(2).connect_lazy_with(options),
         leases: settings.build()?,
         aborts_in_commit: AtomicBool::new(false),
+        drops: args.drops,
         finish,
     });
 
@@ -132,6 +139,7 @@ impl<S: Rig> Worker<S> {
             let result = tokio::select! {
                 result = &mut attempt => result,
                 () = finished(&mut finish, &op) => Err(Failure::of_the_caller("it was told to finish")),
+                () = dropped(self.drops) => Err(Failure::of_the_caller("it was dropped")),
                 () = sleep(OPERATION) => Err(Failure::of_the_caller("its own limit was reached")),
             };
             // The belief ends before what it is about is dropped.
@@ -182,6 +190,14 @@ impl<S: Rig> Worker<S> {
         drop(conn.detach());
         Err(Failure::of_the_caller("a read was not answered in time"))
     }
+}
+
+/// Resolves for every other operation, at some moment, if operations are to be dropped.
+async fn dropped(drops: bool) {
+    if !drops || fastrand::bool() {
+        return std::future::pending().await;
+    }
+    sleep(Duration::from_micros(fastrand::u64(0..LONGEST_DROPPED))).await;
 }
 
 /// Resolves when the operation is to be dropped: at the end, unless its commit is on its way.
