@@ -56,6 +56,10 @@ pub trait Driver: Database {
     /// Whether `begin` changes settings of the session. If so, `restore_session` must run after the transaction.
     const CHANGES_SESSION: bool;
 
+    /// Whether a connection can be used after the future of one of its statements was dropped: whether the driver then skips the
+    /// rest of the answer.
+    const KEEPS_STEP: bool = true;
+
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 
@@ -130,6 +134,30 @@ pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
     fn is_begun(&self) -> bool {
         false
     }
+
+    /// The connection, for statements of lockkit, which call [`heard`](Self::heard) when all of them were answered. A
+    /// [`Tx`](crate::Tx) notes a statement without an answer.
+    #[doc(hidden)]
+    fn ask(&mut self) -> &mut DB::Connection {
+        self.as_connection()
+    }
+
+    /// Every statement since [`ask`](Self::ask) was answered.
+    #[doc(hidden)]
+    fn heard(&mut self) {}
+}
+
+/// Notes that the statements since [`ask`](AsConnection::ask) were answered, unless this is the result of none being.
+pub(crate) fn heard<DB: Dialect, T>(conn: &mut impl AsConnection<DB>, result: Result<T, Error>) -> Result<T, Error> {
+    if result.as_ref().err().is_none_or(is_answered) {
+        conn.heard();
+    }
+    result
+}
+
+/// Whether this is the server's answer. Otherwise the last statement may still be on its way.
+pub(crate) fn is_answered(err: &Error) -> bool {
+    !matches!(err, Error::Database { fault: Fault::Unavailable, .. } | Error::OutcomeUnknown { .. })
 }
 
 impl<DB: Dialect> sealed::Sealed for Transaction<'_, DB> {}

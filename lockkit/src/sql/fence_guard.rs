@@ -13,7 +13,7 @@ use crate::{
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
-        depth, failed_on_own_table,
+        depth, failed_on_own_table, heard,
     },
     task::until,
 };
@@ -74,7 +74,7 @@ pub async fn guard<DB: FenceGuardOps>(
     key: impl Into<Key>,
     fence: Fence,
 ) -> Result<()> {
-    guard_key::<DB>(conn.as_connection(), &domain.into(), &key.into(), fence).await
+    guard_on::<DB>(conn, &domain.into(), &key.into(), fence).await
 }
 
 /// Deletes what the guard knows of a domain, and returns of how many keys. For operators, when a store was set up anew and its
@@ -142,7 +142,7 @@ impl<S: LeaseStore> Lease<S> {
     pub async fn guard<DB: FenceGuardOps>(&self, conn: &mut impl AsConnection<DB>) -> Result<()> {
         self.visit();
         self.check_trusted()?;
-        let guarded = guard_key::<DB>(conn.as_connection(), self.fence_domain(), self.key(), self.fence()).await;
+        let guarded = guard_on::<DB>(conn, self.fence_domain(), self.key(), self.fence()).await;
         if let Err(Error::Fenced { .. }) = guarded {
             self.kept().lose(LossReason::Stolen);
         }
@@ -182,12 +182,22 @@ impl<S: LeaseStore> MultiLease<S> {
     /// # Cancel safety
     /// The transaction may or may not have locked the rows; roll it back.
     pub async fn guard<DB: FenceGuardOps>(&self, conn: &mut impl AsConnection<DB>) -> Result<()> {
-        let conn = conn.as_connection();
         for lease in self.leases() {
             lease.guard::<DB>(conn).await?;
         }
         Ok(())
     }
+}
+
+async fn guard_on<DB: FenceGuardOps>(
+    conn: &mut impl AsConnection<DB>,
+    domain: &Key,
+    key: &Key,
+    fence: Fence,
+) -> Result<()> {
+    let guarded = guard_key::<DB>(conn.ask(), domain, key, fence).await;
+    // Without an answer it is contended too.
+    if guarded.as_ref().is_err_and(Error::is_contended) { guarded } else { heard(conn, guarded) }
 }
 
 async fn guard_key<DB: FenceGuardOps>(conn: &mut DB::Connection, domain: &Key, key: &Key, fence: Fence) -> Result<()> {

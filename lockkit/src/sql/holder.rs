@@ -10,15 +10,23 @@ use crate::{
     error::Error,
     holder::{Holder, LockHolder},
     key::Key,
-    sql::{Dialect, connection},
+    sql::{
+        AsConnection, Dialect,
+        pool::{PING_LIMIT, call},
+    },
 };
 
 /// Longest time for the server to report the holder.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The holder, as seen on the connection that has waited.
-pub(crate) async fn seen(look: impl Future<Output = sqlx::Result<Option<LockHolder>>>) -> Option<Box<Holder>> {
-    timeout(LIMIT, look).await.ok()?.ok()?.map(|it| Box::new(it.into()))
+pub(crate) async fn seen<DB: Dialect>(
+    conn: &mut impl AsConnection<DB>,
+    look: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<Option<LockHolder>>,
+) -> Option<Box<Holder>> {
+    let seen = timeout(LIMIT, look(conn.ask())).await.ok()?;
+    conn.heard();
+    seen.ok()?.map(|it| Box::new(it.into()))
 }
 
 /// The error of a wait, completed with the holder. A connection of the pool reads it, because the transaction of the
@@ -29,10 +37,7 @@ pub(crate) async fn with_holder<DB: Dialect>(
     look: impl AsyncFnOnce(&mut DB::Connection, &Key) -> sqlx::Result<Option<LockHolder>>,
 ) -> Error {
     let Error::Contended { key, waited, holder: None } = err else { return err };
-    let looking = async {
-        let mut conn = connection(pool, "looking for the holder of", Some(&key)).await.ok()?;
-        look(&mut conn, &key).await.ok()?
-    };
-    let holder = timeout(LIMIT, looking).await.ok().flatten().map(|it| Box::new(it.into()));
+    let looking = call(pool, PING_LIMIT, "looking for the holder of", Some(&key), async |conn| look(conn, &key).await);
+    let holder = timeout(LIMIT, looking).await.ok().and_then(Result::ok).flatten().map(|it| Box::new(it.into()));
     Error::Contended { key, waited, holder }
 }

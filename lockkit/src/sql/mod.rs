@@ -38,7 +38,9 @@ pub(crate) mod version;
 #[cfg(feature = "postgres")]
 pub use self::postgres::behind_pooler;
 pub use dialect::{AsConnection, Dialect};
-pub(crate) use dialect::{Driver, Known, Sessions, counted_depth, depth, in_transaction, sealed, still_in_transaction};
+pub(crate) use dialect::{
+    Driver, Known, Sessions, counted_depth, depth, heard, in_transaction, is_answered, sealed, still_in_transaction,
+};
 pub(crate) use fault::{failed, failed_on_own_table, fault_in_chain};
 pub use fence_guard::FenceGuardOps;
 pub(crate) use fence_guard::FenceGuardStatements;

@@ -14,7 +14,7 @@ use crate::{
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
-        failed, failed_on_own_table, holder, in_transaction, still_in_transaction,
+        failed, failed_on_own_table, heard, holder, in_transaction, still_in_transaction,
     },
     task::until,
 };
@@ -138,11 +138,11 @@ impl NamedLock {
     /// The transaction may or may not have locked the name; roll it back.
     pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
         let is_begun = conn.is_begun();
-        let conn = conn.as_connection();
         let wait = self.wait.unwrap_or_default();
         self.key.check()?;
         wait.check()?;
-        in_transaction::<DB>(conn, is_begun, "named lock", OUTSIDE).await?;
+        let inside = in_transaction::<DB>(conn.ask(), is_begun, "named lock", OUTSIDE).await;
+        heard(conn, inside)?;
         // It has the lock already that stands for all names.
         let wait = if is_begun && DB::ONE_WRITER { Wait::Unbounded } else { wait };
         let started = Instant::now();
@@ -150,16 +150,23 @@ impl NamedLock {
         // The server enforces the bound. The backstop is for the one statement that MySQL cannot bound.
         let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
-            let taken = until(backstop, DB::named_lock(conn, &self.key, self.sharing, wait)).await;
-            let (waited, holder) = match taken {
-                Some(Ok(true)) => return still_in_transaction::<DB>(conn, "named lock", OUTSIDE),
-                Some(Err(err)) if DB::fault(&err) != Fault::Contended => {
-                    return Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err));
-                }
-                Some(_) => (waited(), holder::seen(DB::named_holder(conn, &self.key)).await),
+            let inside = conn.ask();
+            let Some(taken) = until(backstop, DB::named_lock(inside, &self.key, self.sharing, wait)).await else {
                 // The statement has not been answered.
-                None => (waited(), None),
+                return Err(Error::Contended { key: self.key.clone(), waited: waited(), holder: None });
             };
+            let taken = match taken {
+                Ok(true) => still_in_transaction::<DB>(inside, "named lock", OUTSIDE).map(|()| true),
+                Err(err) if DB::fault(&err) != Fault::Contended => {
+                    Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err))
+                }
+                _ => Ok(false),
+            };
+            if heard(conn, taken)? {
+                return Ok(());
+            }
+            let waited = waited();
+            let holder = holder::seen(conn, async |conn| DB::named_holder(conn, &self.key).await).await;
             Err(Error::Contended { key: self.key.clone(), waited, holder })
         };
         observed(Strategy::Named, &self.key, taking).await

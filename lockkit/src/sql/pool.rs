@@ -32,7 +32,7 @@ static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::defa
 
 /// Longest time for an idle connection to prove that it still works. The connection may have died silently, and sqlx
 /// would wait for its answer as long as the caller does.
-pub(super) const PING_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const PING_LIMIT: Duration = Duration::from_secs(1);
 
 /// Longest time to learn what a database is like, at the first use.
 const GREET_LIMIT: Duration = Duration::from_secs(5);
@@ -52,12 +52,21 @@ pub(crate) async fn connection<DB: Dialect>(
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
-    let mut conn = checkout(pool, doing, key).await?;
-    if timeout(GREET_LIMIT, DB::greet(&mut conn, pool)).await.is_err() {
-        drop(conn.detach());
-        return Err(no_answer(doing, key));
+    greeted(checkout(pool, doing, key).await?, pool, doing, key).await.map(|call| call.defuse().conn)
+}
+
+/// Probes the database of a connection. Dropped before the answer, it closes the connection.
+async fn greeted<DB: Dialect>(
+    conn: PoolConnection<DB>,
+    pool: &Pool<DB>,
+    doing: &'static str,
+    key: Option<&Key>,
+) -> Result<Guard<Call<DB>>> {
+    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    match timeout(GREET_LIMIT, DB::greet(&mut call.get_mut().conn, pool)).await {
+        Ok(()) => Ok(call),
+        Err(_) => Err(no_answer(doing, key)),
     }
-    Ok(conn)
 }
 
 /// Gets a connection of the pool.
@@ -104,15 +113,17 @@ pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
         return None;
     }
     let starved = Error::PoolStarved { held, waiting, size };
+    answers(pool).await.then_some(starved)
+}
+
+/// Whether the server answers on a new connection, even if it refuses that.
+pub(super) async fn answers<DB: Dialect>(pool: &Pool<DB>) -> bool {
     if !DB::IS_REMOTE {
-        return Some(starved);
+        return true;
     }
     let options = pool.connect_options();
-    match timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await {
-        // The server answers, even if it refuses another connection.
-        Ok(Ok(_) | Err(sqlx::Error::Database(_))) => Some(starved),
-        Ok(Err(_)) | Err(_) => None,
-    }
+    let connected = timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await;
+    matches!(connected, Ok(Ok(_) | Err(sqlx::Error::Database(_))))
 }
 
 /// A connection with a statement in flight. Dropping it closes the connection: the answer may never come, and until
@@ -145,7 +156,7 @@ impl<DB: Dialect> Hold for Call<DB> {
 }
 
 /// Runs one operation on a connection of the pool.
-pub(super) async fn call<DB: Dialect, T>(
+pub(crate) async fn call<DB: Dialect, T>(
     pool: &Pool<DB>,
     ping_limit: Duration,
     doing: &'static str,
@@ -153,11 +164,7 @@ pub(super) async fn call<DB: Dialect, T>(
     operation: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
 ) -> Result<T> {
     let conn = checked_out(pool, ping_limit, doing, key).await?;
-    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
-    if timeout(GREET_LIMIT, DB::greet(&mut call.get_mut().conn, pool)).await.is_err() {
-        // Dropping the call closes the connection.
-        return Err(no_answer(doing, key));
-    }
+    let mut call = greeted(conn, pool, doing, key).await?;
     let answer = operation(&mut call.get_mut().conn).await;
     let conn = call.defuse().conn;
     match &answer {

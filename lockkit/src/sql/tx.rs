@@ -19,7 +19,8 @@ use crate::{
     observe,
     policy::Wait,
     scope::is_under,
-    sql::{AsConnection, Dialect, check_in, checked_in, connection, counted_depth, depth, failed, sealed},
+    sql::{AsConnection, Dialect, check_in, checked_in, connection, counted_depth, depth, failed, is_answered, sealed},
+    task::no_answer,
 };
 
 /// Time limit of the rollback of a dropped transaction. After it, the connection is closed.
@@ -82,7 +83,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, Wait::within(wait, left)).await;
     match begun {
-        Ok(()) => Ok(Tx(Guard::new(Open { conn: opening.defuse().conn, runtime: Handle::current() }))),
+        Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn)))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
             if DB::is_idle(&mut opening.get_mut().conn).await {
                 // No transaction was begun: the connection can be used again.
@@ -130,7 +131,11 @@ pub(crate) fn refuse_under_own_lock<DB: Dialect>(pool: &Pool<DB>) -> Result<()> 
 /// ```
 ///
 /// Dropping a `Tx` rolls it back in the background. If the rollback takes more than a second, for instance because the connection
-/// is still waiting for a lock, the connection is closed.
+/// is still waiting for a lock, the connection is closed. On MySQL and MariaDB it is closed at once if you have used it, because sqlx
+/// cannot use it any more if the future of a statement was dropped, and a `Tx` cannot know that. [`rollback`](Self::rollback) keeps it.
+///
+/// So on MySQL and MariaDB, drop the `Tx` after you have dropped the future of a statement, as `timeout` does. `commit` and `rollback`
+/// would use the connection, on which sqlx 0.9 may panic.
 pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
 
 impl<DB: Dialect> Tx<DB> {
@@ -146,11 +151,8 @@ impl<DB: Dialect> Tx<DB> {
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
-        // A count of one can only be too high, for a transaction that was rolled back; then the commit fails.
-        if !DB::COMMIT_CHECKS || counted_depth::<DB>(&self) != 1 {
-            self.check_open().await?;
-        }
-        self.commit_open().await
+        let committed = self.commit_checked().await;
+        self.ended(committed)
     }
 
     /// Rolls back.
@@ -161,7 +163,12 @@ impl<DB: Dialect> Tx<DB> {
     /// # Cancel safety
     /// The transaction is rolled back even if this future is dropped.
     pub async fn rollback(mut self) -> Result<()> {
-        let conn = &mut self.0.get_mut().conn;
+        if self.0.has_lost_step() {
+            // Dropped, it is closed, and the database rolls back.
+            return Ok(());
+        }
+        let Open { conn, step, .. } = self.0.get_mut();
+        *step = Step::Asked;
         let rolled_back = if counted_depth::<DB>(conn) > 0 {
             roll_back::<DB>(conn).await
         } else {
@@ -175,6 +182,37 @@ impl<DB: Dialect> Tx<DB> {
 }
 
 impl<DB: Dialect> Tx<DB> {
+    /// Commits. The transaction is over if this succeeds.
+    async fn commit_checked(&mut self) -> Result<()> {
+        // A count of one can only be too high, for a transaction that was rolled back; then the commit fails.
+        if !DB::COMMIT_CHECKS || counted_depth::<DB>(self) != 1 {
+            self.check_open().await?;
+        }
+        self.send_commit().await
+    }
+
+    async fn send_commit(&mut self) -> Result<()> {
+        let _sent = CommitSent::now();
+        DB::commit(self).await.map_err(commit_failed::<DB>)
+    }
+
+    /// The caller has ended the transaction, with this answer.
+    fn ended(mut self, committed: Result<()>) -> Result<()> {
+        match committed {
+            Ok(()) => {
+                self.0.defuse().give_back();
+                observe::committed();
+                Ok(())
+            }
+            Err(err) => {
+                if is_answered(&err) {
+                    self.0.get_mut().step = Step::In;
+                }
+                Err(err)
+            }
+        }
+    }
+
     /// Rolls back after another failure, which is the error that the caller reports. If the rollback fails, the database rolls back
     /// when the connection ends.
     pub(crate) async fn undo(self) {
@@ -228,7 +266,9 @@ impl<DB: Dialect> Deref for Tx<DB> {
 
 impl<DB: Dialect> DerefMut for Tx<DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
-        &mut self.0.get_mut().conn
+        let Open { conn, step, .. } = self.0.get_mut();
+        *step = (*step).max(Step::Lent);
+        conn
     }
 }
 
@@ -241,6 +281,18 @@ impl<DB: Dialect> AsConnection<DB> for Tx<DB> {
 
     fn is_begun(&self) -> bool {
         true
+    }
+
+    fn ask(&mut self) -> &mut DB::Connection {
+        let open = self.0.get_mut();
+        open.before = open.step;
+        open.step = Step::Asked;
+        &mut open.conn
+    }
+
+    fn heard(&mut self) {
+        let open = self.0.get_mut();
+        open.step = open.before;
     }
 }
 
@@ -277,16 +329,16 @@ impl<DB: Dialect> EndTx<DB> for Tx<DB> {
     }
 
     async fn check_open(&mut self) -> Result<()> {
+        if self.0.has_lost_step() {
+            return Err(no_answer("committing", None));
+        }
         check_depth::<DB>(self).await?;
         DB::check_begun(self).await.map_err(check_failed::<DB>)
     }
 
     async fn commit_open(mut self) -> Result<()> {
-        let _sent = CommitSent::now();
-        DB::commit(&mut self).await.map_err(commit_failed::<DB>)?;
-        self.0.defuse().give_back();
-        observe::committed();
-        Ok(())
+        let sent = self.send_commit().await;
+        self.ended(sent)
     }
 
     async fn roll_back(self) -> Result<()> {
@@ -338,17 +390,40 @@ impl<DB: Database> Hold for Unsettled<DB> {
 /// A connection inside a transaction.
 struct Open<DB: Dialect> {
     conn: PoolConnection<DB>,
+    step: Step,
+    /// The step before the statements of lockkit that are running.
+    before: Step,
     /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
 }
 
+/// What is known of the statements on a connection. Only matters where the driver does not [keep step](crate::sql::Driver::KEEPS_STEP).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    /// All of them were answered.
+    In,
+    /// The caller has had the connection, and may have dropped the future of a statement.
+    Lent,
+    /// A statement of lockkit is running, or was dropped.
+    Asked,
+}
+
 impl<DB: Dialect> Open<DB> {
+    fn new(conn: PoolConnection<DB>) -> Self {
+        Self { conn, step: Step::In, before: Step::In, runtime: Handle::current() }
+    }
+
+    /// Whether nothing can be said on the connection any more.
+    fn has_lost_step(&self) -> bool {
+        !DB::KEEPS_STEP && self.step == Step::Asked
+    }
+
     /// Restores the settings that `begin` changed, then returns the connection to its pool. The transaction has ended.
     fn give_back(self) {
         if !DB::CHANGES_SESSION {
             return check_in::<DB>(self.conn);
         }
-        let Self { conn, runtime } = self;
+        let Self { conn, runtime, .. } = self;
         // Also closed if the runtime ends before the task.
         let mut restoring = Guard::new(Unsettled { conn, runtime: runtime.clone() });
         runtime.spawn(async move {
@@ -362,8 +437,11 @@ impl<DB: Dialect> Open<DB> {
 
 impl<DB: Dialect> Hold for Open<DB> {
     fn abandon(self) {
-        let Self { conn, runtime } = self;
+        let Self { conn, step, before: _, runtime } = self;
         let _inside = runtime.enter();
+        if !DB::KEEPS_STEP && step != Step::In {
+            return close(conn);
+        }
         // Also closed if the runtime ends before the task.
         let mut ending = Guard::new(Unsettled { conn, runtime: runtime.clone() });
         runtime.spawn(async move {

@@ -3,6 +3,7 @@
 //! `tests/source` fails when a public function that returns a future is not the first argument of a call of
 //! [`Bench::drop_everywhere`] or [`Bench::drop_blocked`] here.
 
+mod amid_statements;
 mod attribute;
 mod leases;
 mod sessions;
@@ -13,13 +14,16 @@ mod versions;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::panic;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, Once};
 use std::time::Duration;
 
 use lockkit::testing::drop_at_every_await_of;
 use lockkit::{Error, Lease, LeaseRequest, Leases, MultiLease};
 use sqlx::Pool;
 use support::{Backend, Server, TestDb};
+use tokio::runtime::{self, Handle};
 
 /// The connections of the pool under test.
 const CONNECTIONS: u32 = 3;
@@ -31,6 +35,32 @@ const PATIENCE: Duration = Duration::from_secs(20);
 static FUTURES: AtomicU32 = AtomicU32::new(0);
 
 static POINTS: AtomicU32 = AtomicU32::new(0);
+
+/// The panics of this process, each with the runtime of its test. Tokio hides those of background tasks, and
+/// `panic = "abort"` ends the process for one.
+static PANICS: Mutex<Vec<(runtime::Id, String)>> = Mutex::new(Vec::new());
+
+/// Notes every panic from now on.
+fn note_panics() {
+    static HOOK: Once = Once::new();
+
+    HOOK.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if let Ok(runtime) = Handle::try_current() {
+                PANICS.lock().expect("not poisoned").push((runtime.id(), info.to_string()));
+            }
+            before(info);
+        }));
+    });
+}
+
+/// The panics of this test's background tasks so far.
+fn panics() -> Vec<String> {
+    let here = Handle::current().id();
+    let panics = PANICS.lock().expect("not poisoned");
+    panics.iter().filter(|(runtime, _)| *runtime == here).map(|(_, panic)| panic.clone()).collect()
+}
 
 /// What is dropped: a public function, or another piece of code by a description, and in which case.
 struct Tested {
@@ -72,6 +102,7 @@ type MadeAll<S> = MultiLease<Pool<<S as Server>::DB>>;
 
 impl<S: Backend> Bench<S> {
     async fn new(db: TestDb<S>) -> Self {
+        note_panics();
         db.execute(
             "CREATE TABLE item (id BIGINT NOT NULL PRIMARY KEY, stock BIGINT NOT NULL, version BIGINT NOT NULL)",
         )
@@ -140,6 +171,7 @@ impl<S: Backend> Bench<S> {
         }
         let drops = dropping.then(look).checking(&self.pool).await;
         assert_eq!(drops.completed, completes, "{name} on {}", S::NAME);
+        assert_eq!(panics(), Vec::<String>::new(), "{name} on {}", S::NAME);
         let futures = FUTURES.fetch_add(1, Ordering::Relaxed) + 1;
         let points = POINTS.fetch_add(drops.points, Ordering::Relaxed) + drops.points;
         let (here, on) = (drops.points, S::NAME);

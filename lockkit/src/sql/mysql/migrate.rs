@@ -5,19 +5,22 @@ use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, migrate::
 use super::MIGRATIONS;
 use crate::{
     error::Error,
+    guard::Guard,
     sql::{
-        Driver,
+        Driver, check_in,
         history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
+        tx::Unsettled,
     },
 };
 
 pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     let migrator = migrator(MIGRATIONS);
-    let mut conn = pool.acquire().await.map_err(failed)?;
-    let applied = history(&mut conn).await;
+    let mut reading = Guard::new(Unsettled::new(pool.acquire().await.map_err(failed)?));
+    let conn = &mut *reading.get_mut().conn;
+    let applied = history(conn).await;
     // Read after the history, because another process may be writing both.
-    let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;
-    drop(conn);
+    let are_tables_there = are_tables_there(conn).await.map_err(failed)?;
+    check_in::<MySql>(reading.defuse().conn);
     let schema = schema::<MySql>(&migrator, applied, are_tables_there)?;
     if let Schema::UpToDate = schema {
         return Ok(());

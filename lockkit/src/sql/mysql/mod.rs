@@ -104,6 +104,10 @@ impl ShedLockOps for MySql {}
 impl Driver for MySql {
     const CHANGES_SESSION: bool = true;
 
+    /// sqlx 0.9 reads a packet in two steps, and does not count the packets of a PREPARE. After a dropped future it takes the rest of
+    /// one answer for the next one, and panics.
+    const KEEPS_STEP: bool = false;
+
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),

@@ -17,7 +17,7 @@ use crate::{
     observe::{Strategy, observed},
     policy::Wait,
     sql::{
-        AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, failed, holder,
+        Access, AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, failed, heard, holder,
         ident::{Ident, TableName},
         in_transaction, still_in_transaction,
     },
@@ -328,38 +328,25 @@ impl<DB: RowOps> RowLock<DB> {
         }
         let wait = wait.unwrap_or_default();
         wait.check()?;
-        let is_begun = conn.is_begun();
-        let conn = conn.as_connection();
-        in_transaction::<DB>(conn, is_begun, "row lock", OUTSIDE).await?;
-        // It has the lock already for which the others wait, but for that of a file which was attached since it began.
-        let has_lock = is_begun && DB::ONE_WRITER && table.schema().is_none();
-        let wait = if has_lock { Wait::Unbounded } else { wait };
         if order_by.is_empty() {
             order_by.extend(by.iter().map(|it| it.column.clone()));
         }
         let key = Key::from(table.to_string());
         let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
-        let access = plan::access::<DB>(conn, &query, &values, &key, check).await?;
+        let is_begun = conn.is_begun();
+        // It has the lock already for which the others wait, but for that of a file which was attached since it began.
+        let has_lock = is_begun && DB::ONE_WRITER && query.table.schema().is_none();
+        let query = RowQuery { wait: if has_lock { Wait::Unbounded } else { wait }, ..query };
+        let access = access(conn.ask(), is_begun, &query, &values, &key, check).await;
+        let access = heard(conn, access)?;
         let started = Instant::now();
         let taking = async {
-            let again = values.clone();
-            let mut locked = DB::row_lock(conn, &query, values, &access).await;
-            if let Err(err) = &locked
-                && DB::row_plan_is_old(err)
-            {
-                plan::forget::<DB>(&query, &again);
-                let access = plan::access::<DB>(conn, &query, &again, &key, check).await?;
-                locked = DB::row_lock(conn, &query, again, &access).await;
-            }
-            let err = match locked {
-                Ok(rows) => return still_in_transaction::<DB>(conn, "row lock", OUTSIDE).map(|()| rows),
-                Err(err) => err,
-            };
-            if DB::fault(&err) != Fault::Contended {
-                return Err(failed::<DB>("locking rows of", Some(&key), err));
+            let locked = locked(conn.ask(), &query, values, &access, &key, check).await;
+            if let Some(rows) = heard(conn, locked)? {
+                return Ok(rows);
             }
             let waited = started.elapsed();
-            let holder = holder::seen(DB::row_holder(conn, &key)).await;
+            let holder = holder::seen(conn, async |conn| DB::row_holder(conn, &key).await).await;
             Err(Error::Contended { key: key.clone(), waited, holder })
         };
         let rows = observed(Strategy::Row, &key, taking).await?;
@@ -375,6 +362,44 @@ impl<DB: RowOps> RowLock<DB> {
         if self.table.is_ok() {
             self.table = Err(err());
         }
+    }
+}
+
+/// The access path of the rows, which lie inside the transaction of the connection.
+async fn access<DB: RowOps>(
+    conn: &mut DB::Connection,
+    is_begun: bool,
+    query: &RowQuery,
+    values: &Values<DB>,
+    key: &Key,
+    check: PlanCheck,
+) -> Result<Access> {
+    in_transaction::<DB>(conn, is_begun, "row lock", OUTSIDE).await?;
+    plan::access::<DB>(conn, query, values, key, check).await
+}
+
+/// Locks the rows. `None` when others hold them to the end of the wait.
+async fn locked<DB: RowOps>(
+    conn: &mut DB::Connection,
+    query: &RowQuery,
+    values: Values<DB>,
+    access: &Access,
+    key: &Key,
+    check: PlanCheck,
+) -> Result<Option<Vec<DB::Row>>> {
+    let again = values.clone();
+    let mut locked = DB::row_lock(conn, query, values, access).await;
+    if let Err(err) = &locked
+        && DB::row_plan_is_old(err)
+    {
+        plan::forget::<DB>(query, &again);
+        let access = plan::access::<DB>(conn, query, &again, key, check).await?;
+        locked = DB::row_lock(conn, query, again, &access).await;
+    }
+    match locked {
+        Ok(rows) => still_in_transaction::<DB>(conn, "row lock", OUTSIDE).map(|()| Some(rows)),
+        Err(err) if DB::fault(&err) == Fault::Contended => Ok(None),
+        Err(err) => Err(failed::<DB>("locking rows of", Some(key), err)),
     }
 }
 

@@ -1,0 +1,88 @@
+//! Connections whose statement had no answer when its future was dropped. sqlx's MySQL driver loses its step there: it takes the
+//! rest of one answer for the next one, and panics.
+
+use std::time::Duration;
+
+use lockkit::{RowLock, Stock};
+use sqlx::Connection;
+use support::{Proxy, Server, TestDb, on_databases};
+use tokio::time::{sleep, timeout};
+
+use super::{note_panics, panics};
+
+/// Long enough for a statement to be sent, and for whatever follows a drop.
+const MOMENT: Duration = Duration::from_millis(300);
+
+/// What is on its way when it is dropped: a text of the statement. The answer to its PREPARE has several packets.
+const STATEMENT: &str = "lockkit_amid";
+
+/// Drops the future with its answer held back, lets the answer through, and returns how many requests followed.
+async fn spoken_after_the_drop<T>(proxy: &Proxy, amid: impl Future<Output = T>) -> u64 {
+    assert!(timeout(MOMENT, amid).await.is_err(), "its answer is held back");
+    let spoken = proxy.round_trips();
+    proxy.pass_replies();
+    sleep(MOMENT).await;
+    proxy.round_trips() - spoken
+}
+
+on_databases! { [mariadb, mysql]
+    async fn a_transaction_that_was_dropped_amid_a_statement_closes_its_connection_and_says_nothing_on_it<S>(db: TestDb<S>) {
+        note_panics();
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
+        // A statement of the caller.
+        proxy.hold_replies_to(STATEMENT);
+        let amid = async {
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            sqlx::query("SELECT 1 AS lockkit_amid, 2 AS b FROM DUAL WHERE 1 = ?").bind(1).fetch_all(&mut *tx).await
+        };
+        assert_eq!(spoken_after_the_drop(&proxy, amid).await, 0, "on the way of a statement");
+
+        // A lock of lockkit's, through the transaction: the caller rolls back by itself.
+        db.execute("CREATE TABLE lockkit_amid (id BIGINT NOT NULL PRIMARY KEY)").await;
+        db.execute("INSERT INTO lockkit_amid VALUES (1)").await;
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        proxy.hold_replies_to(STATEMENT);
+        let locking = RowLock::table("lockkit_amid").by("id", 1_i64);
+        assert!(timeout(MOMENT, locking.lock(&mut tx)).await.is_err(), "its answer is held back");
+        assert_eq!(spoken_after_the_drop(&proxy, async { tx.rollback().await.unwrap(); sleep(MOMENT * 2).await }).await, 0);
+
+        assert_eq!(panics(), Vec::<String>::new());
+        db.assert_nothing_left().await;
+    }
+
+    async fn what_only_reads_closes_its_connection_too_when_it_is_dropped_amid_a_statement<S>(db: TestDb<S>) {
+        note_panics();
+        Stock::new(db.pool.clone(), "k").put(7).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
+        lockkit::begin(&pool).await.unwrap().rollback().await.unwrap();
+        sleep(MOMENT).await;
+        let stock = Stock::new(pool.clone(), "k");
+        proxy.hold_replies_to("lockkit_stock");
+        assert_eq!(spoken_after_the_drop(&proxy, stock.left()).await, 0);
+        assert_eq!(panics(), Vec::<String>::new());
+    }
+
+    // A pool of one shows it: a connection that was closed would have another id.
+    async fn a_transaction_whose_lock_was_refused_keeps_its_connection_when_it_is_dropped<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE item (id BIGINT NOT NULL PRIMARY KEY)").await;
+        db.execute("INSERT INTO item VALUES (1)").await;
+        let row = || RowLock::table("item").by("id", 1_i64).wait(lockkit::Wait::Never);
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        row().lock(&mut holder).await.unwrap();
+
+        let pool = db.pool_of(1).await;
+        let id = async || {
+            let mut conn = pool.acquire().await.unwrap();
+            conn.ping().await.unwrap();
+            S::fetch_i64(&mut conn, "SELECT CONNECTION_ID()").await.unwrap()
+        };
+        let before = id().await;
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        assert!(row().lock(&mut tx).await.unwrap_err().is_contended());
+        drop(tx);
+        assert_eq!(id().await, before);
+        holder.rollback().await.unwrap();
+    }
+}
