@@ -1,12 +1,15 @@
 //! Batches whose answer is lost. Each taker is told what happened.
 
-use lockkit::{Error, Stock};
+use lockkit::{Error, Fault, Stock};
 use sqlx::{Pool, pool::PoolConnection};
 use support::{Backend, Proxy, Server, TestDb, on_every_server};
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 
 use super::{
-    MILLIS, stock,
+    MILLIS, PATIENCE, stock,
     together::{narrow, queued},
 };
 
@@ -126,6 +129,48 @@ on_every_server! {
             let unknown = taker.await.unwrap().unwrap_err();
             assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
         }
+    }
+
+    async fn a_take_from_several_segments_whose_commit_is_not_answered_is_of_unknown_outcome<S>(db: TestDb<S>) {
+        stock(&db).put(40).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let stock = Stock::new(pool, "sku:42").segments(10).wait(MILLIS(2000));
+        // COMMIT alone, not the READ COMMITTED of the BEGIN.
+        proxy.hold_replies_to(if S::NAME == "PostgreSQL" { "COMMIT AND CHAIN" } else { "\u{3}COMMIT" });
+        let unknown = timeout(PATIENCE, stock.take(25)).await.expect("it has a bound").unwrap_err();
+        assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
+        proxy.pass_replies();
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_take_from_several_segments_that_cannot_begin_has_a_bound<S>(db: TestDb<S>) {
+        stock(&db).put(40).await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let stock = Stock::new(pool, "sku:42").segments(10).wait(MILLIS(2000));
+        proxy.hold_replies_to("COMMITTED");
+        let silent = timeout(PATIENCE, stock.take(25)).await.expect("it has a bound").unwrap_err();
+        assert!(matches!(silent, Error::Database { fault: Fault::Unavailable, .. }), "{silent:?}");
+        proxy.pass_replies();
+        db.assert_nothing_left().await;
+        assert_eq!(super::stock(&db).left().await.unwrap(), 40);
+    }
+
+    // It waits for a segment when the server falls silent.
+    async fn a_take_without_an_answer_does_not_say_that_others_hold_a_segment<S>(db: TestDb<S>) {
+        stock(&db).put(40).await.unwrap();
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut holder, "UPDATE lockkit_stock SET quantity = quantity").await.unwrap();
+        let proxy = Proxy::start(&db.url);
+        let pool = narrow::<S>(proxy.url()).await;
+        let stock = Stock::new(pool, "sku:42").segments(10).wait(MILLIS(2000));
+        let taking = tokio::spawn(async move { stock.take(25).await.map(|it| it.amount()) });
+        sleep(MILLIS(800)).await;
+        proxy.stall(true);
+        let silent = timeout(PATIENCE, taking).await.expect("it has a bound").unwrap().unwrap_err();
+        assert!(matches!(silent, Error::Database { fault: Fault::Unavailable, .. }), "{silent:?}");
+        holder.rollback().await.unwrap();
     }
 
     async fn notes_that_were_deleted_are_made_anew_and_old_ones_are_deleted<S>(db: TestDb<S>) {

@@ -4,6 +4,7 @@ use std::{
     cmp::Reverse,
     future::Future,
     ops::{ControlFlow, RangeInclusive},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -13,8 +14,8 @@ use crate::{
     error::{Error, Fault, Result},
     policy::Wait,
     sql::{
-        StockOps, connection, failed_on_own_table,
-        pool::{PING_LIMIT, tried, write},
+        Look, StockOps, failed_on_own_table,
+        pool::{PING_LIMIT, answers, call, tried, write},
         stock::{
             Stock, Taken,
             lane::Lone,
@@ -22,7 +23,7 @@ use crate::{
         },
         tx::{Tx, begin_within},
     },
-    task::{timed_out, until},
+    task::{no_answer, timed_out, until},
 };
 
 /// Where there is one lock for all writers: the shortest time that a take stays in the queue, also if it does not wait.
@@ -46,7 +47,7 @@ impl<DB: StockOps> Stock<DB> {
     pub(super) fn waiting(&self) -> Waiting {
         let started = Instant::now();
         let bound = self.wait.millis().map(|it| started + Duration::from_millis(it));
-        Waiting { started, bound }
+        Waiting { started, bound, unanswered: AtomicBool::new(false) }
     }
 
     /// Takes in one statement, or if that fails, in its own transaction. `lone` ends with the statement.
@@ -54,7 +55,7 @@ impl<DB: StockOps> Stock<DB> {
         &self,
         amount: u64,
         wanted: i64,
-        waiting: Waiting,
+        waiting: &Waiting,
         lone: Option<Lone>,
     ) -> Result<Taken> {
         let first = self.random_segments();
@@ -72,10 +73,7 @@ impl<DB: StockOps> Stock<DB> {
             Ok(ControlFlow::Break(segment)) => return Ok(Taken::from_one(segment, amount)),
             Ok(ControlFlow::Continue(segments)) => segments,
             // On a database with one lock for all writers, the stock may be sold out all the same.
-            Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => {
-                let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
-                DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(waiting, err))?.segments
-            }
+            Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => self.look().await?.segments,
             Err(Error::Database { fault: Fault::Contended, .. }) => return Err(self.contended(waiting)),
             Err(err) => return Err(err),
         };
@@ -90,13 +88,21 @@ impl<DB: StockOps> Stock<DB> {
             let mut tx = self.begin(waiting).await?;
             match self.take_locked(&mut tx, number..=number, amount, waiting).await {
                 // Release the segment's lock before waiting for others: locking it first would violate the lock order.
-                Err(Error::SoldOut { .. }) => tx.rollback().await?,
-                taken => return self.end(tx, taken).await,
+                Err(Error::SoldOut { .. }) => tx.undo().await,
+                taken => return self.end(tx, taken, waiting).await,
             }
         }
         let mut tx = self.begin(waiting).await?;
         let taken = self.gather(&mut tx, amount, waiting).await;
-        self.end(tx, taken).await
+        self.end(tx, taken, waiting).await
+    }
+
+    /// What is left, read on a connection of the pool.
+    pub(super) async fn look(&self) -> Result<Look> {
+        call(&self.pool, PING_LIMIT, DOING, Some(&self.key), async |conn| {
+            answered::<DB, _>(DB::stock_look(conn, &self.key)).await
+        })
+        .await
     }
 
     /// Takes from one unlocked segment, without waiting.
@@ -104,10 +110,10 @@ impl<DB: StockOps> Stock<DB> {
         &self,
         conn: &mut DB::Connection,
         wanted: i64,
-        waiting: Waiting,
+        waiting: &Waiting,
     ) -> Result<Option<u32>> {
         let first = self.random_segments();
-        DB::stock_take_any(conn, &self.key, wanted, first).await.map_err(|err| self.failed(waiting, err))
+        self.answered(waiting, DB::stock_take_any(conn, &self.key, wanted, first)).await
     }
 
     /// The segments to try first.
@@ -116,7 +122,7 @@ impl<DB: StockOps> Stock<DB> {
     }
 
     /// Waits for all segments, and takes from as few as possible.
-    pub(super) async fn gather(&self, conn: &mut DB::Connection, amount: u64, waiting: Waiting) -> Result<Taken> {
+    pub(super) async fn gather(&self, conn: &mut DB::Connection, amount: u64, waiting: &Waiting) -> Result<Taken> {
         // Every operation that moves pieces between segments locks segment 0 first. So no pieces move after this, and
         // the next statement finds all pieces that are left.
         if self.lock(conn, FIRST, waiting).await?.is_empty() {
@@ -131,7 +137,7 @@ impl<DB: StockOps> Stock<DB> {
         conn: &mut DB::Connection,
         segments: RangeInclusive<u32>,
         amount: u64,
-        waiting: Waiting,
+        waiting: &Waiting,
     ) -> Result<Taken> {
         let mut segments = self.lock(conn, segments, waiting).await?;
         let left = sum(&segments);
@@ -151,19 +157,19 @@ impl<DB: StockOps> Stock<DB> {
             parts.push(Segment { number: *number, quantity: part });
         }
         segments.truncate(parts.len());
-        DB::stock_write(conn, &self.key, &segments).await.map_err(|err| self.failed(waiting, err))?;
+        self.answered(waiting, DB::stock_write(conn, &self.key, &segments)).await?;
         Ok(Taken { parts })
     }
 
     /// Spreads the pieces that are left plus `more` evenly over the segments, in its own transaction.
     pub(super) async fn spread(&self, more: u64) -> Result<()> {
-        let waiting = self.waiting();
+        let waiting = &self.waiting();
         let mut tx = self.begin(waiting).await?;
         let spread = self.spread_in(&mut tx, more, waiting).await;
-        self.end(tx, spread).await
+        self.end(tx, spread, waiting).await
     }
 
-    async fn spread_in(&self, conn: &mut DB::Connection, more: u64, waiting: Waiting) -> Result<()> {
+    async fn spread_in(&self, conn: &mut DB::Connection, more: u64, waiting: &Waiting) -> Result<()> {
         // Everything below needs this lock: a statement does not see segments that a concurrent transaction creates.
         if self.lock(conn, FIRST, waiting).await?.is_empty() {
             if more == 0 {
@@ -182,26 +188,35 @@ impl<DB: StockOps> Stock<DB> {
         })?;
         let new: Vec<_> = even(total, self.segments).filter(|it| !old.contains(it)).collect();
         if !new.is_empty() {
-            DB::stock_write(conn, &self.key, &new).await.map_err(|err| self.failed(waiting, err))?;
+            self.answered(waiting, DB::stock_write(conn, &self.key, &new)).await?;
         }
         if last.number >= self.segments {
-            DB::stock_remove(conn, &self.key, self.segments..=last.number)
-                .await
-                .map_err(|err| self.failed(waiting, err))?;
+            self.answered(waiting, DB::stock_remove(conn, &self.key, self.segments..=last.number)).await?;
         }
         Ok(())
     }
 
-    async fn begin(&self, waiting: Waiting) -> Result<Tx<DB>> {
-        begin_within(&self.pool, Some(waiting.left(self.wait)), None).await
+    async fn begin(&self, waiting: &Waiting) -> Result<Tx<DB>> {
+        let wait = waiting.left(self.wait);
+        let acquired = self.pool.options().get_acquire_timeout();
+        // On a database with one lock for all writers, it waits for that too, and bounds the wait by itself.
+        let limit = DB::IS_REMOTE.then(|| Instant::now() + acquired + ANSWER_LIMIT);
+        let begun = until(limit, begin_within(&self.pool, Some(wait), None)).await;
+        begun.unwrap_or_else(|| Err(no_answer(DOING, Some(&self.key))))
     }
 
-    /// Commits if the result is `Ok`, and rolls back otherwise.
-    async fn end<T>(&self, tx: Tx<DB>, result: Result<T>) -> Result<T> {
+    /// Commits if the result is `Ok`, and rolls back otherwise. Without an answer to the COMMIT the outcome is unknown.
+    async fn end<T>(&self, tx: Tx<DB>, result: Result<T>, waiting: &Waiting) -> Result<T> {
         match result {
-            Ok(done) => tx.commit().await.map(|()| done),
+            Ok(done) => {
+                let limit = DB::IS_REMOTE.then(|| Instant::now() + ANSWER_LIMIT);
+                let committed = until(limit, tx.commit()).await;
+                committed.unwrap_or_else(|| Err(Error::OutcomeUnknown { source: timed_out().into() })).map(|()| done)
+            }
             Err(err) => {
-                tx.undo().await;
+                if waiting.is_answered() {
+                    tx.undo().await;
+                }
                 Err(err)
             }
         }
@@ -211,27 +226,42 @@ impl<DB: StockOps> Stock<DB> {
         &self,
         conn: &mut DB::Connection,
         segments: RangeInclusive<u32>,
-        waiting: Waiting,
+        waiting: &Waiting,
     ) -> Result<Vec<Segment>> {
         self.bounded(waiting, DB::stock_lock(conn, &self.key, segments, waiting.left(self.wait))).await
     }
 
     /// Runs a statement that may wait on the server.
-    async fn bounded<T>(&self, waiting: Waiting, work: impl Future<Output = sqlx::Result<T>> + Send) -> Result<T> {
+    async fn bounded<T>(&self, waiting: &Waiting, work: impl Future<Output = sqlx::Result<T>> + Send) -> Result<T> {
         match until(waiting.bound.map(|it| it + BACKSTOP), work).await {
             Some(result) => result.map_err(|err| self.failed(waiting, err)),
-            None => Err(self.contended(waiting)),
+            None => {
+                waiting.unanswered.store(true, Ordering::Relaxed);
+                // The server may apply the bound to each segment, so it may wait for others all the same.
+                Err(if answers(&self.pool).await { self.contended(waiting) } else { no_answer(DOING, Some(&self.key)) })
+            }
         }
     }
 
-    pub(super) fn failed(&self, waiting: Waiting, err: sqlx::Error) -> Error {
-        if DB::fault(&err) == Fault::Contended {
-            return self.contended(waiting);
+    /// Runs a statement that waits for no segment.
+    pub(super) async fn answered<T>(
+        &self,
+        waiting: &Waiting,
+        work: impl Future<Output = sqlx::Result<T>> + Send,
+    ) -> Result<T> {
+        answered::<DB, _>(work).await.map_err(|err| self.failed(waiting, err))
+    }
+
+    pub(super) fn failed(&self, waiting: &Waiting, err: sqlx::Error) -> Error {
+        match DB::fault(&err) {
+            Fault::Contended => return self.contended(waiting),
+            Fault::Unavailable => waiting.unanswered.store(true, Ordering::Relaxed),
+            _ => {}
         }
         failed_on_own_table::<DB>(DOING, Some(&self.key), err)
     }
 
-    fn contended(&self, waiting: Waiting) -> Error {
+    fn contended(&self, waiting: &Waiting) -> Error {
         Error::Contended { key: self.key.clone(), waited: waiting.started.elapsed(), holder: None }
     }
 
@@ -248,20 +278,27 @@ pub(super) async fn answered<DB: StockOps, T>(work: impl Future<Output = sqlx::R
 }
 
 /// Start and deadline of an operation that waits for others.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Waiting {
     started: Instant,
     pub(super) bound: Option<Instant>,
+    /// Whether a statement was not answered.
+    unanswered: AtomicBool,
 }
 
 impl Waiting {
     /// When a take leaves the queue. On a server no batch waits for others.
-    pub(super) fn leaves_queue<DB: StockOps>(self) -> Option<Instant> {
+    pub(super) fn leaves_queue<DB: StockOps>(&self) -> Option<Instant> {
         self.bound.filter(|_| DB::ONE_WRITER).map(|it| it.max(self.started + QUEUE_GRACE))
     }
 
+    /// Whether all statements were answered.
+    pub(super) fn is_answered(&self) -> bool {
+        !self.unanswered.load(Ordering::Relaxed)
+    }
+
     /// The time left of the wait.
-    fn left(self, wait: Wait) -> Wait {
+    fn left(&self, wait: Wait) -> Wait {
         wait.cut(self.bound.map(|it| it.saturating_duration_since(Instant::now())))
     }
 }

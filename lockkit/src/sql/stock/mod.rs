@@ -5,7 +5,7 @@ use std::fmt;
 use sqlx::Pool;
 
 use self::{
-    attempt::{DOING, FIRST},
+    attempt::{DOING, FIRST, Waiting},
     lane::{Answer, Entered, Place},
     segment::{column, sum},
 };
@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Result},
     key::Key,
     policy::{RetryPolicy, Wait},
-    sql::{AsConnection, StockOps, connection, in_transaction, pool::address, tx::refuse_under_own_lock},
+    sql::{AsConnection, StockOps, heard, in_transaction, pool::address, tx::refuse_under_own_lock},
     task::runtime_ended,
 };
 
@@ -144,7 +144,7 @@ impl<DB: StockOps> Stock<DB> {
     /// after the wait; [`Error::InvalidOption`] for zero or more than `i64::MAX`; otherwise as [`put`](Self::put).
     /// After an error nothing was taken, with two exceptions: after [`Error::OutcomeUnknown`], and after an
     /// [`Error::Database`] with a broken connection, the outcome is unknown. A connection without an answer for 10 s
-    /// counts as broken. When the connection breaks during a statement for several calls, each call is told what
+    /// counts as broken; without the answer to a COMMIT for 10 s, the error is `OutcomeUnknown`. When the connection breaks during a statement for several calls, each call is told what
     /// happened; only if the database does not tell within another 10 s, the error is `OutcomeUnknown`.
     ///
     /// # Cancel safety
@@ -156,7 +156,7 @@ impl<DB: StockOps> Stock<DB> {
         let wanted = column(amount)?;
         refuse_under_own_lock(&self.pool)?;
         let place = Place::new(address(&self.pool), self.key.clone());
-        let waiting = self.waiting();
+        let waiting = &self.waiting();
         let (queued, mut lone) = match lane::enter(place, amount, waiting.bound) {
             Entered::Alone(lone) => (None, Some(lone)),
             Entered::Queued(queued) => (Some(queued), None),
@@ -211,12 +211,21 @@ impl<DB: StockOps> Stock<DB> {
     /// # Ok(()) }
     /// ```
     pub async fn take_in(&self, conn: &mut impl AsConnection<DB>, amount: u64) -> Result<Taken> {
-        let is_begun = conn.is_begun();
-        let conn = conn.as_connection();
         self.check()?;
-        let wanted = column(amount)?;
+        let (wanted, is_begun, waiting) = (column(amount)?, conn.is_begun(), self.waiting());
+        let taken = self.take_inside(conn.ask(), is_begun, amount, wanted, &waiting).await;
+        if waiting.is_answered() { heard(conn, taken) } else { taken }
+    }
+
+    async fn take_inside(
+        &self,
+        conn: &mut DB::Connection,
+        is_begun: bool,
+        amount: u64,
+        wanted: i64,
+        waiting: &Waiting,
+    ) -> Result<Taken> {
         in_transaction::<DB>(conn, false, "take_in", "needs a transaction; outside of one use `take`").await?;
-        let waiting = self.waiting();
         if DB::ONE_WRITER && !is_begun {
             // The statement that takes would wait for the write lock as long as the connection's busy timeout.
             self.lock(conn, FIRST, waiting).await?;
@@ -224,7 +233,7 @@ impl<DB: StockOps> Stock<DB> {
         if let Some(number) = self.take_any(conn, wanted, waiting).await? {
             return Ok(Taken::from_one(number, amount));
         }
-        let look = DB::stock_look(conn, &self.key).await.map_err(|err| self.failed(waiting, err))?;
+        let look = self.answered(waiting, DB::stock_look(conn, &self.key)).await?;
         let left = sum(&look.segments);
         if look.is_current && left < amount {
             return Err(self.sold_out(amount, left));
@@ -254,9 +263,7 @@ impl<DB: StockOps> Stock<DB> {
     /// Cancel safe: this only reads.
     pub async fn left(&self) -> Result<u64> {
         self.check()?;
-        let mut conn = connection(&self.pool, DOING, Some(&self.key)).await?;
-        let look = DB::stock_look(&mut conn, &self.key).await.map_err(|err| self.failed(self.waiting(), err))?;
-        Ok(sum(&look.segments))
+        Ok(sum(&self.look().await?.segments))
     }
 
     /// Spreads the pieces that are left evenly over the segments, and removes segments beyond their number.
