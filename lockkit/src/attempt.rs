@@ -1,12 +1,11 @@
 //! What the attempts of a retry share with the statements in them: the turn, and the rows to lock. Knows no database.
 
 use std::{
-    future::Future,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::{task::futures::TaskLocalFuture, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     locking::Locking,
@@ -38,6 +37,8 @@ struct State {
     turn: Option<Turn>,
     /// How long the running attempt has waited for its turn.
     waited: Duration,
+    /// Whether the commit of an attempt was not answered.
+    outcome_unknown: bool,
     /// Whether an attempt has stood back for others.
     stood_back: bool,
     /// Whether it was the running one.
@@ -56,11 +57,6 @@ impl Attempts {
     pub(crate) fn new(deadline: Option<Instant>, then_locks: bool) -> Self {
         let is_nested = RUNNING.try_with(|_| ()).is_ok();
         Self(Arc::new(Shared { is_nested, deadline, then_locks, state: Mutex::default() }))
-    }
-
-    /// Runs an attempt.
-    pub(crate) fn run<F: Future>(&self, attempt: F) -> TaskLocalFuture<Self, F> {
-        RUNNING.scope(self.clone(), attempt)
     }
 
     /// Runs `poll`, which polls an attempt.
@@ -106,6 +102,16 @@ impl Attempts {
         let mut state = self.0.state();
         state.stands_back = false;
         state.locked.clear();
+    }
+
+    /// The attempt was ended while its commit had no answer.
+    pub(crate) fn set_outcome_unknown(&self) {
+        self.0.state().outcome_unknown = true;
+    }
+
+    /// Whether an attempt was ended while its commit had no answer.
+    pub(crate) fn is_outcome_unknown(&self) -> bool {
+        self.0.state().outcome_unknown
     }
 
     /// Whether the running attempt [stands back](stands_back).

@@ -4,7 +4,9 @@
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio::{
@@ -12,7 +14,10 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::{attempt::Attempts, scope::Record};
+use crate::{attempt::Attempts, guard::Commits, scope::Record};
+
+/// How long after its deadline a body may wait for the answer to its commit.
+const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs a body with its locks registered.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
@@ -37,7 +42,8 @@ impl<F: Future> Future for Under<'_, F> {
     }
 }
 
-/// Runs a body until a deadline. Yields `None` if the deadline comes first.
+/// Runs a body until a deadline. Yields `None` if the deadline comes first. A commit that is on its way then is waited for, because
+/// only its answer tells whether the work was done.
 pub(crate) struct Bounded<'a, F> {
     bound: Bound,
     body: Pin<&'a mut F>,
@@ -47,13 +53,19 @@ pub(crate) struct Bounded<'a, F> {
 struct Bound {
     record: Option<Record>,
     attempts: Option<Attempts>,
+    deadline: Option<Deadline>,
+}
+
+struct Deadline {
     /// Unconstrained by tokio's cooperative budget, so that a body that is always ready cannot starve it.
-    deadline: Option<Pin<Box<Unconstrained<Sleep>>>>,
+    sleep: Pin<Box<Unconstrained<Sleep>>>,
+    commits: Arc<Commits>,
+    has_passed: bool,
 }
 
 impl<'a, F> Bounded<'a, F> {
     pub(crate) fn new(record: Option<Record>, deadline: Option<Instant>, body: Pin<&'a mut F>) -> Self {
-        let deadline = deadline.map(|it| Box::pin(unconstrained(sleep_until(it))));
+        let deadline = deadline.map(Deadline::new);
         Self { bound: Bound { record, attempts: None, deadline }, body }
     }
 
@@ -79,14 +91,50 @@ impl Bound {
             Some(record) => record.enter(|| body.poll(context)),
             None => body.poll(context),
         };
+        let poll = || match &self.deadline {
+            Some(deadline) => deadline.commits.enter(poll),
+            None => poll(),
+        };
         let polled = match &self.attempts {
             Some(attempts) => attempts.enter(poll),
             None => poll(),
         };
         match (polled, &mut self.deadline) {
             (Poll::Ready(result), _) => Poll::Ready(Some(result)),
-            (Poll::Pending, Some(deadline)) => deadline.as_mut().poll(context).map(|()| None),
+            (Poll::Pending, Some(deadline)) => {
+                let Ended { commits } = ready!(deadline.poll(context));
+                if let Some(attempts) = self.attempts.as_ref().filter(|_| commits) {
+                    attempts.set_outcome_unknown();
+                }
+                Poll::Ready(None)
+            }
             (Poll::Pending, None) => Poll::Pending,
         }
+    }
+}
+
+/// A body that did not end by itself.
+struct Ended {
+    /// Whether its commit was not answered.
+    commits: bool,
+}
+
+impl Deadline {
+    fn new(at: Instant) -> Self {
+        Self { sleep: Box::pin(unconstrained(sleep_until(at))), commits: Commits::new(), has_passed: false }
+    }
+
+    /// Whether a body that is not ready has to end.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+        let commits = self.commits.are_unanswered();
+        if !self.has_passed || commits {
+            ready!(self.sleep.as_mut().poll(context));
+        }
+        if self.has_passed || !commits {
+            return Poll::Ready(Ended { commits });
+        }
+        self.has_passed = true;
+        self.sleep = Box::pin(unconstrained(sleep_until(Instant::now() + COMMIT_LIMIT)));
+        self.poll(context)
     }
 }

@@ -72,10 +72,28 @@ tokio::task_local! {
 }
 
 /// The commits of one body that were sent and have no answer yet.
-struct Commits {
+pub(crate) struct Commits {
     unanswered: AtomicUsize,
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     around: Option<Arc<Self>>,
+}
+
+impl Commits {
+    /// Those of a body that begins here.
+    pub(crate) fn new() -> Arc<Self> {
+        let around = COMMITS.try_with(Arc::clone).ok();
+        Arc::new(Self { unanswered: AtomicUsize::new(0), around })
+    }
+
+    /// Whether a commit is in flight.
+    pub(crate) fn are_unanswered(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) > 0
+    }
+
+    /// Runs `poll`, which polls the body.
+    pub(crate) fn enter<T>(self: &Arc<Self>, poll: impl FnOnce() -> T) -> T {
+        COMMITS.sync_scope(self.clone(), poll)
+    }
 }
 
 /// A commit in flight. Until this is dropped, no enclosing body is stopped, because only the answer to the commit tells
@@ -132,9 +150,7 @@ impl<'a> Watch<'a> {
         check: impl Fn() -> Result<()> + Send + Sync + 'a,
         lost: impl Future<Output = Error> + Send + 'a,
     ) -> Self {
-        let around = COMMITS.try_with(Arc::clone).ok();
-        let commits = Arc::new(Commits { unanswered: AtomicUsize::new(0), around });
-        Self { on_lost, check: Box::new(check), lost: Box::pin(lost), commits, span: Span::none() }
+        Self { on_lost, check: Box::new(check), lost: Box::pin(lost), commits: Commits::new(), span: Span::none() }
     }
 
     /// Runs the body in this span.
@@ -150,13 +166,13 @@ impl<'a> Watch<'a> {
         is_ok: impl FnOnce(&R) -> bool,
         fail: impl FnOnce(Error) -> R,
     ) -> Poll<R> {
-        let committing = self.is_committing();
+        let committing = self.commits.are_unanswered();
         if let Err(err) = self.before(committing, context) {
             return Poll::Ready(fail(err));
         }
         let polled = match self.on_lost {
             OnLost::Continue => self.span.in_scope(|| body.poll(context)),
-            OnLost::Stop => COMMITS.sync_scope(self.commits.clone(), || self.span.in_scope(|| body.poll(context))),
+            OnLost::Stop => self.commits.enter(|| self.span.in_scope(|| body.poll(context))),
         };
         let after = match &polled {
             Poll::Ready(result) if is_ok(result) => (self.check)(),
@@ -167,10 +183,6 @@ impl<'a> Watch<'a> {
             Ok(()) => polled,
             Err(err) => Poll::Ready(fail(err)),
         }
-    }
-
-    fn is_committing(&self) -> bool {
-        self.commits.unanswered.load(Ordering::Relaxed) > 0
     }
 
     fn before(&mut self, committing: bool, context: &mut Context<'_>) -> Result<()> {
@@ -184,7 +196,7 @@ impl<'a> Watch<'a> {
 
     /// Polls for a loss if the commit was answered during this poll. From here on, the loss must wake the body again.
     fn after(&mut self, was_committing: bool, context: &mut Context<'_>) -> Result<()> {
-        if was_committing && !self.is_committing() { self.lost(context) } else { Ok(()) }
+        if was_committing && !self.commits.are_unanswered() { self.lost(context) } else { Ok(()) }
     }
 
     fn lost(&mut self, context: &mut Context<'_>) -> Result<()> {

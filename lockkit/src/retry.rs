@@ -4,12 +4,12 @@ mod state;
 
 pub use self::state::Retry;
 
-use std::{error::Error as StdError, future::Future};
+use std::{error::Error as StdError, future::Future, pin::pin};
 
 use crate::{
+    body::Bounded,
     error::{BoxError, Error, Fault, Raced, Result, chain},
     policy::RetryPolicy,
-    task::until,
 };
 
 /// Whether another attempt may succeed after this error: whether its chain of sources contains a version conflict, a
@@ -58,8 +58,8 @@ impl RetryPolicy {
     /// Runs `attempt` until it succeeds, fails with an error that is not retryable, or this policy ends. The closure
     /// gets the number of the attempt, counted from 1.
     ///
-    /// [`is_retryable`] decides whether a failure is retried. The deadline bounds everything: an attempt that is still
-    /// running at the deadline is dropped, and no pause lasts past it. No further attempt is started if the pause and
+    /// [`is_retryable`] decides whether a failure is retried. The deadline bounds everything but a commit on its way: an
+    /// attempt that is still running at the deadline is dropped, and no pause lasts past it. No further attempt is started if the pause and
     /// the fastest attempt so far would not fit before the deadline.
     ///
     /// **Turns.** Retries of this process whose writes of one row conflicted write it one after the other, in the order
@@ -75,12 +75,14 @@ impl RetryPolicy {
     ///
     /// # Errors
     /// The attempt's own error if it is not retryable; [`Error::RetriesExhausted`], with the last error as its source,
-    /// when attempts or time ran out; [`Error::InvalidOption`] for zero attempts or a zero deadline.
+    /// when attempts or time ran out; [`Error::OutcomeUnknown`] when the deadline has passed and a COMMIT was not answered;
+    /// [`Error::InvalidOption`] for zero attempts or a zero deadline.
     ///
     /// # Cancel safety
-    /// As cancel safe as `attempt` is. The same applies to the deadline: an attempt that it drops in the middle of a
-    /// COMMIT may have committed. `#[with_lock(…, tx = tx)]` keeps the commit out of the deadline. Without the
-    /// attribute, leave time for the commit.
+    /// As cancel safe as `attempt` is. The deadline does not drop an attempt while a COMMIT of lockkit has no answer (of a
+    /// [`Tx`](crate::Tx), or of a lease): it waits for the answer, for 30 s at most, and the result of the attempt counts. Without an
+    /// answer the error is [`Error::OutcomeUnknown`]. Other commits, such as that of a `sqlx::Transaction` by itself, may have happened
+    /// when the deadline drops them: leave time for them.
     ///
     /// # Example
     /// ```
@@ -142,8 +144,10 @@ impl RetryPolicy {
         let mut retry = Retry::new(self)?;
         loop {
             let number = retry.start();
-            let attempt = retry.attempts().run(attempt(number));
-            let outcome = until(retry.deadline(), attempt).await;
+            let outcome = {
+                let mut attempt = pin!(attempt(number));
+                Bounded::new(None, retry.deadline(), attempt.as_mut()).within(retry.attempts()).await
+            };
             if let Some(result) = retry.step(outcome, &worth_another).await {
                 return result;
             }

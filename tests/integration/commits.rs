@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lockkit::{Error, Leases, dialect::LeaseOps, with_lock};
+use lockkit::{Error, Leases, LossReason, RetryPolicy, dialect::LeaseOps, with_lock};
 use support::{Proxy, TestDb, on_every_database, on_every_server};
 use tokio::time::{sleep, timeout};
 
@@ -81,6 +81,39 @@ on_every_server! {
         };
         let (committed, ()) = tokio::join!(working, held_back);
         committed.expect("the answer to the commit decides");
+    }
+
+    // The deadline passes while the answer to the COMMIT is on its way.
+    async fn a_commit_that_was_sent_is_answered_though_the_deadline_of_its_retry_passes<S>(db: TestDb<S>) {
+        let (proxy, pool, _leases) = behind_a_proxy(&db).await;
+        let deadline = TTL;
+        let working = RetryPolicy::new().deadline(deadline).retry(async |_| {
+            let tx = ready_to_commit::<S>(&proxy, &pool).await?;
+            tx.commit().await
+        });
+        let held_back = async {
+            until_committed(&db).await;
+            sleep(deadline * 2).await;
+            proxy.pass_replies();
+        };
+        let (committed, ()) = tokio::join!(working, held_back);
+        committed.expect("the answer to the commit decides");
+    }
+
+    // The first has committed, and its answer is on its way.
+    async fn of_two_shares_that_commit_the_second_learns_that_its_process_gave_the_lease_back<S>(db: TestDb<S>) {
+        let (proxy, pool, _) = behind_a_proxy(&db).await;
+        let leases = Leases::builder(pool.clone()).ttl(TTL * 100).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let first = lease.share();
+        let second = lockkit::begin(&db.pool).await.unwrap();
+        let tx = ready_to_commit::<S>(&proxy, &pool).await.unwrap();
+        let first = tokio::spawn(async move { first.commit(tx).await });
+        until_committed(&db).await;
+        let lost = lease.commit(second).await.unwrap_err();
+        assert!(matches!(lost, Error::Lost { reason: LossReason::Released, .. }), "{lost:?}");
+        proxy.pass_replies();
+        first.await.unwrap().expect("the first share has committed");
     }
 
     async fn a_commit_without_an_answer_is_of_unknown_outcome<S>(db: TestDb<S>) {

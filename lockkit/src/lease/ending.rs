@@ -41,6 +41,8 @@ pub(crate) struct Committing<S: LeaseStore> {
     line: Option<Arc<Line<Lease<S>>>>,
     /// The transaction has renewed the lease, which is to be handed on.
     renewed: bool,
+    /// The transaction has given the lease up.
+    gave_up: bool,
     /// Whether another transaction may have pinned the lease before. `None` while the transaction is not about to release it.
     may_be_pinned: Option<bool>,
 }
@@ -55,7 +57,8 @@ impl<S: LeaseStore> Lease<S> {
         let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
         let line = inner.lines.line_with_taker(&kept.key, suits).filter(|_| inner.keeper.commits(kept));
         let (kept, inner) = (kept.clone(), inner.clone());
-        let mut committing = Committing { kept, inner, unfinished, line, renewed: false, may_be_pinned: None };
+        let mut committing =
+            Committing { kept, inner, unfinished, line, renewed: false, gave_up: false, may_be_pinned: None };
         if !committing.hands_on() {
             committing.end();
         }
@@ -70,6 +73,13 @@ impl<S: LeaseStore> Committing<S> {
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn hands_on(&self) -> bool {
         self.line.is_some()
+    }
+
+    /// The transaction has given the lease up. Who finds no lease from now on does not find a theft, unless it is rolled back.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn set_given_up(&mut self) {
+        self.gave_up = true;
+        self.kept.set_given_up(true);
     }
 
     /// The transaction has renewed the lease. That counts for nothing here: the commit may not be durable yet.
@@ -113,7 +123,10 @@ impl<S: LeaseStore> Committing<S> {
     /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn refused(committing: Guard<Self>) {
-        let Self { kept, inner, unfinished, may_be_pinned, .. } = committing.defuse();
+        let Self { kept, inner, unfinished, gave_up, may_be_pinned, .. } = committing.defuse();
+        if gave_up {
+            kept.set_given_up(false);
+        }
         // What was told to the database stays unknown here, so it is never handed on.
         inner.keeper.refused(&kept, may_be_pinned.is_some());
         if kept.lost().is_none() && !inner.keeper.keep(&kept) {
@@ -127,8 +140,8 @@ impl<S: LeaseStore> Committing<S> {
 impl<S: LeaseStore> Hold for Committing<S> {
     fn abandon(self) {
         let Self { kept, inner, unfinished, .. } = self;
-        give_back_later(inner, kept.clone(), unfinished, Vec::new());
         kept.lose(LossReason::Released);
+        give_back_later(inner, kept, unfinished, Vec::new());
     }
 }
 
@@ -166,7 +179,7 @@ pub(super) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> R
         inner.ended(kept);
         return Ok(Released::WhileHeld);
     }
-    kept.lose(LossReason::Stolen);
+    kept.gone();
     inner.lines.freed(kept.line());
     Ok(Released::AlreadyLost)
 }

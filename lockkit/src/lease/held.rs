@@ -179,7 +179,7 @@ impl<S: LeaseStore> Lease<S> {
                     self.inner.keeper.renewed(&self.kept);
                     break;
                 }
-                Some(Answer::Gone) => self.kept.lose(LossReason::Stolen),
+                Some(Answer::Gone) => self.kept.gone(),
                 // Another statement has the row of the lease locked.
                 Some(Answer::Busy) | None => sleep(BUSY_PAUSE).await,
             }

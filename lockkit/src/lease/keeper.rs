@@ -629,7 +629,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                     Answer::Gone => {
                         let forgotten = shared.state().forget(renewal.token);
                         if let Some(kept) = forgotten {
-                            kept.lose(LossReason::Stolen);
+                            kept.gone();
                         }
                     }
                 }

@@ -42,6 +42,8 @@ pub(crate) struct Kept {
     may_be_pinned: AtomicBool,
     /// How many are about to release the lease. While there are any, no transaction may pin it. Written as `stays` is.
     enders: AtomicU32,
+    /// A transaction of this process has given the lease up, and was not refused.
+    given_up: AtomicBool,
     /// A commit that may hand the lease on is in flight. Nothing else hands it on. Written as `stays` is.
     commits: AtomicBool,
     /// The lease was returned to the caller. Before that, the request may still wait for other leases, or be dropped
@@ -109,6 +111,7 @@ impl Kept {
             stays: AtomicBool::new(false),
             may_be_pinned: AtomicBool::new(false),
             enders: AtomicU32::new(0),
+            given_up: AtomicBool::new(false),
             commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),
@@ -227,6 +230,19 @@ impl Kept {
         self.lost();
     }
 
+    /// Records that the store does not have the lease any more: it was taken, unless a commit of this process gave it up whose
+    /// answer is on its way.
+    pub(crate) fn gone(&self) {
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        self.lose(if given_up { LossReason::Released } else { LossReason::Stolen });
+    }
+
+    /// Records whether a transaction of this process gives the lease up. While it is open it has the lease's row locked.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn set_given_up(&self, given_up: bool) {
+        self.given_up.store(given_up, Ordering::Relaxed);
+    }
+
     /// Waits until the lease is lost. Never completes after a release, which is not a loss.
     pub(crate) async fn wait_until_lost(&self) -> LossReason {
         let reason = self.trust.wait_until_lost().await;
@@ -323,6 +339,7 @@ impl Kept {
             stays: AtomicBool::new(false),
             may_be_pinned: AtomicBool::new(false),
             enders: AtomicU32::new(0),
+            given_up: AtomicBool::new(false),
             commits: AtomicBool::new(false),
             handed_out: AtomicBool::new(false),
             ends_with_body: AtomicBool::new(false),

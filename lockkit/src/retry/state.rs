@@ -9,6 +9,7 @@ use crate::{
     error::{BoxError, Error, Raced, Result, chain},
     observe,
     policy::{Pauses, RetryPolicy},
+    task::timed_out,
     turn::Row,
 };
 
@@ -74,6 +75,9 @@ impl Retry {
         E: From<Error> + Into<BoxError>,
     {
         let err: BoxError = match outcome {
+            None if self.shared.is_outcome_unknown() => {
+                return Some(Err(Error::OutcomeUnknown { source: timed_out().into() }.into()));
+            }
             None => return Some(Err(self.exhausted(CutOff.into()).into())),
             // An attempt that stood back has not run, whatever its caller makes of that.
             Some(Err(err)) if worth_another(&err) || self.shared.is_standing_back() => err.into(),

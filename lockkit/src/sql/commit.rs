@@ -10,7 +10,7 @@ use crate::{
     key::Key,
     lease::{Committing, Lease, MultiLease, kept::Kept, store::Answer},
     sql::{
-        LeaseOps, failed_on_own_table, in_transaction,
+        LeaseOps, failed_on_own_table, in_transaction, is_answered,
         tx::{AnyTx, ROLLBACK_LIMIT},
     },
     task::{no_answer, timed_out},
@@ -48,7 +48,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
         if pinned {
             self.kept().pin();
         } else {
-            self.kept().lose(LossReason::Stolen);
+            self.kept().gone();
         }
         self.check_trusted()
     }
@@ -131,12 +131,13 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
             if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }
+            committing.get_mut().set_given_up();
         }
         Ok(None)
     };
-    let doing = "committing with lease";
     let given_up = timeout(limit, given_up).await;
-    let refused = match given_up.unwrap_or_else(|_| Err(no_answer(doing, leases.first().map(Lease::key)))) {
+    let unanswered = || Err(no_answer("committing with lease", leases.first().map(Lease::key)));
+    let refused = match given_up.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
             // From here on only the answer tells whether the commit happened.
             let committed = timeout(limit, tx.commit_open()).await;
@@ -153,13 +154,18 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
         Ok(Some(lost)) => {
             // The loss is the error to report. If the rollback fails, the database does it.
             undo(tx).await;
-            lost.kept().lose(LossReason::Stolen);
+            lost.kept().gone();
             lost.lost_error(lost.kept().lost().unwrap_or(LossReason::Stolen))
         }
-        Err(err) => {
+        Err(err) if is_answered(&err) => {
             // The transaction may have locked the rows of some leases, and sqlx rolls back on the caller's connection
             // only when that connection is used again.
             undo(tx).await;
+            err
+        }
+        Err(err) => {
+            // A statement may be on its way, so nothing is said on the connection any more.
+            drop(tx);
             err
         }
     };
