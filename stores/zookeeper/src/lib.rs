@@ -73,6 +73,7 @@ mod sweep;
 
 pub use crate::{
     builder::ZooKeeperBuilder,
+mod watch;
     child::FENCE_SHIFT,
     error::{ConnectError, NotConnected, NumbersExhausted},
     layout::Layout,

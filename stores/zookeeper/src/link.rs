@@ -19,6 +19,7 @@ use crate::{
     layout::Layout,
     mine::Mines,
     remove::Stray,
+    watch::Room,
 };
 
 /// The target of all events, as that of lockkit.
@@ -56,6 +57,8 @@ pub(crate) struct Link {
     pub(crate) number: u64,
     /// How long a process may trust in the session after the start of a request that a write confirmed.
     pub(crate) trusted: Duration,
+    /// Room for watches.
+    pub(crate) watches: Room,
 }
 
 impl Settings {
@@ -70,7 +73,7 @@ impl Settings {
         // The client's own limit is the session timeout.
         let client = timeout(self.session_timeout * 2, opening).await.map_err(|_| Zk::Timeout)??;
         let trusted = trusted(client.session_timeout(), self.silence());
-        Ok(Arc::new(Link { client, number, trusted }))
+        Ok(Arc::new(Link { client, number, trusted, watches: Room::default() }))
     }
 }
 

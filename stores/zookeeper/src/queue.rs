@@ -56,11 +56,10 @@ pub(crate) async fn stand(shared: Weak<Shared>, number: u64, token: Token) {
             }
             return;
         };
-        // Reading the data leaves no watch behind if the node is gone, unlike a check of its existence.
-        let read = link.client.get_and_watch_data(&format!("{dir}/{}", before.name)).await;
+        let watch = link.watch(&format!("{dir}/{}", before.name)).await;
         drop((strong, link));
-        match read {
-            Ok((_, _, watcher)) => drop(watcher.changed().await),
+        match watch {
+            Ok(watch) => watch.changed().await,
             Err(Zk::NoNode) => {}
             Err(_) => sleep(PAUSE).await,
         }
@@ -102,13 +101,10 @@ impl Shared {
                 }
             };
             let Some(first) = first else { return sleep(FREE).await };
-            let read = link.client.get_and_watch_data(&format!("{dir}/{}", first.name)).await;
+            let watch = link.watch(&format!("{dir}/{}", first.name)).await;
             drop(link);
-            match read {
-                Ok((_, _, watcher)) => {
-                    watcher.changed().await;
-                    return;
-                }
+            match watch {
+                Ok(watch) => return watch.changed().await,
                 Err(Zk::NoNode) => return,
                 Err(_) => sleep(PAUSE).await,
             }

@@ -10,3 +10,4 @@ mod promises;
 mod proxy;
 mod queues;
 mod support;
+mod watches;
