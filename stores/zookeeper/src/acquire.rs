@@ -11,15 +11,15 @@ use tokio::{
     task::yield_now,
     time::{Instant, sleep_until},
 };
-use zookeeper_client::{CreateMode, Error as Zk};
+use zookeeper_client::{CreateMode, Error as Zk, Stat};
 
 use crate::{
     child::{Child, SPARE_FENCES, fence},
-    error::Failure,
+    error::{Failure, Foreign},
     layout::{Place, queue},
     link::{Link, Shared, linked},
     mine::{Held, Phase, Waiting},
-    note::{Last, Note},
+    note::{Content, Last, Note},
     queue::stand,
 };
 
@@ -35,9 +35,21 @@ const LAST_NUMBER: u64 = i32::MAX as u64 - 1;
 /// What a claim sees of its key.
 struct View {
     children: Vec<String>,
-    /// The data of the key's node, and its version.
-    data: Vec<u8>,
-    stat: zookeeper_client::Stat,
+    /// The note in the key's node. `None` if another client created the node.
+    note: Option<Note>,
+    stat: Stat,
+}
+
+impl View {
+    /// A failure if the node is no lock.
+    fn new(dir: &str, children: Vec<String>, (data, stat): (Vec<u8>, Stat)) -> Result<Self, Failure> {
+        let note = match Content::of(&data) {
+            Content::Note(note) => Some(note),
+            Content::Lock => None,
+            Content::Foreign => return Err(Failure::Foreign(Foreign::new(dir, &data))),
+        };
+        Ok(Self { children, note, stat })
+    }
 }
 
 impl Shared {
@@ -111,7 +123,7 @@ impl Shared {
                 continue;
             }
             if queue.first() == Some(&waiting.place) {
-                let grant = self.grant(link, claim, dir, waiting, &view, sent);
+                let grant = self.grant(link, claim, dir, waiting, view, sent)?;
                 // Lets the session, which runs on this thread, send the note before the caller can die of what it does
                 // with the lease.
                 for _ in 0..YIELDS {
@@ -167,12 +179,12 @@ impl Shared {
         if !is_countable {
             return Err(Failure::NoNumber);
         }
-        let (children, (data, stat)) = (children?, data?);
+        let view = View::new(dir, children?, data?)?;
         if claim.queue {
             let standing = self.runtime.spawn(stand(Arc::downgrade(self), link.number, *token));
             self.mines().set_task(*token, &standing);
         }
-        Ok(Some((waiting, View { children, data, stat })))
+        Ok(Some((waiting, view)))
     }
 
     /// Creates the node of the key, and those above it. Its data say that it is one of lockkit.
@@ -193,8 +205,7 @@ impl Shared {
         let (children, data) = (link.client.list_children(dir), link.client.get_data(dir));
         let (proof, children, data) = tokio::join!(proof, children, data);
         proof?;
-        let (children, (data, stat)) = (children?, data?);
-        Ok(View { children, data, stat })
+        View::new(dir, children?, data?)
     }
 
     /// Grants again what the claim holds. `None` if it does not hold it any more.
@@ -221,10 +232,11 @@ impl Shared {
         claim: &Claim,
         dir: &str,
         waiting: Waiting,
-        view: &View,
+        view: View,
         sent: Instant,
-    ) -> Grant {
+    ) -> Result<Grant, Failure> {
         let Waiting { place, fence, ctime, created, called, .. } = waiting;
+        let View { children: _, note, stat } = view;
         let waited = i64::try_from(created.elapsed().as_millis()).unwrap_or(i64::MAX);
         let server_time = ctime.saturating_add(waited);
         let held = Held {
@@ -235,18 +247,23 @@ impl Shared {
             until: sent + claim.ttl,
             ttl: claim.ttl,
             renewals: 0,
+            // As written below. If it is not, the end of the lease reads it.
+            note: note.as_ref().map(|_| stat.version.wrapping_add(1)),
         };
-        let previous = Note::decode(&view.data).and_then(|it| it.previous(view.stat.mtime, server_time));
-        if self.mines().set(claim.token, Phase::Held(held)) {
-            called.send_replace(true);
+        if !self.mines().set(claim.token, Phase::Held(held)) {
+            return Err(Failure::Silence("the session has ended".to_owned()));
+        }
+        called.send_replace(true);
+        if note.is_some() {
             let last = Last { token: claim.token, fence, holder: claim.holder.to_string() };
             // Not waited for: it is for the next holder, and later requests of this session come after it. A stale
             // one has the wrong version.
-            drop(link.client.set_data(dir, &Note::Held(last).encode(), Some(view.stat.version)));
-            let expiring = self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
-            self.mines().set_task(claim.token, &expiring);
+            drop(link.client.set_data(dir, &Note::Held(last).encode(), Some(stat.version)));
         }
-        grant(fence, previous, link)
+        let expiring = self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
+        self.mines().set_task(claim.token, &expiring);
+        let previous = note.and_then(|it| it.previous(stat.mtime, server_time));
+        Ok(grant(fence, previous, link))
     }
 }
 
@@ -265,7 +282,7 @@ pub(crate) async fn expire(shared: std::sync::Weak<Shared>, number: u64, token: 
         let Some((dir, held, last)) = shared.mines().end(token, true) else { continue };
         let note = if token.is_nobody() { Note::Free } else { Note::Expired(last) };
         // A failure leaves a stray, which is removed later.
-        drop(shared.remove(number, token, &dir, &held.place, Some(&note)).await);
+        drop(shared.remove(number, token, &dir, &held.place, held.replaced_by(&note)).await);
         shared.mines().remove(token);
     }
 }

@@ -5,6 +5,9 @@ use std::{io, time::Duration};
 use lockkit::{Error, Fault, Key};
 use zookeeper_client::Error as Zk;
 
+/// How many characters of another owner's data an error shows.
+const SHOWN: usize = 40;
+
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -84,6 +87,35 @@ pub enum NumbersExhausted {
     Sequence,
 }
 
+/// A node of another owner, which is never written, released or deleted.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "the node `{path}` belongs to another program and is no lock: it has the data `{data}`; lockkit leaves it as it is, \
+     so use another root or key, or empty the node if it is for locks only"
+)]
+pub(crate) struct Foreign {
+    path: String,
+    /// The start of its data, for people to read.
+    data: String,
+}
+
+impl Foreign {
+    pub(crate) fn new(path: impl Into<String>, data: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(data);
+        let mut start = String::new();
+        for char in text.chars().take(SHOWN) {
+            match char {
+                '"' | '\'' => start.push(char),
+                other => start.extend(other.escape_debug()),
+            }
+        }
+        if text.chars().nth(SHOWN).is_some() {
+            start.push('…');
+        }
+        Self { path: path.into(), data: start }
+    }
+}
+
 /// How an operation failed.
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
@@ -93,6 +125,8 @@ pub(crate) enum Failure {
     NoFence(i64),
     /// The key has had too many claims.
     NoNumber,
+    /// A node at the place of a lock is not one.
+    Foreign(Foreign),
     /// The time for an answer is over, or the store is closed.
     Silence(String),
 }
@@ -116,6 +150,7 @@ impl Failure {
                 Error::database(doing, key, Fault::Other, Box::new(NumbersExhausted::Fence { czxid }))
             }
             Self::NoNumber => Error::database(doing, key, Fault::Other, Box::new(NumbersExhausted::Sequence)),
+            Self::Foreign(foreign) => Error::database(doing, key, Fault::Other, foreign),
             Self::Silence(reason) => silent(reason),
             Self::Client(err) if is_silence(&err) => silent(err.to_string()),
             Self::Client(Zk::NotReadOnly) => Error::database(doing, key, Fault::ReadOnly, Box::new(Zk::NotReadOnly)),

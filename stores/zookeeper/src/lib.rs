@@ -23,6 +23,9 @@
 //! The characters `/` and `%` of a key, and those that ZooKeeper refuses (private use, and above U+FFFF, such as
 //! emoji), are written as `%` and two hexadecimal digits per byte.
 //!
+//! A node that another program uses for its data is no lock: a lease of such a key is an error that shows them, and the
+//! data stay. See [`ZooKeeperStore`].
+//!
 //! # How long a lease lives
 //!
 //! A lease ends at its ttl unless it is renewed, as in every store: while the process lives, the store deletes its
@@ -70,10 +73,10 @@ mod remove;
 mod renew;
 mod store;
 mod sweep;
+mod watch;
 
 pub use crate::{
     builder::ZooKeeperBuilder,
-mod watch;
     child::FENCE_SHIFT,
     error::{ConnectError, NotConnected, NumbersExhausted},
     layout::Layout,

@@ -43,10 +43,16 @@ impl Shared {
                 children => children?,
             };
             let Some(place) = queue(&children).into_iter().next() else { return Ok(None) };
-            match link.client.get_data(&format!("{dir}/{}", place.name)).await {
-                Ok((data, stat)) => return Ok(Some(First::new(place, &data, stat))),
+            let path = format!("{dir}/{}", place.name);
+            let read = match link.client.get_data(&path).await {
+                // Its data may be read by its owner only.
+                Err(Zk::NoAuth) => link.client.check_stat(&path).await.map(|it| it.map(|it| (Vec::new(), it))),
+                read => read.map(Some),
+            };
+            match read {
+                Ok(Some((data, stat))) => return Ok(Some(First::new(place, &data, stat))),
                 // It was released in between, so another one is the first.
-                Err(Zk::NoNode) => {}
+                Ok(None) | Err(Zk::NoNode) => {}
                 Err(err) => return Err(err.into()),
             }
         }
@@ -94,7 +100,8 @@ impl Shared {
             let mut firsts = Vec::new();
             for ((key, dir), asked) in batch.iter().zip(&dirs).zip(asked) {
                 let children = match asked.await {
-                    Err(Zk::NoNode) => continue,
+                    // It may be read by its owner only.
+                    Err(Zk::NoNode | Zk::NoAuth) => continue,
                     children => children?,
                 };
                 if let Some(place) = queue(&children).into_iter().next() {
@@ -106,7 +113,7 @@ impl Shared {
             for ((key, dir, place), asked) in firsts.into_iter().zip(asked) {
                 let first = match asked.await {
                     Ok((data, stat)) => Some(First::new(place, &data, stat)),
-                    Err(Zk::NoNode) => self.first(&link, dir).await?,
+                    Err(Zk::NoNode | Zk::NoAuth) => self.first(&link, dir).await?,
                     Err(err) => return Err(err.into()),
                 };
                 let Some(first) = first else { continue };
@@ -153,6 +160,11 @@ impl First {
         let child = Child::decode(data);
         let token = child.as_ref().map_or_else(|| foreign_token(&place, &stat), |it| it.token);
         Self { place, token, child, stat }
+    }
+
+    /// Whether it outlives every session, so that it is no claim.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.stat.ephemeral_owner == 0
     }
 
     /// The description of another process's lease. How often it was renewed is not known, and neither is its expiry:

@@ -16,7 +16,11 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{layout::Place, note::Last, remove::Stray};
+use crate::{
+    layout::Place,
+    note::{Last, Note},
+    remove::Stray,
+};
 
 /// The claims of the current session, by their tokens.
 #[derive(Debug, Default)]
@@ -64,7 +68,7 @@ pub(crate) enum Phase {
     /// It holds the lease.
     Held(Held),
     /// Its child is being deleted. It is no longer renewed.
-    Ending(Place),
+    Ending(Held),
 }
 
 /// A place in the queue.
@@ -90,6 +94,16 @@ pub(crate) struct Held {
     pub(crate) until: Instant,
     pub(crate) ttl: Duration,
     pub(crate) renewals: u64,
+    /// The version of the note of this holder. `None` for a node without a note.
+    pub(crate) note: Option<i32>,
+}
+
+impl Held {
+    /// The note that the end of the lease leaves, and the version of the one that it replaces. `None` for a node
+    /// without a note.
+    pub(crate) fn replaced_by<'n>(&self, note: &'n Note) -> Option<(&'n Note, i32)> {
+        self.note.map(|version| (note, version))
+    }
 }
 
 impl Mines {
@@ -193,7 +207,7 @@ impl Mines {
         }
         let held = held.clone();
         let last = Last { token, fence: held.fence, holder: mine.holder.to_string() };
-        mine.phase = Phase::Ending(held.place.clone());
+        mine.phase = Phase::Ending(held.clone());
         Some((mine.dir.clone(), held, last))
     }
 
@@ -211,9 +225,9 @@ impl Mines {
             *it.key == *key
                 && match &it.phase {
                     Phase::Claiming => false,
-                    Phase::Waiting(Waiting { place, .. }) | Phase::Held(Held { place, .. }) | Phase::Ending(place) => {
-                        place == child
-                    }
+                    Phase::Waiting(Waiting { place, .. })
+                    | Phase::Held(Held { place, .. })
+                    | Phase::Ending(Held { place, .. }) => place == child,
                 }
         };
         // The name has the token, unless the key stays taken after a release.
@@ -230,7 +244,7 @@ impl Mines {
         let left = |(token, mine): (Token, Mine)| {
             let (name, trusted_until) = match mine.phase {
                 Phase::Claiming => (None, now),
-                Phase::Waiting(Waiting { place, .. }) | Phase::Ending(place) => (Some(place.name), now),
+                Phase::Waiting(Waiting { place, .. }) | Phase::Ending(Held { place, .. }) => (Some(place.name), now),
                 Phase::Held(Held { place, until, .. }) => (Some(place.name), until.min(now + trusted)),
             };
             Stray { dir: mine.dir, name, token, trusted_until }

@@ -1,7 +1,7 @@
 //! What is written into the node of a key: its last holder, and how that ended. So the next holder hears of a dead
-//! one.
+//! one. Only a node that lockkit created has a note.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use lockkit::{
     Fence,
@@ -12,6 +12,34 @@ use crate::child::{hex, token};
 
 /// The first line of the node of a key that lockkit has used.
 const MARK: &str = "lockkit 1";
+
+/// How the first line begins in all versions of lockkit.
+const ANY_MARK: &[u8] = b"lockkit ";
+
+/// The data of the node of a key, by their owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// A note of lockkit.
+    Note(Note),
+    /// What another lock client leaves in the node of a lock: nothing (kazoo, and Curator for the nodes above a
+    /// claim), or an IP address (Curator's default data). Also a note of a later version of lockkit. The node is used
+    /// for claims, and never written or deleted.
+    Lock,
+    /// The data of another owner. The node is no lock.
+    Foreign,
+}
+
+impl Content {
+    pub(crate) fn of(data: &[u8]) -> Self {
+        if let Some(note) = Note::decode(data) {
+            return Self::Note(note);
+        }
+        // Java writes the zone of an IPv6 address after `%`.
+        let is_address = |it: &str| it.split('%').next().is_some_and(|it| it.parse::<IpAddr>().is_ok());
+        let is_lock = data.is_empty() || data.starts_with(ANY_MARK) || std::str::from_utf8(data).is_ok_and(is_address);
+        if is_lock { Self::Lock } else { Self::Foreign }
+    }
+}
 
 /// The last that is known of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +117,16 @@ mod tests {
         for note in [Note::Free, Note::Held(last.clone()), Note::Expired(last)] {
             assert_eq!(Note::decode(&note.encode()), Some(note));
         }
-        assert_eq!(Note::decode(b"127.0.1.1"), None);
+    }
+
+    #[test]
+    fn the_node_of_a_lock_is_told_from_another_owners() {
+        assert_eq!(Content::of(&Note::Free.encode()), Content::Note(Note::Free));
+        for lock in ["", "127.0.1.1", "fe80:0:0:0:0:0:0:1%eth0", "::1", "lockkit 2\nfree", "lockkit 1\nunknown"] {
+            assert_eq!(Content::of(lock.as_bytes()), Content::Lock, "{lock}");
+        }
+        for foreign in [&b"{}"[..], b" ", b"127.0.1", b"lockkit", b"127.0.1.1:8080", b"\xff"] {
+            assert_eq!(Content::of(foreign), Content::Foreign, "{foreign:?}");
+        }
     }
 }

@@ -12,11 +12,12 @@ use zookeeper_client::Error as Zk;
 use crate::{
     acquire::expire,
     child::Child,
-    error::{Failure, is_silence},
-    link::Shared,
+    error::{Failure, Foreign, is_silence},
+    link::{Link, Shared},
+    looking::First,
     mine::{Held, Phase},
-    note::Note,
-    remove::{delete, is_refused},
+    note::{Content, Note},
+    remove::{delete, is_refused, note_version},
 };
 
 impl Shared {
@@ -49,7 +50,7 @@ impl Shared {
         if until > Instant::now() {
             return self.keep_taken(number, token, &dir, held, until).await;
         }
-        let removed = self.remove(number, token, &dir, &held.place, Some(&Note::Free)).await;
+        let removed = self.remove(number, token, &dir, &held.place, held.replaced_by(&Note::Free)).await;
         self.mines().remove(token);
         Ok(if removed? { Answer::Done } else { Answer::Gone })
     }
@@ -67,29 +68,40 @@ impl Shared {
         let ttl = until.saturating_duration_since(Instant::now());
         let child = Child { token: nobody, ttl, holder: String::new() };
         let path = format!("{dir}/{}", held.place.name);
-        let mut with_note = true;
+        let mut held = held;
         loop {
             let Some(link) = self.link_of(number) else {
                 return Err(Failure::Silence("the session has ended".to_owned()));
             };
             let mut both = link.client.new_multi_writer();
             both.add_set_data(&path, &child.encode(), None)?;
-            if with_note {
-                both.add_set_data(dir, &Note::Free.encode(), None)?;
+            if let Some((note, version)) = held.replaced_by(&Note::Free) {
+                both.add_set_data(dir, &note.encode(), Some(version))?;
             }
             match both.commit().await.map_err(Zk::from) {
-                Ok(_) => break,
+                Ok(_) => {
+                    held.note = held.note.map(|it| it.wrapping_add(1));
+                    break;
+                }
                 Err(Zk::NoNode) => {
                     self.mines().remove(token);
                     return Ok(Answer::Gone);
                 }
-                Err(err) if with_note && is_refused(&err) => {
-                    with_note = false;
+                Err(Zk::BadVersion) if held.note.is_some() => match note_version(&link, dir).await {
+                    Err(err) if !is_silence(&err) => return Err(err.into()),
+                    Err(_) => {}
+                    Ok(version) => {
+                        held.note = version;
+                        continue;
+                    }
+                },
+                Err(err) if held.note.is_some() && is_refused(&err) => {
+                    held.note = None;
                     continue;
                 }
                 Err(err) if is_silence(&err) && until > Instant::now() => {}
                 Err(err) => {
-                    drop(self.remove(number, token, dir, &held.place, Some(&Note::Free)).await);
+                    drop(self.remove(number, token, dir, &held.place, held.replaced_by(&Note::Free)).await);
                     self.mines().remove(token);
                     return Err(err.into());
                 }
@@ -114,13 +126,32 @@ impl Shared {
             if first.token != token {
                 return Ok(if is_repeated { Answer::Done } else { Answer::Gone });
             }
-            match delete(&link, &dir, &first.place.name, Some(&Note::Free)).await {
+            let note = self.check_lock(&link, &dir, &first).await?.map(|version| (&Note::Free, version));
+            match delete(&link, &dir, &first.place.name, note).await {
                 Ok(true) => return Ok(Answer::Done),
                 Ok(false) => return Ok(if is_repeated { Answer::Done } else { Answer::Gone }),
                 Err(err) if is_silence(&err) && !link.client.state().is_terminated() => is_repeated = true,
                 Err(err) => return Err(err.into()),
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// A failure if the node or its first child is not that of a lock. Returns the version of the node's note.
+    async fn check_lock(&self, link: &Link, dir: &str, first: &First) -> Result<Option<i32>, Failure> {
+        if first.is_persistent() {
+            let path = format!("{dir}/{}", first.place.name);
+            let (data, _) = link.client.get_data(&path).await?;
+            return Err(Failure::Foreign(Foreign::new(path, &data)));
+        }
+        match link.client.get_data(dir).await {
+            Ok((data, stat)) => match Content::of(&data) {
+                Content::Note(_) => Ok(Some(stat.version)),
+                Content::Lock => Ok(None),
+                Content::Foreign => Err(Failure::Foreign(Foreign::new(dir, &data))),
+            },
+            Err(err) if is_refused(&err) => Ok(None),
+            Err(err) => Err(err.into()),
         }
     }
 }

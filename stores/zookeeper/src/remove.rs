@@ -14,8 +14,8 @@ use crate::{
     error::{Failure, is_silence},
     layout::{Place, queue},
     link::{Link, Shared, linked, lock},
-    mine::{Held, Phase, Waiting},
-    note::Note,
+    mine::{Phase, Waiting},
+    note::{Content, Note},
 };
 
 /// Pause before a request whose answer was lost is sent again. The client sends it when it is connected.
@@ -34,15 +34,15 @@ pub(crate) struct Stray {
 }
 
 impl Shared {
-    /// Deletes the child, and writes the note in the same act. Returns whether the child was there. Repeats the
-    /// request until it is answered or the session has ended; then the next session deletes the child.
+    /// Deletes the child, and replaces the note of this version in the same act. Returns whether the child was there.
+    /// Repeats the request until it is answered or the session has ended; then the next session deletes the child.
     pub(crate) async fn remove(
         self: &Arc<Self>,
         number: u64,
         token: Token,
         dir: &str,
         child: &Place,
-        note: Option<&Note>,
+        note: Option<(&Note, i32)>,
     ) -> Result<bool, Failure> {
         loop {
             let Some(link) = self.link_of(number) else {
@@ -68,8 +68,9 @@ impl Shared {
             Phase::Waiting(Waiting { place, .. }) => {
                 drop(self.remove(mine.link, token, &mine.dir, &place, None).await);
             }
-            Phase::Held(Held { place, .. }) | Phase::Ending(place) => {
-                drop(self.remove(mine.link, token, &mine.dir, &place, Some(&Note::Free)).await);
+            Phase::Held(held) | Phase::Ending(held) => {
+                let note = held.replaced_by(&Note::Free);
+                drop(self.remove(mine.link, token, &mine.dir, &held.place, note).await);
             }
         }
     }
@@ -137,33 +138,44 @@ async fn is_of(link: &Link, dir: &str, child: &Place, token: Token) -> bool {
     }
 }
 
-/// Deletes the child, and writes the note in the same act. If the note is refused, only deletes the child. `false` if
-/// it was not there.
-pub(crate) async fn delete(link: &Link, dir: &str, name: &str, note: Option<&Note>) -> Result<bool, Zk> {
+/// Deletes the child, and replaces the note of this version in the same act. If the note cannot be replaced, only
+/// deletes the child. `false` if it was not there.
+pub(crate) async fn delete(link: &Link, dir: &str, name: &str, note: Option<(&Note, i32)>) -> Result<bool, Zk> {
     let path = format!("{dir}/{name}");
-    let noted = match note {
-        Some(note) => {
-            let mut both = link.client.new_multi_writer();
-            both.add_delete(&path, None)?;
-            both.add_set_data(dir, &note.encode(), None)?;
-            Some(both.commit().await.map(drop).map_err(Zk::from))
+    let mut note = note;
+    loop {
+        let deleted = match note {
+            Some((note, version)) => {
+                let mut both = link.client.new_multi_writer();
+                both.add_delete(&path, None)?;
+                both.add_set_data(dir, &note.encode(), Some(version))?;
+                both.commit().await.map(drop).map_err(Zk::from)
+            }
+            None => link.client.delete(&path, None).await,
+        };
+        match (deleted, note) {
+            (Ok(()), _) => return Ok(true),
+            (Err(Zk::NoNode), _) => return Ok(false),
+            (Err(Zk::BadVersion), Some((text, _))) => {
+                note = note_version(link, dir).await?.map(|version| (text, version));
+            }
+            (Err(err), Some(_)) if is_refused(&err) => note = None,
+            (Err(err), _) => return Err(err),
         }
-        None => None,
-    };
-    let deleted = match noted {
-        Some(Err(err)) if is_refused(&err) => link.client.delete(&path, None).await,
-        Some(noted) => noted,
-        None => link.client.delete(&path, None).await,
-    };
-    match deleted {
-        Ok(()) => Ok(true),
-        Err(Zk::NoNode) => Ok(false),
-        Err(err) => Err(err),
     }
 }
 
-/// Whether the note was refused. Another client may have created the key's node without the right to write it, or with
-/// a quota.
+/// The version of the note in this node. `None` if it has none that can be replaced: another owner may have written
+/// the node meanwhile.
+pub(crate) async fn note_version(link: &Link, dir: &str) -> Result<Option<i32>, Zk> {
+    match link.client.get_data(dir).await {
+        Ok((data, stat)) => Ok(matches!(Content::of(&data), Content::Note(_)).then_some(stat.version)),
+        Err(err) if is_silence(&err) => Err(err),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether the server refused to write a node that exists, for example for want of rights or for a quota.
 pub(crate) fn is_refused(err: &Zk) -> bool {
     !is_silence(err) && *err != Zk::NoNode
 }

@@ -34,8 +34,11 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 /// Of a lease of another process, the number of renewals is not known, and `expires_in` is its ttl: a renewal writes
 /// nothing that others can read.
 ///
-/// A key's node is persistent. It is deleted by the sweep when it was not used for the retention, unless another
-/// client created it and lockkit never wrote it. A lock of kazoo or Curator does not count as use.
+/// A key's node is persistent. It is deleted by the sweep when it was not used for the retention. A lock of kazoo or
+/// Curator does not count as use. A node that another lock client created (its data are empty, or an IP address) is used
+/// as it is: lockkit writes no data into it, never deletes it, and its holders have no
+/// [`previous`](lockkit::Lease::previous). A node with any other data belongs to another program: a lease of that key is
+/// an error that shows them.
 ///
 /// # Example
 /// ```no_run

@@ -8,18 +8,18 @@ use crate::{
     error::Failure,
     key::unescape,
     link::{Link, Shared},
-    note::Note,
+    note::{Content, Note},
 };
 
 /// How many keys are asked for at once.
 const BATCH: usize = 100;
 
-/// The name of a node that is not that of a key. Writing it tells the server's time.
-const CLOCK: &str = "%clock";
+/// The start of the name of a node that is not that of a key. Its creation tells the server's time.
+const CLOCK: &str = "%clock-";
 
 impl Shared {
-    /// Deletes nodes of keys without children that were last written that long ago. Leaves the nodes that lockkit has
-    /// not written: another client may count on them.
+    /// Deletes nodes of keys without children that were last written that long ago. Leaves the nodes that have no note
+    /// of lockkit: they belong to others.
     pub(crate) async fn sweep(self: Arc<Self>, retention: Duration, limit: u64) -> Result<u64, Failure> {
         let link = self.link().await;
         let retention = i64::try_from(retention.as_millis()).unwrap_or(i64::MAX);
@@ -31,7 +31,8 @@ impl Shared {
             let asked: Vec<_> = batch.iter().map(|it| link.client.get_data(it)).collect();
             for (dir, asked) in batch.iter().zip(asked) {
                 let (data, stat) = match asked.await {
-                    Err(Zk::NoNode) => continue,
+                    // The node of another owner, who alone may read it.
+                    Err(Zk::NoNode | Zk::NoAuth) => continue,
                     read => read?,
                 };
                 if deleted < limit && stat.num_children == 0 && stat.mtime < until {
@@ -48,11 +49,18 @@ impl Shared {
     /// The time of the server's clock, in milliseconds.
     async fn server_time(&self, link: &Link) -> Result<i64, Failure> {
         let path = format!("{}/{CLOCK}", self.settings.root);
-        let options = CreateMode::Persistent.with_acls(self.settings.acls);
+        let options = |mode: CreateMode| mode.with_acls(self.settings.acls);
         loop {
-            match link.client.set_data(&path, b"", None).await {
-                Err(Zk::NoNode) => link.client.mkdir(&path, &options).await?,
-                written => return Ok(written?.mtime),
+            match link.client.create(&path, b"", &options(CreateMode::EphemeralSequential)).await {
+                Err(Zk::NoNode) => {
+                    link.client.mkdir(&self.settings.root, &options(CreateMode::Persistent)).await?;
+                }
+                created => {
+                    let (stat, number) = created?;
+                    // If it cannot be deleted, it ends with the session.
+                    drop(link.client.delete(&format!("{path}{number}"), None).await);
+                    return Ok(stat.ctime);
+                }
             }
         }
     }
@@ -60,15 +68,19 @@ impl Shared {
 
 /// Deletes the node of a key, unless it was used in between.
 async fn forget(link: &Link, dir: &str, data: &[u8], stat: &Stat) -> Result<bool, Failure> {
-    let done = match Note::decode(data) {
-        None => return Ok(false),
+    let Content::Note(note) = Content::of(data) else { return Ok(false) };
+    let done = match note {
         // Its holder's session has ended at an unknown time. The note is written again, so that the key is kept for
         // the retention from now.
-        Some(Note::Held(last)) => {
+        Note::Held(last) => {
             let note = Note::Expired(last).encode();
-            link.client.set_data(dir, &note, Some(stat.version)).await.map(|_| false)
+            match link.client.set_data(dir, &note, Some(stat.version)).await {
+                // One that may not be written does not end the sweep of the others.
+                Err(Zk::NoAuth) => Ok(false),
+                written => written.map(|_| false),
+            }
         }
-        Some(Note::Free | Note::Expired(_)) => link.client.delete(dir, Some(stat.version)).await.map(|()| true),
+        Note::Free | Note::Expired(_) => link.client.delete(dir, Some(stat.version)).await.map(|()| true),
     };
     match done {
         Ok(deleted) => Ok(deleted),

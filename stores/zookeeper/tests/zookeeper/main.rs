@@ -3,6 +3,7 @@
 mod cancellation;
 mod ensemble;
 mod faults;
+mod foreign;
 mod herd;
 mod interop;
 mod processes;
