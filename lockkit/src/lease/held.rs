@@ -162,7 +162,8 @@ impl<S: LeaseStore> Lease<S> {
     /// After a drop the lease may or may not be extended. It stays held either way, at least as long as before.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         check_ttl(self.inner.store(), ttl)?;
-        // The store may not be able to keep it that long.
+        // The store shows the whole ttl, even if it cannot be trusted for that long.
+        let whole = ttl;
         let ttl = self.kept.grant.ttl.map_or(ttl, |most| most.min(ttl));
         self.inner.keeper.visit();
         if ttl != self.kept.ttl() {
@@ -171,7 +172,7 @@ impl<S: LeaseStore> Lease<S> {
         }
         while self.is_trusted() {
             let sent = Instant::now();
-            let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl };
+            let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl: whole };
             match self.inner.store().renew(&[renewal], limit_for(self.kept.ttl())).await?.pop() {
                 Some(Answer::Done) => {
                     self.kept.set_ttl(ttl);

@@ -235,7 +235,7 @@ impl Shared {
         view: View,
         sent: Instant,
     ) -> Result<Grant, Failure> {
-        let Waiting { place, fence, ctime, created, called, .. } = waiting;
+        let Waiting { place, fence, ctime, created, ttl: shown_ttl, called } = waiting;
         let View { children: _, note, stat } = view;
         let waited = i64::try_from(created.elapsed().as_millis()).unwrap_or(i64::MAX);
         let server_time = ctime.saturating_add(waited);
@@ -246,6 +246,7 @@ impl Shared {
             granted: sent,
             until: sent + claim.ttl,
             ttl: claim.ttl,
+            shown_ttl,
             renewals: 0,
             // As written below. If it is not, the end of the lease reads it.
             note: note.as_ref().map(|_| stat.version.wrapping_add(1)),

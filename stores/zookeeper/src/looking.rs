@@ -168,7 +168,7 @@ impl First {
     }
 
     /// The description of another process's lease. How often it was renewed is not known, and neither is its expiry:
-    /// its holder writes nothing when it renews.
+    /// its holder writes nothing when it renews, unless the ttl changes.
     fn record(self, key: Key, session_timeout: Duration) -> Result<LeaseRecord, Failure> {
         let Self { place: _, token, child, stat } = self;
         let (holder, ttl) = match child {

@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use crate::{
+    child::Child,
     layout::Place,
     note::{Last, Note},
     remove::Stray,
@@ -93,6 +94,8 @@ pub(crate) struct Held {
     pub(crate) granted: Instant,
     pub(crate) until: Instant,
     pub(crate) ttl: Duration,
+    /// The ttl that its child shows to others.
+    pub(crate) shown_ttl: Duration,
     pub(crate) renewals: u64,
     /// The version of the note of this holder. `None` for a node without a note.
     pub(crate) note: Option<i32>,
@@ -104,6 +107,15 @@ impl Held {
     pub(crate) fn replaced_by<'n>(&self, note: &'n Note) -> Option<(&'n Note, i32)> {
         self.note.map(|version| (note, version))
     }
+}
+
+/// The child of a lease that is renewed.
+#[derive(Debug)]
+pub(crate) struct Renewed {
+    pub(crate) link: u64,
+    pub(crate) path: String,
+    /// What the child is to show from now on, if its ttl has changed.
+    pub(crate) child: Option<Child>,
 }
 
 impl Mines {
@@ -154,7 +166,7 @@ impl Mines {
     /// Keeps the child of a released lease until then, for the token of nobody.
     pub(crate) fn keep_for_nobody(&mut self, from: Token, nobody: Token, until: Instant, ttl: Duration, held: Held) {
         if let Some(mut mine) = self.0.remove(&from) {
-            mine.phase = Phase::Held(Held { until, ttl, renewals: 0, ..held });
+            mine.phase = Phase::Held(Held { until, ttl, shown_ttl: ttl, renewals: 0, ..held });
             (mine.holder, mine.task) = ("".into(), None);
             self.0.insert(nobody, mine);
         }
@@ -176,9 +188,8 @@ impl Mines {
         }
     }
 
-    /// Makes a held lease live for at least this long from now, unless it is over. Returns the session and the path
-    /// of its child.
-    pub(crate) fn prolong(&mut self, token: Token, ttl: Duration) -> Option<(u64, String)> {
+    /// Makes a held lease live for at least this long from now, unless it is over.
+    pub(crate) fn prolong(&mut self, token: Token, ttl: Duration) -> Option<Renewed> {
         let now = Instant::now();
         let mine = self.0.get_mut(&token)?;
         let Phase::Held(held) = &mut mine.phase else { return None };
@@ -189,12 +200,21 @@ impl Mines {
         if until > held.until {
             (held.until, held.ttl) = (until, ttl);
         }
-        Some((mine.link, format!("{}/{}", mine.dir, held.place.name)))
+        let ttl = held.ttl;
+        let child = (ttl != held.shown_ttl).then(|| Child { token, ttl, holder: mine.holder.to_string() });
+        Some(Renewed { link: mine.link, path: format!("{}/{}", mine.dir, held.place.name), child })
     }
 
     pub(crate) fn count_renewal(&mut self, token: Token) {
         if let Some(Mine { phase: Phase::Held(held), .. }) = self.0.get_mut(&token) {
             held.renewals += 1;
+        }
+    }
+
+    /// Notes the ttl that the child of the held lease shows.
+    pub(crate) fn shows(&mut self, token: Token, ttl: Duration) {
+        if let Some(Mine { phase: Phase::Held(held), .. }) = self.0.get_mut(&token) {
+            held.shown_ttl = ttl;
         }
     }
 

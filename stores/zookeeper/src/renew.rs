@@ -1,43 +1,77 @@
-//! Renewals: a burst that asks whether the children are still there, after a write that proves the session.
+//! Renewals: a burst that asks whether the children are still there, after a write that proves the session. A child
+//! whose ttl has changed is written, so that others see when it expires.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use lockkit::store::{Answer, Renewal};
+use zookeeper_client::Error as Zk;
 
-use crate::{error::Failure, link::Shared};
+use crate::{
+    error::Failure,
+    link::{Link, Shared},
+    mine::Renewed,
+    remove::is_refused,
+};
+
+/// Whether the child is there.
+type There<'l> = Pin<Box<dyn Future<Output = Result<bool, Zk>> + Send + 'l>>;
 
 impl Shared {
     /// Answers each renewal. An error while no server answers: nothing is known then.
     pub(crate) async fn renew(self: Arc<Self>, renewals: Vec<Renewal>) -> Result<Vec<Answer>, Failure> {
         let link = self.current();
         let number = link.as_ref().map(|it| it.number);
-        let paths: Vec<_> = {
+        let renewed: Vec<_> = {
             let mut mines = self.mines();
             let renewed = renewals.iter().map(|it| mines.prolong(it.token, it.ttl));
-            renewed.map(|it| it.filter(|it| Some(it.0) == number).map(|it| it.1)).collect()
+            renewed.map(|it| it.filter(|it| Some(it.link) == number)).collect()
         };
-        let Some(link) = link.filter(|_| paths.iter().any(Option::is_some)) else {
+        let Some(link) = link.filter(|_| renewed.iter().any(Option::is_some)) else {
             return Ok(vec![Answer::Gone; renewals.len()]);
         };
         // All requests are sent before the first answer is awaited.
         let proof = link.prove(&self.settings.root);
-        let asked: Vec<_> = paths.iter().map(|it| it.as_deref().map(|it| link.client.check_stat(it))).collect();
+        let asked: Vec<_> = renewed.iter().map(|it| it.as_ref().map(|it| link.confirm(it))).collect();
         proof.await?;
         let mut answers = Vec::with_capacity(renewals.len());
-        for (renewal, asked) in renewals.iter().zip(asked) {
+        for ((renewal, renewed), asked) in renewals.iter().zip(&renewed).zip(asked) {
             let is_there = match asked {
-                Some(asked) => asked.await?.is_some(),
+                Some(asked) => asked.await?,
                 None => false,
             };
             answers.push(if is_there { Answer::Done } else { Answer::Gone });
             let mut mines = self.mines();
             if is_there {
                 mines.count_renewal(renewal.token);
+                if let Some(child) = renewed.as_ref().and_then(|it| it.child.as_ref()) {
+                    mines.shows(renewal.token, child.ttl);
+                }
             } else if mines.until(renewal.token, link.number).is_some() {
                 // Somebody has deleted its child.
                 mines.remove(renewal.token);
             }
         }
         Ok(answers)
+    }
+}
+
+impl Link {
+    /// Sends the request at once. Returns whether the child is there.
+    fn confirm(&self, renewed: &Renewed) -> There<'_> {
+        let Renewed { link: _, path, child } = renewed;
+        let Some(child) = child else {
+            let asked = self.client.check_stat(path);
+            return Box::pin(async move { Ok(asked.await?.is_some()) });
+        };
+        let written = self.client.set_data(path, &child.encode(), None);
+        Box::pin(async move {
+            match written.await {
+                Ok(_) => Ok(true),
+                Err(Zk::NoNode) => Ok(false),
+                // The server looks for the node before it looks at the rights.
+                Err(err) if is_refused(&err) => Ok(true),
+                Err(err) => Err(err),
+            }
+        })
     }
 }

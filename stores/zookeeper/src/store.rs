@@ -31,8 +31,8 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 /// The note of the holder that an heir gets as [`previous`](lockkit::Lease::previous) is sent before the lease is
 /// returned, and its answer is not awaited. It is lost if the connection breaks at this moment.
 ///
-/// Of a lease of another process, the number of renewals is not known, and `expires_in` is its ttl: a renewal writes
-/// nothing that others can read.
+/// Of a lease of another process, the number of renewals is not known, and `expires_in` is its ttl: only a renewal that
+/// changes the ttl writes something that others can read.
 ///
 /// A key's node is persistent. It is deleted by the sweep when it was not used for the retention. A lock of kazoo or
 /// Curator does not count as use. A node that another lock client created (its data are empty, or an IP address) is used

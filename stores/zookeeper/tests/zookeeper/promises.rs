@@ -53,6 +53,24 @@ async fn a_lease_is_trusted_for_less_than_the_session_timeout() {
 }
 
 #[tokio::test]
+async fn an_extended_lease_is_shown_with_its_new_expiry() {
+    let root = own_root();
+    // So long that the lease is not lost because the machine is slow.
+    let session = SESSION * 15;
+    let store = async || Leases::new(store_on(shared_server(), &root, session, Layout::Curator).await);
+    let (here, there) = (store().await, store().await);
+    let lease = here.lease("k").ttl(SESSION).acquire().await.expect("it is free");
+    lease.extend(SESSION * 100).await.expect("it is held");
+    for leases in [&here, &there] {
+        let shown = leases.show("k").await.expect("an answer").expect("it is held");
+        assert_eq!(shown.ttl, Some(SESSION * 100));
+        assert!(shown.expires_in > SESSION * 50, "{shown:?}");
+        assert_eq!(leases.list("k").await.expect("an answer")[0].ttl, shown.ttl);
+    }
+    lease.release().await.expect("a release");
+}
+
+#[tokio::test]
 async fn the_holder_whose_session_ended_is_shown_to_its_heir() {
     let root = own_root();
     let (dead, heir) = (store(&root).await, store(&root).await);
