@@ -1,6 +1,6 @@
 //! How a store is set up.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use etcd_client::ConnectOptions;
 
@@ -24,7 +24,7 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(9_000_000_000);
 ///     .client(ConnectOptions::new().with_user("locker", "secret"));
 /// # let _ = options;
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     pub(crate) prefix: String,
     pub(crate) session_ttl: Duration,
@@ -128,6 +128,18 @@ impl Options {
     }
 }
 
+/// Without the options of the client, which may have a password.
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { prefix, session_ttl, take_over, client: _ } = self;
+        f.debug_struct("Options")
+            .field("prefix", prefix)
+            .field("session_ttl", session_ttl)
+            .field("take_over", take_over)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self::new()
@@ -161,7 +173,7 @@ pub enum SetupError {
     #[error("etcd could not be reached at {endpoints}: check the addresses, TLS (`https://`) and the user")]
     #[non_exhaustive]
     Unreachable {
-        /// The endpoints.
+        /// The endpoints, without user names and passwords.
         endpoints: String,
         /// What the client said.
         source: lockkit::Error,

@@ -77,7 +77,7 @@ impl EtcdStore {
         if endpoints.is_empty() {
             return Err(SetupError::NoEndpoints);
         }
-        let names = endpoints.join(", ");
+        let names = endpoints.iter().map(|it| without_user(it)).collect::<Vec<_>>().join(", ");
         let client = options.connect();
         let store = Self::of(Source::Endpoints(endpoints, Box::new(client)), options)?;
         let options = GetOptions::new().with_count_only();
@@ -203,6 +203,14 @@ pub(crate) fn kvs(answer: Option<&TxnOpResponse>) -> &[KeyValue] {
         Some(TxnOpResponse::Get(answer)) => answer.kvs(),
         _ => &[],
     }
+/// The address without a user name and password.
+fn without_user(endpoint: &str) -> String {
+    let (scheme, rest) = endpoint.split_once("://").map_or(("", endpoint), |(scheme, rest)| (scheme, rest));
+    let (authority, _) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    if scheme.is_empty() { host.to_owned() } else { format!("{scheme}://{host}") }
+}
+
 }
 
 impl LeaseStore for EtcdStore {

@@ -108,6 +108,9 @@ impl ZooKeeperBuilder {
     /// Dropping this future leaves nothing behind.
     pub async fn connect(self) -> Result<ZooKeeperStore, ConnectError> {
         let Self { hosts, root, session_timeout, layout, connector, acls } = self;
+        if has_user(&hosts) {
+            return Err(ConnectError::User);
+        }
         check_root(&root)?;
         if session_timeout < Duration::from_millis(100) || session_timeout > Duration::from_secs(24 * 60 * 60) {
             let reason = "is not between 100 ms and a day";
@@ -130,13 +133,21 @@ impl ZooKeeperBuilder {
 impl fmt::Debug for ZooKeeperBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hosts, root, session_timeout, layout, connector: _, acls: _ } = self;
+        let hosts = if has_user(hosts) { "(with a user)" } else { hosts };
         f.debug_struct("ZooKeeperBuilder")
-            .field("hosts", hosts)
+            .field("hosts", &hosts)
             .field("root", root)
             .field("session_timeout", session_timeout)
             .field("layout", layout)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether an address has a user name or password before its host. `connect` refuses it, and it is never printed.
+fn has_user(hosts: &str) -> bool {
+    let mut hosts = hosts.split(',').map(|it| it.split_once("://").map_or(it, |(_, rest)| rest));
+    // The chroot may have a `@`.
+    hosts.any(|it| it.split('/').next().is_some_and(|it| it.contains('@')))
 }
 
 fn check_root(root: &str) -> Result<(), ConnectError> {
@@ -161,6 +172,16 @@ fn check_root(root: &str) -> Result<(), ConnectError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_in_an_address_is_found_and_a_chroot_is_none() {
+        for user in ["app:secret@zk1:2181", "zk1,app@zk2/x", "tcp+tls://app:secret@zk1"] {
+            assert!(has_user(user), "{user}");
+        }
+        for none in ["zk1:2181,zk2:2181/a@b", "tcp://zk1", "[::1]:2181"] {
+            assert!(!has_user(none), "{none}");
+        }
+    }
 
     #[test]
     fn a_root_is_a_path_below_the_root_of_zookeeper() {

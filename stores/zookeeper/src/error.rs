@@ -21,6 +21,11 @@ pub enum ConnectError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// The list of servers has a user name or password, which ZooKeeper's addresses do not have.
+    #[error(
+        "the list of servers has a `@`: use `ZooKeeperBuilder::connector` with `with_auth` for a user and password"
+    )]
+    User,
     /// The session timeout cannot work.
     #[error("the session timeout of {timeout:?} {reason}")]
     #[non_exhaustive]

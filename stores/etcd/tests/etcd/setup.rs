@@ -1,6 +1,6 @@
 //! How a store is set up and what it outlives.
 
-use std::time::Duration;
+use std::{error::Error as _, time::Duration};
 
 use lockkit::{
     LeaseStore, Leases, Released,
@@ -83,6 +83,20 @@ async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
     assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
     assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
     assert_eq!(leases.list("").await.unwrap().len(), 0);
+}
+
+#[tokio::test]
+async fn no_password_is_printed() {
+    let client = ConnectOptions::new().with_user("locker", "secret");
+    let options = Options::new().client(client);
+    assert!(!format!("{options:?}").contains("secret"), "{options:?}");
+    let port = lockkit_store_servers::free_port();
+    for endpoint in [format!("http://locker:secret@127.0.0.1:{port}"), format!("locker:secret@127.0.0.1:{port}/x@y")] {
+        let refused = EtcdStore::connect([&endpoint], options.clone()).await.unwrap_err();
+        let printed = format!("{refused} {refused:?} {:?}", refused.source());
+        assert!(!printed.contains("secret"), "{printed}");
+        assert!(refused.to_string().contains(&format!("127.0.0.1:{port}")), "{refused}");
+    }
 }
 
 #[tokio::test]

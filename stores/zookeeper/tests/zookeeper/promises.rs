@@ -147,6 +147,10 @@ async fn settings_that_cannot_work_are_refused_with_a_reason() {
     assert!(matches!(root, ConnectError::Root { .. }), "{root}");
     let timeout = refused(ZooKeeperStore::builder(shared_server()).session_timeout(Duration::ZERO)).await;
     assert!(matches!(timeout, ConnectError::SessionTimeout { .. }), "{timeout}");
+    let builder = ZooKeeperStore::builder(format!("app:secret@{}", shared_server()));
+    assert!(!format!("{builder:?}").contains("secret"), "{builder:?}");
+    let user = refused(builder).await;
+    assert!(matches!(user, ConnectError::User) && !format!("{user} {user:?}").contains("secret"), "{user}");
     let nobody = format!("127.0.0.1:{}", lockkit_store_servers::free_port());
     let nobody = refused(ZooKeeperStore::builder(nobody).session_timeout(Duration::from_millis(300))).await;
     assert!(matches!(nobody, ConnectError::Session { .. }), "{nobody}");
