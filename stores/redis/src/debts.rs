@@ -9,7 +9,7 @@ use std::{
 use lockkit::store::{Release, Token};
 use tokio::time::{Instant, sleep};
 
-use crate::node::Node;
+use crate::{home, node::Node};
 
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -49,8 +49,8 @@ impl Debts {
                 return;
             }
         }
-        let repeating = Repeating(self.clone());
-        tokio::spawn(repeat(repeating, node.clone()));
+        // Without a thread, the leases expire.
+        drop(home::spawn(repeat(self.clone(), node.clone())));
     }
 
     fn put_back(&self, owed: Vec<Owed>) {
@@ -66,17 +66,7 @@ impl Debts {
     }
 }
 
-/// Owned by the task, so it is dropped when the task's runtime ends. The next debt starts another task.
-struct Repeating(Arc<Debts>);
-
-impl Drop for Repeating {
-    fn drop(&mut self) {
-        self.0.state().is_repeating = false;
-    }
-}
-
-async fn repeat(repeating: Repeating, node: Arc<Node>) {
-    let debts = &repeating.0;
+async fn repeat(debts: Arc<Debts>, node: Arc<Node>) {
     loop {
         let owed = {
             let mut state = debts.state();

@@ -113,6 +113,7 @@ mod ballot;
 mod builder;
 mod debts;
 mod fit;
+mod home;
 mod layout;
 mod link;
 mod node;

@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use crate::{
+    home,
     server::{Limits, Server, within},
     trouble::Trouble,
 };
@@ -89,13 +90,15 @@ impl Link {
             }
             *place = None;
             let (server, limits) = (self.server.clone(), self.limits);
-            // A task of its own, so that a caller that goes away does not end what others wait for.
-            let opening = tokio::spawn(async move {
+            // A task of its own, so that a caller that goes away, or whose runtime is not driven, does not end or delay what
+            // others wait for.
+            let opening = home::spawn(async move {
                 let line = Line { conn: server.connect(limits).await?, state: Arc::default() };
                 *place = Some(line.clone());
                 Ok(line)
             });
-            opening.await.unwrap_or(Err(Trouble::Ended))
+            let Some(opening) = opening else { return Err(Trouble::NoThread) };
+            opening.await.unwrap_or(Err(Trouble::NoThread))
         })
         .await
     }

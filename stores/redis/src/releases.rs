@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use crate::{
+    home,
     server::{Limits, Server, within},
     trouble::Trouble,
 };
@@ -42,9 +43,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     channels: HashMap<String, Channel>,
-    /// The number of the task that listens, if one does.
-    listening: Option<u64>,
-    tasks: u64,
+    /// Whether a task listens.
+    is_listening: bool,
 }
 
 /// A channel with waiters.
@@ -82,15 +82,13 @@ impl Seat {
         let entry = state.channels.entry(channel.clone()).or_insert_with(Channel::new);
         entry.waiters += 1;
         let rings = entry.rings.subscribe();
-        if state.listening.is_none() {
-            state.tasks += 1;
-            state.listening = Some(state.tasks);
-            let leaving = Leaving { shared: shared.clone(), task: state.tasks };
-            drop(state);
-            tokio::spawn(listen(leaving));
-        } else {
-            drop(state);
+        let is_listening = std::mem::replace(&mut state.is_listening, true);
+        drop(state);
+        if is_listening {
             shared.changed.notify_one();
+        } else {
+            // Without a thread, waiters poll.
+            drop(home::spawn(listen(shared.clone())));
         }
         Self { shared, channel, rings }
     }
@@ -132,57 +130,34 @@ impl Shared {
         self.state().channels.keys().cloned().collect()
     }
 
-    /// Ends the task of this number, unless somebody waits.
-    fn is_done(&self, task: u64) -> bool {
+    /// Ends the task, unless somebody waits.
+    fn is_done(&self) -> bool {
         let mut state = self.state();
-        let is_done = state.channels.is_empty();
-        if is_done && state.listening == Some(task) {
-            state.listening = None;
-        }
-        is_done
+        state.is_listening = !state.channels.is_empty();
+        !state.is_listening
     }
 }
 
-/// Owned by the task that listens, so it is dropped when the task's runtime ends. Wakes the waiters, so that the next of
-/// them begins to listen on another runtime.
-struct Leaving {
-    shared: Arc<Shared>,
-    task: u64,
-}
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        let mut state = self.shared.state();
-        if state.listening == Some(self.task) {
-            state.listening = None;
-            for channel in state.channels.values() {
-                channel.rings.send_replace(());
-            }
-        }
-    }
-}
-
-async fn listen(leaving: Leaving) {
-    let Leaving { shared, task } = &leaving;
+async fn listen(shared: Arc<Shared>) {
     let (shortest, longest) = PAUSES;
     let mut pause = shortest;
     loop {
         let begun = Instant::now();
-        match subscribed(shared, *task).await {
+        match subscribed(&shared).await {
             Ok(()) => return,
             Err(_) if begun.elapsed() > longest => pause = shortest,
             // Waiters poll in the meantime.
             Err(_) => pause = (pause * 2).min(longest),
         }
         sleep(pause).await;
-        if shared.is_done(*task) {
+        if shared.is_done() {
             return;
         }
     }
 }
 
 /// Passes on messages until nobody has waited for a while.
-async fn subscribed(shared: &Shared, task: u64) -> Result<(), Trouble> {
+async fn subscribed(shared: &Shared) -> Result<(), Trouble> {
     let answer = shared.limits.answer;
     let (mut sink, mut messages) = shared.server.listen(shared.limits).await?.split();
     let mut subscribed: HashSet<String> = HashSet::new();
@@ -213,7 +188,7 @@ async fn subscribed(shared: &Shared, task: u64) -> Result<(), Trouble> {
             () = async { sleep_until(tidy_at.unwrap_or_else(Instant::now)).await }, if tidy_at.is_some() => {
                 tidy_at = None;
                 let wanted = shared.wanted();
-                if wanted.is_empty() && shared.is_done(task) {
+                if wanted.is_empty() && shared.is_done() {
                     return Ok(());
                 }
                 let unused: Vec<_> = subscribed.difference(&wanted).cloned().collect();

@@ -11,7 +11,10 @@ use crate::fit::Unfit;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
     #[error(transparent)]
-    Redis(#[from] RedisError),
+    Redis(RedisError),
+    /// A name that lockkit uses has a value that lockkit did not write. It was left as it is.
+    #[error("{0}, so it was left as it is: give the leases a prefix or a database of their own")]
+    Foreign(String),
     /// No answer came in time. The server may have executed the call.
     #[error("the server did not answer in time")]
     Silent(#[source] io::Error),
@@ -23,9 +26,8 @@ pub(crate) enum Trouble {
     /// The server's answer is none of ours.
     #[error("the script answered {0}")]
     Nonsense(String),
-    /// The runtime ended.
-    #[error("the runtime ended while the connection was opened")]
-    Ended,
+    #[error("the system allows no thread that drives the connections")]
+    NoThread,
     #[error("{answered} of {nodes} servers answered, and {needed} are needed")]
     NoQuorum {
         answered: usize,
@@ -36,6 +38,21 @@ pub(crate) enum Trouble {
     },
     #[error("a ttl of {ttl:?} is longer than the longest ttl of the store, {longest:?}")]
     TooLong { ttl: Duration, longest: Duration },
+}
+
+impl From<RedisError> for Trouble {
+    fn from(err: RedisError) -> Self {
+        match (err.code(), err.detail()) {
+            // The errors of the scripts.
+            (Some("FOREIGN"), Some(what)) => Self::Foreign(what.to_owned()),
+            (Some("EVICTS"), Some(what)) => {
+                let (policy, maxmemory) = what.split_once(' ').unwrap_or((what, ""));
+                let maxmemory = maxmemory.parse().unwrap_or(0);
+                Unfit::Evicts { policy: policy.to_owned(), maxmemory }.into()
+            }
+            _ => Self::Redis(err),
+        }
+    }
 }
 
 impl Trouble {
@@ -58,9 +75,10 @@ impl Trouble {
             }
             Self::Silent(_) => true,
             Self::Forgot(_)
+            | Self::Foreign(_)
             | Self::Unfit(_)
             | Self::Nonsense(_)
-            | Self::Ended
+            | Self::NoThread
             | Self::NoQuorum { .. }
             | Self::TooLong { .. } => false,
         }
@@ -87,8 +105,8 @@ impl Trouble {
                 _ if matches!(err.code(), Some("NOREPLICAS" | "BUSY")) => Fault::Unavailable,
                 _ => Fault::Other,
             },
-            Self::Silent(_) | Self::Forgot(_) | Self::Ended | Self::NoQuorum { .. } => Fault::Unavailable,
-            Self::Unfit(_) | Self::Nonsense(_) | Self::TooLong { .. } => Fault::Other,
+            Self::Silent(_) | Self::Forgot(_) | Self::NoThread | Self::NoQuorum { .. } => Fault::Unavailable,
+            Self::Foreign(_) | Self::Unfit(_) | Self::Nonsense(_) | Self::TooLong { .. } => Fault::Other,
         }
     }
 

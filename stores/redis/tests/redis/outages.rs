@@ -96,6 +96,53 @@ fn a_runtime_that_ended_takes_no_other_runtime_with_it() {
     assert_eq!(renewed.unwrap(), [Answer::Done]);
 }
 
+/// A runtime that is alive and not driven, as one whose thread is busy or that waits for its next `block_on`.
+#[test]
+fn a_runtime_that_is_not_driven_stops_no_other() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let server = Redis::start();
+    let (idle, other) = (runtime(), runtime());
+    let held = claim("k", 30 * SECOND);
+    let renewed = |store: &RedisStore| other.block_on(store.lease_renew(&[Renewal::new("k", held.token, 30 * SECOND)]));
+    // It has opened the connection.
+    let store = idle.block_on(declared(builder(&server).answer_timeout(2 * SECOND).connect_timeout(2 * SECOND)));
+    idle.block_on(take(&store, &held));
+    assert_eq!(renewed(&store).unwrap(), [Answer::Done]);
+    // It waits for a release.
+    let freed = |key: &str| {
+        let (store, key) = (store.clone(), key.into());
+        async move { store.lease_freed(&key).await }
+    };
+    let waiting = idle.spawn(freed("k"));
+    idle.block_on(tokio::task::yield_now());
+    // It opens the connection.
+    other.block_on(async { send::<i64>(&mut plain(&server).await, "CLIENT KILL TYPE normal").await });
+    let looking = idle.spawn({
+        let store = store.clone();
+        async move { store.lease_look(&"k".into()).await }
+    });
+    idle.block_on(async {
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+    });
+    assert_eq!(renewed(&store).unwrap(), [Answer::Done]);
+    // Waiters of another runtime hear of releases.
+    other.block_on(async {
+        let freed = tokio::spawn(freed("other"));
+        until("the other runtime hears of a release", async || {
+            let held = claim("other", SECOND);
+            if let Ok(Acquired::Granted(_)) = store.lease_acquire(&held).await {
+                drop(store.lease_release(&held.key, held.token, Duration::ZERO).await);
+            }
+            freed.is_finished()
+        })
+        .await;
+    });
+    waiting.abort();
+    assert!(idle.block_on(looking).unwrap().unwrap().is_some());
+}
+
 #[tokio::test]
 async fn a_server_that_forgot_the_scripts_gets_them_again() {
     let server = Redis::start();
