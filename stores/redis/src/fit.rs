@@ -1,4 +1,4 @@
-//! Which servers can keep leases.
+//! Which servers can keep leases, as seen when a connection opens. Each acquisition looks at eviction again.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 

@@ -27,6 +27,9 @@ pub(crate) const SPARE: u64 = 127;
 /// What a lock without an expiry shows as its expiry.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// How much of another client's value is shown. The whole may be a secret, and enough to release the lock.
+const SHOWN_CHARS: usize = 8;
+
 /// How a store is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
@@ -174,7 +177,18 @@ impl Node {
             let min_hold = u64::try_from(min_hold.as_micros()).unwrap_or(u64::MAX);
             call = call.arg(min_hold).arg(layout.id(*nobody)).arg(key.as_str()).arg(layout.channel(key));
         }
-        answers(releases.len(), call.ask(&self.link).await?)
+        let answer = call.ask(&self.link).await?;
+        let foreign = read::<Vec<i64>>(answer.clone())?.iter().position(|it| *it == 2);
+        if let Some(Release { key, .. }) = foreign.and_then(|at| releases.get(at)) {
+            let what = match layout {
+                Layout::Token => "string",
+                Layout::Redisson => "hash",
+            };
+            let what =
+                format!("`{}` has a value of the type {what} without an expiry, which need not be a lock", name(key));
+            return Err(Trouble::Foreign(what));
+        }
+        answers(releases.len(), answer)
     }
 
     /// Reads the holder of the lease. With `all`, fails if the server may have forgotten one.
@@ -245,19 +259,30 @@ fn record(fields: &[Vec<u8>]) -> Result<Seen, Trouble> {
     let text = |it: &[u8]| String::from_utf8_lossy(it).into_owned();
     let micros = |it: &[u8]| parsed::<u64>(&text(it)).map(Duration::from_micros);
     let acquired = micros(acquired)?;
-    let holder = if is_ours == b"1" {
-        text(holder)
-    } else {
-        format!("another client: {}", text(holder).chars().filter(|it| !it.is_control()).take(200).collect::<String>())
+    let left = parsed::<i64>(&text(left))?;
+    let holder = match is_ours.as_slice() {
+        b"1" => text(holder),
+        _ => another_client(&text(holder), left >= 0),
     };
     let fence = Fence::from(parsed::<u64>(&text(fence))?);
     let mut info = LeaseInfo::new(Key::from(text(key)), holder, fence, UNIX_EPOCH + acquired);
     info.held_for = micros(now)?.saturating_sub(acquired);
-    info.expires_in = u64::try_from(parsed::<i64>(&text(left))?).map_or(NEVER, Duration::from_millis);
+    info.expires_in = u64::try_from(left).map_or(NEVER, Duration::from_millis);
     info.renewals = parsed(&text(renewals))?;
     info.ttl = if ttl.is_empty() { None } else { Some(Duration::from_millis(parsed(&text(ttl))?)) };
     let token = Layout::token(holder_id).ok_or_else(|| nonsense(&text(holder_id)))?;
     Ok(Seen { record: LeaseRecord::new(token, info), is_agreed: agreed == b"1" })
+}
+
+/// The holder of a lock that lockkit did not write, by its value.
+fn another_client(value: &str, expires: bool) -> String {
+    let mut printable = value.chars().filter(|it| !it.is_control());
+    let mut shown: String = printable.by_ref().take(SHOWN_CHARS).collect();
+    if printable.next().is_some() {
+        shown.push('…');
+    }
+    let expiry = if expires { "" } else { ", without an expiry" };
+    format!("another client: {shown}{expiry}")
 }
 
 fn read<T: FromRedisValue>(value: Value) -> Result<T, Trouble> {

@@ -4,7 +4,13 @@
 -- Answers {'held', number of the claim, ms or -1, longest quarantine} or {'granted', longest quarantine, then fence,
 -- agreed, previous holder, its fence and its expiry for each claim, then the time}.
 
+local eviction = evicts()
+if eviction then return redis.error_reply('EVICTS ' .. eviction) end
+for at = 2, 3 do
+  if not is_set(KEYS[at]) then return foreign(KEYS[at], 'sorted set of lockkit') end
+end
 local free, longest = quarantined(KEYS[1], tonumber(ARGV[1]))
+if not free then return foreign(KEYS[1], 'record of lockkit') end
 local spare = tonumber(ARGV[2])
 local claims = {}
 for at = 1, (#KEYS - 3) / 2 do
@@ -13,13 +19,12 @@ for at = 1, (#KEYS - 3) / 2 do
     id = ARGV[at * 4 - 1], holder = ARGV[at * 4], ttl = tonumber(ARGV[at * 4 + 1]), key = ARGV[at * 4 + 2],
   }
   local holds = holder_of(claim.name)
-  if holds == nil then
-    return redis.error_reply('WRONGTYPE the name of the lock has a value that is no lock of this layout')
-  end
-  local row = redis.call('HMGET', claim.row, 'fence', 'last', 'token', 'holder', 'acquired', 'expires', 'ttl', 'agreed',
-    'before', 'before_fence', 'before_expired')
-  claim.fence, claim.last, claim.token, claim.before = row[1], tonumber(row[2] or 0), row[3], row[4]
-  claim.expires, claim.agreed = tonumber(row[6] or 0), row[8]
+  if holds == nil then return foreign(claim.name, 'lock of this layout') end
+  local row = fields_of(claim.row, 'expires', 'last', 'token', 'holder', 'acquired', 'fence', 'ttl', 'agreed', 'before',
+    'before_fence', 'before_expired')
+  if not row then return foreign(claim.row, 'record of lockkit') end
+  claim.expires, claim.last, claim.token, claim.before = number(row[1]) or 0, last_of(row[2]), row[3], row[4]
+  claim.fence, claim.agreed = number(row[6]) or 0, row[8]
   claim.earlier = {row[9] or '', row[10] or '', row[11] or ''}
   claim.left = 0
   if holds then
@@ -45,13 +50,14 @@ for _, it in ipairs(claims) do
       redis.call('HSET', it.row, 'expires', text(now + it.ttl * 1000), 'ttl', text(it.ttl))
       redis.call('ZADD', KEYS[3], text(now + it.ttl * 1000), it.key)
     end
-    redis.call('HINCRBY', it.row, 'renewals', 1)
-    add(it.fence or '0', it.agreed or '', unpack(it.earlier))
+    -- It fails if the field is no number.
+    redis.pcall('HINCRBY', it.row, 'renewals', 1)
+    add(text(it.fence), it.agreed or '', unpack(it.earlier))
   else
     local fence = text(math.max(now, it.last + 1))
     local before = {'', '', ''}
     if it.token and it.token ~= '' and string.sub(it.token, 1, #NOBODY) ~= NOBODY then
-      before = {it.before or '', it.fence or '0', text(math.min(it.expires, now))}
+      before = {it.before or '', text(it.fence), text(math.min(it.expires, now))}
     end
     redis.call('ZADD', KEYS[2], 0, it.key)
     redis.call('ZADD', KEYS[3], text(now + it.ttl * 1000), it.key)

@@ -1,13 +1,13 @@
 -- Declares that the server has forgotten no lease, or asks how long it grants nothing. KEYS: epoch. ARGV: `declare` or
 -- `ask`, and the quarantine in ms. Answers the time that is left, in ms.
 
-local run, former = incarnation()
-local epoch = redis.call('HMGET', KEYS[1], 'run', 'former', 'until', 'longest')
+local server, known = incarnation(), epoch_of(KEYS[1])
+if not known then return foreign(KEYS[1], 'record of lockkit') end
 if ARGV[1] == 'declare' then
   -- Also forgets the longer ones of clients that are no more. A client that lives tells its own again.
-  redis.call('HSET', KEYS[1], 'run', run, 'former', former, 'since', '0', 'until', '0', 'longest', ARGV[2])
+  set_epoch(KEYS[1], server, 0, 0, tonumber(ARGV[2]))
   return 0
 end
-local longest = math.max(tonumber(epoch[4] or 0), tonumber(ARGV[2]))
-if is_another(run, former, epoch[1], epoch[2]) then return longest end
-return math.min(longest, math.max(0, math.ceil((tonumber(epoch[3] or 0) - now) / 1000)))
+local longest = math.max(known.longest, tonumber(ARGV[2]))
+if is_another(server, known) then return longest end
+return math.min(longest, math.max(0, math.ceil((known.free - now) / 1000)))

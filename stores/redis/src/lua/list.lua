@@ -15,23 +15,30 @@ local function see(key)
   local name, row = name_of(key), 'lockkit:{' .. key .. '}'
   local holds = holder_of(name)
   if not holds then return holds end
-  local it = redis.call('HMGET', row, 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl', 'agreed')
-  if holds ~= '' and it[1] == holds then
-    local left, acquired = lives(name, row, it[6], it[4])
-    found[#found + 1] = {key, holds, '1', it[2], it[3], text(acquired), text(left), it[5], it[6], text(now), it[7] or ''}
+  local it = fields_of(row, 'expires', 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl', 'agreed') or {}
+  local fence = text(number(it[4]) or 0)
+  if it[2] == holds and is_id(holds) then
+    local left, acquired = lives(name, row, it[7], it[5])
+    local renewals, ttl = text(number(it[6]) or 0), number(it[7])
+    found[#found + 1] = {key, holds, '1', it[3] or '', fence, text(acquired), text(left), renewals, ttl and text(ttl) or '',
+      text(now), it[8] or ''}
   else
     local left = redis.call('PTTL', name)
-    found[#found + 1] = {key, stranger(holds), '0', holds, it[3] or '0', text(now), text(left), '0', '', text(now), ''}
+    found[#found + 1] = {key, stranger(holds), '0', holds, fence, text(now), text(left), '0', '', text(now), ''}
   end
   return true
 end
 
 local free = quarantined(KEYS[2], tonumber(ARGV[1]))
+if not free then return foreign(KEYS[2], 'record of lockkit') end
 local left = math.ceil((free - now) / 1000)
 if #ARGV == 2 then
-  if not see(ARGV[2]) and left > 0 then return left end
+  local is_held = see(ARGV[2])
+  if is_held == nil then return foreign(name_of(ARGV[2]), 'lock of this layout') end
+  if not is_held and left > 0 then return left end
   return found
 end
+if not is_set(KEYS[1]) then return foreign(KEYS[1], 'sorted set of lockkit') end
 if left > 0 then return left end
 local limit, gone = tonumber(ARGV[4]), {}
 local first = ARGV[2]

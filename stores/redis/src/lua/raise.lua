@@ -4,9 +4,9 @@
 local held = 0
 for at = 1, #KEYS / 2 do
   local name, row, id, fence = KEYS[at * 2 - 1], KEYS[at * 2], ARGV[at * 2], tonumber(ARGV[at * 2 + 1])
-  local known = redis.call('HMGET', row, 'fence', 'token', 'agreed', 'last')
-  if holder_of(name) == id and known[2] == id and (known[3] ~= '1' or tonumber(known[1]) <= fence) then
-    local last = math.max(fence + ARGV[1], tonumber(known[4] or 0))
+  local known = fields_of(row, 'expires', 'fence', 'token', 'agreed', 'last')
+  if known and holder_of(name) == id and known[3] == id and (known[4] ~= '1' or (number(known[2]) or 0) <= fence) then
+    local last = math.max(fence + ARGV[1], last_of(known[5]))
     redis.call('HSET', row, 'fence', text(fence), 'last', text(last), 'agreed', '1')
     held = held + 1
   end

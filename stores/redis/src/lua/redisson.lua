@@ -8,10 +8,17 @@ local function holder_of(name)
   local fields = redis.pcall('HLEN', name)
   if type(fields) == 'table' then return nil end
   if fields == 0 then return false end
-  -- A lock has one field, or three if it is a lock for readers and writers.
   if fields > 64 then return nil end
-  return table.concat(redis.call('HKEYS', name), ',')
+  local holders = redis.call('HKEYS', name)
+  for _, it in ipairs(holders) do
+    -- A lock has one field, a client and its thread. A lock for readers and writers has its mode beside them.
+    if it ~= 'mode' and not string.find(it, '^.+:%d+$') and not string.find(it, '^.+:%d+:write$') then return nil end
+  end
+  return table.concat(holders, ',')
 end
+
+-- Whether this is the holder of a lease.
+local function is_id(holder) return string.find(holder, '^[0-9a-f-]+:1$') ~= nil and #holder == 38 end
 
 local function take(name, id, ttl)
   redis.call('DEL', name)

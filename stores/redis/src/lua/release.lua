@@ -1,5 +1,6 @@
 -- Releases leases. KEYS: times, names, then lock and row of each. ARGV: type of the channel's message, then id, token,
--- least holding time in µs, id of nobody, key and channel of each. Answers 1 for each that was held, else 0.
+-- least holding time in µs, id of nobody, key and channel of each. Answers 1 for each that was held, 2 for a
+-- value without an expiry that lockkit did not write, else 0.
 
 local answers = {}
 for at = 1, (#KEYS - 2) / 2 do
@@ -8,27 +9,31 @@ for at = 1, (#KEYS - 2) / 2 do
   local holds = holder_of(name)
   answers[at] = 0
   if holds then
-    local known = redis.call('HMGET', row, 'token', 'acquired', 'ttl')
+    local known = fields_of(row, 'expires', 'token', 'acquired', 'ttl')
     local ours = holds == id
-    -- Another client's lock, which an operator frees.
-    local strangers = (holds == '' or holds ~= known[1]) and stranger(holds) == token
-    if ours or strangers then
+    -- Another client's lock, which an operator frees. Without an expiry, it may be no lock.
+    local is_lease = known and holds == known[2] and is_id(holds)
+    local strangers = not ours and not is_lease and stranger(holds) == token
+    if strangers and redis.call('PTTL', name) < 0 then
+      answers[at] = 2
+    elseif ours or strangers then
       local left = 0
       if ours then
-        local _, acquired = lives(name, row, known[3], known[2])
-        left = tonumber(hold) - math.max(0, now - (tonumber(acquired) or now))
+        local _, acquired = lives(name, row, known and known[4], known and known[3])
+        left = tonumber(hold) - math.max(0, now - acquired)
       end
+      -- The sorted sets only find keys. If their names have other values, the release goes on.
       if left > 0 then
         local ttl = math.ceil(left / 1000)
         take(name, nobody, text(ttl))
-        redis.call('HSET', row, 'token', nobody, 'expires', text(now + ttl * 1000), 'ttl', text(ttl))
-        redis.call('ZADD', KEYS[1], text(now + ttl * 1000), key)
+        if known then redis.call('HSET', row, 'token', nobody, 'expires', text(now + ttl * 1000), 'ttl', text(ttl)) end
+        redis.pcall('ZADD', KEYS[1], text(now + ttl * 1000), key)
       else
         redis.call('DEL', name)
-        redis.call('ZREM', KEYS[2], key)
+        redis.pcall('ZREM', KEYS[2], key)
         if ours then
-          redis.call('HSET', row, 'token', '', 'expires', text(now))
-          redis.call('ZADD', KEYS[1], text(now), key)
+          if known then redis.call('HSET', row, 'token', '', 'expires', text(now)) end
+          redis.pcall('ZADD', KEYS[1], text(now), key)
         end
         -- Not allowed to tell: waiters ask again by themselves.
         redis.pcall('PUBLISH', channel, ARGV[1])

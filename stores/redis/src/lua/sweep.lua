@@ -6,16 +6,19 @@ local function name_of(key)
   return key
 end
 
+for at = 1, 2 do
+  if not is_set(KEYS[at]) then return foreign(KEYS[at], 'sorted set of lockkit') end
+end
 local old = now - tonumber(ARGV[1])
 local forgotten = 0
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. text(old), 'LIMIT', 0, ARGV[2])) do
   local row = 'lockkit:{' .. key .. '}'
-  local known = redis.call('HMGET', row, 'last', 'expires')
+  local known = fields_of(row, 'expires', 'last')
   -- A fence above the clock is kept, because the next fence of a forgotten key is made from the clock.
-  local since = math.max(tonumber(known[1] or 0), tonumber(known[2] or 0))
+  local since = known and math.max(number(known[1]) or 0, last_of(known[2])) or 0
   if redis.call('EXISTS', name_of(key)) == 1 then since = math.max(since, now) end
   if since < old then
-    redis.call('DEL', row)
+    if known then redis.call('DEL', row) end
     redis.call('ZREM', KEYS[1], key)
     redis.call('ZREM', KEYS[2], key)
     forgotten = forgotten + 1

@@ -9,6 +9,9 @@ local function holder_of(name)
   return value
 end
 
+-- Whether this is the holder of a lease.
+local function is_id(holder) return string.find(holder, '^[0-9a-f]+$') ~= nil and #holder == 32 end
+
 local function take(name, id, ttl)
   redis.call('SET', name, id, 'PX', ttl)
 end

@@ -167,10 +167,44 @@ async fn a_server_that_evicts_is_refused_at_the_start_and_later() {
     let mut conn = plain(&server).await;
     send::<()>(&mut conn, "CONFIG SET maxmemory-policy noeviction").await;
     let store = declared(builder(&server)).await;
-    take(&store, &claim("k", TTL)).await;
+    let without = builder(&server).without_quarantine().connect().await.unwrap();
+    let held = claim("k", TTL);
+    take(&store, &held).await;
+    // The next claim is refused, on the connection that is open.
     send::<()>(&mut conn, "CONFIG SET maxmemory-policy volatile-lru").await;
-    send::<()>(&mut conn, "CLIENT KILL TYPE normal").await;
-    until("the new connection is refused", async || store.lease_acquire(&claim("other", TTL)).await.is_err()).await;
+    for store in [&store, &without] {
+        let refused = store.lease_acquire(&claim("other", TTL)).await.expect_err("it may evict");
+        let source = std::error::Error::source(&refused).expect("the server's settings").to_string();
+        assert!(source.contains("maxmemory-policy is `volatile-lru` with a maxmemory of 104857600 bytes"), "{source}");
+        assert!(!refused.is_transient(), "{refused:?}");
+    }
+    assert_eq!(store.lease_renew(&[Renewal::new("k", held.token, TTL)]).await.unwrap(), [Answer::Done]);
+    send::<i64>(&mut conn, "CLIENT KILL TYPE normal").await;
+    assert!(store.lease_acquire(&claim("other", TTL)).await.is_err());
+    send::<()>(&mut conn, "CONFIG SET maxmemory-policy noeviction").await;
+    take(&store, &claim("other", TTL)).await;
+}
+
+#[tokio::test]
+async fn a_server_that_evicted_something_meanwhile_has_a_quarantine() {
+    let server = Redis::start();
+    let ttl = Duration::from_mins(1);
+    let store = declared(builder(&server).longest_ttl(ttl)).await;
+    let held = claim("k", ttl);
+    take(&store, &held).await;
+    let mut conn = plain(&server).await;
+    // Keys with an expiry go, and the settings are what they were.
+    send::<()>(&mut conn, "CONFIG SET maxmemory-policy volatile-random").await;
+    send::<()>(&mut conn, "CONFIG SET maxmemory 1").await;
+    until("the lock is evicted", async || send::<usize>(&mut conn, "EXISTS k").await == 0).await;
+    send::<()>(&mut conn, "CONFIG SET maxmemory 0").await;
+    send::<()>(&mut conn, "CONFIG SET maxmemory-policy noeviction").await;
+    assert!(is_refused(&store, &claim("k", TTL)).await, "its holder trusts it");
+    store.declare_new().await.unwrap();
+    take(&store, &claim("k", TTL)).await;
+    // The counter of evicted keys begins again.
+    send::<()>(&mut conn, "CONFIG RESETSTAT").await;
+    take(&store, &claim("other", TTL)).await;
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod cancellation;
 mod clocks;
 mod conformance;
 mod failover;
+mod foreign;
 mod interop;
 mod lost_memory;
 mod operating;

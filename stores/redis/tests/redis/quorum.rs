@@ -176,7 +176,7 @@ async fn fences_rise_though_one_clock_is_ahead_and_majorities_change() {
     let ahead = async |key: &str| {
         let clock: Vec<u64> = send(&mut plain(&servers[0]).await, "TIME").await;
         let last = clock[0] * 1_000_000 + clock[1] + AHEAD;
-        send::<i64>(&mut plain(&servers[0]).await, &format!("HSET lockkit:{{{key}}} last {last}")).await;
+        send::<i64>(&mut plain(&servers[0]).await, &format!("HSET lockkit:{{{key}}} expires 0 last {last}")).await;
     };
     let mut grants = 0;
     for round in 0..8 {

@@ -1,0 +1,191 @@
+//! Values that lockkit did not write: they stay as they are, and an error says what is there.
+
+use std::{error::Error as _, time::Duration};
+
+use lockkit::{
+    Error, Leases,
+    store::{Answer, LeaseStore, Release, Renewal},
+};
+use lockkit_redis::Layout;
+use lockkit_store_servers::redis::Redis;
+use redis::aio::MultiplexedConnection;
+use tokio::time::sleep;
+
+use crate::support::{builder, claim, declared, is_refused, plain, send, store, take};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// A command that writes each type of value, at the name `NAME`.
+const VALUES: [(&str, &str); 6] = [
+    ("string", "SET NAME {\"host\":\"db1\"}"),
+    ("list", "RPUSH NAME a"),
+    ("set", "SADD NAME a"),
+    ("zset", "ZADD NAME 1 a"),
+    ("hash", "HSET NAME host db1"),
+    ("stream", "XADD NAME 1-1 a b"),
+];
+
+async fn dump(conn: &mut MultiplexedConnection, name: &str) -> Vec<u8> {
+    send(conn, &format!("DUMP {name}")).await
+}
+
+/// The error with all of its sources.
+fn chain(err: &Error) -> String {
+    let mut text = err.to_string();
+    let mut source = err.source();
+    while let Some(it) = source {
+        text += &format!(": {it}");
+        source = it.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn a_value_of_another_type_stays_and_the_error_says_what_it_is() {
+    let server = Redis::start();
+    let mut conn = plain(&server).await;
+    for (layout, own) in [(Layout::Token, "string"), (Layout::Redisson, "")] {
+        let store = declared(builder(&server).layout(layout)).await;
+        let leases = Leases::new(store.clone());
+        for (kind, command) in VALUES.iter().filter(|it| it.0 != own) {
+            let name = format!("{layout:?}:{kind}");
+            send::<redis::Value>(&mut conn, &command.replace("NAME", &name)).await;
+            let before = dump(&mut conn, &name).await;
+            let held = claim(&name, TTL);
+            let what = format!("`{name}` has a value of the type {kind}");
+            for refused in [
+                store.lease_acquire(&held).await.err(),
+                store.lease_acquire_all(&[claim("a", TTL), held.clone()]).await.err(),
+                leases.show(&*name).await.err(),
+                leases.steal(&*name).await.err(),
+            ] {
+                let text = chain(&refused.expect("it is no lock"));
+                assert!(text.contains(&what), "{text}");
+            }
+            let renewal = [Renewal::new(&held.key, held.token, TTL)];
+            assert_eq!(store.lease_renew(&renewal).await.unwrap(), [Answer::Gone]);
+            assert_eq!(store.lease_release(&held.key, held.token, TTL).await.unwrap(), Answer::Gone);
+            assert!(leases.list("").await.unwrap().is_empty());
+            store.lease_sweep(Duration::from_millis(1), 100).await.unwrap();
+            assert_eq!(dump(&mut conn, &name).await, before, "{name}");
+        }
+        assert!(store.lease_look(&"a".into()).await.unwrap().is_none(), "nothing was taken");
+    }
+}
+
+#[tokio::test]
+async fn a_value_without_an_expiry_may_be_data_so_it_is_refused_and_never_freed() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let leases = Leases::new(store.clone());
+    send::<()>(&mut conn, "SET app:config {\"host\":\"db1\",\"pool\":20}").await;
+    assert!(is_refused(&store, &claim("app:config", TTL)).await);
+    let shown = leases.show("app:config").await.unwrap().expect("it is in the way");
+    assert_eq!(shown.holder, "another client: {\"host\":…, without an expiry");
+    let text = chain(&leases.steal("app:config").await.unwrap_err());
+    assert!(text.contains("`app:config` has a value of the type string"), "{text}");
+    assert_eq!(send::<String>(&mut conn, "GET app:config").await, "{\"host\":\"db1\",\"pool\":20}");
+
+    // With other releases in one call, only this one fails.
+    let ours = claim("k", TTL);
+    take(&store, &ours).await;
+    let theirs = store.lease_look(&"app:config".into()).await.unwrap().unwrap().token;
+    let releases = [("app:config".into(), theirs), (ours.key.clone(), ours.token)]
+        .map(|(key, token): (lockkit::Key, _)| Release::new(key, token, Duration::ZERO));
+    assert!(store.lease_release_all(&releases).await.is_err());
+    assert_eq!(send::<usize>(&mut conn, "EXISTS app:config").await, 1);
+    assert!(store.lease_look(&ours.key).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn values_at_lockkits_own_names_stay_and_are_named() {
+    for name in ["lockkit:names", "lockkit:times", "lockkit:epoch", "lockkit:{k}"] {
+        for (kind, command) in VALUES.iter().filter(|it| it.0 != "zset" || !name.ends_with("es")) {
+            let server = Redis::start();
+            let (store, mut conn) = (store(&server).await, plain(&server).await);
+            send::<i64>(&mut conn, &format!("DEL {name}")).await;
+            send::<redis::Value>(&mut conn, &command.replace("NAME", name)).await;
+            let before = dump(&mut conn, name).await;
+            let text = chain(&store.lease_acquire(&claim("k", TTL)).await.expect_err(name));
+            assert!(text.contains(&format!("`{name}` has a value of the type {kind}")), "{text}");
+            drop((store.lease_list("", 10).await, store.lease_sweep(Duration::from_millis(1), 10).await));
+            if name == "lockkit:epoch" {
+                let text = chain(&store.declare_new().await.unwrap_err());
+                assert!(text.contains(&format!("`{name}` has a value of the type {kind}")), "{text}");
+            }
+            assert_eq!(dump(&mut conn, name).await, before, "{name} {kind}");
+            assert_eq!(send::<usize>(&mut conn, "EXISTS k").await, 0, "nothing was taken");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_put_over_one_lease_harms_no_other() {
+    for command in ["SET NAME theirs", "HSET NAME host db1", "HSET NAME acquired x fence -1 ttl y renewals z last q"] {
+        let server = Redis::start();
+        let (store, mut conn) = (store(&server).await, plain(&server).await);
+        let (one, other) = (claim("a", TTL), claim("b", TTL));
+        take(&store, &one).await;
+        take(&store, &other).await;
+        let foreign = !command.contains("fence");
+        if foreign {
+            send::<i64>(&mut conn, "DEL lockkit:{a}").await;
+        }
+        send::<redis::Value>(&mut conn, &command.replace("NAME", "lockkit:{a}")).await;
+        let before = dump(&mut conn, "lockkit:{a}").await;
+
+        let renewals = [&one, &other].map(|it| Renewal::new(&it.key, it.token, TTL));
+        assert_eq!(store.lease_renew(&renewals).await.unwrap(), [Answer::Done, Answer::Done], "{command}");
+        let listed = store.lease_list("", 10).await.unwrap();
+        assert_eq!(listed.iter().map(|it| it.info.key.as_str()).collect::<Vec<_>>(), ["a", "b"], "{command}");
+        let releases = [&one, &other].map(|it| Release::new(&it.key, it.token, Duration::ZERO));
+        assert_eq!(store.lease_release_all(&releases).await.unwrap(), [Answer::Done, Answer::Done], "{command}");
+        assert!(is_free(&mut conn).await);
+        sleep(Duration::from_millis(5)).await;
+        store.lease_sweep(Duration::from_millis(1), 10).await.unwrap();
+        assert_eq!(send::<usize>(&mut conn, "EXISTS lockkit:{b}").await, 0, "{command}: it is forgotten");
+        if foreign {
+            assert_eq!(dump(&mut conn, "lockkit:{a}").await, before, "{command}");
+        }
+    }
+}
+
+async fn is_free(conn: &mut MultiplexedConnection) -> bool {
+    send::<usize>(conn, "EXISTS a b").await == 0
+}
+
+#[tokio::test]
+async fn releases_and_renewals_need_no_sorted_sets() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let held = claim("a", TTL);
+    take(&store, &held).await;
+    for name in ["lockkit:names", "lockkit:times"] {
+        send::<()>(&mut conn, &format!("SET {name} theirs")).await;
+    }
+    assert_eq!(store.lease_renew(&[Renewal::new("a", held.token, TTL)]).await.unwrap(), [Answer::Done]);
+    assert_eq!(store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap(), Answer::Done);
+    assert_eq!(send::<String>(&mut conn, "GET lockkit:names").await, "theirs");
+}
+
+#[tokio::test]
+async fn of_another_clients_value_only_the_beginning_is_shown() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let leases = Leases::builder(store).wait(Duration::ZERO).build().unwrap();
+    redis::cmd("SET")
+        .arg("k")
+        .arg("5f4d\x1b[2J\n-secret-session")
+        .arg("PX")
+        .arg(30_000)
+        .exec_async(&mut conn)
+        .await
+        .unwrap();
+    let shown = leases.show("k").await.unwrap().expect("it is held");
+    let refused = leases.lease("k").acquire().await.unwrap_err();
+    let stolen = leases.steal("k").await.unwrap().expect("it is held");
+    for text in [format!("{shown:?}"), format!("{refused} {refused:?}"), format!("{stolen:?}")] {
+        assert!(text.contains("another client: 5f4d[2J-…"), "{text}");
+        assert!(!text.contains("secret") && !text.contains('\x1b'), "{text}");
+    }
+}
