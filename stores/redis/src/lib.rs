@@ -20,7 +20,7 @@
 //! | | survives | use another when |
 //! |---|---|---|
 //! | [`RedisStore`], one server | nothing: no leases while the server is down | its downtime must not stop the service |
-//! | [`RedisStore`] with Sentinel | the master: a pause of its failover and one longest ttl | the pause is too long |
+//! | [`RedisStore`] with Sentinel | the master: a pause of its failover, one longest ttl and 20 s | the pause is too long |
 //! | [`Quorum`] | less than half of the servers, without a pause; [held leases](Quorum) are not repaired | you need semaphores, readers and writers, or `fair` |
 //!
 //! A stale holder must not write. A transaction in PostgreSQL, MySQL, MariaDB or SQLite that begins with `Lease::guard`, of
@@ -31,8 +31,12 @@
 //!
 //! The lock of the key `name` is the string `name`. Its value is the token of its holder, and it expires with the lease. So
 //! clients that lock with `SET name … NX PX …` and leases exclude each other. [`Layout::Redisson`] writes the lock as
-//! Redisson does. The server's other data share the names: give keys a prefix of their own. If the name has a value that
-//! is no lock, the request fails and the value stays.
+//! Redisson does. The server's other data share the names: give keys a prefix of their own.
+//!
+//! A value that lockkit did not write is never overwritten. If the name has a value of another type, requests,
+//! [`Leases::show`] and [`Leases::steal`] fail and say what is there; [`Leases::list`] and the sweep pass it over. A string
+//! is a lock of another client. [`Leases::steal`] frees it only if it has an expiry, because a value without one may be
+//! data. Of its value, at most the first 8 characters are shown. The same holds for the names of lockkit's own data.
 //!
 //! Beside the lock are the hash `lockkit:{name}` with the fence and the holder, the sorted sets `lockkit:names` and
 //! `lockkit:times`, and the hash `lockkit:epoch`. [`Leases::list`] shows the leases that lockkit granted.
@@ -62,11 +66,18 @@
 //! a shorter one and never met the other. Set the same `longest_ttl` in all processes. `min_hold` is forgotten with the
 //! lease.
 //!
-//! A master that is cut off from its replicas and from Sentinel goes on renewing while its replica is promoted. Set
-//! `min-replicas-to-write 1` on the servers, and [`RedisStoreBuilder::quarantine`] to the longest ttl plus
-//! `min-replicas-max-lag` plus 2 s, because Redis counts the lag in whole seconds.
+//! **Two masters.** A planned failover by Sentinel (`SENTINEL FAILOVER`) leaves the old master writable for 10 to 12 s after
+//! its successor is promoted, and its `ROLE` is `master` until then. So behind Sentinel the quarantine is the longest ttl
+//! plus 20 s, and no shorter one is accepted. With several replicas, Sentinel switches only after they follow the new
+//! master: add 10 s for each replica after the first with [`RedisStoreBuilder::quarantine`].
 //!
-//! A server that may evict a lock is refused, also if its settings change and the store connects again.
+//! A master that is cut off from its replicas and from Sentinel goes on renewing while its replica is promoted, and only
+//! its own settings can end that. Set `min-replicas-to-write 1` on the servers, and `min-replicas-max-lag` to at most 10.
+//! Without Sentinel, also set [`RedisStoreBuilder::quarantine`] to the longest ttl plus `min-replicas-max-lag` plus 2 s,
+//! because Redis counts the lag in whole seconds.
+//!
+//! **Eviction.** A server that may evict a lock is refused: each acquisition looks at its `maxmemory-policy`. If it has
+//! evicted keys since the last acquisition, the quarantine begins.
 //!
 //! # Clocks
 //!
@@ -82,8 +93,8 @@
 //! replaced. While requests wait, one more connection is subscribed to releases. It is closed one second after the last
 //! waiter. Without it, waiters poll.
 //!
-//! A task on the caller's runtime opens the connection. If that runtime is not driven meanwhile, the store's calls on other
-//! runtimes time out until it is driven again or dropped.
+//! One thread of the process (`lockkit-redis`) drives the connections of all stores. So they depend on none of your
+//! runtimes: a runtime that is not driven, or has ended, delays no calls on others.
 //!
 //! # Rights
 //!
@@ -92,8 +103,8 @@
 //!
 //! # Limits
 //!
-//! Redis 5 or later, or Valkey. No Redis Cluster: the keys of one lease are in several slots. Use one of its masters alone,
-//! or a [`Quorum`].
+//! Redis 5 or later, or Valkey. No Redis Cluster: the keys of one lease are in several slots, so its nodes are refused. Use
+//! a server outside of the cluster.
 //!
 //! # Features
 //!

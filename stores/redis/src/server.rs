@@ -90,6 +90,15 @@ impl Server {
         .await
     }
 
+    /// Whether Sentinel may name another master.
+    pub(crate) fn is_behind_sentinel(&self) -> bool {
+        match &*self.0 {
+            Kind::Client(_) => false,
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(_) => true,
+        }
+    }
+
     /// How long it may take to open a connection in all.
     pub(crate) fn patience(&self, limits: Limits) -> Duration {
         match &*self.0 {

@@ -71,6 +71,87 @@ async fn a_replica_that_lagged_behind_grants_no_lease_twice() {
 }
 
 #[tokio::test]
+async fn a_planned_failover_lets_no_two_masters_grant_whatever_the_ttl() {
+    const TTL: Duration = Duration::from_secs(2);
+    let (master, replica, sentinels) = watched().await;
+    let holder = declared(by_sentinel(&sentinels).longest_ttl(TTL)).await;
+    let first = claim("k", TTL);
+    take(&holder, &first).await;
+    let mut sentinel = redis(sentinels.programs[0].port).get_multiplexed_async_connection().await.unwrap();
+    until("Sentinel begins the failover", async || {
+        let begun: Result<(), _> =
+            redis::cmd("SENTINEL").arg("FAILOVER").arg(Sentinels::MASTER).query_async(&mut sentinel).await;
+        begun.is_ok()
+    })
+    .await;
+    // Sentinel closes the connections of clients.
+    until("the replica is the master", async || {
+        let mut conn = plain(&replica).await;
+        let info: Result<String, _> = redis::cmd("INFO").arg("replication").query_async(&mut conn).await;
+        info.is_ok_and(|it| it.contains("role:master"))
+    })
+    .await;
+    let promoted = Instant::now();
+    until("all Sentinels name it", async || {
+        for program in &sentinels.programs {
+            let mut conn = redis(program.port).get_multiplexed_async_connection().await.unwrap();
+            let (_, port): (String, u16) =
+                send(&mut conn, &format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", Sentinels::MASTER)).await;
+            if port != replica.program.port {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    let rival = by_sentinel(&sentinels).longest_ttl(TTL).connect().await.unwrap();
+    let granting = tokio::spawn(async move {
+        until_granted(&rival, &claim("k", TTL)).await;
+        Instant::now()
+    });
+    // The old master does not know yet.
+    let mut renewed = promoted;
+    while !granting.is_finished() {
+        let sent = Instant::now();
+        if holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await.is_ok_and(|it| it == [Answer::Done]) {
+            renewed = sent;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    let granted = granting.await.unwrap();
+    println!(
+        "planned failover: the old master renewed for {:?}, rival granted after {:?}",
+        renewed - promoted,
+        granted - promoted
+    );
+    assert!(renewed > promoted, "the old master renewed nothing after the promotion, so nothing was tested");
+    assert!(
+        granted >= renewed + TTL,
+        "granted {:?} after the last renewal, ttl {TTL:?}",
+        granted.saturating_duration_since(renewed)
+    );
+    let late = holder.lease_renew(&[Renewal::new("k", first.token, TTL)]).await;
+    assert!(!late.is_ok_and(|it| it == [Answer::Done]), "both masters have it");
+    drop(master);
+}
+
+#[tokio::test]
+async fn behind_sentinel_a_quarantine_that_is_shorter_than_a_failover_is_refused() {
+    let sentinel = || {
+        let urls = vec!["redis://127.0.0.1:1/"];
+        SentinelClient::build(urls, Sentinels::MASTER.to_owned(), None, SentinelServerType::Master).unwrap()
+    };
+    let settings = || RedisStore::builder(sentinel()).longest_ttl(Duration::from_secs(2));
+    let refused = settings().quarantine(Duration::from_secs(21)).connect().await.unwrap_err();
+    let lockkit_redis::ConnectError::InvalidOption { option, reason, .. } = &refused else { panic!("{refused:?}") };
+    assert!(*option == "quarantine" && reason.contains("Sentinel") && reason.contains("22s"), "{reason}");
+    for fits in [settings(), settings().quarantine(Duration::from_secs(22)), settings().without_quarantine()] {
+        let refused = fits.connect().await.unwrap_err();
+        assert!(matches!(refused, lockkit_redis::ConnectError::Unreachable { .. }), "{refused:?}");
+    }
+}
+
+#[tokio::test]
 async fn without_quarantine_it_does() {
     const TTL: Duration = Duration::from_mins(1);
     let (mut master, replica, sentinels) = watched().await;

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 /// Longer than anything takes that is not stuck.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn client(server: &Redis) -> Client {
     Client::open(server.url()).unwrap()
