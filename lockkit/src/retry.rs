@@ -44,13 +44,16 @@ pub fn is_retryable(err: &(dyn StdError + 'static)) -> bool {
 
 /// The first fault in the chain of sources of an error, as a driver or a store reported it.
 fn fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
-    #[cfg(feature = "sql")]
-    if let Some(fault) = crate::sql::fault_in_chain(err) {
-        return Some(fault);
-    }
-    chain(err).filter_map(<dyn StdError>::downcast_ref).find_map(|it| match it {
-        Error::Database { fault, .. } => Some(*fault),
-        _ => None,
+    chain(err).find_map(|it| {
+        // lockkit may know more than its source says: what became of the transaction.
+        if let Some(Error::Database { fault, .. }) = it.downcast_ref() {
+            return Some(*fault);
+        }
+        #[cfg(feature = "sql")]
+        if let Some(fault) = crate::sql::driver_fault(it) {
+            return Some(fault);
+        }
+        None
     })
 }
 

@@ -9,7 +9,7 @@ use lockkit::testing::MemoryStore;
 use lockkit::{Error, Fence, Leases, begin, forget_fences, guard, with_lock};
 use sqlx::pool::PoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
-use support::{Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{Galera, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -402,7 +402,8 @@ on_databases! { [galera]
         db.execute("CREATE TABLE t_log (n BIGINT PRIMARY KEY, fence BIGINT NOT NULL)").await;
         db.execute("INSERT INTO t_counter VALUES (1, 0)").await;
         let mut nodes = Vec::new();
-        for url in support::Galera::nodes(&db.url) {
+        for url in Galera::nodes(&db.url) {
+            Galera::caught_up(&url).await.unwrap();
             nodes.push(sqlx::MySqlPool::connect(&url).await.unwrap());
         }
         let transaction = async |node: &sqlx::MySqlPool, number| {
@@ -433,9 +434,10 @@ on_databases! { [galera]
         }
         println!("{committed} committed, {refused} refused");
         assert!(committed >= 60, "{committed}");
-        let (n,): (i64,) = sqlx::query_as("SELECT n FROM t_counter").fetch_one(&nodes[1]).await.unwrap();
+        let mut conn = Galera::caught_up(&Galera::nodes(&db.url)[1]).await.unwrap();
+        let (n,): (i64,) = sqlx::query_as("SELECT n FROM t_counter").fetch_one(&mut conn).await.unwrap();
         assert_eq!(n, committed, "an update was lost");
-        let log: Vec<(i64,)> = sqlx::query_as("SELECT fence FROM t_log ORDER BY n").fetch_all(&nodes[1]).await.unwrap();
+        let log: Vec<(i64,)> = sqlx::query_as("SELECT fence FROM t_log ORDER BY n").fetch_all(&mut conn).await.unwrap();
         assert!(log.is_sorted(), "{log:?}");
     }
 }

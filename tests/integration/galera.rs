@@ -3,13 +3,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
-use lockkit::{Error, Fence, Leases, Tx};
+use lockkit::{Error, Fence, Leases, RetryPolicy, Tx};
 use sqlx::{MySql, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
-use support::{Galera, Server, TestDb, on_databases};
+use support::{Galera, Proxy, Server, TestDb, on_databases};
 use tokio::{task::JoinSet, time::Instant};
 
 /// How many clients each node has.
@@ -81,6 +84,95 @@ on_databases! {
         println!("{grants} leases were granted through three nodes");
     }
 
+    // MariaDB does not report each rollback for another node: one in some hundred that meet a PREPARE is lost, and what follows
+    // runs in a new transaction. Here the caller loses the report.
+    async fn a_transaction_that_another_node_undid_is_transient_and_repeated<S>(db: TestDb<S>) {
+        let rival = tokio::sync::Mutex::new(rival(&db).await);
+        let attempts = AtomicU32::new(0);
+        let committed = RetryPolicy::new().attempts(3).retry(|_| async {
+            let first = attempts.fetch_add(1, Ordering::SeqCst) == 0;
+            let mut tx = lockkit::begin(&db.pool).await?;
+            Galera::execute(&mut tx, "UPDATE hot SET n = n + 1 WHERE id = 0").await.unwrap();
+            if first {
+                undo(&mut *rival.lock().await, &db).await;
+                Galera::execute(&mut tx, "SELECT 1").await.unwrap_err();
+            }
+            Galera::execute(&mut tx, "UPDATE hot SET n = n + 100 WHERE id = 1").await.unwrap();
+            let answer = tx.commit().await;
+            assert_eq!(answer.as_ref().is_err_and(Error::is_transient), first, "{answer:?}");
+            answer
+        });
+        committed.await.unwrap();
+        assert_eq!(attempts.into_inner(), 2);
+        assert_eq!(db.fetch_i64("SELECT SUM(n) FROM hot").await, Some(10 + 1 + 100), "of the second attempt alone");
+        db.assert_nothing_left().await;
+    }
+
+    // What was committed must not be repeated, and what the caller rolled back need not be.
+    async fn a_transaction_that_a_statement_of_its_own_ended_is_not_repeated<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE written (id BIGINT PRIMARY KEY)").await;
+        let ends = [
+            "COMMIT", "COMMIT AND CHAIN", "BEGIN", "SET autocommit = 1", "CREATE TABLE other (id BIGINT)",
+            "TRUNCATE TABLE other", "LOCK TABLES other WRITE; UNLOCK TABLES",
+        ];
+        for (id, end) in (0..).zip(ends) {
+            let answer = RetryPolicy::new().attempts(3).retry(|_| async {
+                let mut tx = lockkit::begin(&db.pool).await?;
+                Galera::execute(&mut tx, &format!("INSERT INTO written VALUES ({id})")).await.unwrap();
+                Galera::execute(&mut tx, end).await.unwrap();
+                Galera::execute(&mut tx, &format!("INSERT INTO written VALUES (100 + {id})")).await.unwrap();
+                tx.commit().await
+            });
+            let refused = answer.await.unwrap_err();
+            assert!(matches!(refused, Error::TransactionEnded { .. }), "after {end}: {refused:?}");
+            assert!(!refused.is_transient() && !lockkit::is_retryable(&refused), "after {end}");
+            let there = format!("SELECT COUNT(*) FROM written WHERE id = {id}");
+            assert_eq!(db.fetch_i64(&there).await, Some(1), "after {end}");
+        }
+    }
+
+    // The statement that frees the lease is prepared after the look at the transaction.
+    async fn what_another_node_undid_before_the_lease_was_freed_is_not_answered_as_committed<S>(db: TestDb<S>) {
+        let mut rival = rival(&db).await;
+        let proxy = Proxy::start(&db.url);
+        let leases = Leases::new(db.pool.clone());
+        for (round, (of_sqlx, look)) in (1..).zip([(false, "SAVEPOINT"), (true, "SAVEPOINT"), (false, "lockkit_lease")]) {
+            // A new one each time, because only its first use prepares a statement.
+            let pool = MySqlPool::connect(proxy.url()).await.unwrap();
+            let lease = leases.lease("k").acquire().await.unwrap();
+            let work = "UPDATE hot SET n = n + 100 WHERE id = 0";
+            let (mut tx, mut theirs) = (None, None);
+            if of_sqlx {
+                let mut begun = pool.begin().await.unwrap();
+                Galera::execute(&mut begun, work).await.unwrap();
+                theirs = Some(begun);
+            } else {
+                let mut begun = lockkit::begin(&pool).await.unwrap();
+                Galera::execute(&mut begun, work).await.unwrap();
+                tx = Some(begun);
+            }
+            proxy.hold_replies_to(look);
+            let committing = async {
+                match (tx, theirs) {
+                    (Some(tx), _) => lease.commit(tx).await,
+                    (_, Some(tx)) => lease.commit(tx).await,
+                    _ => unreachable!("one of both was begun"),
+                }
+            };
+            let meanwhile = async {
+                proxy.replies_are_held().await;
+                undo(&mut rival, &db).await;
+                proxy.pass_replies();
+            };
+            let (answer, ()) = tokio::join!(committing, meanwhile);
+            let sum = db.fetch_i64("SELECT SUM(n) FROM hot").await;
+            assert_eq!(sum, Some(10 * round), "{look}, {of_sqlx}: the work was undone, and the answer was {answer:?}");
+            let refused = answer.unwrap_err();
+            assert!(refused.is_transient() || matches!(refused, Error::TransactionEnded { .. }), "{refused:?}");
+            pool.close().await;
+        }
+    }
+
     async fn the_version_that_was_tested_is_on_record<S>(db: TestDb<S>) {
         let version = db.fetch_text(S::VERSION).await.expect("a version");
 
@@ -88,6 +180,20 @@ on_databases! {
             std::fs::write(std::path::PathBuf::from(folder).join(S::NAME), version).expect("write the version");
         }
     }
+}
+
+/// Makes the rows that all write, and a connection to another node than the pool's.
+async fn rival(db: &TestDb<Galera>) -> MySqlConnection {
+    db.execute("CREATE TABLE hot (id BIGINT PRIMARY KEY, n BIGINT)").await;
+    db.execute("INSERT INTO hot VALUES (0, 0), (1, 0)").await;
+    Galera::caught_up(&Galera::nodes(&db.url)[1]).await.unwrap()
+}
+
+/// Adds 10 to the first row through another node, and waits until the first node has applied it, for which it has rolled back
+/// every transaction that had written the row.
+async fn undo(rival: &mut MySqlConnection, db: &TestDb<Galera>) {
+    Galera::execute(rival, "UPDATE hot SET n = n + 10 WHERE id = 0").await.unwrap();
+    Galera::caught_up(&db.url).await.unwrap();
 }
 
 /// Runs the work again and again, in clients of all nodes, with a number that is never given twice and one of those shared.
@@ -104,7 +210,7 @@ where
     let told = Report::default();
     let mut clients = JoinSet::new();
     for (node, url) in (0..).zip(Galera::nodes(&db.url)) {
-        caught_up(&mut connect(&url).await).await;
+        Galera::caught_up(&url).await.unwrap();
         for client in 0..CLIENTS {
             let pool = MySqlPoolOptions::new().max_connections(3).connect(&url).await.unwrap();
             let told = Arc::clone(&told);
@@ -150,8 +256,7 @@ fn report(told: &Report, id: u64, answer: Result<(), Error>) {
 async fn check(db: &TestDb<Galera>, told: &Told) {
     assert!(told.committed.len() > 10, "only {} commits", told.committed.len());
     for url in Galera::nodes(&db.url) {
-        let mut conn = connect(&url).await;
-        caught_up(&mut conn).await;
+        let mut conn = Galera::caught_up(&url).await.unwrap();
         let ids: Vec<u64> =
             sqlx::query_scalar("SELECT CAST(id AS UNSIGNED) FROM written").fetch_all(&mut conn).await.unwrap();
         let there = BTreeSet::from_iter(ids);
@@ -164,14 +269,4 @@ async fn check(db: &TestDb<Galera>, told: &Told) {
         assert_eq!(sum, i64::try_from(committed).ok());
     }
     println!("{} commits, {} refused, none missing on any node", told.committed.len(), told.refused.len());
-}
-
-async fn connect(url: &str) -> MySqlConnection {
-    <MySqlConnection as sqlx::Connection>::connect(url).await.unwrap()
-}
-
-/// Reads on this connection wait for what other nodes have committed.
-async fn caught_up(conn: &mut MySqlConnection) {
-    Galera::execute(conn, "SET wsrep_sync_wait = 15").await.unwrap();
-    Galera::execute(conn, "SELECT COUNT(*) FROM hot").await.unwrap();
 }

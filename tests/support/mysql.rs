@@ -110,17 +110,26 @@ impl Galera {
         };
         (0..GALERA_NODES).map(node).collect()
     }
+
+    /// A connection to this node on which each statement waits for what all nodes have committed before it. Without the wait, a
+    /// node may not have applied yet what another one has answered as committed.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn caught_up(url: &str) -> Result<MySqlConnection> {
+        let mut conn = MySqlConnection::connect(url).await?;
+        sqlx::MySql::execute(&mut conn, "SET SESSION wsrep_sync_wait = 15").await?;
+        // A wait of its own: a table that is not there yet is an error.
+        sqlx::MySql::execute(&mut conn, "SELECT 1").await?;
+        Ok(conn)
+    }
 }
 
 /// Waits until the node has the database and takes statements.
 async fn wait_for_node(url: &str) {
     let deadline = Instant::now() + Duration::from_mins(1);
     loop {
-        let asked = async {
-            let mut conn = MySqlConnection::connect(url).await?;
-            sqlx::MySql::execute(&mut conn, "SET wsrep_sync_wait = 15; SELECT 1").await
-        };
-        match asked.await {
+        match Galera::caught_up(url).await {
             Ok(_) => return,
             Err(err) => assert!(Instant::now() < deadline, "{url} is not ready: {err}"),
         }

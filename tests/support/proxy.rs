@@ -100,6 +100,14 @@ impl Proxy {
         *self.state.holds_replies_to.lock().expect("no code panics while it holds the lock") = Some(text);
     }
 
+    /// Waits until a client has sent the text of [`hold_replies_to`](Self::hold_replies_to).
+    ///
+    /// # Panics
+    /// Never: this proxy keeps what it waits for.
+    pub async fn replies_are_held(&self) {
+        self.state.holds_replies.subscribe().wait_for(|it| *it).await.expect("the proxy lives");
+    }
+
     /// Lets the replies go on that [`hold_replies_to`](Self::hold_replies_to) holds back.
     pub fn pass_replies(&self) {
         *self.state.holds_replies_to.lock().expect("no code panics while it holds the lock") = None;

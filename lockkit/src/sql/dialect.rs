@@ -1,6 +1,10 @@
 //! A database that lockkit supports: its faults, its transactions, its schema, and its connection types.
 
-use std::{fmt::Debug, future::Future, time::Duration};
+use std::{
+    fmt::Debug,
+    future::{Future, ready},
+    time::Duration,
+};
 
 use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
@@ -53,6 +57,10 @@ pub trait Driver: Database {
     /// Whether `commit` fails when the database has already ended the transaction, or sqlx has rolled it back.
     const COMMIT_CHECKS: bool = false;
 
+    /// Whether `check_begun` comes after the last statement before COMMIT, because a statement that fails to report the end of its
+    /// transaction runs in another one. Nothing that runs there is committed.
+    const CHECKED_LAST: bool = false;
+
     /// Whether `begin` changes settings of the session. If so, `restore_session` must run after the transaction.
     const CHANGES_SESSION: bool;
 
@@ -81,12 +89,22 @@ pub trait Driver: Database {
     /// be connected to different nodes of a cluster.
     fn shows_writes_at_once(pool: &Pool<Self>) -> bool;
 
-    /// Begins a READ COMMITTED transaction. On SQLite it takes the write lock.
-    fn begin(conn: &mut Self::Connection, wait: Wait) -> impl Future<Output = sqlx::Result<()>> + Send;
+    /// Begins a READ COMMITTED transaction on a connection of this pool. On SQLite it takes the write lock.
+    fn begin(
+        conn: &mut Self::Connection,
+        pool: &Pool<Self>,
+        wait: Wait,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Fails when the database has already ended the transaction of `begin`, unless it refuses every further statement
     /// then.
     fn check_begun(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// After `check_begun` has failed: whether the database is known to have rolled the transaction of `begin` back, so that
+    /// nothing of it was committed. `false` if a statement of the application may have committed it.
+    fn was_undone(_conn: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+        ready(false)
+    }
 
     /// Commits the transaction of `begin`, which `check_begun` found open unless `COMMIT_CHECKS`.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;

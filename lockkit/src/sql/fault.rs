@@ -61,7 +61,8 @@ pub(crate) fn fault_in_chain(err: &(dyn StdError + 'static)) -> Option<Fault> {
     chain(err).find_map(driver_fault)
 }
 
-fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
+/// The fault of a driver's own error.
+pub(crate) fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
     let err = match err.downcast_ref::<Box<dyn DatabaseError>>() {
         Some(boxed) => boxed.as_error(),
         None => err,

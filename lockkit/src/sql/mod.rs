@@ -41,7 +41,7 @@ pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{
     Driver, Known, Sessions, counted_depth, depth, heard, in_transaction, is_answered, sealed, still_in_transaction,
 };
-pub(crate) use fault::{failed, failed_on_own_table, fault_in_chain};
+pub(crate) use fault::{driver_fault, failed, failed_on_own_table, fault_in_chain};
 pub use fence_guard::FenceGuardOps;
 pub(crate) use fence_guard::FenceGuardStatements;
 #[cfg(any(feature = "postgres", feature = "mysql"))]

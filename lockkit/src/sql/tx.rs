@@ -81,7 +81,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let conn = connection(pool, doing, None).await?;
     let mut opening = Guard::new(Unsettled::new(conn));
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
-    let begun = DB::begin(&mut opening.get_mut().conn, Wait::within(wait, left)).await;
+    let begun = DB::begin(&mut opening.get_mut().conn, pool, Wait::within(wait, left)).await;
     match begun {
         Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn)))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
@@ -143,16 +143,22 @@ impl<DB: Dialect> Tx<DB> {
     ///
     /// # Errors
     /// - [`Error::TransactionEnded`] when the database had already ended the transaction: as a deadlock victim, or on PostgreSQL after
-    ///   any failed statement. Nothing is committed.
-    /// - [`Error::Database`] when the database refused the commit (Galera and serializable transactions report conflicts here), or the
+    ///   any failed statement. The commit changes nothing.
+    /// - [`Error::Database`] when the database refused the commit (Galera and serializable transactions report conflicts here, which
+    ///   are [transient](Error::is_transient)), or the
     ///   connection broke before COMMIT was sent. Nothing is committed.
     /// - [`Error::OutcomeUnknown`] when the connection broke after COMMIT was sent.
     ///
     /// # Cancel safety
     /// Dropping this future leaves it unknown whether the commit happened, as with any commit.
     pub async fn commit(mut self) -> Result<()> {
-        let committed = self.commit_checked().await;
-        self.ended(committed)
+        // A count of one can only be too high, for a transaction that was rolled back; then the commit fails.
+        if (!DB::COMMIT_CHECKS || counted_depth::<DB>(&self) != 1)
+            && let Err(err) = self.check_open().await
+        {
+            return self.ended(Err(err));
+        }
+        self.commit_open().await
     }
 
     /// Rolls back.
@@ -182,15 +188,7 @@ impl<DB: Dialect> Tx<DB> {
 }
 
 impl<DB: Dialect> Tx<DB> {
-    /// Commits. The transaction is over if this succeeds.
-    async fn commit_checked(&mut self) -> Result<()> {
-        // A count of one can only be too high, for a transaction that was rolled back; then the commit fails.
-        if !DB::COMMIT_CHECKS || counted_depth::<DB>(self) != 1 {
-            self.check_open().await?;
-        }
-        self.send_commit().await
-    }
-
+    /// Sends COMMIT. The transaction is over if this succeeds.
     async fn send_commit(&mut self) -> Result<()> {
         let _sent = CommitSent::now();
         DB::commit(self).await.map_err(commit_failed::<DB>)
@@ -239,6 +237,21 @@ fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
         _ => check_failed::<DB>(source),
     }
 }
+
+/// Fails when the database has already ended the transaction of `begin`: with a transient error if it is known to have rolled it
+/// back.
+async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
+    let Err(err) = DB::check_begun(conn).await else { return Ok(()) };
+    if DB::fault(&err) == Fault::NoTransaction && DB::was_undone(conn).await {
+        return Err(Error::database("committing", None, Fault::Deadlock, RolledBack(err)));
+    }
+    Err(check_failed::<DB>(err))
+}
+
+/// The database rolled a transaction back for another one, and reported it to no statement.
+#[derive(Debug, thiserror::Error)]
+#[error("the database rolled the transaction back for a conflicting one that was committed through another node")]
+struct RolledBack(#[source] sqlx::Error);
 
 /// The error of a transaction whose COMMIT was not sent. Nothing was committed.
 fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
@@ -333,10 +346,16 @@ impl<DB: Dialect> EndTx<DB> for Tx<DB> {
             return Err(no_answer("committing", None));
         }
         check_depth::<DB>(self).await?;
-        DB::check_begun(self).await.map_err(check_failed::<DB>)
+        if DB::CHECKED_LAST { Ok(()) } else { check_begun::<DB>(self).await }
     }
 
     async fn commit_open(mut self) -> Result<()> {
+        if DB::CHECKED_LAST
+            && let Err(err) = check_begun::<DB>(&mut self).await
+        {
+            self.undo().await;
+            return Err(err);
+        }
         let sent = self.send_commit().await;
         self.ended(sent)
     }
@@ -356,7 +375,14 @@ impl<DB: Dialect> EndTx<DB> for Transaction<'_, DB> {
         DB::check_open(self).await.map_err(check_failed::<DB>)
     }
 
-    async fn commit_open(self) -> Result<()> {
+    async fn commit_open(mut self) -> Result<()> {
+        if DB::CHECKED_LAST
+            && let Err(err) = DB::check_begun(&mut self).await
+        {
+            // sqlx rolls back on the caller's connection only when that connection is used again.
+            drop(timeout(ROLLBACK_LIMIT, EndTx::roll_back(self)).await);
+            return Err(check_failed::<DB>(err));
+        }
         let _sent = CommitSent::now();
         self.commit().await.map_err(commit_failed::<DB>)
     }

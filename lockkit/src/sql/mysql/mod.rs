@@ -74,6 +74,9 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
 const RESTORE_WAIT: &str = "SET innodb_lock_wait_timeout = \
                             CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL";
 
+/// How often a node of a cluster is asked what it did, each time in a transaction that may be rolled back as well.
+const UNDONE_TRIES: u32 = 3;
+
 impl super::sealed::Sealed for MySql {}
 impl super::sealed::Sealed for MySqlConnection {}
 
@@ -102,6 +105,9 @@ impl FenceGuardOps for MySql {}
 impl ShedLockOps for MySql {}
 
 impl Driver for MySql {
+    // A node of a Galera cluster does not always report to PREPARE that it has rolled the transaction back for another node, and
+    // then executes the statement in a new transaction.
+    const CHECKED_LAST: bool = true;
     const CHANGES_SESSION: bool = true;
 
     /// sqlx 0.9 reads a packet in two steps, and does not count the packets of a PREPARE. After a dropped future it takes the rest of
@@ -133,15 +139,25 @@ impl Driver for MySql {
         server::is_alone(pool)
     }
 
-    async fn begin(conn: &mut MySqlConnection, _wait: Wait) -> sqlx::Result<()> {
+    async fn begin(conn: &mut MySqlConnection, pool: &Pool<Self>, _wait: Wait) -> sqlx::Result<()> {
         // The server rolls back the transaction of a deadlock victim. With autocommit off, its next statement begins
         // another transaction, so nothing that follows is committed by itself. The savepoint marks the first
         // transaction. `@lockkit_read_committed` tells later statements the isolation level, which no system variable
         // shows: an assignment to `@@` without a scope counts for the next transaction only.
-        let begin = "SET @lockkit_autocommit = @@autocommit, @lockkit_read_committed = 1, autocommit = 0, \
-                     /*M! @@tx_isolation */ /*!80000 @@transaction_isolation */ = 'READ-COMMITTED'; \
-                     START TRANSACTION; SAVEPOINT lockkit";
-        MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(begin))).await
+        macro_rules! begin {
+            ($mark:literal) => {
+                concat!(
+                    "SET @lockkit_autocommit = @@autocommit, @lockkit_read_committed = 1, autocommit = 0, ",
+                    $mark,
+                    "/*M! @@tx_isolation */ /*!80000 @@transaction_isolation */ = 'READ-COMMITTED'; \
+                     START TRANSACTION; SAVEPOINT lockkit"
+                )
+            };
+        }
+        // The mark is for `was_undone`. Only servers that were built for Galera know the function.
+        let text =
+            if server::is_galera(pool) { begin!("@lockkit_written = WSREP_LAST_WRITTEN_GTID(), ") } else { begin!("") };
+        MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(text))).await
     }
 
     async fn check_begun(conn: &mut MySqlConnection) -> sqlx::Result<()> {
@@ -149,6 +165,21 @@ impl Driver for MySql {
         // cluster must roll back for another node, it reports that in the answer to this message. If more statements
         // followed in the message, that answer would be lost and they would run in a new transaction.
         conn.execute("RELEASE SAVEPOINT lockkit").await.map(drop)
+    }
+
+    async fn was_undone(conn: &mut MySqlConnection) -> bool {
+        // The number changes with each write that this session commits, also by DDL. Writes that are not replicated do not
+        // change it. https://mariadb.com/kb/en/wsrep_last_written_gtid/
+        let same = "SELECT @lockkit_written = WSREP_LAST_WRITTEN_GTID() AND @@wsrep_on AND @@sql_log_bin";
+        for _ in 0..UNDONE_TRIES {
+            match conn.fetch_one(same).await {
+                Ok(row) => return row.try_get_unchecked(0).is_ok_and(|it: Option<i64>| it == Some(1)),
+                // The transaction in which statements ran since then was rolled back as well.
+                Err(err) if Self::fault(&err) == Fault::Deadlock => {}
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
@@ -180,8 +211,8 @@ impl Driver for MySql {
     }
 
     async fn check_open(conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit").await?;
-        Ok(())
+        // The second savepoint is for `check_begun`.
+        conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit; SAVEPOINT lockkit").await.map(drop)
     }
 
     async fn depth(conn: &mut MySqlConnection) -> sqlx::Result<usize> {
@@ -190,7 +221,8 @@ impl Driver for MySql {
     }
 
     async fn is_idle(conn: &mut MySqlConnection) -> bool {
-        Self::check_open(conn).await.is_err_and(|it| Self::fault(&it) == Fault::NoTransaction)
+        let open = conn.execute("SAVEPOINT lockkit; RELEASE SAVEPOINT lockkit").await;
+        open.is_err_and(|it| Self::fault(&it) == Fault::NoTransaction)
     }
 
     fn is_denied(err: &sqlx::Error) -> bool {

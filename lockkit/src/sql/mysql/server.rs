@@ -14,8 +14,19 @@ struct Server {
     host: String,
     port: u16,
     socket: Option<PathBuf>,
-    /// Whether it is no node of a Galera cluster or of a replication group. `None` until it has answered.
-    is_alone: Option<bool>,
+    /// `None` until it has answered.
+    kind: Option<Kind>,
+}
+
+/// What other servers a server works with.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// None that takes writes for it.
+    Alone,
+    /// It is a node of a Galera cluster.
+    Galera,
+    /// It is a member of a replication group.
+    Group,
 }
 
 static SERVERS: Mutex<Vec<Server>> = Mutex::new(Vec::new());
@@ -36,14 +47,14 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
                  SHOW VARIABLES WHERE Variable_name IN \
                  ('wsrep_on', 'group_replication_group_name', 'log_bin', 'binlog_format')";
     let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else { return };
-    let (mut nodes, mut is_alone, mut has_log, mut logs_statements) = (0, true, false, false);
+    let (mut nodes, mut kind, mut has_log, mut logs_statements) = (0, Kind::Alone, false, false);
     for row in rows {
         let (Ok(name), Ok(value)) = (row.try_get::<String, _>(0), row.try_get::<String, _>(1)) else { return };
         match &*name.to_ascii_lowercase() {
             "wsrep_cluster_size" => nodes = value.parse().unwrap_or(0),
             // A cluster of one node may grow, and a node that has lost the others knows no size.
-            "wsrep_on" => is_alone &= value != "ON",
-            "group_replication_group_name" => is_alone &= value.is_empty(),
+            "wsrep_on" if value == "ON" => kind = Kind::Galera,
+            "group_replication_group_name" if !value.is_empty() => kind = Kind::Group,
             "log_bin" => has_log = value == "ON",
             "binlog_format" => logs_statements = value == "STATEMENT",
             _ => {}
@@ -56,7 +67,7 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
         observe::caveat(OF_A_CLUSTER);
     }
     if let Some(it) = find(&mut servers(), pool) {
-        it.is_alone = Some(is_alone && nodes == 0);
+        it.kind = Some(if nodes > 0 { Kind::Galera } else { kind });
     }
 }
 
@@ -65,13 +76,22 @@ struct Asking<'p>(&'p Pool<MySql>);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        servers().retain(|it| it.is_alone.is_some() || !it.is_at(self.0));
+        servers().retain(|it| it.kind.is_some() || !it.is_at(self.0));
     }
 }
 
-/// Whether the server is known to be no node of a cluster.
+/// Whether the server is known to be neither a node of a Galera cluster nor a member of a replication group.
 pub(super) fn is_alone(pool: &Pool<MySql>) -> bool {
-    find(&mut servers(), pool).and_then(|it| it.is_alone) == Some(true)
+    kind(pool) == Some(Kind::Alone)
+}
+
+/// Whether the server is known to be a node of a Galera cluster.
+pub(super) fn is_galera(pool: &Pool<MySql>) -> bool {
+    kind(pool) == Some(Kind::Galera)
+}
+
+fn kind(pool: &Pool<MySql>) -> Option<Kind> {
+    find(&mut servers(), pool).and_then(|it| it.kind)
 }
 
 fn is_first_use(pool: &Pool<MySql>) -> bool {
@@ -81,7 +101,7 @@ fn is_first_use(pool: &Pool<MySql>) -> bool {
     }
     let options = pool.connect_options();
     let (host, port, socket) = (options.get_host().to_owned(), options.get_port(), options.get_socket().cloned());
-    servers.push(Server { host, port, socket, is_alone: None });
+    servers.push(Server { host, port, socket, kind: None });
     true
 }
 

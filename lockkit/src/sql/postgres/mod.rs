@@ -154,7 +154,7 @@ impl Driver for Postgres {
         true
     }
 
-    async fn begin(conn: &mut PgConnection, _wait: Wait) -> sqlx::Result<()> {
+    async fn begin(conn: &mut PgConnection, _pool: &Pool<Self>, _wait: Wait) -> sqlx::Result<()> {
         PgTransactionManager::begin(conn, Some(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))).await
     }
 

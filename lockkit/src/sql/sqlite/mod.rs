@@ -115,7 +115,7 @@ impl Driver for Sqlite {
         true
     }
 
-    async fn begin(conn: &mut SqliteConnection, wait: Wait) -> sqlx::Result<()> {
+    async fn begin(conn: &mut SqliteConnection, _pool: &Pool<Self>, wait: Wait) -> sqlx::Result<()> {
         // IMMEDIATE, because a transaction that reads first and writes later fails at once if another one wrote in
         // between.
         let immediate = "BEGIN IMMEDIATE";
