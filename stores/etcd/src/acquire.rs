@@ -162,7 +162,7 @@ impl Inner {
         // Before the claim is noted: whoever gives it up from then on writes the marker.
         let is_current = is_current(session);
         let Some(path) = self.claims.ask(&asking.place, token, session, asking.claim.ttl, &asking.record) else {
-            return Ok(Step::Answer(Acquired::Held { free_in: None }));
+            return Err(Trouble::too_late());
         };
         asking.path = path;
         let Asking { claim, path, .. } = &*asking;
@@ -182,18 +182,19 @@ impl Inner {
             marker(session),
             asking.last(),
         ]);
-        let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
-        if was_sent_once {
-            self.claims.settled(token, session);
+        let answer = self.claim_txn(members, session, &[token], txn).await;
+        if answer.as_ref().is_err_and(Trouble::left_nothing) {
+            self.claims.refused(token);
         }
+        let answer = answer?;
         let answers = answer.op_responses();
         if answer.succeeded() {
-            let revision = revision(&answer);
+            let (revision, last) = (revision(&answer), kvs(answers.first()));
             let is_wanted = self.claims.answered(token, Some(revision));
             let is_held = is_wanted && self.claims.granted(token, revision, asking.sent);
-            let granted = asking.granted(revision, session, kvs(answers.first()));
             self.lost.forget(&asking.claim.key);
-            return Ok(Step::Answer(if is_held { granted } else { Acquired::Held { free_in: None } }));
+            let granted = asking.granted(revision, session, last);
+            return is_held.then_some(Step::Answer(granted)).ok_or_else(Trouble::too_late);
         }
         let [_, own, first, marker, last] = &*answers else { return Ok(Step::Again) };
         let own = kvs(Some(own)).first().map(KeyValue::create_revision);
@@ -211,7 +212,7 @@ impl Inner {
             return Ok(Step::Answer(Acquired::Held { free_in: Some(left) }));
         }
         match (own, first) {
-            _ if !is_wanted => Ok(Step::Answer(Acquired::Held { free_in: None })),
+            _ if !is_wanted => Err(Trouble::too_late()),
             // The key exists: from this transaction or from one whose answer was lost.
             (Some(own), Some(first)) if own == first.create_revision() => Ok(Step::Again),
             (Some(_), Some(first)) => Ok(Step::Answer(self.held(asking.claim, first))),
@@ -237,7 +238,7 @@ impl Inner {
         let token = asking.claim.token;
         let is_current = is_current(session);
         let Some(path) = self.claims.again(token, session, asking.claim.ttl, &asking.record) else {
-            return Ok(Step::Answer(Acquired::Held { free_in: None }));
+            return Err(Trouble::too_late());
         };
         asking.path = path;
         let Asking { place, path, sent, .. } = &*asking;
@@ -251,17 +252,15 @@ impl Inner {
             marker(session),
             asking.last(),
         ]);
-        let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
-        if was_sent_once {
-            self.claims.settled(token, session);
-        }
+        let answer = self.claim_txn(members, session, &[token], txn).await?;
         let answers = answer.op_responses();
         if answer.succeeded() {
+            let last = kvs(answers.first());
             self.claims.moved(token, session, self::revision(&answer));
             let is_held = self.claims.granted(token, revision, *sent);
-            let granted = asking.granted(revision, session, kvs(answers.first()));
             self.lost.forget(&asking.claim.key);
-            return Ok(Step::Answer(if is_held { granted } else { Acquired::Held { free_in: None } }));
+            let granted = asking.granted(revision, session, last);
+            return is_held.then_some(Step::Answer(granted)).ok_or_else(Trouble::too_late);
         }
         let own = kvs(answers.first()).first();
         if let Some(own) = own {
@@ -282,6 +281,27 @@ impl Inner {
             });
         }
         Ok(Step::Answer(self.held(asking.claim, first)))
+    }
+
+    /// Sends the transaction of these claims, and notes whether nothing more will come of it.
+    pub(crate) async fn claim_txn(
+        &self,
+        members: &Members,
+        session: &Arc<Session>,
+        tokens: &[Token],
+        txn: Txn,
+    ) -> Result<TxnResponse, Trouble> {
+        let answer = self.txn_counted(members, txn).await;
+        let is_settled = match &answer {
+            Ok((_, was_sent_once)) => *was_sent_once,
+            Err(trouble) => trouble.left_nothing(),
+        };
+        if is_settled {
+            for token in tokens {
+                self.claims.settled(*token, session);
+            }
+        }
+        answer.map(|(answer, _)| answer)
     }
 
     /// Nothing but the record of the last holder may stand in the way. Returns how long it does, or `None` if it does

@@ -72,6 +72,8 @@
 //!
 //! # Limits
 //!
+//! - A cluster whose database is full takes no claims. `acquire` then fails at once with [`Fault::Unavailable`](lockkit::Fault)
+//!   and says so. Leases that are held are renewed and released.
 //! - `Lease::verify` and `Lease::commit` need a database transaction and are not available.
 //! - etcd has no clock that clients can read. Times of other processes' leases come from their clocks, and are for
 //!   display: `acquired_at`, `held_for` and [`Previous::expired_for`](lockkit::store::Previous::expired_for), which does

@@ -31,8 +31,10 @@ const SLOW: Duration = Duration::from_millis(200);
 /// Why a call failed.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The server refused the request. It was not executed.
-    Refused(Etcd),
+    /// The server refused the request. This attempt was not executed. `only`: it was the only one.
+    Refused { err: Etcd, only: bool },
+    /// The database of the cluster has no space left. As `Refused`.
+    NoSpace { only: bool },
     /// The etcd lease of the request does not exist.
     NoLease,
     /// No member answered in time. The request may have been executed.
@@ -43,9 +45,22 @@ pub(crate) enum Trouble {
 mod code {
     pub(super) const NOT_FOUND: i32 = 5;
     pub(super) const PERMISSION_DENIED: i32 = 7;
+    pub(super) const RESOURCE_EXHAUSTED: i32 = 8;
     /// Invalid argument, already exists, permission denied, failed precondition, out of range, unimplemented, data
     /// loss, unauthenticated.
     pub(super) const FINAL: &[i32] = &[3, 6, 7, 9, 11, 12, 15, 16];
+}
+
+impl Trouble {
+    /// The answer to a claim came when its claim was over. It says nothing about other holders.
+    pub(crate) fn too_late() -> Self {
+        Self::Silent(io::Error::new(ErrorKind::TimedOut, "the answer came after the claim had expired or was given up"))
+    }
+
+    /// Whether nothing of the request was executed, or will be.
+    pub(crate) fn left_nothing(&self) -> bool {
+        matches!(self, Self::Refused { only: true, .. } | Self::NoSpace { only: true })
+    }
 }
 
 /// Where clients come from.
@@ -146,7 +161,7 @@ impl Members {
                     }
                     err.to_string()
                 }
-                Ok(Err(err)) => match refused(err) {
+                Ok(Err(err)) => match refused(err, attempts == 0) {
                     Ok(refused) => {
                         attempt.settle();
                         return Err(refused);
@@ -216,17 +231,25 @@ fn has_old_token(err: &Etcd) -> bool {
     matches!(err, Etcd::GRpcStatus(status) if status.message().contains("revision of auth store is old"))
 }
 
+/// Whether the database of the cluster is larger than its quota. Only the text tells this error from others with the
+/// same code, such as too many requests.
+fn has_no_space(err: &Etcd) -> bool {
+    matches!(err, Etcd::GRpcStatus(status)
+        if status.code() as i32 == code::RESOURCE_EXHAUSTED && status.message().contains("database space exceeded"))
+}
+
 /// `Err` with an error that may pass.
-fn refused(err: Etcd) -> Result<Trouble, Etcd> {
+fn refused(err: Etcd, only: bool) -> Result<Trouble, Etcd> {
     match err {
         // Its only meaning: the server does not know the lease.
         Etcd::LeaseKeepAliveError(_) => Ok(Trouble::NoLease),
         Etcd::GRpcStatus(status) if status.code() as i32 == code::NOT_FOUND => Ok(Trouble::NoLease),
         Etcd::GRpcStatus(status) if code::FINAL.contains(&(status.code() as i32)) => {
-            Ok(Trouble::Refused(Etcd::GRpcStatus(status)))
+            Ok(Trouble::Refused { err: Etcd::GRpcStatus(status), only })
         }
+        err if has_no_space(&err) => Ok(Trouble::NoSpace { only }),
         err @ (Etcd::GRpcStatus(_) | Etcd::TransportError(_) | Etcd::IoError(_) | Etcd::WatchError(_)) => Err(err),
-        err => Ok(Trouble::Refused(err)),
+        err => Ok(Trouble::Refused { err, only }),
     }
 }
 

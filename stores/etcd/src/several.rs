@@ -93,7 +93,7 @@ impl Inner {
             let Asking { claim, place, path, record, .. } = &mut asking[at];
             let Some(noted) = self.claims.ask(place, claim.token, session, claim.ttl, record) else {
                 self.refuse_all(asking);
-                return Ok(Entered::Held(0, None));
+                return Err(Trouble::too_late());
             };
             *path = noted;
         }
@@ -103,12 +103,12 @@ impl Inner {
         let read = asking.iter().flat_map(|it| [it.own(), it.first(), it.last()]);
         let otherwise: Vec<_> = [marker(session)].into_iter().chain(read).collect();
         let txn = Txn::new().when(when).and_then(then).or_else(otherwise);
-        let (answer, was_sent_once) = self.txn_counted(members, txn).await?;
-        if was_sent_once {
-            for Asking { claim, .. } in &*asking {
-                self.claims.settled(claim.token, session);
-            }
+        let tokens: Vec<_> = asking.iter().map(|it| it.claim.token).collect();
+        let answer = self.claim_txn(members, session, &tokens, txn).await;
+        if answer.as_ref().is_err_and(Trouble::left_nothing) {
+            self.refuse_all(asking);
         }
+        let answer = answer?;
         let answers = answer.op_responses();
         if answer.succeeded() {
             let revision = revision(&answer);
@@ -128,7 +128,7 @@ impl Inner {
             }
             // One has expired before the answer came. The others are removed.
             self.end_all(asking);
-            return Ok(Entered::Held(0, None));
+            return Err(Trouble::too_late());
         }
         note_marker(session, kvs(answers.first()));
         let (mut own, mut held) = (0, None);

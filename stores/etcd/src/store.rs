@@ -28,6 +28,10 @@ use crate::{
 /// The shortest ttl: a few round trips.
 const LEAST_TTL: Duration = Duration::from_millis(100);
 
+/// The source of an error of lockkit when the database of the cluster is full. Waiting does not help.
+const NO_SPACE: &str = "etcd has no space left (database space exceeded), so it takes no claims: compact and defragment \
+                        it or raise `--quota-backend-bytes`, and then run `etcdctl alarm disarm`";
+
 /// Leases in etcd. Make one per process; clones are handles to the same one.
 ///
 /// See the [crate](crate) for the layout, for what a lease survives and for how it compares with others.
@@ -190,19 +194,14 @@ impl Drop for Inner {
 /// The error of lockkit for a call that failed.
 pub(crate) fn failed<'k>(doing: &'static str, key: impl Into<Option<&'k Key>>, trouble: Trouble) -> Error {
     let (fault, source): (_, BoxError) = match trouble {
-        Trouble::Refused(err) => (Fault::Other, err.into()),
+        Trouble::Refused { err, only: _ } => (Fault::Other, err.into()),
+        Trouble::NoSpace { .. } => (Fault::Unavailable, NO_SPACE.into()),
         Trouble::NoLease => (Fault::Unavailable, "the etcd lease of this process has ended".into()),
         Trouble::Silent(err) => (Fault::Unavailable, err.into()),
     };
     Error::database(doing, key, fault, source)
 }
 
-/// The keys and values of a read in a transaction.
-pub(crate) fn kvs(answer: Option<&TxnOpResponse>) -> &[KeyValue] {
-    match answer {
-        Some(TxnOpResponse::Get(answer)) => answer.kvs(),
-        _ => &[],
-    }
 /// The address without a user name and password.
 fn without_user(endpoint: &str) -> String {
     let (scheme, rest) = endpoint.split_once("://").map_or(("", endpoint), |(scheme, rest)| (scheme, rest));
@@ -211,6 +210,12 @@ fn without_user(endpoint: &str) -> String {
     if scheme.is_empty() { host.to_owned() } else { format!("{scheme}://{host}") }
 }
 
+/// The keys and values of a read in a transaction.
+pub(crate) fn kvs(answer: Option<&TxnOpResponse>) -> &[KeyValue] {
+    match answer {
+        Some(TxnOpResponse::Get(answer)) => answer.kvs(),
+        _ => &[],
+    }
 }
 
 impl LeaseStore for EtcdStore {

@@ -194,7 +194,8 @@ impl LeaseStore for ZooKeeperStore {
     }
 
     async fn unanswered(&self) -> Option<Error> {
-        let failure = self.shared.trouble()?;
+        let connected = || Failure::Silence("a server keeps the connection, and does not answer in time".to_owned());
+        let failure = self.shared.trouble().unwrap_or_else(connected);
         Some(failure.error("reaching ZooKeeper", None, &self.shared.settings.hosts))
     }
 

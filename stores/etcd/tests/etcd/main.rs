@@ -9,4 +9,5 @@ mod late;
 mod process;
 mod server;
 mod setup;
+mod space;
 mod traffic;
