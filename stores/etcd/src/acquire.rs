@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{
     claims::Claimed,
-    layout::{Place, Record, SPARE_FENCES, State, fence},
+    layout::{Place, Record, SPARE_FENCES, State, check_claim, check_last, fence, put_last},
     members::{Members, Trouble},
     session::Session,
     store::{Inner, failed, kvs},
@@ -65,7 +65,7 @@ impl<'c> Asking<'c> {
         let Place { last, .. } = &*self.place;
         [
             TxnOp::get(&**last, None),
-            TxnOp::put(&**last, &*self.record, None),
+            put_last(last, &self.record),
             TxnOp::put(&*self.path, &*self.record, Some(PutOptions::new().with_lease(session.id))),
         ]
     }
@@ -150,7 +150,12 @@ impl Inner {
                 Ok(Step::Answer(answer)) => return Ok(answer),
                 Ok(Step::Again) => {}
                 Err(Trouble::NoLease) => self.sessions.retire(&members, &session).await.map_err(err)?,
-                Err(trouble) => return Err(err(trouble)),
+                Err(trouble) => {
+                    if matches!(trouble, Trouble::Foreign(_)) {
+                        self.withdraw(&members, &[claim.token]).await;
+                    }
+                    return Err(err(trouble));
+                }
             }
         }
         Err(unsettled(claim))
@@ -191,6 +196,7 @@ impl Inner {
         if answer.succeeded() {
             let (revision, last) = (revision(&answer), kvs(answers.first()));
             let is_wanted = self.claims.answered(token, Some(revision));
+            check_last(last).map_err(Trouble::Foreign)?;
             let is_held = is_wanted && self.claims.granted(token, revision, asking.sent);
             self.lost.forget(&asking.claim.key);
             let granted = asking.granted(revision, session, last);
@@ -215,10 +221,10 @@ impl Inner {
             _ if !is_wanted => Err(Trouble::too_late()),
             // The key exists: from this transaction or from one whose answer was lost.
             (Some(own), Some(first)) if own == first.create_revision() => Ok(Step::Again),
-            (Some(_), Some(first)) => Ok(Step::Answer(self.held(asking.claim, first))),
+            (Some(_), Some(first)) => self.held(asking, first).map(Step::Answer),
             (None, Some(first)) if !asking.claim.queue => {
                 self.claims.refused(token);
-                Ok(Step::Answer(self.held(asking.claim, first)))
+                self.held(asking, first).map(Step::Answer)
             }
             // The marker was written for a request that was given up.
             _ => Ok(Step::Again),
@@ -257,6 +263,7 @@ impl Inner {
         if answer.succeeded() {
             let last = kvs(answers.first());
             self.claims.moved(token, session, self::revision(&answer));
+            check_last(last).map_err(Trouble::Foreign)?;
             let is_held = self.claims.granted(token, revision, *sent);
             self.lost.forget(&asking.claim.key);
             let granted = asking.granted(revision, session, last);
@@ -280,7 +287,7 @@ impl Inner {
                 None => Step::Again,
             });
         }
-        Ok(Step::Answer(self.held(asking.claim, first)))
+        self.held(asking, first).map(Step::Answer)
     }
 
     /// Sends the transaction of these claims, and notes whether nothing more will come of it.
@@ -327,11 +334,20 @@ impl Inner {
     }
 
     /// The answer to a claim that is not the first. Only of its own claims does this process know how long they last.
-    pub(crate) fn held(&self, claim: &Claim, first: &KeyValue) -> Acquired {
+    pub(crate) fn held(&self, asking: &Asking<'_>, first: &KeyValue) -> Result<Acquired, Trouble> {
+        let Asking { claim, place, .. } = asking;
+        check_claim(&place.dir, first).map_err(Trouble::Foreign)?;
         self.claims.touch(&claim.key, first.key());
         let own = Record::parse(first.value()).and_then(|it| self.claims.get(it.token));
         let own = own.filter(|it| it.held_since().is_some());
-        Acquired::Held { free_in: own.map(|it| it.until.saturating_duration_since(Instant::now())) }
+        Ok(Acquired::Held { free_in: own.map(|it| it.until.saturating_duration_since(Instant::now())) })
+    }
+
+    /// Removes claims that met a key of another owner.
+    pub(crate) async fn withdraw(&self, members: &Members, tokens: &[Token]) {
+        let claims: Vec<_> = tokens.iter().filter_map(|it| self.claims.end(*it)).collect();
+        // What is not removed here is removed in the background.
+        drop(self.remove(members, &claims, true).await);
     }
 }
 

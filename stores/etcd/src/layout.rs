@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use etcd_client::KeyValue;
+use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
 use lockkit::{
     Error, Fault, Fence, Key, Result,
     store::{LeaseInfo, LeaseRecord, Token},
@@ -25,6 +25,15 @@ pub(crate) const SPARE_FENCES: u64 = (1 << FENCE_BITS) - 1;
 
 /// Begins the value of a key that lockkit has written.
 const VERSION: &str = "lockkit1";
+
+/// Begins such values in all versions of lockkit.
+const ANY_VERSION: &str = "lockkit";
+
+/// Above all values that begin so.
+const ABOVE_ANY_VERSION: &str = "lockkiu";
+
+/// How many characters of another owner's value an error shows.
+const SHOWN: usize = 40;
 
 /// The fence of the claim whose key was created at this revision. Fences stay below 2^62 for the first 2^54 revisions.
 pub(crate) fn fence(create_revision: i64) -> Fence {
@@ -214,6 +223,53 @@ pub(crate) fn describe(name: &Key, last: &str, kv: &KeyValue) -> First {
     let holder = format!("another client of etcd, with lease {:x}", kv.lease());
     let info = LeaseInfo::new(name.clone(), holder, fence, SystemTime::now());
     First { record: LeaseRecord::new(token_of_other(last), info), state: State::Held }
+}
+
+/// Whether lockkit wrote this value.
+pub(crate) fn is_own(value: &[u8]) -> bool {
+    value.starts_with(ANY_VERSION.as_bytes())
+}
+
+/// Says what is in a key below the name of a lease, unless it is a claim: of lockkit, or of a `concurrency.Mutex`.
+pub(crate) fn check_claim(dir: &str, kv: &KeyValue) -> Result<(), String> {
+    let last = kv.key_str().ok().and_then(|it| it.strip_prefix(dir)).unwrap_or_default();
+    if is_own(kv.value()) || is_mutex(last, kv) { Ok(()) } else { Err(foreign(kv)) }
+}
+
+/// Says what is in the key of the last holder, unless lockkit wrote it.
+pub(crate) fn check_last(last: &[KeyValue]) -> Result<(), String> {
+    last.first().filter(|kv| !is_own(kv.value())).map_or(Ok(()), |kv| Err(foreign(kv)))
+}
+
+fn foreign(kv: &KeyValue) -> String {
+    let (path, text) = (String::from_utf8_lossy(kv.key()), String::from_utf8_lossy(kv.value()));
+    let mut start = String::new();
+    for char in text.chars().take(SHOWN) {
+        match char {
+            '"' | '\'' => start.push(char),
+            other => start.extend(other.escape_debug()),
+        }
+    }
+    if text.chars().nth(SHOWN).is_some() {
+        start.push('…');
+    }
+    format!(
+        "the key `{path}` belongs to another program and is no lock: its value is `{start}`; lockkit leaves it as it is, so \
+         use another prefix or name, or delete the key if nothing needs it"
+    )
+}
+
+/// Writes the record of the last holder, unless the key has another owner's value.
+pub(crate) fn put_last(last: &str, record: &str) -> TxnOp {
+    let put = TxnOp::put(last, record, None);
+    let is_new = Compare::create_revision(last, CompareOp::Equal, 0);
+    // A comparison of a value fails if there is none.
+    let is_own = [
+        Compare::value(last, CompareOp::Greater, ANY_VERSION),
+        Compare::value(last, CompareOp::Less, ABOVE_ANY_VERSION),
+    ];
+    let replace = TxnOp::txn(Txn::new().when(is_own).and_then([put.clone()]));
+    TxnOp::txn(Txn::new().when([is_new]).and_then([put]).or_else([replace]))
 }
 
 /// Whether this is the key of a `concurrency.Mutex`: its last part is its lease.

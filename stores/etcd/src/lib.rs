@@ -37,6 +37,9 @@
 //! with those that use `concurrency.Mutex`. `try_acquire` is refused while others wait. Each waiting process watches
 //! only the claim before its own.
 //!
+//! A key of another program below the name of a lease is no claim: the lease is an error that shows the key, and the key
+//! stays. So are other values at the keys below `lockkit/last/`.
+//!
 //! # Fences
 //!
 //! A fence is the revision at which the claim's key was created, shifted left by 8 bits. It rises across release,

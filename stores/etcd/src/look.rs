@@ -8,7 +8,10 @@ use tokio::time::Instant;
 
 use crate::{
     acquire::oldest,
-    layout::{First, Place, Record, State, describe, is_mutex, name_of, name_of_last, start_of, start_of_last},
+    layout::{
+        First, Place, Record, State, check_claim, describe, is_mutex, name_of, name_of_last, start_of, start_of_last,
+    },
+    members::Trouble,
     store::{Inner, failed},
 };
 
@@ -27,6 +30,7 @@ impl Inner {
         self.claims.touch(key, first.map_or(b"", KeyValue::key));
         let answer = answer?;
         let Some(kv) = answer.kvs().first() else { return Ok(None) };
+        check_claim(&place.dir, kv).map_err(|what| failed(doing, key, Trouble::Foreign(what)))?;
         let last = kv.key_str().ok().and_then(|it| it.strip_prefix(&*place.dir)).unwrap_or_default();
         Ok(self.shown(describe(key, last, kv)))
     }
@@ -53,8 +57,9 @@ impl Inner {
         let doing = "sweeping leases";
         let mut old = Vec::new();
         let note = |page: &[KeyValue]| {
-            let is_old =
-                |kv: &&KeyValue| Record::parse(kv.value()).is_none_or(|it| it.age() > it.ttl.saturating_add(retention));
+            let is_old = |kv: &&KeyValue| {
+                Record::parse(kv.value()).is_some_and(|it| it.age() > it.ttl.saturating_add(retention))
+            };
             old.extend(page.iter().filter(is_old).filter_map(|kv| {
                 let name = name_of_last(&self.prefix, kv.key())?;
                 Some((self.place(doing, &name).ok()?, kv.mod_revision()))

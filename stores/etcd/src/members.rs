@@ -35,6 +35,8 @@ pub(crate) enum Trouble {
     Refused { err: Etcd, only: bool },
     /// The database of the cluster has no space left. As `Refused`.
     NoSpace { only: bool },
+    /// A key of another owner is where a lock has its own. Says what is there.
+    Foreign(String),
     /// The etcd lease of the request does not exist.
     NoLease,
     /// No member answered in time. The request may have been executed.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::{
     acquire::oldest,
     claims::{Claimed, Left},
-    layout::{Record, State, describe},
+    layout::{Record, State, check_claim, describe},
     members::{Members, Trouble},
     session::Session,
     sessions::revoke,
@@ -155,6 +155,7 @@ impl Inner {
         let place = self.place(DOING, key)?;
         let answer = self.get(DOING, Some(key), &place.dir, oldest()).await?;
         let Some(kv) = answer.kvs().first() else { return Ok(Answer::Gone) };
+        check_claim(&place.dir, kv).map_err(|what| failed(DOING, key, Trouble::Foreign(what)))?;
         let last = kv.key_str().ok().and_then(|it| it.strip_prefix(&*place.dir)).unwrap_or_default();
         let first = describe(key, last, kv);
         if first.record.token != token || first.state == State::Waiting {

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::{
     acquire::{is_current, marker, note_marker, revision},
     claims::Claimed,
-    layout::Record,
+    layout::{Record, put_last},
     members::{Members, Trouble},
     session::{Session, leader_changes},
     store::{Inner, failed, kvs},
@@ -116,7 +116,7 @@ impl Inner {
         let record = Record { ttl, revision: claimed.revision().unwrap_or(before.revision), ..before }.text();
         let put = [
             TxnOp::put(&*claimed.path, &*record, Some(PutOptions::new().with_lease(session.id))),
-            TxnOp::put(&*claimed.place.last, &*record, None),
+            put_last(&claimed.place.last, &record),
         ];
         let read = [TxnOp::get(&*claimed.path, Some(GetOptions::new().with_keys_only())), marker(&session)];
         let mut written = claimed.written;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::{
     acquire::{Asking, DOING, ROUNDS, is_current, marker, note_marker, revision, unsettled},
+    layout::check_last,
     members::{Members, Trouble},
     session::Session,
     store::{Inner, failed, kvs},
@@ -76,7 +77,13 @@ impl Inner {
                 Ok(Entered::Before) => return self.acquire_again(claims).await,
                 Ok(Entered::Again) => {}
                 Err(Trouble::NoLease) => self.sessions.retire(&members, &session).await.map_err(err)?,
-                Err(trouble) => return Err(err(trouble)),
+                Err(trouble) => {
+                    if matches!(trouble, Trouble::Foreign(_)) {
+                        let tokens: Vec<_> = claims.iter().map(|it| it.token).collect();
+                        self.withdraw(&members, &tokens).await;
+                    }
+                    return Err(err(trouble));
+                }
             }
         }
         Err(unsettled(first))
@@ -113,9 +120,11 @@ impl Inner {
         if answer.succeeded() {
             let revision = revision(&answer);
             let mut grants = Vec::with_capacity(asking.len());
+            let mut foreign = Ok(());
             for (asking, answers) in asking.iter().zip(answers.chunks(3)) {
                 let token = asking.claim.token;
                 let is_wanted = self.claims.answered(token, Some(revision));
+                foreign = foreign.and(check_last(kvs(answers.first())));
                 if is_wanted
                     && self.claims.granted(token, revision, asking.sent)
                     && let Acquired::Granted(grant) = asking.granted(revision, session, kvs(answers.first()))
@@ -123,6 +132,7 @@ impl Inner {
                     grants.push(grant);
                 }
             }
+            foreign.map_err(Trouble::Foreign)?;
             if grants.len() == asking.len() {
                 return Ok(Entered::Granted(grants));
             }
@@ -137,10 +147,10 @@ impl Inner {
             self.claims.answered(asking.claim.token, revision);
             match kvs(answers.get(1)).first() {
                 Some(first) if Some(first.create_revision()) == revision => own += 1,
-                Some(first) if held.is_none() => held = Some((at, self.held(asking.claim, first))),
+                Some(first) if held.is_none() => held = Some((at, self.held(asking, first))),
                 None if held.is_none() => {
                     let left = self.last_is_over(asking, kvs(answers.get(2)));
-                    held = left.map(|left| (at, Acquired::Held { free_in: Some(left) }));
+                    held = left.map(|left| (at, Ok(Acquired::Held { free_in: Some(left) })));
                 }
                 _ => {}
             }
@@ -155,8 +165,11 @@ impl Inner {
             self.refuse_all(asking);
         }
         Ok(match held {
-            Some((at, Acquired::Held { free_in })) => Entered::Held(at, free_in),
-            _ => Entered::Again,
+            Some((at, answer)) => match answer? {
+                Acquired::Held { free_in } => Entered::Held(at, free_in),
+                Acquired::Granted(_) => Entered::Again,
+            },
+            None => Entered::Again,
         })
     }
 

@@ -195,6 +195,7 @@ impl Drop for Inner {
 pub(crate) fn failed<'k>(doing: &'static str, key: impl Into<Option<&'k Key>>, trouble: Trouble) -> Error {
     let (fault, source): (_, BoxError) = match trouble {
         Trouble::Refused { err, only: _ } => (Fault::Other, err.into()),
+        Trouble::Foreign(what) => (Fault::Other, what.into()),
         Trouble::NoSpace { .. } => (Fault::Unavailable, NO_SPACE.into()),
         Trouble::NoLease => (Fault::Unavailable, "the etcd lease of this process has ended".into()),
         Trouble::Silent(err) => (Fault::Unavailable, err.into()),

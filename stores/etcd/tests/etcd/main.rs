@@ -4,6 +4,7 @@ mod cluster;
 mod conformance;
 mod dropping;
 mod etcdctl;
+mod foreign;
 mod holding;
 mod late;
 mod process;
