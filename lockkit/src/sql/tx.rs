@@ -136,6 +136,7 @@ pub(crate) fn refuse_under_own_lock<DB: Dialect>(pool: &Pool<DB>) -> Result<()> 
 ///
 /// So on MySQL and MariaDB, drop the `Tx` after you have dropped the future of a statement, as `timeout` does. `commit` and `rollback`
 /// would use the connection, on which sqlx 0.9 may panic.
+#[must_use = "a transaction that is dropped is rolled back; end it with `commit` or `rollback`"]
 pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
 
 impl<DB: Dialect> Tx<DB> {
@@ -316,8 +317,15 @@ impl<DB: Dialect> fmt::Debug for Tx<DB> {
 }
 
 /// A transaction that [`Lease::commit`](crate::Lease::commit) can end: a [`Tx`] or a `sqlx::Transaction`. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no transaction in `{DB}`",
+    label = "this takes a `lockkit::Tx<{DB}>` or a `sqlx::Transaction<'_, {DB}>` by value",
+    note = "a lease that another system keeps cannot be committed with a transaction of this database: begin the transaction with \
+            `lease.guard(&mut *tx)`, and commit it with `tx.commit()`; under `#[with_lock]`, name its database with `pool = …`"
+)]
 pub trait AnyTx<DB: Database>: EndTx<DB> {}
 
+#[diagnostic::do_not_recommend]
 impl<DB: Database, T: EndTx<DB>> AnyTx<DB> for T {}
 
 /// How a transaction ends. Its path is private, so that no other type passes for a transaction.
