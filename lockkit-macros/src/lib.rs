@@ -2,6 +2,8 @@
 #![deny(missing_docs)]
 
 mod diagnostics;
+mod key;
+mod krate;
 mod names;
 mod versioned;
 mod with_lock;
@@ -391,4 +393,11 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_derive(Versioned, attributes(versioned))]
 pub fn versioned(input: TokenStream) -> TokenStream {
     versioned::derive(input.into()).into()
+}
+
+/// What `lockkit::key!` expands to.
+#[doc(hidden)]
+#[proc_macro]
+pub fn key_template(tokens: TokenStream) -> TokenStream {
+    key::key(tokens.into()).into()
 }

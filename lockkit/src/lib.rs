@@ -157,6 +157,39 @@ pub use version::Version;
 #[cfg(feature = "macros")]
 pub use lockkit_macros::{Versioned, with_lock};
 
+/// The [`Key`] of a template that captures variables, as `format!` does. `#[with_lock]` makes its keys in the same way, so a
+/// lock taken by hand and one taken by the attribute exclude each other if both have the same template and values.
+///
+/// A capture is a variable, or its fields and calls without arguments, `{user.id}` and `{id.value()}`, with a format after a
+/// colon, `{kind:?}`. Each capture is evaluated once.
+///
+/// A template never makes one key from two different sets of values, which a `format!` can:
+///
+/// ```
+/// use lockkit::key;
+///
+/// let (date, id) = ("2026-01-31", "a:b");
+/// assert_eq!(key!("report-{date}"), "report-2026-01-31");
+/// assert_eq!(key!("{date}:{id}"), "2026-01-31:a%3Ab");
+///
+/// let order = (7, Some("x"));
+/// assert_eq!(key!("order:{order.0}:{order.1:?}"), "order:7:Some(\"x\")");
+/// ```
+///
+/// The rule, so that other programs can make the same key: between two captures, the first character that is neither a letter, a
+/// digit nor `%` is a separator. In each value, `%`, control characters and all separators of the template are replaced by `%`
+/// and two upper-case hexadecimal digits for each of their UTF-8 bytes. A template with one capture has no separator.
+///
+/// Keys of different templates can be equal: `order:{id}` and `order:{id}:{item}` both make `order:7:1`. Give each kind of lock a
+/// prefix of its own.
+#[cfg(feature = "macros")]
+#[macro_export]
+macro_rules! key {
+    ($($template:tt)*) => {
+        $crate::__private::key_template!(($crate) $($template)*)
+    };
+}
+
 /// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock]`, nor in a body of
 /// [`LeaseRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the
 /// name of its table.

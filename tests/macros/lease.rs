@@ -70,7 +70,7 @@ async fn the_body_has_the_lease_and_its_ttl() {
     assert!(left > Duration::from_secs(50) && left <= Duration::from_mins(1), "{left:?}");
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = Duration::from_millis(1500), as = lease)]
+#[with_lock(lease, on = &shop.leases, key = const "job", ttl = Duration::from_millis(1500), as = lease)]
 async fn robbed(shop: &Shop, stopped: oneshot::Sender<()>) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     std::future::pending::<()>().await;
@@ -93,7 +93,7 @@ async fn stopped_when_robbed(shop: &Shop) -> Result<(), ShopError> {
     std::future::pending().await
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = "1500ms", on_lost = continue, as = lease)]
+#[with_lock(lease, on = &shop.leases, key = const "job", ttl = "1500ms", on_lost = continue, as = lease)]
 async fn robbed_and_goes_on(shop: &Shop, ended: oneshot::Sender<()>) -> Result<(), ShopError> {
     shop.leases.steal(lease.key()).await?;
     assert_eq!(lease.lost().await, LossReason::Stolen);
@@ -114,7 +114,7 @@ async fn the_body_stops_or_goes_on_as_it_is_told() {
     has_ended.await.unwrap();
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", ttl = "1500ms", on_lost = continue, as = lease, tx = tx)]
+#[with_lock(lease, on = &shop.leases, key = const "job", ttl = "1500ms", on_lost = continue, as = lease, tx = tx)]
 async fn sell_for_too_long_and_go_on(shop: &Shop, ended: oneshot::Sender<()>) -> Result<(), ShopError> {
     // SQLite has one writer, so the lease is not renewed meanwhile.
     lease.lost().await;
@@ -197,7 +197,7 @@ async fn sell_although_robbed(shop: &Shop) -> Result<(), ShopError> {
     Ok(())
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", as = lease, tx = tx)]
+#[with_lock(lease, on = &shop.leases, key = const "job", as = lease, tx = tx)]
 async fn sell_one(shop: &Shop, end: Result<(), ShopError>) -> Result<(), ShopError> {
     lease.verify(&mut *tx).await?;
     sell(&mut tx).await?;
@@ -211,7 +211,7 @@ async fn sell_and_panic(shop: &Shop) -> Result<(), ShopError> {
     panic!("{}", shop.stock().await)
 }
 
-#[with_lock(lease, on = &shop.leases, key = "job", tx = tx)]
+#[with_lock(lease, on = &shop.leases, key = const "job", tx = tx)]
 async fn sell_and_hang(shop: &Shop, reached: oneshot::Sender<()>) -> Result<(), ShopError> {
     sell(&mut tx).await?;
     hang(reached).await;
@@ -272,4 +272,14 @@ async fn a_stale_holder_cannot_commit() {
     let failed = sell_although_robbed(&shop).await.unwrap_err();
     assert!(matches!(failed, ShopError::Lock(err) if err.is_lost()));
     assert_eq!(shop.stock().await, 10);
+}
+
+#[with_lock(lease, on = &shop.leases, key = "unbounded", wait = lockkit::Wait::Unbounded)]
+async fn without_a_bound(shop: &Shop) -> Result<(), Error> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_can_be_waited_for_without_a_bound() {
+    without_a_bound(&Shop::new().await).await.unwrap();
 }

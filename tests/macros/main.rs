@@ -3,6 +3,7 @@
 #![deny(warnings, clippy::pedantic)]
 
 mod agreement;
+mod arguments;
 mod derived;
 mod ended;
 mod fixture;
@@ -10,6 +11,7 @@ mod forms;
 mod generic;
 mod keys;
 mod lease;
+mod mapped;
 mod qualified;
 mod rows;
 mod section;

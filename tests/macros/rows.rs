@@ -116,3 +116,48 @@ async fn every_attempt_gets_the_rows_anew() {
     assert_eq!(shop.sell_at_the_second_attempt(&[7, 8]).await.unwrap(), (2, 30));
     assert_eq!(shop.stock().await, 9);
 }
+
+type Items = Vec<Item>;
+
+macro_rules! of_type {
+    ($name:ident, $rows:ty) => {
+        #[with_lock(row, on = &shop.db, table = "t_items", by_any(item_id = [7, 8]), rows = items: $rows, tx = _tx)]
+        async fn $name(shop: &Shop) -> Result<i64, Error> {
+            Ok(items.iter().map(|item| item.stock).sum())
+        }
+    };
+}
+
+of_type!(aliased, Items);
+of_type!(of_a_macro, Vec<Item>);
+
+#[with_lock(row, on = &shop.db, table = "t_items", by(version = version), row = item: Item, tx = tx)]
+async fn the_only(shop: &Shop, version: i64) -> Result<i64, ShopError> {
+    sqlx::query("UPDATE t_items SET version = 5 WHERE item_id = ?").bind(item.item_id).execute(&mut *tx).await?;
+    Ok(item.stock)
+}
+
+#[with_lock(row, on = &shop.db, table = "t_items", order_by(item_id), limit = 1, skip_locked, row = item: Item, attempts = 2,
+    tx = _tx)]
+async fn the_first(shop: &Shop) -> Result<i64, Error> {
+    Ok(item.item_id)
+}
+
+#[tokio::test]
+async fn rows_have_any_name_of_a_type_that_is_a_vec() {
+    let shop = Shop::with_items().await;
+    assert_eq!(aliased(&shop).await.unwrap(), 30);
+    assert_eq!(of_a_macro(&shop).await.unwrap(), 30);
+}
+
+#[tokio::test]
+async fn one_row_is_exactly_one() {
+    let shop = Shop::with_items().await;
+    sqlx::query("CREATE INDEX t_items_version ON t_items (version)").execute(&shop.db).await.unwrap();
+    assert!(matches!(the_only(&shop, 1).await, Err(ShopError::Lock(Error::InvalidOption { option: "row", .. }))));
+    assert!(matches!(the_only(&shop, 5).await, Err(ShopError::Lock(Error::NoSuchRow { .. }))));
+    sqlx::query("UPDATE t_items SET version = 2 WHERE item_id > 7").execute(&shop.db).await.unwrap();
+    assert_eq!(the_only(&shop, 1).await.unwrap(), 10);
+    assert_eq!(the_only(&shop, 5).await.unwrap(), 10);
+    assert_eq!(the_first(&shop).await.unwrap(), 7);
+}

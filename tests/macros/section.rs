@@ -42,7 +42,7 @@ async fn panic_row(shop: &Shop) -> Result<(), ShopError> {
     panic!("{}", shop.stock().await)
 }
 
-#[with_lock(named, on = &shop.db, key = "x", tx = tx)]
+#[with_lock(named, on = &shop.db, key = const "x", tx = tx)]
 async fn hang_named(shop: &Shop, reached: oneshot::Sender<()>) -> Result<(), ShopError> {
     sell(&mut tx).await?;
     hang(reached).await;
@@ -261,7 +261,7 @@ async fn an_attempt_is_rolled_back_on_cancellation() {
 /// `Send`, but not `Sync`, as the body of a request is.
 struct Request(std::cell::Cell<u32>);
 
-#[with_lock(named, on = &shop.db, key = "x", tx = tx)]
+#[with_lock(named, on = &shop.db, key = const "x", tx = tx)]
 async fn handler(shop: &Shop, request: Request) -> Result<u32, ShopError> {
     request.0.set(request.0.get() + 1);
     sell(&mut tx).await?;

@@ -38,7 +38,7 @@ async fn the_upper_lock_is_taken_first() {
     assert_eq!(assert_send(three_of_them(&shop.leases)).await.unwrap(), "three true");
 }
 
-#[with_lock(lease, on = &shop.leases, key = "l", as = lease)]
+#[with_lock(lease, on = &shop.leases, key = const "l", as = lease)]
 #[with_lock(row, on = &shop.db, table = "t_items", by(item_id = id), tx = tx)]
 async fn lease_and_row(shop: &Shop, id: i64, name: String, end: Result<(), ShopError>) -> Result<String, ShopError> {
     sell(&mut tx).await?;
@@ -54,7 +54,7 @@ async fn lease_with_tx_and_lease(shop: &Shop, name: String) -> Result<(String, b
 }
 
 #[with_lock(version, on = &shop.db, attempts = 3, as = attempt, tx = tx)]
-#[with_lock(lease, on = &shop.leases, key = "l")]
+#[with_lock(lease, on = &shop.leases, key = const "l")]
 async fn attempts_and_lease(shop: &Shop, ran: &AtomicU32) -> Result<u32, ShopError> {
     ran.fetch_add(1, SeqCst);
     sell(&mut tx).await?;
@@ -75,8 +75,8 @@ async fn attempts_each_with_a_lease_and_tx(shop: &Shop, name: String) -> Result<
 }
 
 /// `Send`, but not `Sync`, as the body of a request is.
-#[with_lock(lease, on = &shop.leases, key = "l")]
-#[with_lock(named, on = &shop.db, key = "n", wait = "1s", tx = tx)]
+#[with_lock(lease, on = &shop.leases, key = const "l")]
+#[with_lock(named, on = &shop.db, key = const "n", wait = "1s", tx = tx)]
 async fn not_sync(shop: &Shop, request: std::cell::Cell<u32>) -> Result<u32, ShopError> {
     request.set(request.get() + 1);
     sell(&mut tx).await?;
@@ -187,4 +187,23 @@ async fn patterns_instrumentation_and_async_trait_go_together() {
     assert_eq!(assert_send(twice_instrumented(&service.shop, pair())).await.unwrap(), "7b");
     assert_eq!(service.shop.stock().await, 8);
     assert_eq!(assert_send(Box::new(service).by_value(pair())).await.unwrap(), "7b");
+}
+
+#[with_lock(lease, on = &shop.leases, key = "upper", as = upper)]
+#[cfg_attr(test, with_lock(lease, on = &shop.leases, key = "{lower}", as = inner))]
+async fn conditional(shop: &Shop, lower: &str) -> Result<bool, Error> {
+    Ok(upper.is_trusted() && inner.key().as_str() == lower)
+}
+
+#[cfg_attr(test, with_lock(lease, on = &shop.leases, key = "upper", as = upper))]
+#[with_lock(lease, on = &shop.leases, key = "lower:{upper:?}")]
+async fn conditional_above(shop: &Shop) -> Result<bool, Error> {
+    Ok(upper.is_trusted())
+}
+
+#[tokio::test]
+async fn an_attribute_in_a_cfg_attr_nests_as_it_is_written() {
+    let shop = Shop::new().await;
+    assert!(conditional(&shop, "lower").await.unwrap());
+    assert!(conditional_above(&shop).await.unwrap());
 }

@@ -122,3 +122,13 @@ async fn every_attempt_has_a_transaction_of_its_own() {
     assert_eq!(assert_send(in_transactions(&shop, 2)).await.unwrap(), 3);
     assert_eq!(shop.stock().await, 9);
 }
+
+#[with_lock(version, attempts = 2, retry_if = lockkit::is_retryable, as = attempt)]
+async fn with_the_default_test() -> Result<u32, Error> {
+    if attempt == 1 { Err(conflict()) } else { Ok(attempt) }
+}
+
+#[tokio::test]
+async fn the_default_test_can_be_named() {
+    assert_eq!(with_the_default_test().await.unwrap(), 2);
+}

@@ -1,12 +1,15 @@
 //! Parses `#[versioned(…)]`, and the options of `#[sqlx(…)]` that concern the same fields.
 
-use proc_macro2::Span;
+use proc_macro2::{Span, TokenStream};
+use quote::ToTokens;
 use syn::{
-    Attribute, Ident, LitStr, Path, Token, ext::IdentExt, meta::ParseNestedMeta, parse::ParseStream,
-    punctuated::Punctuated, token,
+    Attribute, ExprArray, Ident, LitStr, Path, Token, ext::IdentExt, meta::ParseNestedMeta, parse::ParseStream, token,
 };
 
-use crate::diagnostics::{Errors, Given, Known, error, list, meant, set};
+use crate::{
+    diagnostics::{Errors, Given, Known, error, list, meant, set},
+    krate::parse_crate,
+};
 
 /// One option.
 struct Choice {
@@ -102,8 +105,10 @@ impl StructArgs {
         if name == "key" && input.peek(token::Paren) {
             let columns;
             syn::parenthesized!(columns in input);
-            let columns = columns.parse_terminated(|input| parse_text(input, r#"key("a", "b")"#), Token![,])?;
-            return set(&mut self.key, name, Punctuated::into_iter(columns).collect());
+            let parsed = columns.parse_terminated(|input| parse_text(input, r#"key("a", "b")"#), Token![,]);
+            // It is one error, also with more behind it.
+            columns.parse::<TokenStream>()?;
+            return set(&mut self.key, name, parsed?.into_iter().collect());
         }
         if !input.peek(Token![=]) {
             return Err(error(&name, format!("write `{example}`")));
@@ -111,6 +116,11 @@ impl StructArgs {
         input.parse::<Token![=]>()?;
         match name.to_string().as_str() {
             "table" => set(&mut self.table, name, parse_text(input, example)?),
+            "key" if input.peek(token::Bracket) => {
+                let columns = input.parse::<ExprArray>()?;
+                let written = columns.elems.to_token_stream();
+                Err(syn::Error::new_spanned(columns, format!("a key of several columns is written `key({written})`")))
+            }
             "key" => {
                 let column = parse_text(input, example)?;
                 if column.value().contains(',') {
@@ -121,7 +131,7 @@ impl StructArgs {
                 set(&mut self.key, name, vec![column])
             }
             "version" => set(&mut self.version, name, parse_text(input, example)?),
-            _ => set(&mut self.krate, name, input.call(Path::parse_mod_style)?),
+            _ => set(&mut self.krate, name, parse_crate(input)?),
         }
     }
 }

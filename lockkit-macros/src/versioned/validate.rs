@@ -112,7 +112,8 @@ struct Finder<'a> {
     at: Option<Span>,
     broken: Vec<&'static str>,
     columns: Vec<Column>,
-    taken: Vec<String>,
+    /// The columns of the key, and where it names them.
+    taken: Vec<(String, Span)>,
     skipped: Vec<Column>,
     errors: &'a mut Errors,
 }
@@ -141,6 +142,12 @@ impl Finder<'_> {
             None if self.columns.iter().any(|it| it.name.value() == "version") => {
                 self.take(&LitStr::new("version", Span::call_site()))
             }
+            None if let Some((_, at)) = self.taken.iter().find(|(name, _)| name == "version") => {
+                let message = "`version` counts the versions, unless another column does: name the column that says which row it \
+                               is, or give `version = \"revision\"`, too";
+                self.errors.push(syn::Error::new(*at, message));
+                None
+            }
             None => {
                 let message = "no field has the column `version`; say which one counts the versions: \
                                `version = \"revision\"`";
@@ -154,10 +161,10 @@ impl Finder<'_> {
     fn take(&mut self, name: &LitStr) -> Option<Column> {
         let text = name.value();
         if let Some(at) = self.columns.iter().position(|it| it.name.value() == text) {
-            self.taken.push(text);
+            self.taken.push((text, name.span()));
             return Some(self.columns.remove(at));
         }
-        if self.taken.contains(&text) {
+        if self.taken.iter().any(|(it, _)| *it == text) {
             let message = format!("`{text}` is a column of the key already; name another one, or remove it");
             self.errors.push(syn::Error::new(name.span(), message));
             return None;

@@ -32,6 +32,7 @@ pub(crate) struct Args {
     pub(crate) limit: Option<Given<Expr>>,
     pub(crate) skip_locked: Option<Given<()>>,
     pub(crate) rows: Option<Given<Typed>>,
+    pub(crate) row: Option<Given<Typed>>,
     pub(crate) ttl: Option<Given<Expr>>,
     pub(crate) wait: Option<Given<Expr>>,
     pub(crate) min_hold: Option<Given<Expr>>,
@@ -42,6 +43,7 @@ pub(crate) struct Args {
     pub(crate) then_lock: Option<Given<Expr>>,
     pub(crate) retry_if: Option<Given<Expr>>,
     pub(crate) on_busy: Option<Given<Expr>>,
+    pub(crate) map_err: Option<Given<Expr>>,
     pub(crate) bind: Option<Given<Ident>>,
     pub(crate) tx: Option<Given<Ident>>,
     pub(crate) pool: Option<Given<Expr>>,
@@ -57,6 +59,15 @@ impl Args {
     pub(crate) fn parse(tokens: TokenStream, errors: &mut Errors) -> Self {
         let mut args = Self::default();
         let parsed = (|input: ParseStream<'_>| {
+            let strategy = input.fork().call(Ident::parse_any);
+            if let Ok(strategy) = strategy
+                && let Some(message) = Strategy::by_hand(&strategy.to_string())
+            {
+                // Its arguments are those of another attribute.
+                args.is_unclear = true;
+                input.parse::<TokenStream>()?;
+                return Err(error(&strategy, message));
+            }
             let (mut first, mut has_semicolon) = (true, false);
             while !input.is_empty() {
                 let name = input.fork().call(Ident::parse_any).map(|it| it.to_string());
@@ -95,11 +106,15 @@ impl Args {
         if first && let Some(result) = self.parse_strategy(input) {
             return result;
         }
+        if input.peek(LitStr) {
+            return Err(self.bare_text(&input.parse()?));
+        }
         if !input.peek(Ident::peek_any) {
             return Err(input.error("an argument is a name and its value, such as `wait = \"2s\"`"));
         }
         let name = Ident::parse_any(input)?;
-        match Argument::named(&name.to_string()) {
+        let is_strategy = Strategy::of(&name).is_some() && ends(input);
+        match Argument::named(&name.to_string()).filter(|_| !is_strategy) {
             Some(argument) => argument.form.parse(self, name, input, argument.example),
             None if ends(input) => self.bare_word(name),
             None => Err(self.unknown(&name)),
@@ -173,6 +188,16 @@ impl Args {
         Err(err)
     }
 
+    /// The error of a text without the name of its argument.
+    fn bare_text(&mut self, text: &LitStr) -> syn::Error {
+        let name = match self.strategy.as_ref().and_then(Strategy::of) {
+            Some(Strategy::Row) => "table",
+            _ => "key",
+        };
+        let message = format!("an argument has a name: write `{name} = {:?}`", text.value());
+        syn::Error::new(text.span(), message)
+    }
+
     /// The error of an argument that does not exist.
     fn unknown(&mut self, name: &Ident) -> syn::Error {
         // `key = "order:{}", id` and `key = "order:{id}", id = order.id`, as in `format!`.
@@ -185,6 +210,9 @@ impl Args {
             let message = format!(
                 "a key captures variables, and has no arguments: write `key = {key:?}`, or `key = format!(…)` for another value"
             );
+            return error(name, message);
+        }
+        if let Some(message) = Strategy::by_hand(&name.to_string()) {
             return error(name, message);
         }
         let strategy = self.strategy.as_ref().and_then(Strategy::of);

@@ -3,7 +3,7 @@
 use proc_macro2::TokenTree;
 use syn::{BinOp, Expr, ExprAssign, Ident, Lit, LitStr, Token, ext::IdentExt, parse::ParseStream, spanned::Spanned};
 
-use crate::diagnostics::error;
+use crate::{diagnostics::error, with_lock::jumps::loose_jump};
 
 /// One `column = value` of `by(…)`, or `column = values` of `by_any(…)`.
 pub(crate) struct By {
@@ -21,7 +21,10 @@ pub(crate) fn parse_by(input: ParseStream<'_>) -> syn::Result<Vec<By>> {
             return Err(error(&column, format!("write the column and its value: {written}")));
         }
         if input.peek(Token![==]) {
-            return Err(syn::Error::new(at, format!("the value follows one `=`: write {written}")));
+            input.parse::<Token![==]>()?;
+            let value = input.parse::<TokenTree>().ok().filter(|_| input.is_empty() || input.peek(Token![,]));
+            let value = value.map_or_else(|| "…".to_owned(), |it| it.to_string());
+            return Err(syn::Error::new(at, format!("the value follows one `=`: write `{column} = {value}`")));
         }
         if input.peek(Token![in]) || input.peek(Ident) && input.fork().parse::<Ident>().is_ok_and(|it| it == "IN") {
             let message = format!("for one of several values write `by_any({column} = values)`");
@@ -41,6 +44,12 @@ pub(crate) fn parse_by(input: ParseStream<'_>) -> syn::Result<Vec<By>> {
             return Err(error(&column, format!("write the column and its value: {written}")));
         }
         let value = input.parse()?;
+        if let Some(jump) = loose_jump(&value) {
+            return Err(syn::Error::new(
+                jump,
+                format!("this would jump inside the code of the attribute; write {written}"),
+            ));
+        }
         if let Expr::Assign(ExprAssign { left, eq_token, .. }) = &value {
             let at = match &**left {
                 Expr::Binary(and) if matches!(and.op, BinOp::And(_)) => and.op.span(),

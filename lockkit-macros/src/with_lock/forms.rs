@@ -4,14 +4,16 @@ use syn::{
     Expr, ExprLit, Ident, Lit, Path, Token, Type,
     ext::IdentExt,
     parse::{ParseBuffer, ParseStream},
-    token,
+    parse_quote_spanned, token,
 };
 
 use crate::{
     diagnostics::{Given, error, set},
+    krate::parse_crate,
     with_lock::{
         args::Args,
         columns::{By, parse_by, parse_order},
+        jumps::loose_jump,
     },
 };
 
@@ -38,6 +40,8 @@ pub(crate) enum Form {
 pub(crate) struct Typed {
     pub(crate) name: Ident,
     pub(crate) ty: Type,
+    /// Whether the type is that of exactly one row, and not of a `Vec` of them.
+    pub(crate) is_one: bool,
 }
 
 impl Form {
@@ -62,11 +66,12 @@ impl Form {
             }
             Self::Typed(field) => {
                 parse_equals(input, &name, example)?;
-                set(field(args), name, parse_typed(input, example)?)
+                let is_one = name == "row";
+                set(field(args), name, parse_typed(input, example, is_one)?)
             }
             Self::Path(field) => {
                 parse_equals(input, &name, example)?;
-                set(field(args), name, input.call(Path::parse_mod_style)?)
+                set(field(args), name, parse_crate(input)?)
             }
             Self::By(field) => set(field(args), name.clone(), parse_by(&parse_parens(input, &name, example)?)?),
             Self::Columns(field) => set(field(args), name.clone(), parse_order(&parse_parens(input, &name, example)?)?),
@@ -121,25 +126,32 @@ fn parse_name(input: ParseStream<'_>, example: &str) -> syn::Result<Ident> {
     input.parse().map_err(|err| syn::Error::new(err.span(), message))
 }
 
-fn parse_typed(input: ParseStream<'_>, example: &str) -> syn::Result<Typed> {
+fn parse_typed(input: ParseStream<'_>, example: &str, is_one: bool) -> syn::Result<Typed> {
     let name: Ident = parse_name(input, example)?;
     if !input.peek(Token![:]) {
-        return Err(error(&name, format!("the rows need a type, a `Vec` of a `sqlx::FromRow`: write `{example}`")));
+        return Err(error(&name, format!("this needs a type that is read from rows: write `{example}`")));
     }
     input.parse::<Token![:]>()?;
-    let ty = input.parse()?;
-    let is_vec = matches!(&ty, Type::Path(it) if it.path.segments.last().is_some_and(|it| it.ident == "Vec"));
-    if !is_vec {
-        return Err(syn::Error::new_spanned(
-            &ty,
-            format!("the rows are a `Vec` of a `sqlx::FromRow`: write `{example}`"),
-        ));
-    }
-    Ok(Typed { name, ty })
+    Ok(Typed { name, ty: input.parse()?, is_one })
 }
 
 fn parse_value(input: ParseStream<'_>, name: &Ident, example: &str) -> syn::Result<Expr> {
-    let value: Expr = input.parse()?;
+    let value: Expr = if input.peek(Token![const]) && !input.peek2(token::Brace) {
+        // `key = const "nightly"` is a constant, and no template.
+        let of: Token![const] = input.parse()?;
+        let constant: Expr = input.parse()?;
+        parse_quote_spanned!(of.span=> const { #constant })
+    } else {
+        input.parse()?
+    };
+    // `on_lost = continue` is a word.
+    if name != "on_lost"
+        && let Some(jump) = loose_jump(&value)
+    {
+        let message =
+            format!("this would jump inside the code of the attribute; `{name}` is a value: write `{example}`");
+        return Err(syn::Error::new(jump, message));
+    }
     let next = input.fork().parse::<Ident>();
     if let (Expr::Lit(ExprLit { lit: Lit::Int(number), .. }), Ok(unit)) = (&value, &next)
         && ["us", "ms", "s", "m", "h"].iter().any(|it| unit == it)

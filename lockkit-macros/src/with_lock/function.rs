@@ -1,14 +1,20 @@
 //! The function under the attribute. Its body stays unparsed: rustc and editors see it as the user wrote it.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{Ident, TokenStream, TokenTree};
+use quote::ToTokens;
 use syn::{
-    Attribute, Meta, MetaNameValue, Path, ReturnType, Signature, Token, Visibility, braced,
+    Attribute, GenericParam, Generics, Meta, MetaNameValue, Path, ReturnType, Signature, Token, TypeParam, Visibility,
+    braced,
     parse::{Parse, ParseStream},
+    parse_quote,
     spanned::Spanned,
     token,
 };
 
-use crate::diagnostics::{Errors, error};
+use crate::{
+    diagnostics::{Errors, error},
+    with_lock::uses::mentions,
+};
 
 /// A function with its body.
 pub(crate) struct Function {
@@ -52,6 +58,24 @@ impl Function {
         <Vec<Attribute>>::into_iter(stacked).map(parts).collect()
     }
 
+    /// Gives the type parameter of a `Leases<S>` its bound, if it has none at all. rustc would report it at every use.
+    pub(crate) fn bind_store(&mut self) -> syn::Result<()> {
+        let inputs = self.sig.inputs.to_token_stream();
+        let Generics { params, where_clause, .. } = &mut self.sig.generics;
+        let is_bound = |it: &TypeParam| {
+            let clause = where_clause.as_ref().is_some_and(|clause| mentions(&clause.to_token_stream(), &it.ident));
+            clause || !it.bounds.is_empty()
+        };
+        let unbound = params.iter_mut().find_map(|it| match it {
+            GenericParam::Type(it) if !is_bound(it) && contains_leases(inputs.clone(), &it.ident) => Some(it),
+            _ => None,
+        });
+        let Some(store) = unbound else { return Ok(()) };
+        store.bounds.push(parse_quote!(::lockkit::LeaseStore));
+        let name = &store.ident;
+        Err(error(name, format!("leases are kept in a store: write the bound `{name}: lockkit::LeaseStore`")))
+    }
+
     /// Refuses functions that cannot await a lock or return its error.
     pub(crate) fn check(&self, errors: &mut Errors) {
         let Signature { constness, safety, abi, ident, output, .. } = &self.sig;
@@ -73,4 +97,15 @@ impl Function {
             errors.push(error(ident, message));
         }
     }
+}
+
+/// Whether the tokens contain `Leases<name>`.
+fn contains_leases(tokens: TokenStream, name: &Ident) -> bool {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let is_leases = |it: &[TokenTree]| {
+        matches!(it, [TokenTree::Ident(leases), TokenTree::Punct(open), TokenTree::Ident(store), TokenTree::Punct(close)]
+            if leases == "Leases" && open.as_char() == '<' && store == name && close.as_char() == '>')
+    };
+    tokens.windows(4).any(is_leases)
+        || tokens.into_iter().any(|it| matches!(it, TokenTree::Group(it) if contains_leases(it.stream(), name)))
 }

@@ -2,22 +2,25 @@
 
 mod args;
 mod arguments;
+mod bindings;
 mod body;
 mod columns;
 mod duration;
 mod expand;
 mod forms;
 mod function;
+mod jumps;
+mod one_key;
 mod plan;
 mod rewritten;
 mod stack;
 mod strategy;
-mod template;
+pub(crate) mod template;
 mod uses;
 mod validate;
 
-use proc_macro2::{Ident, Span, TokenStream, TokenTree};
-use quote::quote;
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote, quote_spanned};
 
 use crate::{
     diagnostics::Errors,
@@ -51,6 +54,7 @@ pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     // Uses the imports of the lower attributes, and shows them to editors.
     let used: TokenStream = stacked.iter().map(|(path, _)| quote!(#[#path(#in_use)] const _: () = ();)).collect();
     attributes.extend(stacked.into_iter().map(|(_, args)| args));
+    errors.note(function.bind_store());
     let expanded = checked(attributes, &function, &mut errors);
     let Function { attrs, vis, sig, brace, inner_attrs, body } = &function;
     let (outside, inside) = match expanded {
@@ -78,12 +82,12 @@ fn checked(attributes: Vec<TokenStream>, function: &Function, errors: &mut Error
     }
     if uses::mentions(body, &own("body")) {
         let message = "this lock would be taken before the one above it, which was expanded first; write both attributes as \
-                       `#[with_lock(…)]`, under that name and without `cfg_attr`";
+                       `#[with_lock(…)]`, under that name";
         errors.push(syn::Error::new(Span::call_site(), message));
     }
     let self_renamed = site.as_ref().is_some_and(|it| it.self_renamed);
     let mut plans = Vec::new();
-    for attribute in attributes {
+    for attribute in attributes.clone() {
         let attribute = if self_renamed { rename_self(attribute) } else { attribute };
         let args = Args::parse(attribute, errors);
         let strategy = args.strategy.clone();
@@ -97,8 +101,23 @@ fn checked(attributes: Vec<TokenStream>, function: &Function, errors: &mut Error
     stack::check_body(&locks, &site.body, errors);
     let mut tokens = site.body.clone();
     for (at, (_, plan)) in plans.iter().enumerate().rev() {
-        let expander = Expander::new(&plan.krate, sig, site.returns.as_ref(), tokens, brace.span.join(), &locks[..=at]);
-        tokens = expander.expand(&plan.lock);
+        let mixed = Span::mixed_site();
+        // An import, so that rustc reports an unknown path once.
+        let (private, import) = match &plan.krate {
+            None => (quote_spanned!(mixed=> ::lockkit::__private), None),
+            Some(krate) => {
+                let private = own("private");
+                (private.to_token_stream(), Some(quote_spanned!(mixed=> use #krate::__private as #private;)))
+            }
+        };
+        let expander =
+            Expander::new(private, plan.map_err.is_some(), sig, &site, tokens, brace.span.join(), &locks[..=at]);
+        let expanded = expander.expand(&plan.lock, plan.map_err.as_ref());
+        let warning = one_key::warning(&plan.lock, &site.arguments, &attributes);
+        tokens = quote_spanned!(mixed=> #import #warning #expanded);
     }
-    Some(site.fill(tokens))
+    // A block of this crate's edition: in the user's, its last expression could drop what it uses in another order.
+    let mut block = Group::new(Delimiter::Brace, tokens);
+    block.set_span(Span::mixed_site());
+    Some(site.fill(TokenTree::from(block).into()))
 }

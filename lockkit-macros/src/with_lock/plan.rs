@@ -1,14 +1,16 @@
 //! The checked arguments: what the expansion needs, without how it was written.
 
 use proc_macro2::{Span, TokenStream};
-use syn::{Expr, Ident, LitStr};
+use syn::{Expr, Ident, LitStr, Path};
 
 use crate::with_lock::{columns::By, forms::Typed, template::Template};
 
 /// One checked attribute.
 pub(crate) struct Plan {
-    /// The path of the crate lockkit.
-    pub(crate) krate: TokenStream,
+    /// The path of the crate lockkit, if it is not the usual one.
+    pub(crate) krate: Option<Path>,
+    /// What makes the function's error of an error of lockkit, if not `From`.
+    pub(crate) map_err: Option<Expr>,
     pub(crate) lock: Lock,
 }
 
@@ -142,8 +144,9 @@ pub(crate) struct Version {
     pub(crate) retry: Retry,
 }
 
-#[derive(Default)]
 pub(crate) struct Retry {
+    /// What makes the body run again: rustc reports there that it moves an argument.
+    pub(crate) at: Span,
     pub(crate) attempts: Option<Expr>,
     /// A `Duration`.
     pub(crate) deadline: Option<TokenStream>,

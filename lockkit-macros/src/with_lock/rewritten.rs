@@ -1,13 +1,17 @@
 //! Bodies that `#[async_trait]` or `#[tracing::instrument]` rewrote before this attribute expands.
 
-use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Block, Expr, Local, Pat, ReturnType, Signature, Stmt, Type};
+
+use crate::with_lock::bindings::Bindings;
 
 /// Where the locks go in a function: around the user's body, inside the code that other attributes wrote around it.
 pub(crate) struct Site {
     /// The code around the user's body, with [`HOLE`] where the locks go; `None` if there is none.
     around: Option<TokenStream>,
+    /// The arguments, as the user's body names them.
+    pub(crate) arguments: Bindings,
     /// The type that the user's body returns, if it is known.
     pub(crate) returns: Option<Type>,
     /// The user's body.
@@ -23,13 +27,14 @@ impl Site {
     /// `async fn`.
     pub(crate) fn of(sig: &Signature, body: &TokenStream) -> Option<Self> {
         if sig.asyncness.is_none() {
-            return Self::boxed(body);
+            return Self::boxed(sig, body);
         }
         let returns = match &sig.output {
             ReturnType::Type(_, returns) => Some((**returns).clone()),
             ReturnType::Default => None,
         };
-        let mut site = Self { around: None, returns, body: TokenStream::new(), self_renamed: false };
+        let arguments = Bindings::of(sig);
+        let mut site = Self { around: None, arguments, returns, body: TokenStream::new(), self_renamed: false };
         let around = inside_instrumented(body.clone(), &mut |body| {
             site.body = body;
             hole()
@@ -38,7 +43,7 @@ impl Site {
         Some(site)
     }
 
-    fn boxed(body: &TokenStream) -> Option<Self> {
+    fn boxed(sig: &Signature, body: &TokenStream) -> Option<Self> {
         let Block { stmts, .. } = syn::parse2(quote!({ #body })).ok()?;
         let [Stmt::Expr(Expr::Call(call), None)] = stmts.as_slice() else { return None };
         let (Expr::Path(pin), Some(Expr::Async(boxed)), 1) = (&*call.func, call.args.first(), call.args.len()) else {
@@ -47,7 +52,8 @@ impl Site {
         if pin.path.segments.last()?.ident != "pin" {
             return None;
         }
-        let mut site = Self { around: None, returns: None, body: TokenStream::new(), self_renamed: false };
+        let arguments = Bindings::of(sig);
+        let mut site = Self { around: None, arguments, returns: None, body: TokenStream::new(), self_renamed: false };
         let stmts = &boxed.block.stmts;
         let around = inside_instrumented(quote!(#(#stmts)*), &mut |body| site.unwrap_async_trait(body));
         site.around = Some(quote!(#pin(async move { #around })));
@@ -63,8 +69,14 @@ impl Site {
                 stmts.as_slice()
             && is_ident(&ret.pat, "__ret")
         {
-            self.self_renamed =
-                head.iter().any(|it| matches!(it, Stmt::Local(local) if is_ident(&local.pat, "__self")));
+            let locals = || {
+                head.iter().filter_map(|it| match it {
+                    Stmt::Local(local) => Some(local),
+                    _ => None,
+                })
+            };
+            self.self_renamed = locals().any(|it| is_ident(&it.pat, "__self"));
+            self.arguments = Bindings::of_locals(locals());
             self.returns = Some((*ret.ty).clone());
             self.body = init.expr.to_token_stream();
             return quote!(#(#head)* #hole);
@@ -96,12 +108,41 @@ fn is_ident(pat: &Pat, name: &str) -> bool {
     matches!(pat, Pat::Ident(pat) if pat.ident == name)
 }
 
-/// Renames `self` to `__self` in the arguments of the attribute, as in the body.
+/// Renames `self` to `__self` in the arguments of the attribute, as in the body. Also where a text captures it.
 pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
     map(tokens, &|token| match token {
         TokenTree::Ident(ident) if ident == "self" => Ident::new("__self", ident.span()).into(),
+        TokenTree::Literal(literal) => {
+            let text = renamed_self(&literal.to_string());
+            let renamed = text.and_then(|it| it.parse::<Literal>().ok()).map(|mut renamed| {
+                renamed.set_span(literal.span());
+                renamed
+            });
+            renamed.unwrap_or(literal).into()
+        }
         token => token,
     })
+}
+
+/// The text with `{__self…}` for `{self…}`; `None` without one. A doubled brace captures nothing.
+fn renamed_self(text: &str) -> Option<String> {
+    let mut parts = text.split('{');
+    let mut renamed = parts.next()?.to_owned();
+    let (mut opens, mut is_changed) = (false, false);
+    for part in parts {
+        renamed.push('{');
+        opens = !opens;
+        let after = part.trim_start().strip_prefix("self").filter(|_| opens);
+        if let Some(after) = after.filter(|it| it.starts_with(['}', ':', '.', ' '])) {
+            renamed += "__self";
+            renamed += after;
+            is_changed = true;
+        } else {
+            renamed += part;
+        }
+        opens &= part.is_empty();
+    }
+    is_changed.then_some(renamed)
 }
 
 /// Maps every token, also inside groups.
@@ -170,4 +211,22 @@ fn replace(tokens: &mut [TokenTree], at: usize, change: impl FnOnce(TokenStream)
 
 fn is_word(token: &TokenTree, word: &str) -> bool {
     matches!(token, TokenTree::Ident(ident) if ident == word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_captured_self_is_renamed() {
+        for (text, renamed) in [
+            ("k:{self}", Some("k:{__self}")),
+            ("{self.id}{ self :?}", Some("{__self.id}{__self :?}")),
+            ("{{self}}{{{self}}}", Some("{{self}}{{{__self}}}")),
+            ("{{self}}", None),
+            ("{selfish} self", None),
+        ] {
+            assert_eq!(renamed_self(text).as_deref(), renamed, "{text}");
+        }
+    }
 }

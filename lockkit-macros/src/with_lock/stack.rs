@@ -64,6 +64,7 @@ fn refusal(name: &Ident, role: Role, misuse: &Misuse) -> Option<String> {
         Misuse::Call { method } | Misuse::GivenAway { method: Some(method) } => method.as_str(),
         Misuse::GivenAway { method: None } => "",
         Misuse::Moved => "move",
+        Misuse::Executor => "executor",
     };
     match (role, method) {
         (Role::Tx | Role::Lease { commits: true }, "commit") => Some(commit.to_owned()),
@@ -71,6 +72,9 @@ fn refusal(name: &Ident, role: Role, misuse: &Misuse) -> Option<String> {
             "`#[with_lock]` rolls back when the body returns `Err`; remove this `rollback` and return `Err(…)`"
                 .to_owned(),
         ),
+        (Role::Tx, "executor") => {
+            Some(format!("a query of sqlx takes the connection in the transaction: `&mut *{name}`"))
+        }
         (Role::Tx, "move") => Some(format!(
             "`{name}` cannot leave the body: `#[with_lock]` commits it when the body returns `Ok`; remove `move`, or begin a \
              transaction of its own in the task that is spawned here"

@@ -49,7 +49,24 @@ impl Strategy {
 
     /// The word of the strategy that was probably meant.
     pub(crate) fn meant(word: &str) -> Option<&'static str> {
-        meant(word, &Self::ALL.map(|it| -> Known { (it.word(), it.other_names()) }))
+        let known = Self::ALL.map(|it| -> Known { (it.word(), it.other_names()) });
+        // `RowLock` and `row_lock`, as the types are called.
+        let short = word.to_lowercase();
+        let short = short.strip_suffix("lock").map(|it| it.trim_end_matches('_'));
+        short.and_then(|it| meant(it, &known)).or_else(|| meant(word, &known))
+    }
+
+    /// What to call instead for a lock that has no attribute: permits, readers and writers.
+    pub(crate) fn by_hand(word: &str) -> Option<String> {
+        let call = match word.to_lowercase().as_str() {
+            "semaphore" | "permit" | "permits" => "semaphore(key, permits)",
+            "rw" | "rwlock" | "read" | "reader" | "shared" | "share" => "rw(key).read()",
+            "write" | "writer" => "rw(key).write()",
+            _ => return None,
+        };
+        Some(format!(
+            "the attribute takes no permits, readers or writers; call `leases.{call}.run(async |lease| …)` in the function"
+        ))
     }
 
     /// "`lease`, `row`, … or `version`".
@@ -71,6 +88,9 @@ mod tests {
     #[test]
     fn a_word_of_other_libraries_is_understood() {
         assert_eq!(Strategy::meant("LEASE"), Some("lease"));
+        assert_eq!(Strategy::meant("RowLock"), Some("row"));
+        assert_eq!(Strategy::meant("advisory_lock"), Some("named"));
+        assert_eq!(Strategy::meant("lock"), None);
         for strategy in Strategy::ALL {
             for other in strategy.other_names() {
                 assert!(Strategy::ALL.iter().all(|it| it.word() != *other), "{other}");

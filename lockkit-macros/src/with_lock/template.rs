@@ -1,13 +1,31 @@
-//! Key templates: `"order:{user_id}:{kind:?}"`. Pure: text in, pieces out. Its text keeps the rules of `lockkit::Key`, as a
+//! Key templates: `"order:{user.id}:{kind:?}"`. Pure: text in, pieces out. Its text keeps the rules of `lockkit::Key`, as a
 //! test checks.
+
+use std::fmt;
 
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
     /// Text that is the same in every key.
     Text(String),
-    /// A captured variable, with its format after the colon.
-    Capture { name: String, format: String },
+    /// What is captured, with its format after the colon.
+    Capture { value: Captured, format: String },
+}
+
+/// A captured variable, or what fields and calls make of it: `name.field.call()`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Captured {
+    pub(crate) name: String,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What follows the name of a captured variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// `.field` or `.0`
+    Field(String),
+    /// `.call()`
+    Call(String),
 }
 
 /// A checked template: no two different sets of captured values make one key.
@@ -36,17 +54,31 @@ impl Template {
         }
     }
 
-    /// The punctuation of the template, which is escaped in what is captured.
-    pub(crate) fn reserved(&self) -> String {
-        let mut reserved: Vec<char> = self.text().flat_map(str::chars).filter(|it| !it.is_alphanumeric()).collect();
-        reserved.sort_unstable();
-        reserved.dedup();
-        reserved.into_iter().collect()
+    /// The separators, which are escaped in what is captured.
+    pub(crate) fn separators(&self) -> String {
+        let mut separators: Vec<char> = gaps(&self.pieces).filter_map(|(_, text, _)| separator(text)).collect();
+        separators.sort_unstable();
+        separators.dedup();
+        separators.into_iter().collect()
     }
+}
 
-    fn text(&self) -> impl Iterator<Item = &str> {
-        text(&self.pieces)
-    }
+/// Two neighbouring captures and the text between them.
+fn gaps(pieces: &[Piece]) -> impl Iterator<Item = (&Captured, &str, &Captured)> {
+    let captures = pieces.iter().enumerate().filter_map(|(at, it)| match it {
+        Piece::Text(_) => None,
+        Piece::Capture { value, .. } => Some((at, value)),
+    });
+    captures.clone().zip(captures.skip(1)).map(|((at, left), (_, right))| match &pieces[at + 1] {
+        Piece::Text(text) => (left, text.as_str(), right),
+        Piece::Capture { .. } => (left, "", right),
+    })
+}
+
+/// The separator of two captures: the first character between them that is neither a letter, a digit nor `%`, which starts an
+/// escape. Both captures escape it, so a key can be taken apart again at its first occurrence.
+fn separator(between: &str) -> Option<char> {
+    between.chars().find(|it| !it.is_alphanumeric() && *it != '%')
 }
 
 fn text(pieces: &[Piece]) -> impl Iterator<Item = &str> {
@@ -88,22 +120,34 @@ fn pieces(template: &str) -> Result<Vec<Piece>, String> {
 }
 
 fn capture(inside: &str) -> Result<Piece, String> {
-    let (name, format) = inside.split_once(':').unwrap_or((inside, ""));
-    let name = name.trim();
-    if name.bytes().all(|it| it.is_ascii_digit()) {
+    let (value, format) = inside.split_once(':').unwrap_or((inside, ""));
+    if value.trim().bytes().all(|it| it.is_ascii_digit()) {
         return Err(format!("a key captures names: write `{{name}}` instead of `{{{inside}}}`"));
     }
+    let mut parts = value.split('.').map(str::trim);
     // `type` is one too: it captures `r#type`, as in `format!`.
-    let mut chars = name.chars();
-    let plain = chars.next().is_some_and(|it| it == '_' || it.is_alphabetic())
-        && chars.all(|it| it == '_' || it.is_alphanumeric());
-    if !plain {
+    let name = parts.next().filter(|it| is_name(it));
+    let steps = parts.map(|part| match part.strip_suffix("()") {
+        Some(call) => is_name(call).then(|| Step::Call(call.to_owned())),
+        None => (is_name(part) || is_number(part)).then(|| Step::Field(part.to_owned())),
+    });
+    let (Some(name), Some(steps)) = (name, steps.collect()) else {
         return Err(format!(
-            "a capture is a plain name, not `{{{inside}}}`: write `key = format!(\"…{{}}…\", {name})`, \
-             or take the value as an argument of its own"
+            "a key captures a name, or its fields and calls without arguments, such as `{{user.id}}` and `{{id.value()}}`; \
+             for `{{{inside}}}` write `key = {{ let value = …; lockkit::key!(\"…{{value}}…\") }}`"
         ));
-    }
-    Ok(Piece::Capture { name: name.to_owned(), format: format.to_owned() })
+    };
+    Ok(Piece::Capture { value: Captured { name: name.to_owned(), steps }, format: format.to_owned() })
+}
+
+fn is_name(text: &str) -> bool {
+    text.starts_with(|it: char| it == '_' || it.is_alphabetic())
+        && text.chars().all(|it| it == '_' || it.is_alphanumeric())
+        && text != "await"
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit())
 }
 
 fn check_text(pieces: &[Piece]) -> Result<(), String> {
@@ -130,27 +174,24 @@ fn is_invisible(char: char) -> bool {
     matches!(char, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// Between two captures there must be a character that is escaped in both of them. `%` is not one: it starts an escape.
 fn check_separators(pieces: &[Piece]) -> Result<(), String> {
-    let mut last = None;
-    let mut separated = true;
-    for piece in pieces {
-        match piece {
-            Piece::Text(text) => separated |= text.contains(|it: char| !it.is_alphanumeric() && it != '%'),
-            Piece::Capture { name, .. } => {
-                if let Some(last) = last.replace(name)
-                    && !separated
-                {
-                    return Err(format!(
-                        "put a separator such as `:` between `{{{last}}}` and `{{{name}}}`; without one, two \
-                         different pairs of values make the same key"
-                    ));
-                }
-                separated = false;
-            }
-        }
+    match gaps(pieces).find(|(_, text, _)| separator(text).is_none()) {
+        None => Ok(()),
+        Some((left, _, right)) => Err(format!(
+            "put a separator such as `:` between `{{{left}}}` and `{{{right}}}`; without one, two different pairs of values \
+             make the same key"
+        )),
     }
-    Ok(())
+}
+
+impl fmt::Display for Captured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        self.steps.iter().try_for_each(|step| match step {
+            Step::Field(name) => write!(f, ".{name}"),
+            Step::Call(name) => write!(f, ".{name}()"),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -160,15 +201,36 @@ mod tests {
     #[test]
     fn a_template_is_text_and_captures() {
         let template = Template::parse("a:{x}-{ y :>5}{{é}}").expect("a template");
-        let capture = |name: &str, format: &str| Piece::Capture { name: name.to_owned(), format: format.to_owned() };
+        let variable = |name: &str| Captured { name: name.to_owned(), steps: Vec::new() };
+        let capture = |value: Captured, format: &str| Piece::Capture { value, format: format.to_owned() };
         let text = |text: &str| Piece::Text(text.to_owned());
-        assert_eq!(template.pieces, [text("a:"), capture("x", ""), text("-"), capture("y", ">5"), text("{é}")]);
-        assert_eq!(template.reserved(), "-:{}");
+        let pieces = [text("a:"), capture(variable("x"), ""), text("-"), capture(variable("y"), ">5"), text("{é}")];
+        assert_eq!(template.pieces, pieces);
+        let steps = ["id", "0"].map(|it| Step::Field(it.to_owned())).into_iter();
+        let value =
+            Captured { name: "self".to_owned(), steps: steps.chain([Step::Call("value".to_owned())]).collect() };
+        assert_eq!(value.to_string(), "self.id.0.value()");
+        let template = Template::parse("{ self . id.0.value():?}").expect("a template");
+        assert_eq!(template.pieces, [capture(value, "?")]);
         assert_eq!(
             Template::parse("nightly").map(|it| it.constant().map(str::to_owned)),
             Ok(Some("nightly".to_owned()))
         );
         assert_eq!(Template::parse("{x}").map(|it| it.constant().is_none()), Ok(true));
+    }
+
+    #[test]
+    fn the_separators_are_the_first_punctuation_between_captures() {
+        for (template, separators) in [
+            ("report-{date}", ""),
+            ("{{a}}-{b}.c", ""),
+            ("a:{x}-{y}.", "-"),
+            ("{a}%::-{b}:{c}", ":"),
+            ("{a} - {b}x/{c}", " /"),
+            ("a", ""),
+        ] {
+            assert_eq!(Template::parse(template).map(|it| it.separators()), Ok(separators.to_owned()), "{template}");
+        }
     }
 
     #[test]
@@ -181,8 +243,17 @@ mod tests {
             "{}",
             "{0}",
             "{:?}",
-            "{self.id}",
-            "{l.0}",
+            "{0.id}",
+            "{.id}",
+            "{l.}",
+            "{l.0x}",
+            "{l.await}",
+            "{l.f(0)}",
+            "{l.f()()}",
+            "{l.f ()}",
+            "{l?.id}",
+            "{&l}",
+            "{l[0]}",
             "{a b}",
             "{f()}",
             "{r#type}",

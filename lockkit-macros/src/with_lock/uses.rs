@@ -5,7 +5,7 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 use quote::quote;
 use syn::{
     Arm, Block, Expr, ExprAsync, ExprCall, ExprClosure, ExprForLoop, ExprIf, ExprLet, ExprMethodCall, ExprPath,
-    ExprWhile, Item, Macro, Pat, PatIdent, Stmt,
+    ExprWhile, Item, Macro, Pat, PatIdent, Path, Stmt,
     ext::IdentExt,
     visit_mut::{self, VisitMut},
 };
@@ -19,7 +19,13 @@ pub(crate) enum Misuse {
     GivenAway { method: Option<String> },
     /// In an `async move` block or a `move` closure.
     Moved,
+    /// `sqlx::query(…).execute(&mut name)`, which takes `&mut *name`.
+    Executor,
 }
+
+/// The methods of sqlx's queries that take an executor.
+const EXECUTING: [&str; 7] =
+    ["execute", "execute_many", "fetch", "fetch_many", "fetch_all", "fetch_one", "fetch_optional"];
 
 /// Whether the tokens contain the name, as a word or as `{name}` in a string.
 pub(crate) fn mentions(tokens: &TokenStream, name: &Ident) -> bool {
@@ -105,7 +111,10 @@ fn may_be_misused(tokens: &TokenStream, word: &str) -> bool {
     let is = |at: usize, char| matches!(tokens.get(at), Some(TokenTree::Punct(it)) if it.as_char() == char);
     tokens.iter().enumerate().any(|(at, token)| match token {
         TokenTree::Group(group) => {
-            let alone = group.delimiter() == Delimiter::Parenthesis && has_argument(&group.stream(), word);
+            let function = at.checked_sub(1).and_then(|it| tokens.get(it));
+            let is_executing = matches!(function, Some(TokenTree::Ident(it)) if EXECUTING.iter().any(|of| it == of));
+            let alone =
+                group.delimiter() == Delimiter::Parenthesis && has_argument(&group.stream(), word, is_executing);
             alone || may_be_misused(&group.stream(), word)
         }
         TokenTree::Ident(ident) if ident == "move" => true,
@@ -114,11 +123,15 @@ fn may_be_misused(tokens: &TokenStream, word: &str) -> bool {
     })
 }
 
-/// Whether one of the arguments is just this word.
-fn has_argument(tokens: &TokenStream, word: &str) -> bool {
+/// Whether one of the arguments is just this word, or a reference to it for sqlx.
+fn has_argument(tokens: &TokenStream, word: &str, is_executing: bool) -> bool {
     let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
     let is_comma = |it: &TokenTree| matches!(it, TokenTree::Punct(it) if it.as_char() == ',');
-    tokens.split(is_comma).any(|it| matches!(it, [TokenTree::Ident(ident)] if ident.unraw() == word))
+    tokens.split(is_comma).any(|it| match it {
+        [TokenTree::Ident(ident)] => ident.unraw() == word,
+        [TokenTree::Punct(_), .., TokenTree::Ident(ident)] => is_executing && ident.unraw() == word,
+        _ => false,
+    })
 }
 
 struct Finder {
@@ -127,6 +140,8 @@ struct Finder {
     shadowed: bool,
     moving: bool,
     used: bool,
+    /// The variables that are queries of sqlx.
+    queries: Vec<Ident>,
     misuses: Vec<(Span, Misuse)>,
 }
 
@@ -135,7 +150,8 @@ impl Finder {
     fn run(body: &TokenStream, name: &Ident) -> Option<Self> {
         let mut block: Block = syn::parse2(quote!({ #body })).ok()?;
         let word = name.unraw().to_string();
-        let mut finder = Self { word, shadowed: false, moving: false, used: false, misuses: Vec::new() };
+        let mut finder =
+            Self { word, shadowed: false, moving: false, used: false, queries: Vec::new(), misuses: Vec::new() };
         finder.visit_block_mut(&mut block);
         Some(finder)
     }
@@ -163,9 +179,10 @@ impl Finder {
     }
 
     fn scope(&mut self, inside: impl FnOnce(&mut Self)) {
-        let shadowed = self.shadowed;
+        let (shadowed, queries) = (self.shadowed, self.queries.len());
         inside(self);
         self.shadowed = shadowed;
+        self.queries.truncate(queries);
     }
 
     fn moved(&mut self, moves: bool, inside: impl FnOnce(&mut Self)) {
@@ -173,6 +190,28 @@ impl Finder {
         self.moving |= moves;
         inside(self);
         self.moving = moving;
+    }
+
+    /// Whether the expression starts with `sqlx::…`, or with a variable that does.
+    fn is_query(&self, expr: &Expr) -> bool {
+        match expr {
+            Expr::MethodCall(call) => self.is_query(&call.receiver),
+            Expr::Call(call) => matches!(&*call.func, Expr::Path(it) if is_of_sqlx(&it.path)),
+            Expr::Macro(it) => is_of_sqlx(&it.mac.path),
+            Expr::Path(it) => it.path.get_ident().is_some_and(|it| self.queries.contains(it)),
+            _ => false,
+        }
+    }
+
+    /// `execute(&mut name)` of a query.
+    fn executor(&self, call: &ExprMethodCall) -> Option<Span> {
+        let [argument] = call.args.iter().collect::<Vec<_>>()[..] else { return None };
+        let lent = match argument {
+            Expr::Reference(it) => &it.expr,
+            it => it,
+        };
+        let is_executing = EXECUTING.iter().any(|it| call.method == it) && self.is_query(&call.receiver);
+        self.variable(lent).filter(|_| is_executing)
     }
 
     /// An argument that is the variable alone: given away. For `commit(tx)`, the error points at `commit`.
@@ -203,6 +242,12 @@ impl VisitMut for Finder {
             }
         }
         self.bind(&local.pat);
+        let (Pat::Ident(PatIdent { ident, .. }), Some(init)) = (&local.pat, &local.init) else { return };
+        if self.is_query(&init.expr) {
+            self.queries.push(ident.clone());
+        } else {
+            self.queries.retain(|it| it != ident);
+        }
     }
 
     // Items do not see the variables around them; macros do.
@@ -229,7 +274,10 @@ impl VisitMut for Finder {
         if self.variable(&call.receiver).is_some() {
             self.misuses.push((call.method.span(), Misuse::Call { method: call.method.to_string() }));
         }
-        self.arguments(Some(&call.method), call.args.iter());
+        match self.executor(call) {
+            Some(at) => self.misuses.push((at, Misuse::Executor)),
+            None => self.arguments(Some(&call.method), call.args.iter()),
+        }
         visit_mut::visit_expr_method_call_mut(self, call);
     }
 
@@ -289,6 +337,10 @@ impl VisitMut for Finder {
     }
 }
 
+fn is_of_sqlx(path: &Path) -> bool {
+    path.segments.len() > 1 && path.segments[0].ident == "sqlx"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -345,7 +397,13 @@ mod tests {
         assert_eq!(found("lease.commit(tx).await"), [Misuse::GivenAway { method: Some("commit".to_owned()) }]);
         assert_eq!(found("spawn(async move { f(&mut *tx).await })"), [Misuse::Moved]);
         assert_eq!(found("let f = move || g(&mut tx);"), [Misuse::Moved]);
+        assert_eq!(found("sqlx::query(x).bind(1).execute(&mut tx).await?"), [Misuse::Executor]);
+        assert_eq!(found("sqlx::query!(x).fetch_one(&tx).await?"), [Misuse::Executor]);
+        assert_eq!(found("let q = ::sqlx::raw_sql(x); let q = q.bind(1); q.fetch_all(tx)"), [Misuse::Executor]);
         for fine in [
+            "sqlx::query(x).execute(&mut *tx); sqlx::query(x).bind(&tx)",
+            "RowLock::table(x).fetch_one(&mut tx); self.execute(&mut tx); query.execute(&mut tx)",
+            "let q = sqlx::query(x); { let q = f(); q.execute(&mut tx); }",
             "f(&mut *tx, &mut tx)",
             "let tx = begin().await?; tx.commit().await",
             "spawn(async move { let tx = begin().await; tx.commit().await })",

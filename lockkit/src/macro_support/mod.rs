@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "macros")]
+pub use lockkit_macros::key_template;
 pub use tokio::time::Instant;
 
 #[cfg(feature = "sql")]
@@ -53,6 +55,9 @@ pub trait Outcome: Sized {
     /// Whether the function succeeded.
     fn is_ok(&self) -> bool;
 
+    /// The error, if the function failed.
+    fn error(&self) -> Option<&Self::Error>;
+
     /// Converts into a `Result`.
     fn into_result(self) -> Result<Self::Value, Self::Error>;
 
@@ -66,6 +71,10 @@ impl<T, E: Carries> Outcome for Result<T, E> {
 
     fn is_ok(&self) -> bool {
         Self::is_ok(self)
+    }
+
+    fn error(&self) -> Option<&E> {
+        self.as_ref().err()
     }
 
     fn into_result(self) -> Self {
@@ -88,6 +97,57 @@ pub trait Carries: From<Error> {}
 
 #[diagnostic::do_not_recommend]
 impl<E: From<Error>> Carries for E {}
+
+/// The error of a function with `map_err`, until it is converted.
+#[derive(Debug)]
+pub enum Mapped<E> {
+    /// An error of lockkit.
+    Lock(Error),
+    /// An error of the body.
+    Body(E),
+}
+
+impl<E> From<Error> for Mapped<E> {
+    fn from(err: Error) -> Self {
+        Self::Lock(err)
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for Mapped<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock(err) => err.fmt(f),
+            Self::Body(err) => err.fmt(f),
+        }
+    }
+}
+
+impl<E: StdError + 'static> StdError for Mapped<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Lock(err) => Some(err),
+            Self::Body(err) => Some(err),
+        }
+    }
+}
+
+/// The body of a function with `map_err`.
+pub async fn mapped<T, E>(body: impl Future<Output = Result<T, E>>) -> Result<T, Mapped<E>> {
+    into_mapped(body.await)
+}
+
+/// A result of the user, in a function with `map_err`.
+pub fn into_mapped<T, E>(result: Result<T, E>) -> Result<T, Mapped<E>> {
+    result.map_err(Mapped::Body)
+}
+
+/// The result of a function with `map_err`.
+pub fn map_err<T, E>(result: Result<T, Mapped<E>>, convert: impl FnOnce(Error) -> E) -> Result<T, E> {
+    result.map_err(|err| match err {
+        Mapped::Lock(err) => convert(err),
+        Mapped::Body(err) => err,
+    })
+}
 
 /// An error that the default test for retryable errors accepts.
 #[diagnostic::on_unimplemented(
@@ -118,16 +178,30 @@ pub fn retry(attempts: Option<u32>, deadline: Option<Duration>, then_lock: Optio
 
 /// Evaluates an attempt. Returns the final result, or `None` for another attempt.
 pub async fn step<R: Outcome<Error: Judged>>(retry: &mut Retry, ended: Option<R>) -> Option<R> {
-    step_if(retry, ended, Judged::is_retryable).await
+    retry.step(ended.map(R::into_result), Judged::is_retryable).await.map(R::from_result)
 }
 
-/// As [`step`], with the caller's test for retryable errors.
+/// The answer of the caller's test for retryable errors. No test is part of a future, where rustc would report a wrong one again.
+pub fn is_worth_another<R: Outcome>(ended: &Option<R>, test: impl Fn(&R::Error) -> bool) -> bool {
+    ended.as_ref().and_then(Outcome::error).is_some_and(test)
+}
+
+/// As [`is_worth_another`], for a function with `map_err`.
+pub fn is_worth_another_mapped<T, E>(ended: &Option<Result<T, Mapped<E>>>, test: impl Fn(&E) -> bool) -> bool {
+    match ended {
+        Some(Err(Mapped::Body(err))) => test(err),
+        Some(Err(Mapped::Lock(err))) => is_retryable(err),
+        Some(Ok(_)) | None => false,
+    }
+}
+
+/// As [`step`], with the answer of the caller's test for retryable errors.
 pub async fn step_if<R: Outcome<Error: Into<BoxError>>>(
     retry: &mut Retry,
     ended: Option<R>,
-    worth_another: impl Fn(&R::Error) -> bool,
+    is_worth_another: bool,
 ) -> Option<R> {
-    retry.step(ended.map(R::into_result), worth_another).await.map(R::from_result)
+    retry.step(ended.map(R::into_result), |_| is_worth_another).await.map(R::from_result)
 }
 
 /// Returns its argument. A value of another type fails to compile here.
@@ -318,17 +392,17 @@ pub enum Piece<'a> {
     Capture(fmt::Arguments<'a>),
 }
 
-/// Builds the key of a template whose punctuation is `reserved`.
+/// Builds the key of a template with these separators.
 ///
-/// In captured values, `%`, control characters and the punctuation of the template are percent-encoded, so that two
-/// different sets of captured values never yield the same key.
-pub fn key_of(reserved: &'static str, pieces: &[Piece<'_>]) -> Key {
+/// In captured values, `%`, control characters and the separators are percent-encoded. Between two captures of a template there
+/// is a separator, so two different sets of captured values never yield the same key.
+pub fn key_of(separators: &'static str, pieces: &[Piece<'_>]) -> Key {
     let mut text = String::new();
     for piece in pieces {
         match *piece {
             Piece::Text(literal) => text.push_str(literal),
             Piece::Capture(value) => {
-                let mut escaped = Escaped { text: &mut text, reserved };
+                let mut escaped = Escaped { text: &mut text, separators };
                 // If a `Display` returns an error, the text that it has written is kept. `format!` would panic.
                 let _ = escaped.write_fmt(value);
             }
@@ -339,13 +413,13 @@ pub fn key_of(reserved: &'static str, pieces: &[Piece<'_>]) -> Key {
 
 struct Escaped<'a> {
     text: &'a mut String,
-    reserved: &'static str,
+    separators: &'static str,
 }
 
 impl Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for char in text.chars() {
-            if char == '%' || char.is_control() || self.reserved.contains(char) {
+            if char == '%' || char.is_control() || self.separators.contains(char) {
                 for byte in char.encode_utf8(&mut [0; 4]).bytes() {
                     write!(self.text, "%{byte:02X}")?;
                 }

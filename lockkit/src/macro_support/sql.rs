@@ -91,26 +91,41 @@ pub fn row_lock<DB: RowOps>(_pool: &Pool<DB>, table: &'static str) -> RowLock<DB
 /// A type that can be the value of a column.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the value of a column in `{DB}`",
-    label = "sqlx cannot bind this: it is not `sqlx::Encode` and `sqlx::Type` for `{DB}`",
-    note = "for one of several values write `by_any(column = values)`"
+    label = "sqlx must be able to bind this: `sqlx::Encode` and `sqlx::Type` for `{DB}`, and `Clone`",
+    note = "for one of several values write `by_any(column = values)`",
+    note = "give the value inside of it, or write `#[derive(Clone, sqlx::Type)] #[sqlx(transparent)]` on a type of yours"
 )]
-pub trait Value<'v, DB: Database>: Encode<'v, DB> + Type<DB> {}
+pub trait Value<'v, DB: Database>: Encode<'v, DB> + Type<DB> + Clone {}
 
 #[diagnostic::do_not_recommend]
-impl<'v, DB: Database, T: Encode<'v, DB> + Type<DB>> Value<'v, DB> for T {}
+impl<'v, DB: Database, T: Encode<'v, DB> + Type<DB> + Clone> Value<'v, DB> for T {}
 
-/// [`RowLock::by`].
-pub fn by<'v, DB: RowOps>(lock: RowLock<DB>, column: &str, value: impl Value<'v, DB>) -> RowLock<DB> {
-    lock.by(column, value)
+/// [`RowLock::by`]. The value is cloned, so that the body may move it.
+pub fn by<'v, DB: RowOps>(lock: RowLock<DB>, column: &str, value: &impl Value<'v, DB>) -> RowLock<DB> {
+    lock.by(column, value.clone())
 }
 
-/// [`RowLock::by_any`].
-pub fn by_any<'v, DB: RowOps, T: Value<'v, DB> + Ord>(
-    lock: RowLock<DB>,
-    column: &str,
-    values: impl IntoIterator<Item = T>,
-) -> RowLock<DB> {
-    lock.by_any(column, values)
+/// Values of a column.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the values of a column in `{DB}`",
+    label = "this must be an `IntoIterator` of values that sqlx can bind: `sqlx::Encode` and `sqlx::Type` for `{DB}`, and `Ord`",
+    note = "the values are cloned, so this must be `Clone`, too"
+)]
+pub trait Values<'v, DB: Database>: Clone {
+    /// [`RowLock::by_any`].
+    fn lock_by_any(self, lock: RowLock<DB>, column: &str) -> RowLock<DB>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<'v, DB: RowOps, I: IntoIterator<Item: Encode<'v, DB> + Type<DB> + Ord> + Clone> Values<'v, DB> for I {
+    fn lock_by_any(self, lock: RowLock<DB>, column: &str) -> RowLock<DB> {
+        lock.by_any(column, self)
+    }
+}
+
+/// [`RowLock::by_any`]. The values are cloned, so that the body may move them.
+pub fn by_any<'v, DB: RowOps>(lock: RowLock<DB>, column: &str, values: &impl Values<'v, DB>) -> RowLock<DB> {
+    values.clone().lock_by_any(lock, column)
 }
 
 /// A lock that a commit can depend on.
@@ -259,7 +274,8 @@ async fn refused<DB: Dialect>(
 #[diagnostic::on_unimplemented(
     message = "the locked rows cannot be read as `{Self}`",
     label = "the rows are a `Vec` of a type that is `sqlx::FromRow` for `{DB}`",
-    note = "write `#[derive(sqlx::FromRow)]` on the struct, or take a `Vec` of tuples"
+    note = "write `#[derive(sqlx::FromRow)]` on the struct, or take a tuple",
+    note = "`rows` has a `Vec`, `rows = items: Vec<Item>`; for exactly one row write `row = item: Item`"
 )]
 pub trait LockedRows<DB: Database>: Sized {
     /// Locks and reads the rows.
@@ -270,6 +286,24 @@ pub trait LockedRows<DB: Database>: Sized {
 impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for Vec<T> {
     async fn fetch(lock: RowLock<DB>, tx: &mut impl AsConnection<DB>) -> Result<Self> {
         lock.lock_and_fetch(tx).await
+    }
+}
+
+/// The one locked row, as the body gets it.
+#[derive(Debug)]
+pub struct One<T>(pub T);
+
+#[diagnostic::do_not_recommend]
+impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for One<T> {
+    async fn fetch(lock: RowLock<DB>, tx: &mut impl AsConnection<DB>) -> Result<Self> {
+        let rows = lock.lock_and_fetch(tx).await?;
+        <[T; 1]>::try_from(rows).map(|[row]| Self(row)).map_err(|rows| Error::InvalidOption {
+            option: "row",
+            reason: format!(
+                "is for one row, and {} match; use `rows`, or name the columns of a unique index",
+                rows.len()
+            ),
+        })
     }
 }
 

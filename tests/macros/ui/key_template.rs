@@ -7,8 +7,8 @@ struct Order {
     id: u8,
 }
 
-#[with_lock(lease, on = leases, key = "order:{order.id}")]
-async fn field(leases: &Pool, order: Order) -> Result<u8, Error> {
+#[with_lock(lease, on = leases, key = "order:{order.id(1)}")]
+async fn call_with_an_argument(leases: &Pool, order: Order) -> Result<u8, Error> {
     let _ = leases;
     Ok(order.id)
 }

@@ -18,7 +18,7 @@ async fn shadowed(leases: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
-#[with_lock(lease, on = leases, key = "k", as = lease, tx = tx)]
+#[with_lock(lease, on = leases, key = const "k", as = lease, tx = tx)]
 async fn lease(leases: &Pool, unused: u8) -> Result<(), Error> {
     Ok(())
 }

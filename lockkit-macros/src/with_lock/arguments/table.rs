@@ -119,6 +119,16 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         meaning: "the locked rows in the body, with all their columns; `T` is `sqlx::FromRow`",
     },
     Argument {
+        name: "row",
+        example: "row = order: Order",
+        form: Form::Typed(|args| &mut args.row),
+        taken_by: &[(Row, "instead of `rows`")],
+        refused_by: &[],
+        other_names: &[],
+        written: "`row = name: T`",
+        meaning: "the locked row in the body, if exactly one row is to match; more are `Error::InvalidOption`",
+    },
+    Argument {
         name: "tx",
         example: "tx = tx",
         form: Form::Name(|args| &mut args.tx),
@@ -278,6 +288,23 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         written: "`on_busy = expr`",
         meaning: "what to return when another holder still has the lock at the end of the wait. Defaults to \
             `Err(Error::Contended)`",
+    },
+    Argument {
+        name: "map_err",
+        example: "map_err = path::to::convert",
+        form: Form::Value(|args| &mut args.map_err),
+        taken_by: &[
+            (Lease, "optional"),
+            (Row, "optional"),
+            (Named, "optional"),
+            (Session, "optional"),
+            (Version, "optional"),
+        ],
+        refused_by: &[],
+        other_names: &[],
+        written: "`map_err = path`",
+        meaning: "makes the function's error of a `lockkit::Error`, an `FnOnce(lockkit::Error) -> E`: for an error type that cannot \
+            be `From<lockkit::Error>`, such as `tonic::Status`",
     },
     Argument {
         name: "crate",

@@ -2,13 +2,13 @@
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
-use syn::Expr;
+use syn::{Expr, spanned::Spanned};
 
 use crate::with_lock::{
     expand::{
         Expander,
         section::{Transaction, with_rows},
-        spans::own,
+        spans::{at, own, own_at},
     },
     forms::Typed,
     plan::{Retry, Version},
@@ -50,7 +50,7 @@ impl Expander<'_> {
         attempt: Option<Attempt<'_>>,
         on_busy: Option<&Expr>,
     ) -> TokenStream {
-        let Retry { attempts, deadline, then_lock, test, bind } = terms;
+        let Retry { at: again, attempts, deadline, then_lock, test, bind } = terms;
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
         let (retry, body, ended, result) = (own("retry"), own("body"), own("ended"), own("result"));
@@ -78,9 +78,10 @@ impl Expander<'_> {
             }
             Some(Attempt { tx, rows, begin, under }) => {
                 let Transaction { name: tx, touched, unused } = self.transaction(tx);
-                let bound = with_rows(&tx, rows);
+                let bound = with_rows(private, &tx, rows);
                 let future = self.future(&unused);
                 let busy = on_busy.map(|it| {
+                    let it = self.result(it);
                     quote_spanned! {mixed=>
                         ::core::option::Option::Some(::core::result::Result::Err(#err))
                             if #private::Error::is_contended(&#err) => return #it,
@@ -114,14 +115,25 @@ impl Expander<'_> {
         };
         let step = match test {
             None => self.blame(quote_spanned!(*blame=> #blamed::step(&mut #retry, #ended).await)),
-            Some(test) => self.blame(quote_spanned!(*blame=> #blamed::step_if(&mut #retry, #ended, #test).await)),
+            Some(test) => {
+                let span = test.span().resolved_at(mixed);
+                let (private, worth) = (at(private, span), own("worth"));
+                let err = own_at(own("err").into_token_stream(), span);
+                // A path is called, so that what it borrows may be less than the error: `&dyn std::error::Error`.
+                let test = match test {
+                    Expr::Path(_) => quote_spanned!(span=> |#err| #test(#err)),
+                    _ => test.to_token_stream(),
+                };
+                let step = self.blame(quote_spanned!(*blame=> #blamed::step_if(&mut #retry, #ended, #worth).await));
+                let is_worth = if self.maps { "is_worth_another_mapped" } else { "is_worth_another" };
+                let is_worth = Ident::new(is_worth, span);
+                quote_spanned! {span=> {
+                    let #worth = #private::#is_worth(&#ended, #test);
+                    #step
+                } }
+            }
         };
-        quote_spanned! {mixed=>
-            #before
-            let mut #retry = match #private::retry(#attempts, #deadline, #then_lock) {
-                ::core::result::Result::Ok(#ok) => #ok,
-                #failed
-            };
+        let repeated = quote_spanned! {again.resolved_at(mixed)=>
             loop {
                 #start
                 #attempt
@@ -129,6 +141,14 @@ impl Expander<'_> {
                     break #result;
                 }
             }
+        };
+        quote_spanned! {mixed=>
+            #before
+            let mut #retry = match #private::retry(#attempts, #deadline, #then_lock) {
+                ::core::result::Result::Ok(#ok) => #ok,
+                #failed
+            };
+            #repeated
         }
     }
 }

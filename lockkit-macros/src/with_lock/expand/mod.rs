@@ -6,13 +6,16 @@ mod section;
 pub(crate) mod spans;
 
 use proc_macro2::{Ident, Span, TokenStream};
-use quote::quote_spanned;
-use syn::{Expr, LitStr, Signature, Type};
+use quote::{ToTokens, quote_spanned};
+use syn::{Expr, Signature, spanned::Spanned};
 
-use crate::with_lock::{
-    body::{Body, Mode},
-    plan::{Key, Lock, Named},
-    template::Piece,
+use crate::{
+    key::of_template,
+    with_lock::{
+        body::{Body, Mode},
+        plan::{Key, Lock, Named},
+        rewritten::Site,
+    },
 };
 use spans::{at, own, own_at, span_of_error};
 
@@ -26,43 +29,72 @@ pub(crate) struct Expander<'a> {
     /// The same at the return type: for calls that do not compile if the return type cannot carry an error of lockkit.
     blamed: TokenStream,
     blame: Span,
-    body: Body,
+    body: Body<'a>,
     mode: Mode,
+    /// Whether `map_err` makes the function's error.
+    maps: bool,
     /// The names of this lock and of those above it.
     bound: Vec<&'a Ident>,
 }
 
 impl<'a> Expander<'a> {
     pub(crate) fn new(
-        krate: &TokenStream,
+        private: TokenStream,
+        maps: bool,
         sig: &Signature,
-        returns: Option<&Type>,
+        site: &'a Site,
         body: TokenStream,
         brace: Span,
         locks: &[&'a Lock],
     ) -> Self {
         let mixed = Span::mixed_site();
+        let returns = site.returns.as_ref();
         let blame = returns.map_or_else(|| sig.ident.span(), span_of_error).resolved_at(mixed);
-        let private = quote_spanned!(mixed=> #krate::__private);
         let blamed = at(&private, blame);
-        let body = Body::new(&private, sig, returns, body, brace);
+        let body = Body::new(&private, &site.arguments, returns, body, brace);
         let bound = locks.iter().flat_map(|it| it.names()).map(|(name, _)| name).collect();
-        Self { private, blamed, blame, body, mode: Mode::under(locks), bound }
+        Self { private, blamed, blame, body, mode: Mode::under(locks), maps, bound }
     }
 
-    pub(crate) fn expand(&self, lock: &Lock) -> TokenStream {
-        match lock {
+    pub(crate) fn expand(&self, lock: &Lock, map_err: Option<&Expr>) -> TokenStream {
+        let expanded = match lock {
             Lock::Lease(lease) => self.lease(lease),
             Lock::Row(row) => self.row(row),
             Lock::Named(Named { key, section }) => self.named(key, section),
             Lock::Session(session) => self.session(session),
             Lock::Version(version) => self.version(version),
+        };
+        match map_err {
+            None => expanded,
+            Some(convert) => self.map_err(&expanded, convert),
         }
     }
 
     /// The body as a future; `first` runs before it.
     fn future(&self, first: &TokenStream) -> TokenStream {
-        self.body.future(self.mode, &self.bound, first)
+        let future = self.body.future(self.mode, &self.bound, first);
+        if !self.maps {
+            return future;
+        }
+        let private = &self.private;
+        quote_spanned!(Span::mixed_site()=> #private::mapped(#future))
+    }
+
+    /// A result of the user as one of the expansion.
+    fn result(&self, result: &Expr) -> TokenStream {
+        if !self.maps {
+            return result.to_token_stream();
+        }
+        let private = &self.private;
+        quote_spanned!(Span::mixed_site()=> #private::into_mapped(#result))
+    }
+
+    /// The whole expansion, with the errors of lockkit made errors of the function.
+    fn map_err(&self, expanded: &TokenStream, convert: &Expr) -> TokenStream {
+        let span = convert.span().resolved_at(Span::mixed_site());
+        let private = at(&self.private, span);
+        let result = quote_spanned!(Span::mixed_site()=> async { #expanded }.await);
+        quote_spanned!(span=> #private::map_err(#result, #convert))
     }
 
     /// Moves a call to the return type, where rustc reports that the type cannot carry an error of lockkit.
@@ -76,6 +108,7 @@ impl<'a> Expander<'a> {
         let mixed = Span::mixed_site();
         let err = own("err");
         let busy = on_busy.map(|it| {
+            let it = self.result(it);
             quote_spanned! {mixed=>
                 ::core::result::Result::Err(#err) if #private::Error::is_contended(&#err) => return #it,
             }
@@ -89,25 +122,9 @@ impl<'a> Expander<'a> {
 
     fn key(&self, key: &Key) -> TokenStream {
         let private = &self.private;
-        let mixed = Span::mixed_site();
-        let (template, span) = match key {
-            Key::Expr(key) => return quote_spanned!(mixed=> #private::key(#key)),
-            Key::Template(template, span) => (template, *span),
-        };
-        if let Some(constant) = template.constant() {
-            return quote_spanned!(mixed=> #private::key(#constant));
+        match key {
+            Key::Expr(key) => quote_spanned!(Span::mixed_site()=> #private::key(#key)),
+            Key::Template(template, span) => of_template(private, template, *span),
         }
-        let reserved = template.reserved();
-        let pieces = template.pieces.iter().map(|it| match it {
-            Piece::Text(text) => quote_spanned!(mixed=> #private::Piece::Text(#text)),
-            Piece::Capture { name, format } => {
-                // At the literal, so that the name means what it means to `format!` there.
-                let colon = if format.is_empty() { "" } else { ":" };
-                let capture = LitStr::new(&format!("{{{name}{colon}{format}}}"), span);
-                let capture = quote_spanned!(span.resolved_at(mixed)=> ::core::format_args!(#capture));
-                quote_spanned!(mixed=> #private::Piece::Capture(#capture))
-            }
-        });
-        quote_spanned!(mixed=> #private::key_of(#reserved, &[#(#pieces),*]))
     }
 }

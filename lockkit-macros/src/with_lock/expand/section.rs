@@ -32,12 +32,13 @@ impl Expander<'_> {
         let mixed = Span::mixed_site();
         let (pool, key, wait) = (own("pool"), own("key"), own("wait"));
         let name = |column: &Ident| LitStr::new(&column.unraw().to_string(), column.span());
-        let cloned =
-            |value: &Expr| quote_spanned!(value.span().resolved_at(mixed)=> ::core::clone::Clone::clone(&(#value)));
         let values = by.iter().map(|it| ("by", it)).chain(by_any.iter().map(|it| ("by_any", it)));
         let lock = values.fold(quote_spanned!(mixed=> #private::row_lock(&#pool, #table)), |lock, (by, it)| {
             let By { column, value } = it;
-            let (by, column, value) = (Ident::new(by, mixed), name(column), cloned(value));
+            let (by, column) = (Ident::new(by, mixed), name(column));
+            // At the value: rustc reports there what it is not.
+            let span = value.span().resolved_at(mixed);
+            let value = quote_spanned!(span=> &(#value));
             quote_spanned!(mixed=> #private::#by(#lock, #column, #value))
         });
         let order_by = order_by.iter().map(|column| {
@@ -49,12 +50,13 @@ impl Expander<'_> {
         let wait = section.wait.as_ref().map(|_| quote_spanned!(mixed=> .wait(#wait)));
         let lock = quote_spanned!(mixed=> #lock #(#order_by)* #limit #skip_locked #wait);
         let begin = |deadline: TokenStream| {
-            let Some(Typed { ty, .. }) = &section.rows else {
+            let Some(Typed { ty, is_one, .. }) = &section.rows else {
                 return quote_spanned!(mixed=> #private::row_tx(&#pool, #deadline, #lock));
             };
             // At the type: rustc reports there what is wrong with it.
             let span = span_of_rows(section.rows.as_ref());
             let private = at(private, span);
+            let ty = if *is_one { quote_spanned!(span=> #private::One<#ty>) } else { ty.to_token_stream() };
             let ty = quote_spanned!(span=> ::core::marker::PhantomData::<#ty>);
             quote_spanned!(span=> #private::row_tx_with_rows(&#pool, #deadline, #lock, #ty))
         };
@@ -116,7 +118,7 @@ impl Expander<'_> {
         let begin = begin(quote_spanned!(mixed=> ::core::option::Option::None));
         let opened = quote_spanned!(span_of_rows(rows.as_ref())=> #begin.await);
         let Transaction { name: tx, touched, unused } = self.transaction(tx);
-        let bound = with_rows(&tx, rows.as_ref());
+        let bound = with_rows(private, &tx, rows.as_ref());
         let future = self.future(&unused);
         let finish = self.blame(quote_spanned!(*blame=> #blamed::end_tx(#tx, #result).await));
         quote_spanned! {mixed=>
@@ -160,10 +162,11 @@ impl Expander<'_> {
 }
 
 /// The pattern of a transaction, with the rows if the body gets them.
-pub(super) fn with_rows(tx: &Ident, rows: Option<&Typed>) -> TokenStream {
+pub(super) fn with_rows(private: &TokenStream, tx: &Ident, rows: Option<&Typed>) -> TokenStream {
     let mixed = Span::mixed_site();
     match rows {
         None => quote_spanned!(mixed=> mut #tx),
+        Some(Typed { name, is_one: true, .. }) => quote_spanned!(mixed=> (mut #tx, #private::One(#name))),
         Some(Typed { name, .. }) => quote_spanned!(mixed=> (mut #tx, #name)),
     }
 }

@@ -10,7 +10,6 @@ use crate::{
     diagnostics::Given,
     with_lock::{
         duration,
-        strategy::Strategy,
         validate::{
             Checker,
             literal::{is_negative, literal},
@@ -23,12 +22,7 @@ impl Checker<'_> {
         if let Some(Lit::Str(text)) = literal(&given.value)
             && ["forever", "none", "infinite", "unlimited"].contains(&text.value().to_lowercase().as_str())
         {
-            let message = if self.strategy == Strategy::Lease {
-                "the wait for a lease is bounded; write a long one, such as `wait = \"24h\"`"
-            } else {
-                "write `wait = lockkit::Wait::Unbounded`, without quotes"
-            };
-            self.fail(text.span(), message);
+            self.fail(text.span(), "write `wait = lockkit::Wait::Unbounded`, without quotes");
             return None;
         }
         self.duration(given, |_| None)
@@ -70,9 +64,14 @@ impl Checker<'_> {
                 }
             }
             Some(literal) => {
-                let message = format!(
-                    r#"a duration has a unit: write `{name} = "30s"`, or give an expression of type `Duration`"#
-                );
+                let text = literal.to_token_stream().to_string();
+                let message = if duration::parse(&text).is_ok() {
+                    format!(r#"a duration is text: write `{name} = "{text}"`"#)
+                } else {
+                    format!(
+                        r#"a duration has a unit: write `{name} = "30s"`, or give an expression of type `Duration`"#
+                    )
+                };
                 self.fail(literal.span(), message);
             }
         }

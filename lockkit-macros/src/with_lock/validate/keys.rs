@@ -1,6 +1,6 @@
 //! The keys of a lock: templates, which are checked here, and expressions.
 
-use syn::{Expr, ExprArray, Lit};
+use syn::{Expr, ExprArray, ExprCall, ExprLit, ExprMethodCall, Lit, LitStr, Token, punctuated::Punctuated};
 
 use crate::{
     diagnostics::{Given, error},
@@ -40,8 +40,23 @@ impl Checker<'_> {
                 self.errors.push(error(&name, "`keys` is for several; write `key = …` for one, or `keys = […, …]`"));
                 None
             }
-            _ => Some(Keys::Expr(value)),
+            _ => self.no_template(&value).then_some(Keys::Expr(value)),
         }
+    }
+
+    /// Refuses texts with captures that are no templates: their braces would be in every key.
+    fn no_template(&mut self, key: &Expr) -> bool {
+        let texts = plain_texts(key);
+        let captures = texts.iter().find(|it| Template::parse(&it.value()).is_ok_and(|it| it.constant().is_none()));
+        if let Some(text) = captures {
+            let message = format!(
+                "only a text that stands alone captures; here the braces would be in the key, the same one for all: write \
+                 `{:?}` alone, or `lockkit::key!({0:?})`",
+                text.value()
+            );
+            self.fail(text.span(), message);
+        }
+        captures.is_none()
     }
 
     /// The key of a lock that has no `keys`.
@@ -66,7 +81,7 @@ impl Checker<'_> {
 
     fn key(&mut self, key: Expr) -> Option<Key> {
         let literal = match literal(&key) {
-            None => return Some(Key::Expr(key)),
+            None => return self.no_template(&key).then_some(Key::Expr(key)),
             Some(Lit::Str(literal)) => literal,
             Some(other) => {
                 self.fail(other.span(), r#"a key is text: write `"order:{user_id}"`, or give a `String` or `Key`"#);
@@ -80,5 +95,23 @@ impl Checker<'_> {
                 None
             }
         }
+    }
+}
+
+/// The texts that become keys as they are: `"…".to_owned()`, `String::from("…")`, the elements of an array or `vec![…]`.
+fn plain_texts(expr: &Expr) -> Vec<LitStr> {
+    match ungrouped(expr) {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => vec![text.clone()],
+        Expr::Paren(it) => plain_texts(&it.expr),
+        Expr::Reference(it) => plain_texts(&it.expr),
+        Expr::Try(it) => plain_texts(&it.expr),
+        Expr::Array(it) => it.elems.iter().flat_map(plain_texts).collect(),
+        Expr::MethodCall(ExprMethodCall { receiver, .. }) => plain_texts(receiver),
+        Expr::Call(ExprCall { args, .. }) if args.len() == 1 => args.iter().flat_map(plain_texts).collect(),
+        Expr::Macro(it) if it.mac.path.is_ident("vec") => {
+            let elements = it.mac.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated);
+            elements.iter().flatten().flat_map(plain_texts).collect()
+        }
+        _ => Vec::new(),
     }
 }

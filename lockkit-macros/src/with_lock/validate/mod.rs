@@ -7,7 +7,7 @@ mod retry;
 mod rows;
 
 use proc_macro2::Span;
-use quote::{ToTokens, quote};
+use quote::ToTokens;
 use syn::{Expr, Ident, spanned::Spanned};
 
 use crate::{
@@ -37,6 +37,7 @@ impl Plan {
             limit,
             skip_locked,
             rows,
+            row,
             ttl,
             wait,
             min_hold,
@@ -47,6 +48,7 @@ impl Plan {
             then_lock,
             retry_if,
             on_busy,
+            map_err,
             bind,
             tx,
             pool,
@@ -61,7 +63,8 @@ impl Plan {
         let (strategy, at) = errors.note(check_strategy(strategy))?;
         let check = &mut Checker { strategy, at, broken, is_unclear, errors };
         check.belong(given);
-        let krate = krate.map_or_else(|| quote!(::lockkit), |it| it.value.to_token_stream());
+        let krate = krate.map(|it| it.value);
+        let map_err = map_err.map(|it| it.value);
         let on_busy = on_busy.map(|it| it.value);
         let wait = wait.and_then(|it| check.wait(it));
         let retries = Retries { attempts, deadline, then_lock, retry_if, bind };
@@ -85,10 +88,10 @@ impl Plan {
                 let (on, tx) = check.transaction(on, tx);
                 let retry = check.optional_retry(retries);
                 let picked = Picked { by, by_any, order_by, limit, skip_locked };
+                let rows = check.rows(rows, row);
                 check.picked(&picked, rows.is_some());
                 let table = check.required(table, r#"table = "t_items""#, "the table to lock rows of");
                 let table = table.and_then(|it| check.table(&it));
-                let rows = rows.map(|it| it.value);
                 let section = Section { on: on?, wait, on_busy, tx: tx?, rows, retry };
                 Lock::Row(picked.into_row(table?, section))
             }
@@ -110,7 +113,7 @@ impl Plan {
                 Lock::Version(Version { tx: tx?, retry })
             }
         };
-        errors.is_empty().then_some(Self { krate, lock })
+        errors.is_empty().then_some(Self { krate, map_err, lock })
     }
 }
 

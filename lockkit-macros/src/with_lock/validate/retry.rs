@@ -56,7 +56,9 @@ impl Checker<'_> {
                            `retry_if = path::to::test`, or `retry_if = |err: &MyError| …`";
             self.errors.push(syn::Error::new_spanned(value, message));
         }
+        let at = attempts.as_ref().or(deadline.as_ref()).map_or(self.at.span(), |it| it.name.span());
         Retry {
+            at,
             attempts: attempts.map(|it| it.value),
             deadline: deadline.and_then(|it| self.deadline(it)),
             then_lock: then_lock.map(|it| it.value),

@@ -8,6 +8,7 @@ use crate::{
     with_lock::{
         arguments::Argument,
         columns::By,
+        forms::Typed,
         plan::{Row, Section},
         validate::{Checker, literal::literal},
     },
@@ -53,6 +54,14 @@ impl Checker<'_> {
         Some(literal.clone())
     }
 
+    /// The rows of the body, or its one row.
+    pub(super) fn rows(&mut self, rows: Option<Given<Typed>>, row: Option<Given<Typed>>) -> Option<Typed> {
+        if let (Some(_), Some(Given { name, .. })) = (&rows, &row) {
+            self.errors.push(error(name, "`row` and `rows` are both given; keep one of them"));
+        }
+        rows.or(row).map(|it| it.value)
+    }
+
     /// Checks the arguments that pick rows, and that the body knows which rows it got.
     pub(super) fn picked(&mut self, picked: &Picked, has_rows: bool) {
         let Picked { by, by_any, order_by, limit, skip_locked } = picked;
@@ -78,7 +87,7 @@ impl Checker<'_> {
         if let Some(Given { name, value }) = limit {
             self.number(name, value, "a limit of 0 locks no row");
         }
-        if has_rows || self.is_broken("rows") {
+        if has_rows || self.is_broken("rows") || self.is_broken("row") {
             return;
         }
         if let Some(Given { name, .. }) = skip_locked {
