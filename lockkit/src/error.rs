@@ -245,11 +245,10 @@ pub enum Error {
     },
 
     /// No connection of the pool came free in time. Callers that hold one (for a transaction or a session lock) may be waiting for
-    /// another.
+    /// another. Leases report it only where they have no connections of their own; see
+    /// [`own_connections`](crate::store::LeasesBuilder::own_connections).
     #[error(
-        "no connection came free: {held} of the pool's {size} {} in use, and {waiting} {} for one; if callers that hold \
-         one connection wait for another, the pool deadlocks: make the pool larger, or give the locks connections of \
-         their own (`Leases::builder(pool).own_connections(2)`)",
+        "no connection came free: {held} of the pool's {size} {} in use, and {waiting} {} for one; {hint}",
         plural(*held, "is", "are"),
         plural(*waiting, "caller waits", "callers wait")
     )]
@@ -261,6 +260,8 @@ pub enum Error {
         waiting: u32,
         /// How many connections the pool may have.
         size: u32,
+        /// What to change.
+        hint: &'static str,
     },
 
     /// The stock has too few pieces left. Nothing was taken.
@@ -541,7 +542,7 @@ mod tests {
 
     #[test]
     fn one_is_not_many() {
-        let starved = |held, waiting| Error::PoolStarved { held, waiting, size: 4 }.to_string();
+        let starved = |held, waiting| Error::PoolStarved { held, waiting, size: 4, hint: "…" }.to_string();
         assert!(
             starved(1, 1).contains("1 of the pool's 4 is in use, and 1 caller waits for one;"),
             "{}",

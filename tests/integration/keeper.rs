@@ -2,11 +2,23 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, LeaseStore, Leases, LossReason, OnLost, Released, store::Answer};
+use lockkit::{Error, LeaseStore, Leases, LossReason, OnLost, Released, RowLock, store::Answer};
 use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
+
+/// The number of connections to this database.
+fn connections<S: Server>() -> &'static str {
+    if S::NAME == "PostgreSQL" {
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+    } else {
+        "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE()"
+    }
+}
 
 /// Makes the lease's time run out at once, as if its holder had not renewed it.
 async fn expire<S: support::Backend>(db: &TestDb<S>, key: &str) {
@@ -166,20 +178,86 @@ on_every_database! {
     async fn a_pool_whose_connections_wait_for_each_other_says_so<S>(db: TestDb<S>) {
         let options = db.pool.options().clone().max_connections(1).acquire_timeout(MILLIS(300));
         let pool = options.connect_with((*db.pool.connect_options()).clone()).await.unwrap();
-        let leases = Leases::new(pool.clone());
+        let leases = Leases::builder(pool.clone()).own_connections(0).build().unwrap();
         let tx = lockkit::begin(&pool).await.unwrap();
 
         let refused = lockkit::begin(&pool).await.unwrap_err();
         assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1, .. }), "{refused:?}");
-        println!("{refused}");
+        assert!(!refused.to_string().contains("own_connections"), "these are not used for transactions: {refused}");
         let refused = leases.lease("k").wait(MILLIS(100)).acquire().await.unwrap_err();
         assert!(matches!(refused, Error::PoolStarved { held: 1, size: 1, .. }), "{refused:?}");
+        assert_eq!(refused.to_string().contains("own_connections(0)"), S::NAME != "SQLite", "{refused}");
         tx.rollback().await.unwrap();
         leases.lease("k").acquire().await.unwrap().release().await.unwrap();
     }
 }
 
 on_every_server! {
+    async fn leases_are_renewed_taken_and_released_though_the_pool_is_full<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)").await;
+        db.execute("INSERT INTO t VALUES (1)").await;
+        let pool = db.pool_of(5).await;
+        let leases = Leases::builder(pool.clone()).ttl(MILLIS(3000)).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+
+        // Each of 30 tasks waits for the row, or for a connection to wait with.
+        let row = || RowLock::table("t").by("id", 1_i64).wait(Duration::from_mins(5));
+        let mut locked = lockkit::begin(&db.pool).await.unwrap();
+        row().lock(&mut locked).await.unwrap();
+        let mut waiting = JoinSet::new();
+        for _ in 0..30 {
+            let (pool, row) = (pool.clone(), row());
+            waiting.spawn(async move {
+                let mut tx = lockkit::begin(&pool).await?;
+                row.lock(&mut tx).await?;
+                tx.commit().await
+            });
+        }
+        while pool.size() < 5 || pool.num_idle() > 0 {
+            sleep(MILLIS(5)).await;
+        }
+
+        let operator = Leases::new(db.pool.clone());
+        let renewals = async || operator.show("k").await.unwrap().map(|it| it.renewals);
+        let before = renewals().await.unwrap();
+        while lease.is_trusted() && renewals().await.is_some_and(|it| it < before + 5) {
+            sleep(MILLIS(20)).await;
+        }
+        assert!(lease.is_trusted(), "a held lease was lost because the pool is full");
+
+        let free = leases.lease("free").wait(Duration::ZERO).acquire().await.expect("a free lease is granted");
+        assert_eq!(free.release().await.unwrap(), Released::WhileHeld);
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+        assert_eq!(operator.list("").await.unwrap(), []);
+        assert_eq!(pool.num_idle(), 0, "the pool was full all the time");
+
+        waiting.abort_all();
+        locked.rollback().await.unwrap();
+    }
+
+    async fn connections_of_lockkits_own_are_few_and_closed_when_their_pool_is_dropped<S>(db: TestDb<S>) {
+        let pool = db.pool_of(3).await;
+        let all = [pool.acquire().await.unwrap(), pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
+        let mut operator = db.connect().await;
+        let mut connections = async || S::fetch_i64(&mut operator, connections::<S>()).await.unwrap().unwrap();
+        let before = connections().await;
+        let mut taking = JoinSet::new();
+        for number in 0..20 {
+            // Each has settings of its own, and all share the connections.
+            let leases = Leases::new(pool.clone());
+            taking.spawn(async move { leases.lease(format!("k:{number}")).acquire().await?.release().await });
+        }
+        while let Some(taken) = taking.join_next().await {
+            assert_eq!(taken.unwrap().unwrap(), Released::WhileHeld);
+        }
+        let most = connections().await;
+        assert!((before + 1..=before + 2).contains(&most), "{most} connections, of which {before} were there before");
+        drop((all, pool));
+        while connections().await > before - 3 {
+            sleep(MILLIS(20)).await;
+        }
+    }
+
     async fn leases_with_connections_of_their_own_do_not_need_the_pools<S>(db: TestDb<S>) {
         let pool = db.pool_of(1).await;
         let leases = Leases::builder(pool.clone()).own_connections(2).build().unwrap();

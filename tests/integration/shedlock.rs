@@ -567,3 +567,14 @@ on_every_server! {
         assert!(drops.completed && drops.points > 0, "{drops:?}");
     }
 }
+
+on_every_server! {
+    async fn its_locks_are_taken_and_released_though_the_pool_is_full<S>(db: TestDb<S>) {
+        db.execute(&our_table(S::NAME, "shedlock")).await;
+        let pool = db.pool_of(1).await;
+        let leases = Leases::new(ShedLockTable::new(pool.clone()));
+        let _only = pool.acquire().await.unwrap();
+        let lease = leases.lease("job").wait(Duration::ZERO).acquire().await.expect("a free lock is granted");
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+    }
+}

@@ -4,6 +4,7 @@ mod clock;
 mod crew;
 mod event;
 mod faults;
+mod full_pool;
 mod history;
 mod lane;
 mod oracle;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::full_pool::FullPoolArgs;
 use crate::rack::{LongArgs, QuickArgs};
 use crate::worker::WorkerArgs;
 
@@ -36,6 +38,8 @@ enum Form {
     Quick(QuickArgs),
     /// All faults, each on a server of its own, for as long as you like.
     Long(LongArgs),
+    /// A service whose pool is full of transactions that wait for a row: how many of its leases it loses.
+    FullPool(FullPoolArgs),
     /// One worker process; the conductor starts it.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -51,6 +55,7 @@ fn main() -> Result<ExitCode> {
         // One thread: the servers and workers die with the thread that started them.
         Form::Quick(args) => conduct(rack::quick(args)),
         Form::Long(args) => conduct(rack::long(args)),
+        Form::FullPool(args) => conduct(full_pool::run(args)),
     }
 }
 

@@ -19,6 +19,7 @@ mod locked;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub(crate) mod named;
+mod of_pools;
 mod pool;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -27,8 +28,10 @@ pub(crate) mod row;
 pub(crate) mod schema;
 pub(crate) mod session;
 pub(crate) mod shedlock;
+mod spare;
 #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 mod sqlite;
+mod starved;
 mod statement;
 pub(crate) mod stock;
 pub(crate) mod tx;
@@ -53,7 +56,7 @@ pub use listen::ListenOps;
 pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
 pub(crate) use named::{NamedStatements, Sharing};
-pub(crate) use pool::{check_in, checked_in, checkout, connection, starved};
+pub(crate) use pool::{check_in, checked_in, checkout, connection};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};
@@ -64,6 +67,7 @@ pub use session::SessionOps;
 pub(crate) use session::{ServerSession, SessionAnswer, SessionName, SessionStatements};
 pub use shedlock::ops::ShedLockOps;
 pub(crate) use shedlock::ops::ShedLockStatements;
+pub(crate) use starved::starved;
 pub use stock::ops::StockOps;
 pub(crate) use stock::{
     ops::{Look, Note, Portion, StockStatements},

@@ -1,13 +1,8 @@
 //! Every pool of a supported database is a lease store: an operation borrows a connection, runs, and returns it.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    io,
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{io, time::Duration};
 
-use sqlx::{Connection, Pool, pool::PoolConnection};
+use sqlx::{Pool, pool::PoolConnection};
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout},
@@ -18,21 +13,20 @@ use crate::{
     error::{Error, Fault, Result},
     guard::{Guard, Hold},
     key::Key,
-    lease::builder::LeasesBuilder,
     lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
     scope::Realm,
-    sql::lease::{LastClaims, lease_sweep},
-    sql::locked::{database_locked, read, unless_held, unless_locked},
+    sql::{
+        lease::{LastClaims, lease_sweep},
+        locked::{database_locked, read, unless_held, unless_locked},
+        spare::spare,
+        starved::{Waiting, is_full, leases_starved, starved},
+    },
     task::no_answer,
 };
 
-/// Number of callers that wait for a connection, by pool; reported in [`Error::PoolStarved`]. A pool without waiters
-/// has no entry.
-static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
-
 /// Longest time for an idle connection to prove that it still works. The connection may have died silently, and sqlx
 /// would wait for its answer as long as the caller does.
-pub(crate) const PING_LIMIT: Duration = Duration::from_secs(1);
+const PING_LIMIT: Duration = Duration::from_secs(1);
 
 /// Longest time to learn what a database is like, at the first use.
 const GREET_LIMIT: Duration = Duration::from_secs(5);
@@ -40,8 +34,9 @@ const GREET_LIMIT: Duration = Duration::from_secs(5);
 /// Longest time for a connection to prove that it still works when it returns to its pool.
 const RETURN_LIMIT: Duration = Duration::from_millis(500);
 
-/// Longest time for the new connection that tests whether the server answers at all.
-const PROBE_LIMIT: Duration = Duration::from_secs(1);
+/// Longest wait for a connection of a full pool, before a lease uses one of lockkit's own. For a short ttl, a sixteenth of
+/// it.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Busy timeout of one attempt to get the lock of the whole database. SQLite tries three times within it.
 const SHORT_TRY: Duration = Duration::from_millis(3);
@@ -75,55 +70,79 @@ pub(crate) async fn checkout<DB: Dialect>(
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
-    checked_out(pool, PING_LIMIT, doing, key).await
+    checked_out(pool, Reach::POOL, doing, key).await
+}
+
+/// How a call gets its connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reach {
+    /// Longest time for an idle connection to prove that it still works.
+    ping_limit: Duration,
+    /// When to use one of lockkit's own connections because the pool is full. `None`: never.
+    patience: Option<Duration>,
+}
+
+impl Reach {
+    /// For the work of the application, which has the pool alone.
+    pub(super) const POOL: Self = Self { ping_limit: PING_LIMIT, patience: None };
+
+    /// For a lease whose ttl is not known.
+    pub(super) const LEASE: Self = Self { ping_limit: PING_LIMIT, patience: Some(PATIENCE) };
+
+    /// For a lease with this ttl.
+    pub(super) fn lease(ttl: Duration) -> Self {
+        let ping_limit = (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT);
+        Self { ping_limit, patience: Some((ttl / 16).min(PATIENCE)) }
+    }
 }
 
 async fn checked_out<DB: Dialect>(
     pool: &Pool<DB>,
-    ping_limit: Duration,
+    reach: Reach,
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
     let _waiting = Waiting::at(pool);
-    loop {
-        let acquired = if DB::IS_REMOTE && pool.num_idle() > 0 {
-            match timeout(ping_limit, pool.acquire()).await {
-                Ok(acquired) => acquired,
-                // Dropping the future closed the connection that did not answer.
-                Err(_) => continue,
-            }
-        } else {
-            pool.acquire().await
-        };
-        return match acquired {
-            Ok(conn) => Ok(conn),
-            Err(sqlx::Error::PoolTimedOut) => {
-                Err(starved(pool).await.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))
-            }
-            Err(err) => Err(failed_on_own_table::<DB>(doing, key, err)),
-        };
+    let acquired = match reach.patience.filter(|_| is_full(pool)) {
+        Some(patience) => Box::pin(acquired_from_either(pool, reach.ping_limit, patience)).await,
+        None => acquired(pool, reach.ping_limit).await,
+    };
+    match acquired {
+        Ok(conn) => Ok(conn),
+        Err(sqlx::Error::PoolTimedOut) => {
+            let starved = if reach.patience.is_some() { leases_starved(pool).await } else { starved(pool).await };
+            Err(starved.unwrap_or_else(|| failed::<DB>(doing, key, sqlx::Error::PoolTimedOut)))
+        }
+        Err(err) => Err(failed_on_own_table::<DB>(doing, key, err)),
     }
 }
 
-/// [`Error::PoolStarved`] if all connections of the pool are in use and the server answers on another one.
-pub(crate) async fn starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error> {
-    let (held, size) = (pool.size(), pool.options().get_max_connections());
-    let waiting = waiting().get(&address(pool)).copied().unwrap_or(0).max(1);
-    if held < size || pool.num_idle() > 0 {
-        return None;
+async fn acquired<DB: Dialect>(pool: &Pool<DB>, ping_limit: Duration) -> sqlx::Result<PoolConnection<DB>> {
+    while DB::IS_REMOTE && pool.num_idle() > 0 {
+        // Otherwise dropping the future closed the connection that did not answer.
+        if let Ok(acquired) = timeout(ping_limit, pool.acquire()).await {
+            return acquired;
+        }
     }
-    let starved = Error::PoolStarved { held, waiting, size };
-    answers(pool).await.then_some(starved)
+    pool.acquire().await
 }
 
-/// Whether the server answers on a new connection, even if it refuses that.
-pub(super) async fn answers<DB: Dialect>(pool: &Pool<DB>) -> bool {
-    if !DB::IS_REMOTE {
-        return true;
+/// Gets a connection of the pool, or one of lockkit's own if the pool has none in time.
+async fn acquired_from_either<DB: Dialect>(
+    pool: &Pool<DB>,
+    ping_limit: Duration,
+    patience: Duration,
+) -> sqlx::Result<PoolConnection<DB>> {
+    let own = async {
+        // There must be time to open it before the pool gives up.
+        sleep(patience.min(pool.options().get_acquire_timeout() / 4)).await;
+        acquired(&spare(pool)?, ping_limit).await.ok()
+    };
+    tokio::select! {
+        biased;
+        acquired = acquired(pool, ping_limit) => acquired,
+        Some(own) = own => Ok(own),
     }
-    let options = pool.connect_options();
-    let connected = timeout(PROBE_LIMIT, DB::Connection::connect_with(&options)).await;
-    matches!(connected, Ok(Ok(_) | Err(sqlx::Error::Database(_))))
 }
 
 /// A connection with a statement in flight. Dropping it closes the connection: the answer may never come, and until
@@ -158,12 +177,12 @@ impl<DB: Dialect> Hold for Call<DB> {
 /// Runs one operation on a connection of the pool.
 pub(crate) async fn call<DB: Dialect, T>(
     pool: &Pool<DB>,
-    ping_limit: Duration,
+    reach: Reach,
     doing: &'static str,
     key: Option<&Key>,
     operation: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
 ) -> Result<T> {
-    let conn = checked_out(pool, ping_limit, doing, key).await?;
+    let conn = checked_out(pool, reach, doing, key).await?;
     let mut call = greeted(conn, pool, doing, key).await?;
     let answer = operation(&mut call.get_mut().conn).await;
     let conn = call.defuse().conn;
@@ -181,15 +200,15 @@ pub(crate) async fn call<DB: Dialect, T>(
 /// 100 ms between two attempts, and may never get the lock when others write all the time.
 pub(super) async fn write<DB: Dialect, T>(
     pool: &Pool<DB>,
-    ping_limit: Duration,
+    reach: Reach,
     doing: &'static str,
     key: Option<&Key>,
     operation: impl AsyncFnOnce(&mut DB::Connection, Tries) -> sqlx::Result<T>,
 ) -> Result<T> {
     if DB::IS_REMOTE {
-        return call(pool, ping_limit, doing, key, async |conn| operation(conn, Tries { until: None }).await).await;
+        return call(pool, reach, doing, key, async |conn| operation(conn, Tries { until: None }).await).await;
     }
-    let conn = checked_out(pool, ping_limit, doing, key).await?;
+    let conn = checked_out(pool, reach, doing, key).await?;
     let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
     let answer = async {
         let Call { conn, waited, .. } = call.get_mut();
@@ -274,40 +293,9 @@ pub(crate) async fn checked_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     }
 }
 
-/// Longest time for a ping before an operation on a lease with this ttl.
-pub(super) fn ping_limit(ttl: Duration) -> Duration {
-    (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT)
-}
-
-/// One caller that waits for a connection.
-struct Waiting(usize);
-
-impl Waiting {
-    fn at<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        *waiting().entry(address(pool)).or_default() += 1;
-        Self(address(pool))
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if let Entry::Occupied(mut waiters) = waiting().entry(self.0) {
-            *waiters.get_mut() -= 1;
-            if *waiters.get() == 0 {
-                waiters.remove();
-            }
-        }
-    }
-}
-
 /// The address of the options, which all handles to one pool share.
 pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
     std::ptr::from_ref(pool.options()).addr()
-}
-
-/// No code panics while it holds the lock.
-fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
@@ -315,7 +303,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let last = LastClaims::through(address(self));
         let answer = on_living_connection!(
             self,
-            write(self, ping_limit(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
+            write(self, Reach::lease(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
                 tried!(tries, DB::lease_acquire(conn, claim, &last))
             })
         );
@@ -326,7 +314,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
         let answer = on_living_connection!(
             self,
-            call(self, ping_limit(first.ttl), "acquiring leases", Some(&first.key), async |conn| {
+            call(self, Reach::lease(first.ttl), "acquiring leases", Some(&first.key), async |conn| {
                 DB::lease_acquire_all(conn, claims).await
             })
         );
@@ -336,7 +324,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         read!(on_living_connection!(
             self,
-            call(self, PING_LIMIT, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await)
+            call(self, Reach::LEASE, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await)
         ))
     }
 
@@ -344,7 +332,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = renewals.first() else { return Ok(Vec::new()) };
         let answer = on_living_connection!(
             self,
-            write(self, ping_limit(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
+            write(self, Reach::lease(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
                 tried!(tries, DB::lease_renew(conn, renewals))
             })
         );
@@ -354,7 +342,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         let answer = on_living_connection!(
             self,
-            write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
+            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, tries| {
                 tried!(tries, DB::lease_release(conn, key, token, min_hold))
             })
         );
@@ -364,7 +352,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
         let answer = on_living_connection!(
             self,
-            write(self, PING_LIMIT, "releasing lease", Some(key), async |conn, tries| {
+            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, tries| {
                 tried!(tries, DB::lease_release_unpinned(conn, key, token))
             })
         );
@@ -375,7 +363,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = releases.first() else { return Ok(Vec::new()) };
         let answer = on_living_connection!(
             self,
-            write(self, PING_LIMIT, "releasing leases", Some(&first.key), async |conn, tries| {
+            write(self, Reach::LEASE, "releasing leases", Some(&first.key), async |conn, tries| {
                 tried!(tries, DB::lease_release_all(conn, releases))
             })
         );
@@ -385,21 +373,21 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         read!(on_living_connection!(
             self,
-            call(self, PING_LIMIT, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await)
+            call(self, Reach::LEASE, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await)
         ))
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
         on_living_connection!(
             self,
-            call(self, PING_LIMIT, "sweeping leases", None, async |conn| {
+            call(self, Reach::LEASE, "sweeping leases", None, async |conn| {
                 lease_sweep::<DB>(conn, address(self), retention, limit).await
             })
         )
     }
 
     async fn unanswered(&self) -> Option<Error> {
-        let starved = starved(self).await;
+        let starved = leases_starved(self).await;
         // A database in this process always answers, unless a writer has it locked.
         starved.or_else(|| (!DB::IS_REMOTE).then(|| database_locked(None, None)))
     }
@@ -410,23 +398,6 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
             shows_writes_at_once: DB::shows_writes_at_once(self),
             ..Profile::default()
         }
-    }
-}
-
-impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
-    /// Gives the leases a pool of this many connections, opened on demand, with the options of the given pool.
-    ///
-    /// Without it the leases share the service's pool, and renewals wait when all of its connections are in use. A
-    /// service whose transactions acquire leases needs either this or a pool larger than the number of such
-    /// transactions: see [`Error::PoolStarved`]. Two connections are enough for most services. Transactions still begin
-    /// in the given pool.
-    ///
-    /// # Panics
-    /// Outside a Tokio runtime.
-    pub fn own_connections(mut self, connections: u32) -> Self {
-        let options = self.store.options().clone().min_connections(0).max_connections(connections.max(1));
-        self.own = Some(options.connect_lazy_with((*self.store.connect_options()).clone()));
-        self
     }
 }
 

@@ -100,7 +100,7 @@ on_every_database! {
 
     async fn no_answer_is_not_taken_for_somebody_else<S>(db: TestDb<S>) {
         let pool = db.pool_of(1).await;
-        let leases = Leases::new(pool.clone());
+        let leases = Leases::builder(pool.clone()).own_connections(0).build().unwrap();
         let only = pool.acquire().await.unwrap();
         let refused = leases.lease("k").wait(MILLIS(100)).acquire().await.unwrap_err();
         assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1, .. }), "{refused:?}");

@@ -17,9 +17,9 @@ use crate::{
     sql::{
         ident::TableName,
         locked::{unless_held, unless_locked},
-        pool::{PING_LIMIT, call, is_of_ended_runtime, on_living_connection, ping_limit, tried, write},
+        pool::{Reach, call, is_of_ended_runtime, on_living_connection, tried, write},
         shedlock::ops::{Columns, Place, Row, ShedLockOps},
-        starved,
+        starved::leases_starved,
     },
 };
 
@@ -142,7 +142,7 @@ impl<DB: ShedLockOps> ShedLockTable<DB> {
         check_key(key)?;
         let row = on_living_connection!(
             self.pool,
-            call(&self.pool, PING_LIMIT, "looking at ShedLock's lock", Some(key), async |conn| {
+            call(&self.pool, Reach::LEASE, "looking at ShedLock's lock", Some(key), async |conn| {
                 let place = self.place(conn).await?;
                 DB::shedlock_look(conn, place, key).await
             })
@@ -186,7 +186,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
             self.pool,
             write(
                 &self.pool,
-                ping_limit(claim.ttl),
+                Reach::lease(claim.ttl),
                 "acquiring ShedLock's lock",
                 Some(&claim.key),
                 async |conn, tries| {
@@ -208,7 +208,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
             self.pool,
             write(
                 &self.pool,
-                ping_limit(first.ttl),
+                Reach::lease(first.ttl),
                 "renewing ShedLock's locks",
                 Some(&first.key),
                 async |conn, tries| {
@@ -225,7 +225,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
         let release = Release::new(key, token, min_hold);
         let answer = on_living_connection!(
             self.pool,
-            write(&self.pool, PING_LIMIT, "releasing ShedLock's lock", Some(key), async |conn, tries| {
+            write(&self.pool, Reach::LEASE, "releasing ShedLock's lock", Some(key), async |conn, tries| {
                 let place = self.place(conn).await?;
                 tried!(tries, DB::shedlock_release(conn, place, &release))
             })
@@ -241,7 +241,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
         }
         let freed = on_living_connection!(
             self.pool,
-            write(&self.pool, PING_LIMIT, "taking ShedLock's lock away", Some(key), async |conn, tries| {
+            write(&self.pool, Reach::LEASE, "taking ShedLock's lock away", Some(key), async |conn, tries| {
                 let place = self.place(conn).await?;
                 tried!(tries, DB::shedlock_take_away(conn, place, &row))
             })
@@ -254,7 +254,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let rows = on_living_connection!(
             self.pool,
-            call(&self.pool, PING_LIMIT, "listing ShedLock's locks", None, async |conn| {
+            call(&self.pool, Reach::LEASE, "listing ShedLock's locks", None, async |conn| {
                 let place = self.place(conn).await?;
                 DB::shedlock_list(conn, place, prefix, limit).await
             })
@@ -268,7 +268,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
     }
 
     async fn unanswered(&self) -> Option<Error> {
-        starved(&self.pool).await
+        leases_starved(&self.pool).await
     }
 
     fn profile(&self) -> Profile {

@@ -15,7 +15,8 @@ use crate::{
     policy::Wait,
     sql::{
         Look, StockOps, failed_on_own_table,
-        pool::{PING_LIMIT, answers, call, tried, write},
+        pool::{Reach, call, tried, write},
+        starved::answers,
         stock::{
             Stock, Taken,
             lane::Lone,
@@ -59,7 +60,7 @@ impl<DB: StockOps> Stock<DB> {
         lone: Option<Lone>,
     ) -> Result<Taken> {
         let first = self.random_segments();
-        let taken = write(&self.pool, PING_LIMIT, DOING, Some(&self.key), async |conn, tries| {
+        let taken = write(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn, tries| {
             let tries = tries.by(waiting.bound);
             let segment = tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, &self.key, wanted, first)))?;
             Ok(match segment {
@@ -99,7 +100,7 @@ impl<DB: StockOps> Stock<DB> {
 
     /// What is left, read on a connection of the pool.
     pub(super) async fn look(&self) -> Result<Look> {
-        call(&self.pool, PING_LIMIT, DOING, Some(&self.key), async |conn| {
+        call(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn| {
             answered::<DB, _>(DB::stock_look(conn, &self.key)).await
         })
         .await

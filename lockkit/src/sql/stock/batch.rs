@@ -11,7 +11,7 @@ use crate::{
     error::{BoxError, Error, Fault},
     sql::{
         Note, Portion, StockOps,
-        pool::{PING_LIMIT, call, tried, write},
+        pool::{Reach, call, tried, write},
         stock::{
             Stock, Taken,
             attempt::{DOING, answered},
@@ -61,7 +61,7 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let mut noted = Borrowed::new(pool.connect_options());
     let mut takers = Vec::new();
     let mut is_new = true;
-    let said = write(pool, PING_LIMIT, DOING, Some(key), async |conn, tries| {
+    let said = write(pool, Reach::POOL, DOING, Some(key), async |conn, tries| {
         takers = runner.next();
         let tries = tries.by(takers.iter().filter_map(|it| it.wait_ends).min());
         let sums: Vec<_> = sums(takers.iter().map(|it| it.amount)).collect();
@@ -173,7 +173,7 @@ async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, 
     let Stock { pool, key, .. } = &stock;
     let deadline = Instant::now() + SETTLE_LIMIT;
     let executed = loop {
-        let asked = call(pool, PING_LIMIT, DOING, Some(key), async |conn| {
+        let asked = call(pool, Reach::POOL, DOING, Some(key), async |conn| {
             DB::stock_note_void(conn, note).await?;
             DB::stock_note_look(conn, note).await
         });
@@ -205,7 +205,9 @@ async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, 
 /// Tells all takers of one failure.
 fn fail(takers: Vec<Taker>, err: Error) {
     let failed: Box<dyn Fn() -> Error> = match err {
-        Error::PoolStarved { held, waiting, size } => Box::new(move || Error::PoolStarved { held, waiting, size }),
+        Error::PoolStarved { held, waiting, size, hint } => {
+            Box::new(move || Error::PoolStarved { held, waiting, size, hint })
+        }
         Error::Database { doing, key, fault, source } => {
             let source = Arc::new(source);
             Box::new(move || Error::database(doing, key.as_ref(), fault, Shared(source.clone())))
