@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lockkit::{Error, Leases, LossReason, RetryPolicy, dialect::LeaseOps, with_lock};
-use support::{Proxy, TestDb, on_every_database, on_every_server};
+use support::{Proxy, Server, TestDb, on_every_database, on_every_server};
 use tokio::time::{sleep, timeout};
 
 const TTL: Duration = Duration::from_millis(900);
@@ -48,7 +48,7 @@ async fn without_an_answer<DB: LeaseOps>(leases: &Leases<sqlx::Pool<DB>>, proxy:
 on_every_server! {
     async fn a_commit_without_an_answer_under_the_attribute_is_of_unknown_outcome<S>(db: TestDb<S>) {
         let proxy = Proxy::start(&db.url);
-        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
+        let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
         let leases = Leases::builder(pool).ttl(TTL).build().unwrap();
         let unknown = without_an_answer(&leases, &proxy).await.unwrap_err();
         assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
@@ -57,7 +57,7 @@ on_every_server! {
 
     async fn a_lost_lease_refuses_to_commit_though_the_server_does_not_answer<S>(db: TestDb<S>) {
         let proxy = Proxy::start(&db.url);
-        let pool = sqlx::Pool::<<S as support::Server>::DB>::connect(proxy.url()).await.unwrap();
+        let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
         let leases = Leases::builder(pool.clone()).ttl(TTL).build().unwrap();
         let lease = leases.lease("k").acquire().await.unwrap();
         let tx = lockkit::begin(&pool).await.unwrap();
@@ -162,5 +162,49 @@ on_every_database! {
         });
         heir.await.expect("it was given back").release().await.unwrap();
         db.assert_nothing_left().await;
+    }
+}
+
+on_every_database! {
+    async fn a_transaction_of_another_database_is_refused_and_the_lease_is_kept<S>(db: TestDb<S>) {
+        let other = TestDb::<S>::new().await;
+        let leases = Leases::new(db.pool.clone());
+        // The other database may have a lease of this name, too.
+        for key in ["only here", "in both"] {
+            let theirs = Leases::new(other.pool.clone()).lease("in both").acquire().await.unwrap();
+            let lease = leases.lease(key).acquire().await.unwrap();
+
+            let mut tx = lockkit::begin(&other.pool).await.unwrap();
+            let refused = lease.verify(&mut tx).await.unwrap_err();
+            assert!(matches!(refused, Error::InvalidOption { option: "verify", .. }), "{key}: {refused:?}");
+            assert!(refused.to_string().contains("another database"), "{refused}");
+            tx.rollback().await.unwrap();
+            assert!(lease.is_trusted(), "{key}");
+
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            lease.verify(&mut tx).await.unwrap();
+            tx.rollback().await.unwrap();
+
+            let mut tx = other.pool.begin().await.unwrap();
+            S::execute(&mut tx, "INSERT INTO lockkit_stock (name, segment, quantity) VALUES ('x', 0, 1)").await.unwrap();
+            let refused = lease.commit(tx).await.unwrap_err();
+            assert!(matches!(refused, Error::InvalidOption { option: "commit", .. }), "{key}: {refused:?}");
+            assert_eq!(other.fetch_i64("SELECT COUNT(*) FROM lockkit_stock").await, Some(0), "it was not committed");
+            // It is released in the background, as after every commit that was refused.
+            leases.lease(key).acquire().await.unwrap().release().await.unwrap();
+            assert!(theirs.is_trusted());
+            theirs.release().await.unwrap();
+        }
+    }
+
+    async fn a_stolen_lease_is_lost_in_a_pool_whose_only_connection_has_the_transaction<S>(db: TestDb<S>) {
+        let pool = db.pool_of(1).await;
+        let leases = Leases::builder(pool.clone()).ttl(Duration::from_mins(10)).build().unwrap();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        Leases::new(db.pool.clone()).steal("k").await.unwrap().unwrap();
+        let mut tx = lockkit::begin(&pool).await.unwrap();
+        let refused = lease.verify(&mut tx).await.unwrap_err();
+        assert!(refused.is_lost(), "{refused:?}");
+        assert!(lease.commit(tx).await.unwrap_err().is_lost());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, iter::once_with, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Inner, check_ttl,
@@ -25,6 +25,10 @@ use crate::{
     policy::OnLost,
     scope::{Lock, Record},
 };
+
+/// Longest time to find out whether the store has a lease that a transaction does not see.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
 /// A lease that this process holds. lockkit renews it in the background until it is released.
 ///
@@ -87,6 +91,15 @@ impl<S: LeaseStore> Lease<S> {
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn visit(&self) {
         self.inner.keeper.visit();
+    }
+
+    /// Whether the store has the lease, for a transaction that does not see it. `false` also if the store does not answer in time.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) async fn is_in_store(&self) -> bool {
+        let Kept { key, token, .. } = &*self.kept;
+        // SQLite's calls have no limit of their own, and the transaction may have the only connection.
+        let looked = timeout(LOOK_LIMIT, self.inner.store().look(key, LOOK_LIMIT)).await;
+        matches!(looked, Ok(Ok(Some(held))) if held.token == *token)
     }
 
     /// The source of the fences, see [`LeasesBuilder::fence_domain`](crate::store::LeasesBuilder::fence_domain).

@@ -32,8 +32,8 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// fixed. There `verify` itself renews, and the transaction must be shorter than the ttl.
     ///
     /// # Errors
-    /// [`Error::Lost`] unless the lease is current; [`Error::InvalidOption`] outside a transaction;
-    /// [`Error::NotMigrated`], [`Error::Database`].
+    /// [`Error::Lost`] unless the lease is current; [`Error::InvalidOption`] outside a transaction, and in a transaction of another
+    /// database, where the lease is kept; [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The transaction may or may not have locked the row; roll it back.
@@ -47,6 +47,8 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
             .map_err(|err| failed_on_own_table::<DB>("verifying lease", Some(&self.kept().key), err))?;
         if pinned {
             self.kept().pin();
+        } else if self.is_in_store().await {
+            return Err(elsewhere("verify", self.key()));
         } else {
             self.kept().gone();
         }
@@ -61,8 +63,9 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// This prevents a stale holder (stopped, slow or partitioned) from writing after another process took the lease.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is not held any more; the transaction is rolled back. Otherwise the errors of
-    /// [`Tx::commit`](crate::Tx::commit); the lease is then released in the background.
+    /// [`Error::Lost`] when the lease is not held any more; the transaction is rolled back. [`Error::InvalidOption`] for a
+    /// transaction of another database, which is rolled back too. Otherwise the errors of [`Tx::commit`](crate::Tx::commit). But
+    /// for a loss, the lease is then released in the background.
     ///
     /// # Cancel safety
     /// If this future is dropped, the outcome of the commit is unknown, as with any commit. The lease is released in
@@ -154,8 +157,12 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
         Ok(Some(lost)) => {
             // The loss is the error to report. If the rollback fails, the database does it.
             undo(tx).await;
-            lost.kept().gone();
-            lost.lost_error(lost.kept().lost().unwrap_or(LossReason::Stolen))
+            if lost.is_in_store().await {
+                elsewhere("commit", lost.key())
+            } else {
+                lost.kept().gone();
+                lost.lost_error(lost.kept().lost().unwrap_or(LossReason::Stolen))
+            }
         }
         Err(err) if is_answered(&err) => {
             // The transaction may have locked the rows of some leases, and sqlx rolls back on the caller's connection
@@ -171,6 +178,17 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
     };
     committing.into_iter().for_each(Committing::refused);
     Err(refused)
+}
+
+/// The error of a transaction that does not see a lease which the database of the leases has.
+fn elsewhere(option: &'static str, key: &Key) -> Error {
+    let reason = format!(
+        "got a transaction that does not see lease `{key}`, though the lease is held: the transaction is of another \
+         database (or schema) than the leases. Begin it in the pool of the leases, or guard it by the fence \
+         (`lease.guard(&mut *tx)`). A snapshot that is older than the lease, and a node of a cluster that does not have \
+         the lease yet, look the same"
+    );
+    Error::InvalidOption { option, reason }
 }
 
 /// Rolls back a refused transaction, if the server answers in time. Otherwise dropping the transaction rolls it back.
