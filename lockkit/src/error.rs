@@ -300,6 +300,21 @@ pub enum Error {
         key: Key,
     },
 
+    /// The server answered that it had granted the lock, and nobody holds it: this server only pretends to have such locks.
+    #[error(
+        "{lock} `{key}` was refused: the server ({server}) says that it grants it, and does not hold it, so it would exclude \
+         nobody; lock a row there (`RowLock`), or keep leases in another store"
+    )]
+    #[non_exhaustive]
+    FeignedLock {
+        /// What kind of lock it is, as in "session lock".
+        lock: &'static str,
+        /// The lock.
+        key: Key,
+        /// What the server calls itself.
+        server: String,
+    },
+
     /// The connection broke after COMMIT was sent. The commit may or may not have happened.
     ///
     /// Look at the data before you repeat the work.
@@ -402,6 +417,7 @@ impl Error {
             | Self::FullScan { table: key, .. }
             | Self::SoldOut { key, .. }
             | Self::SessionLost { key, .. }
+            | Self::FeignedLock { key, .. }
             | Self::TransactionPooler { key } => Some(key),
             Self::Conflict { table: key, .. } | Self::StatementLog { key, .. } | Self::Database { key, .. } => {
                 key.as_ref()

@@ -30,7 +30,7 @@ pub use crate::deadlock::Deadlock;
 pub use crate::mysql::{Galera, MariaDb, MySql};
 pub use crate::pgbouncer::PgBouncer;
 pub use crate::plain_sql::PlainSql;
-pub use crate::postgres::Postgres;
+pub use crate::postgres::{Postgres, pool_of_a_pretender};
 pub use crate::process::Process;
 pub use crate::proxy::Proxy;
 pub use crate::server::{Backend, Server};

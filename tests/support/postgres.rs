@@ -1,9 +1,10 @@
 //! `PostgreSQL`: making and deleting databases, and what its system views say about other sessions.
 
+use sqlx::postgres::{PgConnectOptions, PgPool};
 use sqlx::{PgConnection, Result};
 
 use crate::throwaway::SharedServer;
-use crate::{PlainSql, Server};
+use crate::{PlainSql, Server, TestDb};
 
 /// `PostgreSQL`, a throwaway one or the one at `LOCKKIT_POSTGRES_URL`.
 #[derive(Clone, Copy, Debug)]
@@ -43,4 +44,24 @@ impl Server for Postgres {
             WHERE locktype <> 'virtualxid'";
         Ok(sqlx::Postgres::fetch_texts(conn, sql).await?.into_iter().flatten().collect())
     }
+}
+
+/// A pool of the database whose server answers every request for an advisory lock with success, and locks nothing.
+///
+/// # Panics
+/// If the server refuses.
+pub async fn pool_of_a_pretender(db: &TestDb<Postgres>) -> PgPool {
+    db.execute("CREATE SCHEMA pretender").await;
+    for (function, returns, answer) in [
+        ("pg_try_advisory_lock", "boolean", "SELECT true"),
+        ("pg_advisory_lock", "void", "SELECT"),
+        ("pg_try_advisory_xact_lock", "boolean", "SELECT true"),
+        ("pg_advisory_xact_lock", "void", "SELECT"),
+    ] {
+        let sql = format!("CREATE FUNCTION pretender.{function}(bigint) RETURNS {returns} LANGUAGE sql AS '{answer}'");
+        db.execute(&sql).await;
+    }
+    let options: PgConnectOptions = db.url.parse().expect("the URL of a test's database");
+    let options = options.options([("search_path", "pretender,pg_catalog,public")]);
+    PgPool::connect_with(options).await.expect("connect to the pretender")
 }

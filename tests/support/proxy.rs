@@ -35,6 +35,8 @@ struct State {
     /// What a request must contain for all replies to be held back from then on.
     holds_replies_to: Mutex<Option<&'static str>>,
     holds_replies: watch::Sender<bool>,
+    /// A text in requests, and one of the same length that the server gets instead.
+    replaced: Mutex<Option<(&'static str, &'static str)>>,
 }
 
 impl Proxy {
@@ -57,6 +59,7 @@ impl Proxy {
             first_heard: AtomicU64::new(0),
             holds_replies_to: Mutex::default(),
             holds_replies: watch::Sender::new(false),
+            replaced: Mutex::default(),
         });
         let listener = net::TcpListener::bind("127.0.0.1:0").expect("listen on a free port");
         listener.set_nonblocking(true).expect("make the listener non-blocking");
@@ -114,6 +117,15 @@ impl Proxy {
         self.state.holds_replies.send_replace(false);
     }
 
+    /// Sends the server `by` instead of this text from now on.
+    ///
+    /// # Panics
+    /// If the two differ in length: the messages state theirs.
+    pub fn replace(&self, text: &'static str, by: &'static str) {
+        assert_eq!(text.len(), by.len(), "`{text}` and `{by}` have one length");
+        *self.state.replaced.lock().expect("no code panics while it holds the lock") = Some((text, by));
+    }
+
     /// Holds each reply back for so long, as a slow network does.
     pub fn delay_replies(&self, delay: Duration) {
         let millis = u64::try_from(delay.as_millis()).expect("a delay of less than an age");
@@ -152,7 +164,7 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let (mut from_server, mut to_server) = server.split();
     let server_spoke_last = AtomicBool::new(true);
     let (requests_gates, replies_gates) = ([&state.stalled], [&state.stalled, &state.holds_replies]);
-    let requested = |request: &[u8]| {
+    let requested = |request: &mut [u8]| {
         if server_spoke_last.swap(false, Ordering::SeqCst) {
             state.round_trips.fetch_add(1, Ordering::SeqCst);
         }
@@ -160,10 +172,16 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
         if held.is_some_and(|it| request.windows(it.len()).any(|part| part == it.as_bytes())) {
             state.holds_replies.send_replace(true);
         }
+        let replaced = *state.replaced.lock().expect("no code panics while it holds the lock");
+        if let Some((text, by)) = replaced {
+            while let Some(at) = request.windows(text.len()).position(|part| part == text.as_bytes()) {
+                request[at..at + by.len()].copy_from_slice(by.as_bytes());
+            }
+        }
         !is_silent()
     };
     let requests = pump(&mut from_client, &mut to_server, &requests_gates, requested, || Duration::ZERO);
-    let answered = |_: &[u8]| {
+    let answered = |_: &mut [u8]| {
         server_spoke_last.store(true, Ordering::SeqCst);
         !state.drops_replies.load(Ordering::SeqCst) && !is_silent()
     };
@@ -188,7 +206,7 @@ async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     gates: &[&watch::Sender<bool>],
-    passes: impl Fn(&[u8]) -> bool,
+    passes: impl Fn(&mut [u8]) -> bool,
     delay: impl Fn() -> Duration,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
@@ -204,7 +222,7 @@ async fn pump(
         if !delay.is_zero() {
             sleep(delay).await;
         }
-        if passes(&buffer[..length]) {
+        if passes(&mut buffer[..length]) {
             to.write_all(&buffer[..length]).await?;
         }
     }

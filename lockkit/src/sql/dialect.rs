@@ -85,6 +85,10 @@ pub trait Driver: Database {
     /// that first statement fails in the same way.
     fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 
+    /// Probes, before the first transaction of this pool, whether the server only pretends to have the locks of which named locks
+    /// are made.
+    fn probe_named_locks(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
+
     /// Whether what one connection of this pool has committed is known to be seen by all others at once. Not where they may
     /// be connected to different nodes of a cluster.
     fn shows_writes_at_once(pool: &Pool<Self>) -> bool;

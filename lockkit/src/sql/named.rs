@@ -127,8 +127,8 @@ impl NamedLock {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
-    /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::Database`]. Roll the transaction back
-    /// after an error.
+    /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::FeignedLock`] on a server behind PostgreSQL's
+    /// protocol that has no advisory locks; [`Error::Database`]. Roll the transaction back after an error.
     ///
     /// [`Error::Contended`] names the holder where it is known. On PostgreSQL that is for [`Wait::Never`] and under
     /// `#[with_lock]`: after a wait that timed out, the transaction answers no further statement. For the other
@@ -156,7 +156,7 @@ impl NamedLock {
                 return Err(Error::Contended { key: self.key.clone(), waited: waited(), holder: None });
             };
             let taken = match taken {
-                Ok(true) => still_in_transaction::<DB>(inside, "named lock", OUTSIDE).map(|()| true),
+                Ok(true) => check_held::<DB>(inside, &self.key).await.map(|()| true),
                 Err(err) if DB::fault(&err) != Fault::Contended => {
                     Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err))
                 }
@@ -205,6 +205,15 @@ impl NamedLock {
     }
 }
 
+/// Fails if the lock that the server has just granted holds nobody off.
+async fn check_held<DB: NamedOps>(conn: &mut DB::Connection, key: &Key) -> Result<()> {
+    let feigned = DB::named_feigned(conn, key).await;
+    match feigned.map_err(|err| failed::<DB>("looking for named lock", Some(key), err))? {
+        Some(server) => Err(Error::FeignedLock { lock: "named lock", key: key.clone(), server }),
+        None => still_in_transaction::<DB>(conn, "named lock", OUTSIDE),
+    }
+}
+
 /// Named locks for a transaction.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no named locks in the database `{Self}`",
@@ -224,6 +233,13 @@ pub trait NamedStatements: Database {
         sharing: Sharing,
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// What the server calls itself, if it only pretends to hold the lock that it has just granted to this transaction. Asks
+    /// nothing once the server is known to lock.
+    fn named_feigned(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
 
     /// The session that holds the lock, preferably one other than this. `None` also where the server does not report
     /// it.

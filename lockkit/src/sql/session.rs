@@ -2,7 +2,7 @@
 
 mod foreign;
 
-use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, time::Duration};
+use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, sync::LazyLock, time::Duration};
 
 use sqlx::{Connection, Database, Pool};
 use tokio::{
@@ -22,7 +22,9 @@ use crate::{
     sql::{
         Dialect, Known, Sessions, Sharing, checkout,
         conn::{Finish, On},
-        failed, starved,
+        failed,
+        of_pools::OfPools,
+        starved,
         tx::Unsettled,
     },
     task::{finished, no_answer, until},
@@ -44,6 +46,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const POOLER_LOOKS: u32 = 5;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// The pools whose server has held a lock that it granted.
+static HOLDS: LazyLock<OfPools<()>> = LazyLock::new(OfPools::default);
 
 /// Advice in the error when a task asks for a lock that it already holds.
 const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the code that \
@@ -142,7 +147,8 @@ impl SessionLock {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait, with the session that holds the lock; [`Error::Reentrant`] in a function
-    /// under the same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::InvalidKey`];
+    /// under the same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::FeignedLock`] on a server that speaks the
+    /// protocol and has no such locks; [`Error::InvalidKey`];
     /// [`Error::InvalidOption`]; [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only
     /// replica: its locks are not those of its primary.
     ///
@@ -230,6 +236,7 @@ impl SessionLock {
             let slice = deadline.map_or(SLICE, |it| it.saturating_duration_since(asked).min(SLICE));
             match answered(slice, DB::session_lock(conn, id, &self.name, self.sharing, slice)).await.map_err(failed)? {
                 SessionAnswer::Granted => {
+                    self.check_held(pool, conn, id).await?;
                     return Ok(Session::granted(Realm::sessions(pool), self, id, held));
                 }
                 SessionAnswer::Elsewhere => return Err(Error::TransactionPooler { key: self.name.key }),
@@ -252,6 +259,21 @@ impl SessionLock {
             let pause = asked + PAUSE;
             sleep_until(deadline.map_or(pause, |it| pause.min(it))).await;
         }
+    }
+
+    /// Checks, for the first session lock of this pool, that the server holds what it has granted. The heartbeat would find out
+    /// later.
+    async fn check_held<DB: SessionOps>(&self, pool: &Pool<DB>, conn: &mut DB::Connection, id: i64) -> Result<()> {
+        if HOLDS.with(pool, |holds| holds.is_some()) {
+            return Ok(());
+        }
+        let failed = |err| failed::<DB>("looking for session lock", Some(&self.name.key), err);
+        if !answered(Duration::ZERO, DB::session_holds(conn, id, &self.name)).await.map_err(failed)? {
+            let server = answered(Duration::ZERO, DB::session_server(conn)).await.map_err(failed)?;
+            return Err(Error::FeignedLock { lock: "session lock", key: self.name.key.clone(), server });
+        }
+        HOLDS.with(pool, |holds| *holds = Some(()));
+        Ok(())
     }
 
     /// The id of the server's session behind this connection. Fails on a read-only replica, and when a pooler shares
@@ -489,6 +511,9 @@ pub trait SessionStatements: Database {
         id: i64,
         name: &SessionName,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// What the server calls itself.
+    fn session_server(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<String>> + Send;
 
     /// Releases the lock. `false` when the session did not hold it.
     fn session_unlock(

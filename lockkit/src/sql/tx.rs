@@ -26,6 +26,9 @@ use crate::{
 /// Time limit of the rollback of a dropped transaction. After it, the connection is closed.
 pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
+/// Longest time to learn at the first use of a pool whether its server has locks.
+const PROBE_LIMIT: Duration = Duration::from_secs(5);
+
 /// The key of the error when SQLite's write lock is held.
 const WRITE_LOCK: &str = "the write lock of the database";
 
@@ -80,6 +83,9 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let doing = "beginning a transaction";
     let conn = connection(pool, doing, None).await?;
     let mut opening = Guard::new(Unsettled::new(conn));
+    if timeout(PROBE_LIMIT, DB::probe_named_locks(&mut opening.get_mut().conn, pool)).await.is_err() {
+        return Err(no_answer(doing, None));
+    }
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, pool, Wait::within(wait, left)).await;
     match begun {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkit::{Error, SessionLock, Wait};
-use support::{Server, TestDb, on_databases, on_every_server};
+use support::{Proxy, Server, TestDb, on_databases, on_every_server};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -117,5 +117,36 @@ on_databases! {
         acquire(&pool, "leader").await.release().await.unwrap();
         let mut conn = pool.acquire().await.unwrap();
         assert_eq!(S::fetch_text(&mut conn, "SHOW lock_timeout").await.unwrap().as_deref(), Some("0"));
+    }
+}
+
+on_databases! {
+    [postgres]
+
+    async fn a_server_that_only_pretends_to_lock_is_refused<S>(db: TestDb<S>) {
+        let pool = support::pool_of_a_pretender(&db).await;
+        for _ in 0..2 {
+            let refused = SessionLock::new("leader").wait(Wait::Never).acquire(&pool).await.unwrap_err();
+            assert!(matches!(&refused, Error::FeignedLock { key, .. } if *key == "leader"), "{refused:?}");
+            assert!(refused.to_string().contains("PostgreSQL"), "names the server: {refused}");
+        }
+        // Where locks are real, the name is free.
+        assert!(!is_held(&db.pool, "leader").await);
+    }
+}
+
+on_databases! {
+    [mariadb, mysql]
+
+    // `STRCMP` of the name and a wait of zero is 1, as a `GET_LOCK` that locks nothing answers.
+    async fn a_server_whose_get_lock_locks_nothing_is_refused<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        proxy.replace("GET_LOCK(", "STRCMP  (");
+        let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
+        for _ in 0..2 {
+            let refused = SessionLock::new("leader").wait(Wait::Never).acquire(&pool).await.unwrap_err();
+            assert!(matches!(&refused, Error::FeignedLock { key, .. } if *key == "leader"), "{refused:?}");
+        }
+        assert!(!is_held(&db.pool, "leader").await);
     }
 }

@@ -135,6 +135,10 @@ impl Driver for MySql {
         server::look_at(conn, pool).await;
     }
 
+    async fn probe_named_locks(_conn: &mut MySqlConnection, _pool: &Pool<Self>) {
+        // A named lock is a row.
+    }
+
     fn shows_writes_at_once(pool: &Pool<Self>) -> bool {
         server::is_alone(pool)
     }

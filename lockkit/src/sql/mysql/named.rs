@@ -79,6 +79,10 @@ impl NamedStatements for MySql {
         }
     }
 
+    async fn named_feigned(_conn: &mut MySqlConnection, _key: &Key) -> sqlx::Result<Option<String>> {
+        Ok(None)
+    }
+
     async fn named_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
         // On MySQL the thread of a row lock may belong to a session that waits for the lock; the thread of the table
         // lock is the holder's. MariaDB lists locks only while a session waits for them, from data up to 0.1 s old.

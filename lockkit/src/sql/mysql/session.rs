@@ -75,6 +75,10 @@ impl SessionStatements for MySql {
             .await
     }
 
+    async fn session_server(conn: &mut MySqlConnection) -> sqlx::Result<String> {
+        sqlx::query_scalar("SELECT CONCAT(@@version_comment, ' ', VERSION())").fetch_one(conn).await
+    }
+
     async fn session_unlock(
         conn: &mut MySqlConnection,
         id: i64,

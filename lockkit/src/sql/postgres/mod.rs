@@ -64,6 +64,7 @@ fn holder_since(start: &str, subid: &str) -> String {
     )
 }
 
+mod feigned;
 mod fence_guard;
 mod lease;
 mod listen;
@@ -148,6 +149,10 @@ impl Driver for Postgres {
 
     async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {
         pooler::look_for(conn, pool).await;
+    }
+
+    async fn probe_named_locks(conn: &mut PgConnection, pool: &Pool<Self>) {
+        feigned::look_for(conn, pool).await;
     }
 
     fn shows_writes_at_once(_pool: &Pool<Self>) -> bool {

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, Postgres, Row};
 
-use super::{advisory_number, holder, holder_since, lock_timeout, pooler};
+use super::{advisory_number, feigned, holder, holder_since, lock_timeout, pooler};
 use crate::{
     holder::LockHolder,
     key::Key,
@@ -54,6 +54,10 @@ impl NamedStatements for Postgres {
             }
         };
         Ok(granted)
+    }
+
+    async fn named_feigned(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<String>> {
+        feigned::feigned(conn, advisory_number("named", key)).await
     }
 
     async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {

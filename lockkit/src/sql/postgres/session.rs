@@ -121,6 +121,10 @@ impl SessionStatements for Postgres {
         sqlx::query_scalar(sql).bind(id).bind(number(name)).fetch_one(conn).await
     }
 
+    async fn session_server(conn: &mut PgConnection) -> sqlx::Result<String> {
+        sqlx::query_scalar("SELECT version()").fetch_one(conn).await
+    }
+
     async fn session_unlock(
         conn: &mut PgConnection,
         id: i64,

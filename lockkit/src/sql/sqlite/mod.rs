@@ -111,6 +111,10 @@ impl Driver for Sqlite {
 
     async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}
 
+    async fn probe_named_locks(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {
+        // A named lock is the write lock.
+    }
+
     fn shows_writes_at_once(_pool: &Pool<Self>) -> bool {
         true
     }

@@ -16,6 +16,10 @@ impl NamedStatements for Sqlite {
         Ok(true)
     }
 
+    async fn named_feigned(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<String>> {
+        Ok(None)
+    }
+
     async fn named_holder(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
         Ok(None)
     }
