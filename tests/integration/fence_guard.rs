@@ -64,6 +64,33 @@ on_every_database! {
         assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_fence").await, Some(0));
     }
 
+    async fn a_row_that_lockkit_did_not_write_is_an_error_that_loses_no_lease<S>(db: TestDb<S>) {
+        let leases = Leases::new(MemoryStore::new());
+        let (high, low) = (leases.lease("high").acquire().await.unwrap(), leases.lease("low").acquire().await.unwrap());
+        let domain = "lockkit";
+        for (key, number) in [("high", i64::MAX), ("low", -7)] {
+            let row = format!("('{domain}', '{key}', {number})");
+            db.execute(&format!("INSERT INTO lockkit_fence (domain, name, fence) VALUES {row}")).await;
+        }
+        let mut tx = begin(&db.pool).await.unwrap();
+        let refused = high.guard(&mut *tx).await.unwrap_err();
+        let source = std::error::Error::source(&refused).expect("what is there").to_string();
+        assert!(source.contains("`high` in `lockkit_fence` has the fence 9223372036854775807"), "{source}");
+        assert!(!refused.is_lost() && !refused.is_transient() && high.is_trusted(), "{refused:?}");
+        tx.rollback().await.unwrap();
+        assert_eq!(db.fetch_i64("SELECT MAX(fence) FROM lockkit_fence").await, Some(i64::MAX));
+        // MySQL and MariaDB cannot compare it.
+        let mut tx = begin(&db.pool).await.unwrap();
+        let guarded = low.guard(&mut *tx).await;
+        let can = !["MySQL", "MariaDB", "Galera"].contains(&S::NAME);
+        assert!(low.is_trusted() && guarded.is_ok() == can, "{guarded:?}");
+        tx.rollback().await.unwrap();
+        assert_eq!(forget_fences(&db.pool, domain).await.unwrap(), 2);
+        let mut tx = begin(&db.pool).await.unwrap();
+        high.guard(&mut *tx).await.unwrap();
+        tx.rollback().await.unwrap();
+    }
+
     async fn a_guard_needs_a_transaction_a_domain_and_a_key<S>(db: TestDb<S>) {
         let mut conn = db.pool.acquire().await.unwrap();
         let mut outer = sqlx::Connection::begin(&mut *conn).await.unwrap();

@@ -220,6 +220,14 @@ async fn guard_key<DB: FenceGuardOps>(conn: &mut DB::Connection, domain: &Key, k
     let backstop = started + Duration::from_secs(GUARD_SECONDS) + BACKSTOP;
     match until(Some(backstop), DB::guard(conn, domain, key, fence)).await {
         Some(Ok(seen)) if seen <= fence => Ok(()),
+        // The caller's lease is not lost by it.
+        Some(Ok(seen)) if seen.get() >= FENCES => {
+            let found = format!(
+                "the row of `{key}` in `lockkit_fence` has the fence {seen}, which no lease has, so lockkit did not write \
+                 it; delete the row, or the domain's by `lockkit::forget_fences`"
+            );
+            Err(Error::database("guarding with the fence of lease", key, Fault::Other, found))
+        }
         Some(Ok(seen)) => Err(Error::Fenced { key: key.clone(), fence, seen }),
         Some(Err(err)) if DB::fault(&err) != Fault::Contended => {
             Err(failed_on_own_table::<DB>("guarding with the fence of lease", Some(key), err))
