@@ -48,6 +48,7 @@ mod sessions;
 mod shards;
 mod shared;
 mod shedlock;
+mod shedlock_rows;
 mod shutdown;
 mod slots;
 mod small_tables;

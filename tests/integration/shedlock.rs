@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(600);
 
 /// Connections in the server's own time zone, as Java has them.
-trait ServerZone {
+pub(crate) trait ServerZone {
     fn in_the_servers_zone(self) -> Self;
 }
 
@@ -43,9 +43,9 @@ impl ServerZone for MySqlConnectOptions {
     }
 }
 
-type OptionsOf<DB> = <<DB as Database>::Connection as Connection>::Options;
+pub(crate) type OptionsOf<DB> = <<DB as Database>::Connection as Connection>::Options;
 
-fn pool<S: Server>(url: &str) -> Pool<S::DB>
+pub(crate) fn pool<S: Server>(url: &str) -> Pool<S::DB>
 where
     OptionsOf<S::DB>: ServerZone,
 {
@@ -54,7 +54,7 @@ where
 }
 
 /// The definition that lockkit documents.
-fn our_table(server: &str, name: &str) -> String {
+pub(crate) fn our_table(server: &str, name: &str) -> String {
     let (text, time) = match server {
         "SQLite" => ("", "INTEGER"),
         "PostgreSQL" => ("", "TIMESTAMP"),
@@ -68,7 +68,7 @@ fn our_table(server: &str, name: &str) -> String {
 }
 
 /// The definition that `ShedLock` documents.
-fn javas_table(server: &str) -> &'static str {
+pub(crate) fn javas_table(server: &str) -> &'static str {
     match server {
         "PostgreSQL" => {
             "CREATE TABLE shedlock(name VARCHAR(64) NOT NULL, lock_until TIMESTAMP NOT NULL,
@@ -83,12 +83,12 @@ fn javas_table(server: &str) -> &'static str {
 }
 
 /// `ShedLock` 7.9 with `usingDbTime()`: its statements, with the values in them, for the lock `job`.
-struct Java<S: Server> {
-    pool: Pool<S::DB>,
+pub(crate) struct Java<S: Server> {
+    pub(crate) pool: Pool<S::DB>,
 }
 
 impl<S: Server> Java<S> {
-    async fn run(&self, sql: &str) -> bool {
+    pub(crate) async fn run(&self, sql: &str) -> bool {
         let mut conn = self.pool.acquire().await.expect("a connection");
         S::execute(&mut conn, sql).await.unwrap_or_else(|err| panic!("{sql}: {err}")) > 0
     }
@@ -104,7 +104,7 @@ impl<S: Server> Java<S> {
     }
 
     /// `doLock`: inserts the row, or takes it.
-    async fn lock(&self, seconds: f64) -> bool {
+    pub(crate) async fn lock(&self, seconds: f64) -> bool {
         let (now, until) = Self::times(seconds);
         let insert = "INTO shedlock(name, lock_until, locked_at, locked_by)";
         if S::NAME == "PostgreSQL" {
@@ -124,7 +124,7 @@ impl<S: Server> Java<S> {
             || self.run(&take).await
     }
 
-    async fn unlock(&self, at_least: f64) -> bool {
+    pub(crate) async fn unlock(&self, at_least: f64) -> bool {
         let (now, _) = Self::times(0.0);
         let of = "WHERE name = 'job' AND locked_by = 'java'";
         let least = if S::NAME == "PostgreSQL" {
@@ -147,7 +147,7 @@ impl<S: Server> Java<S> {
     }
 
     /// Asks until it has the lock.
-    async fn wait(&self, seconds: f64) {
+    pub(crate) async fn wait(&self, seconds: f64) {
         let asking = async {
             while !self.lock(seconds).await {
                 sleep(Duration::from_millis(1)).await;

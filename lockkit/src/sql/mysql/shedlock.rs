@@ -14,9 +14,9 @@ use crate::{
     },
 };
 
-/// Microseconds since 1970.
+/// Microseconds since 1970. Other programs may write a zero date, which is no number.
 fn us(time: &str) -> String {
-    format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time})")
+    format!("IFNULL(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time}), 0)")
 }
 
 /// The server's clock in UTC, cut to the precision of the columns, as ShedLock writes it. It is constant during a statement.
@@ -130,6 +130,7 @@ impl ShedLockStatements for MySql {
         if let Some(left) = before.in_the_way_of(claim.token) {
             return Ok(Acquired::Held { free_in: Some(left) });
         }
+        before.check_fence(place)?;
         // Takes the row that was read, if it is still the same.
         let fence = format!(
             ", LAST_INSERT_ID(IF(RIGHT(l.locked_by, 33) = ?, {at}, GREATEST({now_us}, {at} + ?))) AS fence_us",

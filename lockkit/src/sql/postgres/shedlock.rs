@@ -16,9 +16,10 @@ use crate::{
 /// The clock, as ShedLock writes it: UTC in a column without a time zone. Read once for each statement.
 const CLOCK: &str = "clock AS MATERIALIZED (SELECT timezone('utc', clock_timestamp()) AS now)";
 
-/// Microseconds since 1970.
+/// Microseconds since 1970, at most `LAST_US`: other programs may write infinite times, which are no numbers.
 fn us(time: &str) -> String {
-    format!("(extract(epoch FROM {time}) * 1000000)::bigint")
+    let finite = format!("least(greatest({time}, timestamp '1970-01-01'), timestamp '9999-12-31')");
+    format!("(extract(epoch FROM {finite}) * 1000000)::bigint")
 }
 
 /// The columns of [`Row`].
@@ -83,6 +84,7 @@ impl ShedLockStatements for Postgres {
                  SELECT l.name, l.locked_by, l.locked_at, l.lock_until, right(l.locked_by, 33) = $3 AS own
                  FROM {table} AS l CROSS JOIN clock
                  WHERE l.name = $1 AND (l.lock_until <= clock.now OR right(l.locked_by, 33) IN ($3, '{RELEASED}'))
+                     AND l.locked_at < timestamp '9999-12-31'
                  FOR UPDATE OF l SKIP LOCKED
              ), taken AS (
                  UPDATE {table} AS l
@@ -126,9 +128,12 @@ impl ShedLockStatements for Postgres {
         if let Some(granted) = found.try_get("fence")? {
             return Ok(Acquired::Granted(Grant::from(fence(granted)).after(before.previous(claim.token))));
         }
+        if let Some(left) = before.in_the_way_of(claim.token) {
+            return Ok(Acquired::Held { free_in: Some(left) });
+        }
+        before.check_fence(place)?;
         // A free row is locked by another transaction.
-        let left = before.left();
-        Ok(Acquired::Held { free_in: (!left.is_zero() && !before.is_released()).then_some(left) })
+        Ok(Acquired::Held { free_in: None })
     }
 
     async fn shedlock_look(conn: &mut PgConnection, place: Place<'_>, key: &Key) -> sqlx::Result<Option<Row>> {

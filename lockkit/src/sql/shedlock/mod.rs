@@ -9,6 +9,7 @@ use std::{
 };
 
 use sqlx::{Database, Pool};
+use tokio::time::sleep;
 
 use crate::{
     error::{Error, Result},
@@ -25,6 +26,12 @@ use crate::{
 
 /// The greatest number of characters in ShedLock's column `name`.
 const NAME_CHARS: usize = 64;
+
+/// The shortest and the longest pause of a waiter between two looks at the row.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(250));
+
+/// The pause is this part of the time for which the holder has had the lock.
+const LOOKS_PER_HOLD: u32 = 8;
 
 /// The table of [ShedLock](https://github.com/lukas-krecan/ShedLock) as a store of leases: Java jobs that lock with ShedLock and Rust
 /// services with lockkit exclude each other, by the same row and the database's clock.
@@ -61,10 +68,15 @@ const NAME_CHARS: usize = 64;
 /// time zone of its machine; on MySQL and MariaDB `TIMESTAMP` in a session with another time zone than the server's default, which
 /// Java's sessions have (connect with [`timezone(None)`][zone], or use `DATETIME`); and times with fewer than three decimals.
 ///
+/// **Rows of other programs** do not end a list. A `locked_at` in the year 9999 or later, such as `infinity`, is an
+/// error when the lock is free, because no fence is greater; the row stays as it is. Of a holder's name that lockkit
+/// did not write, the first 64 printable characters are shown.
+///
 /// What the table cannot do:
 ///
-/// - Semaphores, readers and writers, and fair requests are refused. They would leave rows that nobody deletes and Java does not know.
-///   Waiting requests poll and have no order, as in ShedLock.
+/// - Semaphores, readers and writers, and fair requests are refused. They would leave rows that nobody deletes and Java
+///   does not know. Waiting requests poll and have no order, as in ShedLock. They look again after an eighth of the
+///   time for which the lock has been held, 4 to 250 ms.
 /// - There is no column for the number of renewals, so [`LeaseInfo::renewals`](crate::store::LeaseInfo::renewals) is 0, nor for the ttl. So a database clock that is set
 ///   back prolongs the leases of the moment by that step.
 /// - Java does not know fences. If the clock is set back *and* Java has the lock in between, the next fence can be lower than an
@@ -265,6 +277,21 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
     /// Deletes nothing: the rows belong to Java too.
     async fn lease_sweep(&self, _retention: Duration, _limit: u32) -> Result<u64> {
         Ok(0)
+    }
+
+    /// Completes when a look finds the lock free. Java tells nobody of a release, so a waiter whose pauses are longer
+    /// than those of the programs that poll would hardly ever find it free.
+    async fn lease_freed(&self, key: &Key) {
+        let (mut pause, longest) = LOOKS;
+        loop {
+            sleep(pause).await;
+            pause = match self.lease_look(key).await {
+                Ok(None) => return,
+                Ok(Some(held)) => (held.info.held_for / LOOKS_PER_HOLD).clamp(LOOKS.0, longest),
+                // The request itself reports it.
+                Err(_) => longest,
+            };
+        }
     }
 
     async fn unanswered(&self) -> Option<Error> {

@@ -20,6 +20,13 @@ use crate::{
 /// The greatest number of characters in ShedLock's column `locked_by`.
 const LOCKED_BY_CHARS: usize = 255;
 
+/// How much of a foreign `locked_by` is shown.
+const SHOWN_CHARS: usize = 64;
+
+/// 9999-12-31 in microseconds since 1970. No fence follows such a `locked_at`: it is the last day of MySQL, and what an
+/// infinite time of PostgreSQL is read as.
+pub(crate) const LAST_US: i64 = 253_402_214_400_000_000;
+
 /// The end of `locked_by` in a row that lockkit has released. Its lease is free, even before `lock_until`.
 pub(crate) const RELEASED: &str = "#00000000000000000000000000000000";
 
@@ -155,31 +162,44 @@ impl Row {
     }
 
     /// How long the lock is held, if the claim with this token cannot have it.
-    #[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
     pub(crate) fn in_the_way_of(&self, token: Token) -> Option<Duration> {
         let is_free = self.lock_until_us <= self.now_us || self.is_released() || self.token() == Some(token);
         (!is_free).then(|| self.left())
     }
 
     pub(crate) fn left(&self) -> Duration {
-        duration(self.lock_until_us - self.now_us)
+        duration(self.lock_until_us.saturating_sub(self.now_us))
+    }
+
+    /// Refuses a free row whose next fence could not rise.
+    pub(crate) fn check_fence(&self, place: Place<'_>) -> sqlx::Result<()> {
+        if self.locked_at_us < LAST_US {
+            return Ok(());
+        }
+        let Self { name, .. } = self;
+        let found = format!(
+            "`locked_at` of the row `{name}` in `{}` is in the year 9999 or later, which neither ShedLock nor lockkit \
+             writes: set it to the present",
+            place.table
+        );
+        Err(sqlx::Error::Decode(found.into()))
     }
 
     /// The holder before the claim with this token. `None` if the lock was released, or was Java's: its rows do not tell.
     pub(crate) fn previous(&self, by: Token) -> Option<Previous> {
         let (holder, token) = self.parts();
         token.filter(|it| !it.is_nobody() && *it != by)?;
-        Some(Previous::new(holder, fence(self.locked_at_us), duration(self.now_us - self.lock_until_us)))
+        Some(Previous::new(holder, fence(self.locked_at_us), duration(self.now_us.saturating_sub(self.lock_until_us))))
     }
 
     pub(crate) fn record(&self) -> LeaseRecord {
         let (holder, token) = self.parts();
         let info = LeaseInfo {
             key: Key::from(&*self.name),
-            holder: holder.to_owned(),
-            fence: fence(self.locked_at_us),
+            holder: if token.is_some() { holder.to_owned() } else { shown(holder) },
+            fence: fence(self.locked_at_us.min(LAST_US)),
             acquired_at: SystemTime::UNIX_EPOCH + duration(self.locked_at_us),
-            held_for: duration(self.now_us - self.locked_at_us),
+            held_for: duration(self.now_us.saturating_sub(self.locked_at_us)),
             expires_in: self.left(),
             renewals: 0,
             ttl: None,
@@ -201,6 +221,16 @@ impl Row {
         who.copy_from_slice(&hash.to_be_bytes());
         Token::from_bytes(bytes)
     }
+}
+
+/// The printable beginning of a holder's name that lockkit did not write.
+fn shown(holder: &str) -> String {
+    let mut printable = holder.chars().filter(|it| !it.is_control());
+    let mut shown: String = printable.by_ref().take(SHOWN_CHARS).collect();
+    if printable.next().is_some() {
+        shown.push('…');
+    }
+    shown
 }
 
 /// The end of `locked_by` for this token.

@@ -15,13 +15,19 @@ use crate::{
 /// The clock in milliseconds. It is constant during a statement, and is read after the wait for the write lock.
 const NOW_MS: &str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
 
+/// Microseconds since 1970. Other programs may write a fraction, or more than a number of microseconds can be.
+fn us(time: &str) -> String {
+    format!("CAST({time} * 1000 AS INTEGER)")
+}
+
 /// Selects rows of [`Row`].
 fn select(place: Place<'_>, condition: &str) -> String {
     format!(
-        "SELECT name, locked_by, locked_at * 1000 AS locked_at_us, lock_until * 1000 AS lock_until_us,
-             {NOW_MS} * 1000 AS now_us
+        "SELECT name, locked_by, {at} AS locked_at_us, {until} AS lock_until_us, {NOW_MS} * 1000 AS now_us
          FROM {table}
          WHERE {condition}",
+        at = us("locked_at"),
+        until = us("lock_until"),
         table = place.table.quoted('`'),
     )
 }
@@ -52,15 +58,19 @@ impl ShedLockStatements for Sqlite {
         if let Some(left) = before.as_ref().and_then(|it| it.in_the_way_of(claim.token)) {
             return Ok(Acquired::Held { free_in: Some(left) });
         }
+        if let Some(before) = &before {
+            before.check_fence(place)?;
+        }
         // Takes the row that was read, if it is still the same.
         let sql = format!(
             "INSERT INTO {table} (name, lock_until, locked_at, locked_by) VALUES (?1, {NOW_MS} + ?4, {NOW_MS}, ?2)
              ON CONFLICT (name) DO UPDATE SET
                  locked_at = CASE WHEN substr(locked_by, -33) = ?3 THEN locked_at ELSE max({NOW_MS}, locked_at + 1) END,
                  lock_until = {NOW_MS} + ?4, locked_by = ?2
-             WHERE locked_by = ?5 AND locked_at = ?6
+             WHERE locked_by = ?5 AND {at} = ?6
                AND (lock_until <= {NOW_MS} OR substr(locked_by, -33) IN (?3, '{RELEASED}'))
-             RETURNING locked_at * 1000",
+             RETURNING {at}",
+            at = us("locked_at"),
             table = place.table.quoted('`'),
         );
         // Reads all rows: the statement commits when it ends.
@@ -70,7 +80,7 @@ impl ShedLockStatements for Sqlite {
             .bind(tag(claim.token))
             .bind(millis(micros(claim.ttl)))
             .bind(before.as_ref().map(|it| it.locked_by.clone()))
-            .bind(before.as_ref().map(|it| it.locked_at_us / 1000))
+            .bind(before.as_ref().map(|it| it.locked_at_us))
             .fetch_all(conn)
             .await?;
         let Some(granted) = granted.first() else { return Ok(Acquired::Held { free_in: None }) };
@@ -133,13 +143,14 @@ impl ShedLockStatements for Sqlite {
     async fn shedlock_take_away(conn: &mut SqliteConnection, place: Place<'_>, row: &Row) -> sqlx::Result<bool> {
         let sql = format!(
             "UPDATE {table} SET lock_until = max({NOW_MS}, locked_at), locked_by = ?4
-             WHERE name = ?1 AND locked_by = ?2 AND locked_at = ?3 AND lock_until > {NOW_MS}",
+             WHERE name = ?1 AND locked_by = ?2 AND {at} = ?3 AND lock_until > {NOW_MS}",
+            at = us("locked_at"),
             table = place.table.quoted('`'),
         );
         let done = sqlx::query(AssertSqlSafe(sql))
             .bind(row.name.as_str())
             .bind(row.locked_by.as_str())
-            .bind(row.locked_at_us / 1000)
+            .bind(row.locked_at_us)
             .bind(locked_by(&row.locked_by, RELEASED))
             .execute(conn)
             .await?;
