@@ -43,6 +43,7 @@ mod row_mistakes;
 mod rows;
 mod runtimes;
 mod schemas;
+mod secrets;
 mod send;
 mod sessions;
 mod shards;

@@ -98,9 +98,9 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The length of the [quarantine](crate#when-the-server-forgets). Defaults to [`longest_ttl`](Self::longest_ttl), and
-    /// to 20 s more behind Sentinel, because a planned failover leaves the old master writable for so long. It may not be
-    /// shorter.
+    /// The length of the [quarantine](crate#when-the-server-forgets). Defaults to [`longest_ttl`](Self::longest_ttl),
+    /// and to 20 s more behind Sentinel, because a planned failover leaves the old master writable for so long. It may
+    /// not be shorter.
     ///
     /// With replicas and without Sentinel, add the time for which an old master may go on beside its successor:
     /// `min-replicas-max-lag` plus 2 s, if it is cut off from its replicas.

@@ -4,7 +4,8 @@ use lockkit::{Key, store::Token};
 
 /// How a lock is written, and so which other clients respect it.
 ///
-/// All clients of a lock must use the same layout. A lock of one layout is an error for the others, so none of them enters.
+/// All clients of a lock must use the same layout. A lock of one layout is an error for the others, so none of them
+/// enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Layout {

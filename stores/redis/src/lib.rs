@@ -33,10 +33,11 @@
 //! clients that lock with `SET name … NX PX …` and leases exclude each other. [`Layout::Redisson`] writes the lock as
 //! Redisson does. The server's other data share the names: give keys a prefix of their own.
 //!
-//! A value that lockkit did not write is never overwritten. If the name has a value of another type, requests,
-//! [`Leases::show`] and [`Leases::steal`] fail and say what is there; [`Leases::list`] and the sweep pass it over. A string
-//! is a lock of another client. [`Leases::steal`] frees it only if it has an expiry, because a value without one may be
-//! data. Of its value, at most the first 8 characters are shown. The same holds for the names of lockkit's own data.
+//! A value that lockkit did not write is never overwritten, neither at the name of a lease nor at those of lockkit's
+//! own data below. If the name has a value of another type, requests, [`Leases::show`] and [`Leases::steal`] fail and
+//! say what is there; [`Leases::list`] and the sweep pass it over. A string is a lock of another client.
+//! [`Leases::steal`] frees it only if it has an expiry, because a value without one may be data. Of its value, at most
+//! the first 8 characters are shown.
 //!
 //! Beside the lock are the hash `lockkit:{name}` with the fence and the holder, the sorted sets `lockkit:names` and
 //! `lockkit:times`, and the hash `lockkit:epoch`. [`Leases::list`] shows the leases that lockkit granted.
@@ -66,15 +67,15 @@
 //! a shorter one and never met the other. Set the same `longest_ttl` in all processes. `min_hold` is forgotten with the
 //! lease.
 //!
-//! **Two masters.** A planned failover by Sentinel (`SENTINEL FAILOVER`) leaves the old master writable for 10 to 12 s after
-//! its successor is promoted, and its `ROLE` is `master` until then. So behind Sentinel the quarantine is the longest ttl
-//! plus 20 s, and no shorter one is accepted. With several replicas, Sentinel switches only after they follow the new
-//! master: add 10 s for each replica after the first with [`RedisStoreBuilder::quarantine`].
+//! **Two masters.** A planned failover by Sentinel (`SENTINEL FAILOVER`) leaves the old master writable for 10 to 12 s
+//! after its successor is promoted, and its `ROLE` is `master` until then. So behind Sentinel the quarantine is the
+//! longest ttl plus 20 s, and no shorter one is accepted. With several replicas, Sentinel switches only after they
+//! follow the new master: add 10 s for each replica after the first with [`RedisStoreBuilder::quarantine`].
 //!
-//! A master that is cut off from its replicas and from Sentinel goes on renewing while its replica is promoted, and only
-//! its own settings can end that. Set `min-replicas-to-write 1` on the servers, and `min-replicas-max-lag` to at most 10.
-//! Without Sentinel, also set [`RedisStoreBuilder::quarantine`] to the longest ttl plus `min-replicas-max-lag` plus 2 s,
-//! because Redis counts the lag in whole seconds.
+//! A master that is cut off from its replicas and from Sentinel goes on renewing while its replica is promoted, and
+//! only its own settings can end that. Set `min-replicas-to-write 1` on the servers, and `min-replicas-max-lag` to at
+//! most 10. Without Sentinel, also set [`RedisStoreBuilder::quarantine`] to the longest ttl plus `min-replicas-max-lag`
+//! plus 2 s, because Redis counts the lag in whole seconds.
 //!
 //! **Eviction.** A server that may evict a lock is refused: each acquisition looks at its `maxmemory-policy`. If it has
 //! evicted keys since the last acquisition, the quarantine begins.
@@ -103,8 +104,8 @@
 //!
 //! # Limits
 //!
-//! Redis 5 or later, or Valkey. No Redis Cluster: the keys of one lease are in several slots, so its nodes are refused. Use
-//! a server outside of the cluster.
+//! Redis 5 or later, or Valkey. No Redis Cluster: the keys of one lease are in several slots, so its nodes are refused.
+//! Use a server outside of the cluster.
 //!
 //! # Features
 //!

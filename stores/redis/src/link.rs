@@ -90,8 +90,8 @@ impl Link {
             }
             *place = None;
             let (server, limits) = (self.server.clone(), self.limits);
-            // A task of its own, so that a caller that goes away, or whose runtime is not driven, does not end or delay what
-            // others wait for.
+            // A task of its own, so that a caller that goes away, or whose runtime is not driven, does not end or delay
+            // what others wait for.
             let opening = home::spawn(async move {
                 let line = Line { conn: server.connect(limits).await?, state: Arc::default() };
                 *place = Some(line.clone());

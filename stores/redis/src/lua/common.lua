@@ -72,8 +72,8 @@ local function evicts()
 end
 
 -- What makes a server another one, which may have forgotten leases: its process; the master that it followed before it
--- was promoted the last time (zeros: it never followed one, or Redis does not remember it any more); and how many keys it
--- has evicted.
+-- was promoted the last time (zeros: it never followed one, or Redis does not remember it any more); and how many keys
+-- it has evicted.
 local function incarnation()
   return {
     run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or '',

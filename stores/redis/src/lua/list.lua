@@ -20,8 +20,8 @@ local function see(key)
   if it[2] == holds and is_id(holds) then
     local left, acquired = lives(name, row, it[7], it[5])
     local renewals, ttl = text(number(it[6]) or 0), number(it[7])
-    found[#found + 1] = {key, holds, '1', it[3] or '', fence, text(acquired), text(left), renewals, ttl and text(ttl) or '',
-      text(now), it[8] or ''}
+    found[#found + 1] = {key, holds, '1', it[3] or '', fence, text(acquired), text(left), renewals,
+      ttl and text(ttl) or '', text(now), it[8] or ''}
   else
     local left = redis.call('PTTL', name)
     found[#found + 1] = {key, stranger(holds), '0', holds, fence, text(now), text(left), '0', '', text(now), ''}

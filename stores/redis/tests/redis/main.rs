@@ -12,4 +12,5 @@ mod outages;
 mod quorum;
 mod redisson;
 mod releases;
+mod secrets;
 mod support;
