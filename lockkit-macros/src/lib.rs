@@ -115,15 +115,19 @@ use proc_macro::TokenStream;
 /// **Durations** are text (`"30s"`, `"1.5s"`, `"500ms"`, `"100us"`, `"2m"`, `"1h"`), checked at compile time, or an
 /// expression of type `Duration`.
 ///
-/// **Keys** are a template that captures variables as `format!` does, `"order:{user_id}:{kind:?}"`, or an expression
-/// that is `Into<Key>`. In the captured values, the template's own punctuation, `%` and control characters are
-/// percent-encoded, so two different sets of values never make the same key. For this, two neighbouring captures need a
-/// character between them that is not a letter, a digit or `%`. The key is made once, before the body and before any
-/// second attempt.
+/// **Keys** are a template that captures variables as `format!` does, `"order:{user_id}:{kind:?}"`, also their fields and
+/// calls without arguments, `"order:{user.id}:{item.number()}"`; or an expression that is `Into<Key>`. Two different sets
+/// of captured values never make the same key of one template. For this, two neighbouring captures need a character
+/// between them that is not a letter, a digit or `%`; this separator, `%` and control characters are percent-encoded in
+/// the captured values. [`lockkit::key!`](../lockkit/macro.key.html) makes the same key by hand, and says the whole rule.
+/// The key is made once, before the body and before any second attempt.
+///
+/// A key that captures nothing, while the function has arguments that no attribute mentions, is a warning: all calls
+/// share the lock. `key = const "nightly"` says that this is meant. A `const` key is plain text, and no template.
 ///
 /// **Several keys** are an array of templates and expressions, `keys = ["account:{from}", "account:{to}"]`, or any
 /// other expression that is an `IntoIterator` of `Into<Key>`. Strings are templates only in an array that is written in
-/// the attribute; strings in a `vec![…]` are plain keys. The order of the keys does not matter, and a key that is given
+/// the attribute; a captured `{name}` in the strings of a `vec![…]` is an error. The order of the keys does not matter, and a key that is given
 /// twice is taken once, as with `Leases::all`:
 ///
 /// ```
@@ -141,6 +145,9 @@ use proc_macro::TokenStream;
 /// transfer(&leases, 7, 3).await?;
 /// # Ok(()) }
 /// ```
+///
+/// **One row.** `row = item: Item` gives the body the one row that matches. More than one are `Error::InvalidOption`, none
+/// is `Error::NoSuchRow`.
 ///
 /// **Several rows.** `by_any(item_id = ids)` locks the rows of all these values, in their order, and fails with
 /// `Error::NoSuchRow` when one is missing. With `limit` or `skip_locked` the attribute may lock fewer rows than match,
@@ -184,7 +191,8 @@ use proc_macro::TokenStream;
 ///
 /// **Attempts.** With `attempts` or `deadline`, `row` and `named` run the whole transaction again after a deadlock, a
 /// serialization failure or a conflict. `version` always does. After the last attempt the function returns
-/// `Error::RetriesExhausted`. A body that may run again borrows its arguments; clone a value that it has to move.
+/// `Error::RetriesExhausted`. A body that may run again borrows its arguments: clone a value that it has to move. The
+/// function is `Send` only if these arguments are `Sync`. A body that runs once owns them, and they need only be `Send`.
 /// Without `retry_if`, `E` must be a `std::error::Error`, which `anyhow::Error` is not:
 ///
 /// ```
@@ -224,6 +232,23 @@ use proc_macro::TokenStream;
 /// The function's error must be `From<lockkit::Error>`. `lockkit::Error` and `anyhow::Error` are. `sqlx::Error` and
 /// `String` cannot be; replace them with an error type of your own, such as `OrderError` in the first example.
 ///
+/// For an error type of another crate, such as `tonic::Status` in a handler, `map_err` converts the errors of lockkit:
+///
+/// ```
+/// # use lockkit::{Leases, testing::MemoryStore, with_lock};
+/// # #[derive(Debug)] struct Status(String);
+/// # impl Status { fn unavailable(text: String) -> Self { Self(text) } }
+/// fn to_status(err: lockkit::Error) -> Status {
+///     Status::unavailable(err.to_string())
+/// }
+///
+/// #[with_lock(lease, on = leases, key = "order:{id}", map_err = to_status)]
+/// async fn order(leases: &Leases<MemoryStore>, id: i64) -> Result<i64, Status> {
+///     Ok(id)
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() { order(&Leases::new(MemoryStore::new()), 7).await.unwrap(); }
+/// ```
+///
 /// # Generic functions
 /// A function may be generic over its database. Its bound is the trait of the lock: `DB: lockkit::dialect::RowOps` for `row`,
 /// `NamedOps` for `named`, `SessionOps` for `session`, `LeaseOps` for a `lease` in a `Leases<Pool<DB>>`, `Dialect` for
@@ -257,6 +282,9 @@ use proc_macro::TokenStream;
 /// On functions and methods, also in implementations of traits, under `#[async_trait]`, and together with
 /// `#[tracing::instrument]` in either order; the span is around the lock.
 ///
+/// The body owns its arguments, and they are dropped in the order of the function: those that the body uses before the
+/// lock is given back, the others after it. Temporaries of its last expression are dropped by the rule of your edition.
+///
 /// **Several** `#[with_lock]` on one function nest as they are written. The upper lock is taken first. It is given back
 /// last, after the lower one has committed and was given back:
 ///
@@ -285,7 +313,7 @@ use proc_macro::TokenStream;
 ///   transaction cannot begin, and no lease can be taken in the same file; put the lease above.
 /// - `version` without its own transaction cannot be below a `tx`, because all attempts would write into that
 ///   transaction.
-/// - The attributes find each other by the name `with_lock`. Under another name, or in a `cfg_attr`, the second one is
+/// - The attributes find each other by the name `with_lock`, also in a `cfg_attr`. Under another name, the second one is
 ///   an error.
 ///
 /// The attribute does not go on functions without a body, nor on `const`, `unsafe` or `extern` functions.
@@ -326,7 +354,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// # Ok(()) }
 /// ```
 ///
-/// After a conflict, load, change and save again. [`RetryPolicy::retry`](../lockkit/struct.Policy.html) and
+/// After a conflict, load, change and save again. [`RetryPolicy::retry`](../lockkit/struct.RetryPolicy.html) and
 /// [`#[with_lock(version, …)]`](macro@with_lock) do this up to the given number of attempts:
 ///
 /// ```
@@ -401,3 +429,8 @@ pub fn versioned(input: TokenStream) -> TokenStream {
 pub fn key_template(tokens: TokenStream) -> TokenStream {
     key::key(tokens.into()).into()
 }
+
+/// The editions of users, as tests of the documentation: all others have the edition of this package.
+#[cfg(doctest)]
+#[doc = include_str!("../../tests/macros/editions.md")]
+struct Editions;
