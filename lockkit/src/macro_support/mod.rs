@@ -3,7 +3,7 @@
 
 use std::{
     error::Error as StdError,
-    fmt::{self, Write},
+    fmt,
     future::Future,
     pin::Pin,
     task::{Context, Poll},
@@ -14,11 +14,14 @@ use std::{
 pub use lockkit_macros::key_template;
 pub use tokio::time::Instant;
 
+mod mapped;
 #[cfg(feature = "sql")]
 mod sql;
+mod template;
 
 #[cfg(feature = "sql")]
 pub use self::sql::*;
+pub use self::{mapped::*, template::*};
 use crate::{
     body::Bounded,
     error::{BoxError, Result},
@@ -98,57 +101,6 @@ pub trait Carries: From<Error> {}
 #[diagnostic::do_not_recommend]
 impl<E: From<Error>> Carries for E {}
 
-/// The error of a function with `map_err`, until it is converted.
-#[derive(Debug)]
-pub enum Mapped<E> {
-    /// An error of lockkit.
-    Lock(Error),
-    /// An error of the body.
-    Body(E),
-}
-
-impl<E> From<Error> for Mapped<E> {
-    fn from(err: Error) -> Self {
-        Self::Lock(err)
-    }
-}
-
-impl<E: fmt::Display> fmt::Display for Mapped<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lock(err) => err.fmt(f),
-            Self::Body(err) => err.fmt(f),
-        }
-    }
-}
-
-impl<E: StdError + 'static> StdError for Mapped<E> {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Self::Lock(err) => Some(err),
-            Self::Body(err) => Some(err),
-        }
-    }
-}
-
-/// The body of a function with `map_err`.
-pub async fn mapped<T, E>(body: impl Future<Output = Result<T, E>>) -> Result<T, Mapped<E>> {
-    into_mapped(body.await)
-}
-
-/// A result of the user, in a function with `map_err`.
-pub fn into_mapped<T, E>(result: Result<T, E>) -> Result<T, Mapped<E>> {
-    result.map_err(Mapped::Body)
-}
-
-/// The result of a function with `map_err`.
-pub fn map_err<T, E>(result: Result<T, Mapped<E>>, convert: impl FnOnce(Error) -> E) -> Result<T, E> {
-    result.map_err(|err| match err {
-        Mapped::Lock(err) => convert(err),
-        Mapped::Body(err) => err,
-    })
-}
-
 /// An error that the default test for retryable errors accepts.
 #[diagnostic::on_unimplemented(
     message = "`#[with_lock]` cannot tell which errors of type `{Self}` are worth another attempt",
@@ -184,15 +136,6 @@ pub async fn step<R: Outcome<Error: Judged>>(retry: &mut Retry, ended: Option<R>
 /// The answer of the caller's test for retryable errors. No test is part of a future, where rustc would report a wrong one again.
 pub fn is_worth_another<R: Outcome>(ended: &Option<R>, test: impl Fn(&R::Error) -> bool) -> bool {
     ended.as_ref().and_then(Outcome::error).is_some_and(test)
-}
-
-/// As [`is_worth_another`], for a function with `map_err`.
-pub fn is_worth_another_mapped<T, E>(ended: &Option<Result<T, Mapped<E>>>, test: impl Fn(&E) -> bool) -> bool {
-    match ended {
-        Some(Err(Mapped::Body(err))) => test(err),
-        Some(Err(Mapped::Lock(err))) => is_retryable(err),
-        Some(Ok(_)) | None => false,
-    }
 }
 
 /// As [`step`], with the answer of the caller's test for retryable errors.
@@ -381,73 +324,4 @@ pub async fn end_held<H: Holding, R: Outcome>(held: H, result: R) -> R {
 /// Runs the body of an attempt until the deadline of the retry.
 pub fn until<F: Future>(retry: &Retry, body: Pin<&mut F>) -> impl Future<Output = Option<F::Output>> {
     Bounded::new(None, retry.deadline(), body).within(retry.attempts())
-}
-
-/// A piece of a key template.
-#[derive(Debug)]
-pub enum Piece<'a> {
-    /// Literal text of the template.
-    Text(&'static str),
-    /// A captured value.
-    Capture(fmt::Arguments<'a>),
-}
-
-/// Builds the key of a template with these separators.
-///
-/// In captured values, `%`, control characters and the separators are percent-encoded. Between two captures of a template there
-/// is a separator, so two different sets of captured values never yield the same key.
-pub fn key_of(separators: &'static str, pieces: &[Piece<'_>]) -> Key {
-    let mut text = String::new();
-    for piece in pieces {
-        match *piece {
-            Piece::Text(literal) => text.push_str(literal),
-            Piece::Capture(value) => {
-                let mut escaped = Escaped { text: &mut text, separators };
-                // If a `Display` returns an error, the text that it has written is kept. `format!` would panic.
-                let _ = escaped.write_fmt(value);
-            }
-        }
-    }
-    text.into()
-}
-
-struct Escaped<'a> {
-    text: &'a mut String,
-    separators: &'static str,
-}
-
-impl Write for Escaped<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for char in text.chars() {
-            if char == '%' || char.is_control() || self.separators.contains(char) {
-                for byte in char.encode_utf8(&mut [0; 4]).bytes() {
-                    write!(self.text, "%{byte:02X}")?;
-                }
-            } else {
-                self.text.push(char);
-            }
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn two(first: &str, second: &str) -> Key {
-        key_of(
-            ".",
-            &[Piece::Capture(format_args!("{first}")), Piece::Text("."), Piece::Capture(format_args!("{second}"))],
-        )
-    }
-
-    #[test]
-    fn different_captures_never_make_one_key() {
-        assert_eq!(two("a", "b"), "a.b");
-        assert_ne!(two("a.b", "c"), two("a", "b.c"));
-        assert_ne!(two("a%2Eb", "c"), two("a.b", "c"));
-        assert_eq!(two("a.b", "c"), "a%2Eb.c");
-        assert_eq!(two("a\n", "ключ"), "a%0A.ключ");
-    }
 }
