@@ -43,6 +43,7 @@
 //!   `retrying` (`attempt`, `pause`, `error`) and `swept` (`keys`);
 //! - the warning `lost` (`fence`, `held`, `reason`), once for each lease or session lock;
 //! - one warning for each outage in which renewals fail;
+//! - a warning for two bodies of one process that acquire two leases in opposite orders (`key`, `other`);
 //! - a warning for a row lock that scans its table or names a view, with [`PlanCheck::Warn`];
 //! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster and for a binary log of
 //!   statements.

@@ -77,6 +77,14 @@ pub(crate) fn contended(strategy: Strategy, key: &Key, waited: Duration) {
     record("lockkit_wait_seconds", strategy, key, waited);
 }
 
+/// A caller under the lease `other` waits for that of `key`, and another caller of this process the other way round.
+pub(crate) fn opposite_order(key: &Key, other: &Key) {
+    tracing::warn!(
+        target: TARGET, %key, %other,
+        "two callers wait for each other's lease: acquire both in one order, or together by `Leases::all`"
+    );
+}
+
 /// A lease was given back.
 pub(crate) fn released(strategy: Strategy, key: &Key, fence: Fence, held: Duration) {
     tracing::debug!(target: TARGET, strategy = strategy.name(), %key, %fence, ?held, "released");

@@ -308,3 +308,26 @@ async fn what_a_request_takes_on_its_way_is_not_counted_as_a_lease_of_the_caller
     assert_eq!((of("lockkit_acquired_total"), of("lockkit_contended_total")), (2, 2), "{found:?}");
     assert_eq!((of("lockkit_hold_seconds"), of("lockkit_lost_total")), (2, 0), "{found:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn two_bodies_that_take_two_leases_in_opposite_orders_are_named() {
+    let leases = Leases::builder(MemoryStore::new()).wait(Duration::from_secs(5)).build().unwrap();
+    let told = Told::default();
+    let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
+    let both = async |first: &str, second: &str| {
+        let inner = async |_| {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            leases.lease(second).run(|_| async { Ok::<_, Error>(()) }).await
+        };
+        leases.lease(first).run(inner).await
+    };
+    let name = "two callers wait for each other's lease: acquire both in one order, or together by `Leases::all`";
+    // In one order, the second waits for the first, and nobody for the second.
+    let (one, other) = tokio::join!(both("a", "b"), both("a", "b"));
+    assert!(one.is_ok() && other.is_ok() && !told.0.lock().unwrap().contains_key(name));
+    let (one, other) = tokio::join!(both("a", "b"), both("b", "a"));
+    assert!(one.is_err() || other.is_err());
+    let told = told.0.lock().unwrap();
+    let fields = told.get(name).unwrap_or_else(|| panic!("not named: {:?}", told.keys()));
+    assert_eq!(fields.iter().map(String::as_str).collect::<Vec<_>>(), ["key", "other"]);
+}

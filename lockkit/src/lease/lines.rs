@@ -74,6 +74,8 @@ struct Callers<H> {
 #[derive(Debug)]
 struct Caller<H> {
     wants: Option<Wants>,
+    /// The leases that it runs under.
+    under: Vec<Key>,
     given: Mutex<Option<H>>,
     /// Told when this caller is the first, or has been given a lease.
     called: Notify,
@@ -164,6 +166,15 @@ impl<H> Lines<H> {
         line
     }
 
+    /// The lease among `under` for which another caller waits that runs under one of `keys`: a caller under `under` that waits
+    /// for `keys` and that other caller wait for each other.
+    pub(super) fn opposite(&self, keys: &[Key], under: &[Key]) -> Option<Key> {
+        let waits_under = |it: &Arc<Caller<H>>| !it.has_left() && it.under.iter().any(|held| keys.contains(held));
+        let is_wanted =
+            |it: &&Key| self.known(it).is_some_and(|line| lock(&line.callers).waiting.iter().any(waits_under));
+        under.iter().find(is_wanted).cloned()
+    }
+
     fn known(&self, key: &Key) -> Option<Arc<Line<H>>> {
         lock(&self.lines).get(key).and_then(Weak::upgrade)
     }
@@ -171,9 +182,10 @@ impl<H> Lines<H> {
 
 impl<H> Line<H> {
     /// Joins the end of the queue. With `wants`, holders of this process may hand their lease to this caller.
-    pub(super) fn join(self: Arc<Self>, wants: Option<Wants>) -> Seat<H> {
+    pub(super) fn join(self: Arc<Self>, wants: Option<Wants>, under: Vec<Key>) -> Seat<H> {
         let caller = Arc::new(Caller {
             wants,
+            under,
             given: Mutex::default(),
             called: Notify::new(),
             has_left: AtomicBool::new(false),
@@ -657,7 +669,7 @@ mod tests {
         let lines = Lines::<u32>::default();
         let key = Key::from("k");
         let line = lines.line(&key);
-        let mut seats: Vec<_> = (0..1000).map(|_| line.clone().join(None)).collect();
+        let mut seats: Vec<_> = (0..1000).map(|_| line.clone().join(None, Vec::new())).collect();
         let last = seats.pop().unwrap();
         assert!(seats[0].is_first() && !last.is_first());
         for seat in seats.drain(1..) {

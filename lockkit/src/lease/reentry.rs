@@ -54,6 +54,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if waits_for_itself { Err(Error::Reentrant { lock, key: self.key.clone(), hint }) } else { Ok(()) }
     }
 
+    /// The leases that the body which makes this request runs under.
+    pub(super) fn under(&self) -> Vec<Key> {
+        let realm = realm(&self.inner);
+        leases(|it| it.realm == realm).into_iter().map(|(key, _)| key).collect()
+    }
+
     /// Whether this is a read request from a body that holds a read lease of the same key.
     pub(super) fn reads_already(&self) -> bool {
         !self.reading().is_empty()

@@ -127,8 +127,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// ticket. For a strict order, all requests for the lease must be fair.
     ///
     /// A fair request costs two more round trips if there are waiters and one if there are none. A process that dies
-    /// while it waits delays the others for the ttl of the lease that it asked for, at most 3 s. Only for leases made
-    /// by [`Leases::lease`](crate::Leases::lease).
+    /// while it waits delays the others for the ttl of the lease that it asked for, at most 3 s; if it also held the lease, its
+    /// tickets end with the lease. Only for leases made by [`Leases::lease`](crate::Leases::lease).
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self
@@ -234,8 +234,9 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait, with the holder and the key that was last found held; [`Error::Reentrant`];
-    /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time; [`Error::InvalidKey`],
-    /// [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
+    /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time, or when on SQLite another
+    /// transaction, such as the caller's own, had the database locked ([`Fault::Contended`](crate::Fault::Contended));
+    /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// Dropping this future loses the place in the queue. If a query is in flight, its answer is still received, and a
@@ -413,7 +414,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
         let waited = loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
-            let wait = wait::Wait { line: self.line(), keys: self.keys(), deadline, wants };
+            let wait = wait::Wait { line: self.line(), keys: self.keys(), deadline, wants, under: self.under() };
             match self.inner.lines.wait(wait, freed, turn).await? {
                 Waited::Done(leases) => return Ok(leases),
                 Waited::Handed(lease) => {

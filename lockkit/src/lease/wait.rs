@@ -16,6 +16,7 @@ use crate::{
         kept::Wants,
         lines::{Lines, Seat},
     },
+    observe,
     policy::{Backoff, half_jitter},
 };
 
@@ -78,6 +79,8 @@ pub(crate) struct Wait<'k> {
     pub(crate) deadline: Instant,
     /// The lease that the caller takes from a holder of this process.
     pub(crate) wants: Option<Wants>,
+    /// The leases that the caller runs under.
+    pub(crate) under: Vec<Key>,
 }
 
 impl<H> Lines<H> {
@@ -90,7 +93,7 @@ impl<H> Lines<H> {
     /// store is not asked.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
-        Wait { line, keys, deadline, wants }: Wait<'k>,
+        Wait { line, keys, deadline, wants, under }: Wait<'k>,
         freed_in_store: impl Fn(&'k Key) -> Freed<'k>,
         mut ask: impl FnMut(bool) -> Fut,
     ) -> Result<Waited<T, H>>
@@ -99,7 +102,10 @@ impl<H> Lines<H> {
     {
         let others: Vec<_> = keys.iter().filter(|it| **it != line).map(|it| self.line(it)).collect();
         let takes_over = wants.is_some();
-        let seat = self.line(&line).join(wants);
+        if let Some(other) = self.opposite(keys, &under) {
+            observe::opposite_order(&line, &other);
+        }
+        let seat = self.line(&line).join(wants, under);
         match timeout_at(deadline, seat.first_or_handed()).await {
             Ok(None) => {}
             Ok(Some(handed)) => return Ok(Waited::Handed(handed)),
@@ -223,7 +229,7 @@ mod tests {
         deadline: Instant,
         ask: impl FnMut(bool) -> Fut,
     ) -> Waited<T, ()> {
-        let wait = Wait { line: Key::from("k"), keys: &[], deadline, wants: None };
+        let wait = Wait { line: Key::from("k"), keys: &[], deadline, wants: None, under: Vec::new() };
         let never = |_: &Key| -> Freed<'_> { Box::pin(std::future::pending()) };
         lines.wait(wait, never, ask).await.unwrap()
     }

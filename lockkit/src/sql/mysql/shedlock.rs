@@ -141,9 +141,12 @@ impl ShedLockStatements for MySql {
             "l.locked_by = ? AND {at} = ? AND (l.lock_until <= {now} OR RIGHT(l.locked_by, 33) IN (?, '{RELEASED}'))",
             at = us("l.locked_at"),
         );
+        let until = format!("TIMESTAMPADD(MICROSECOND, ?, {now})");
+        let is_own = before.token() == Some(claim.token);
+        let until = if is_own { format!("GREATEST(l.lock_until, {until})") } else { until };
         let taken = format!(
             "l.locked_at = TIMESTAMPADD(MICROSECOND, mine.fence_us, '1970-01-01'),
-             l.lock_until = TIMESTAMPADD(MICROSECOND, ?, {now}), l.locked_by = ?"
+             l.lock_until = {until}, l.locked_by = ?"
         );
         let done = sqlx::query(AssertSqlSafe(change(place, &fence, &same, &taken)))
             .bind(&own)

@@ -90,7 +90,8 @@ impl ShedLockStatements for Postgres {
                  UPDATE {table} AS l
                  SET locked_at = CASE WHEN free.own THEN l.locked_at
                          ELSE greatest(clock.now, l.locked_at + $5::bigint * interval '1 microsecond') END,
-                     lock_until = clock.now + $4::bigint * interval '1 microsecond',
+                     lock_until = greatest(
+                         CASE WHEN free.own THEN l.lock_until END, clock.now + $4::bigint * interval '1 microsecond'),
                      locked_by = $2
                  FROM free CROSS JOIN clock
                  WHERE l.name = free.name

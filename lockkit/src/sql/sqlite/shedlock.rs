@@ -66,7 +66,8 @@ impl ShedLockStatements for Sqlite {
             "INSERT INTO {table} (name, lock_until, locked_at, locked_by) VALUES (?1, {NOW_MS} + ?4, {NOW_MS}, ?2)
              ON CONFLICT (name) DO UPDATE SET
                  locked_at = CASE WHEN substr(locked_by, -33) = ?3 THEN locked_at ELSE max({NOW_MS}, locked_at + 1) END,
-                 lock_until = {NOW_MS} + ?4, locked_by = ?2
+                 lock_until = max(CASE WHEN substr(locked_by, -33) = ?3 THEN lock_until ELSE 0 END, {NOW_MS} + ?4),
+                 locked_by = ?2
              WHERE locked_by = ?5 AND {at} = ?6
                AND (lock_until <= {NOW_MS} OR substr(locked_by, -33) IN (?3, '{RELEASED}'))
              RETURNING {at}",
