@@ -62,7 +62,7 @@ pub(super) async fn attempt<S: LeaseStore>(
         settle(queued);
         let answer = send(&inner, &claims).await;
         // A refusal leaves nothing behind, unless the claim had a place before.
-        if !is_heard(&answer) || had_place && answer.is_err() {
+        if !is_heard(&answer, claims.len() == 1) || had_place && answer.is_err() {
             return answer.map(|_| Attempt::Silent);
         }
         if let Ok(Some(AcquiredAll::Held { key, free_in })) = answer {
@@ -121,13 +121,13 @@ fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<Unheard<S>>>) {
     }
 }
 
-/// Whether the answer settles the claim, so that no unreported grant can be left to release.
-fn is_heard<T>(answer: &Result<Option<T>>) -> bool {
+/// Whether the answer settles the claims, so that no unreported grant can be left to release. `is_one`: it is a single claim.
+fn is_heard<T>(answer: &Result<Option<T>>, is_one: bool) -> bool {
     // The statement was refused: the table is missing, the database cannot store a character of the key, or another transaction has
     // what the statement needs.
     let is_refused = |err: &Error| match err {
         Error::NotMigrated { .. } | Error::InvalidKey { .. } => true,
-        Error::Database { fault, .. } => *fault == Fault::Encoding || fault.is_of_the_moment(),
+        Error::Database { fault, .. } => *fault == Fault::Encoding || is_one && fault.is_of_the_moment(),
         _ => false,
     };
     match answer {

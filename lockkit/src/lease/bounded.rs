@@ -39,9 +39,8 @@ pub(crate) fn limit_for(ttl: Duration) -> Duration {
 /// Whether the error means that no answer about the lease came, so that another attempt may help.
 pub(crate) fn is_silence(err: &Error) -> bool {
     match err {
-        Error::PoolStarved { .. } => true,
-        // The store has one lock for all of its leases, and somebody else has it.
-        Error::Database { fault: Fault::Contended, .. } => true,
+        // `Contended`: the store has one lock for all of its leases, and another transaction has it.
+        Error::PoolStarved { .. } | Error::Database { fault: Fault::Contended, .. } => true,
         Error::Database { fault: Fault::Unavailable, source, .. } => {
             let mut causes = chain(&**source).filter_map(|it| it.downcast_ref::<io::Error>());
             causes.any(|it| it.kind() == ErrorKind::TimedOut)

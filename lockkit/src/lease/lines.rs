@@ -241,6 +241,9 @@ impl<H> Line<H> {
         let is_latest = fence >= holder.0;
         if is_latest {
             *holder = (fence, kept);
+        } else {
+            // A store that was set up anew grants lower fences from now on: the next grant counts.
+            holder.0 = fence;
         }
         is_latest
     }

@@ -15,7 +15,7 @@ use crate::{
     key::Key,
     lease::{
         kept::release_failed,
-        store::{LeaseInfo, LeaseStore, Token},
+        store::{LeaseRecord, LeaseStore, Token},
     },
 };
 
@@ -209,9 +209,11 @@ impl<S: LeaseStore> Place<S> {
     }
 
     /// Notes who was seen to hold the requested lease.
-    pub(super) fn saw(&self, held: &LeaseInfo) {
-        let is_late = held.ttl.is_some_and(|it| held.expires_in < it / 2);
-        self.taken().late = is_late.then(|| (held.holder.clone(), Instant::now() + held.expires_in));
+    pub(super) fn saw(&self, held: &LeaseRecord) {
+        let LeaseRecord { token, info } = held;
+        // A lease that stays taken for its `min_hold` was released by a live process.
+        let is_late = !token.is_nobody() && info.ttl.is_some_and(|it| info.expires_in < it / 2);
+        self.taken().late = is_late.then(|| (info.holder.clone(), Instant::now() + info.expires_in));
     }
 
     /// The last holder that was seen, if it let its lease expire.

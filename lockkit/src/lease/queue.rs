@@ -209,7 +209,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     async fn look_at_holder(&self, place: &Place<S>) -> Result<Option<Duration>> {
         let held = self.inner.store().look(&self.key, limit_for(self.ttl)).await?;
         Ok(held.map(|it| {
-            place.saw(&it.info);
+            place.saw(&it);
             it.info.expires_in
         }))
     }

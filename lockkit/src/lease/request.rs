@@ -481,7 +481,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
-                place.saw(&held.info);
+                place.saw(&held);
                 if self.keys().contains(&key) {
                     place.set_in_the_way(key);
                 }
