@@ -1,7 +1,10 @@
 //! What the attempts of a retry share with the statements in them: the turn, and the rows to lock. Knows no database.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,6 +32,8 @@ struct Shared {
     deadline: Option<Instant>,
     /// Whether rows are locked after conflicts.
     then_locks: bool,
+    /// Whether the commit of an attempt was not answered.
+    outcome_unknown: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -37,8 +42,6 @@ struct State {
     turn: Option<Turn>,
     /// How long the running attempt has waited for its turn.
     waited: Duration,
-    /// Whether the commit of an attempt was not answered.
-    outcome_unknown: bool,
     /// Whether an attempt has stood back for others.
     stood_back: bool,
     /// Whether it was the running one.
@@ -56,7 +59,8 @@ struct State {
 impl Attempts {
     pub(crate) fn new(deadline: Option<Instant>, then_locks: bool) -> Self {
         let is_nested = RUNNING.try_with(|_| ()).is_ok();
-        Self(Arc::new(Shared { is_nested, deadline, then_locks, state: Mutex::default() }))
+        let outcome_unknown = AtomicBool::new(false);
+        Self(Arc::new(Shared { is_nested, deadline, then_locks, outcome_unknown, state: Mutex::default() }))
     }
 
     /// Runs `poll`, which polls an attempt.
@@ -106,12 +110,12 @@ impl Attempts {
 
     /// The attempt was ended while its commit had no answer.
     pub(crate) fn set_outcome_unknown(&self) {
-        self.0.state().outcome_unknown = true;
+        self.0.outcome_unknown.store(true, Ordering::Relaxed);
     }
 
     /// Whether an attempt was ended while its commit had no answer.
     pub(crate) fn is_outcome_unknown(&self) -> bool {
-        self.0.state().outcome_unknown
+        self.0.outcome_unknown.load(Ordering::Relaxed)
     }
 
     /// Whether the running attempt [stands back](stands_back).

@@ -129,6 +129,7 @@ pub mod dialect {
             AsConnection, Dialect, FenceGuardOps, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps,
             ShedLockOps, StockOps, VersionOps,
             conn::On,
+            long::warn_of_long_transactions,
             tx::AnyTx,
             version::{Bumped, Columns, Expected, Saved, VersionField},
         },

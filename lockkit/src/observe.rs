@@ -6,6 +6,9 @@
 
 use std::{error::Error as StdError, future::Future, time::Duration};
 
+#[cfg(feature = "sql")]
+use std::panic::Location;
+
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
@@ -148,6 +151,14 @@ pub(crate) fn names_view(table: &Key) {
 #[cfg(feature = "sql")]
 pub(crate) fn scans_table(table: &Key, plan: &str) {
     tracing::warn!(target: TARGET, %table, plan, "a row lock scans the whole table");
+}
+
+/// A transaction stays open, and others may wait for its locks.
+#[cfg(feature = "sql")]
+pub(crate) fn open_for_long(locks: &[(&'static str, Key)], begun_at: &Location<'_>, open: Duration) {
+    let locks: Vec<_> = locks.iter().map(|(kind, key)| format!("{kind} `{key}`")).collect();
+    let locks = locks.join(", ");
+    tracing::warn!(target: TARGET, locks, %begun_at, ?open, "a transaction stays open");
 }
 
 /// The connection of a dropped transaction is closed, because the rollback took too long.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkit::testing::{Failure, MemoryStore, Operation};
-use lockkit::{Error, Leases, NamedLock, OrConflict, RetryPolicy, RowLock, SessionLock};
+use lockkit::{Error, Leases, NamedLock, OrConflict, RetryPolicy, RowLock, SessionLock, with_lock};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use support::TestDb;
 use tracing::field::{Field, Visit};
@@ -330,4 +330,75 @@ async fn two_bodies_that_take_two_leases_in_opposite_orders_are_named() {
     let told = told.0.lock().unwrap();
     let fields = told.get(name).unwrap_or_else(|| panic!("not named: {:?}", told.keys()));
     assert_eq!(fields.iter().map(String::as_str).collect::<Vec<_>>(), ["key", "other"]);
+}
+
+/// The fields of each event about a transaction that stays open.
+#[derive(Clone, Default)]
+struct Long(Arc<Mutex<Vec<BTreeMap<String, String>>>>);
+
+struct Texts(BTreeMap<String, String>);
+
+impl Visit for Texts {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Long {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut texts = Texts(BTreeMap::new());
+        event.record(&mut texts);
+        if texts.0.get("message").is_some_and(|it| it == "a transaction stays open") {
+            self.0.lock().unwrap().push(texts.0);
+        }
+    }
+}
+
+impl Long {
+    async fn until(&self, events: usize) {
+        while self.0.lock().unwrap().len() < events {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+const ATTRIBUTE: u32 = line!() + 1;
+#[with_lock(row, on = pool, table = "t_items", by(id = 1_i64), tx = tx)]
+async fn stays_open(pool: &sqlx::SqlitePool, long: &Long) -> Result<(), Error> {
+    sqlx::query("SELECT 1").execute(&mut *tx).await.expect("select");
+    long.until(2).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_transaction_that_stays_open_is_told_of_once_with_its_locks_and_its_line() {
+    let db = TestDb::<support::Sqlite>::new().await;
+    db.execute("CREATE TABLE t_items (id INTEGER PRIMARY KEY)").await;
+    db.execute("INSERT INTO t_items VALUES (1)").await;
+    let long = Long::default();
+    let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(long.clone()));
+    let after = Duration::from_millis(40);
+    lockkit::dialect::warn_of_long_transactions(after);
+
+    let line = line!() + 1;
+    let mut tx = lockkit::begin(&db.pool).await.unwrap();
+    NamedLock::new("user:7").lock(&mut tx).await.unwrap();
+    RowLock::table("t_items").by("id", 1).lock(&mut tx).await.unwrap();
+    long.until(1).await;
+    tokio::time::sleep(after * 3).await;
+    tx.rollback().await.unwrap();
+    stays_open(&db.pool, &long).await.unwrap();
+    lockkit::dialect::warn_of_long_transactions(None);
+
+    let told = long.0.lock().unwrap();
+    let of = |number: usize, field: &str| told[number][field].clone();
+    assert_eq!(told.len(), 2, "each once: {told:?}");
+    assert_eq!(of(0, "locks"), "named lock `user:7`, row lock of `t_items`");
+    assert!(of(0, "begun_at").contains(&format!("observed/main.rs:{line}:")), "{told:?}");
+    assert_eq!(of(1, "locks"), "row lock of `t_items`");
+    assert!(of(1, "begun_at").contains(&format!("observed/main.rs:{ATTRIBUTE}:")), "{told:?}");
 }

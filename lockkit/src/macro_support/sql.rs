@@ -1,6 +1,6 @@
 //! The functions that the attribute expands to if it takes locks in a database or begins a transaction.
 
-use std::{future::Future, iter::once_with, marker::PhantomData, pin::Pin, time::Duration};
+use std::{future::Future, iter::once_with, marker::PhantomData, panic::Location, pin::Pin, time::Duration};
 
 use sqlx::{Database, Pool};
 pub use sqlx::{Encode, FromRow, Type};
@@ -162,9 +162,11 @@ impl<DB: SessionOps> Holding for Session<DB> {
     }
 }
 
-/// Begins a transaction in the database of the leases.
-pub async fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> Result<Tx<DB>> {
-    begin_within(leases.store(), None, None).await
+/// Begins a transaction in the database of the leases. This and the following functions are called where the attribute is, which a
+/// warning names.
+#[track_caller]
+pub fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> impl Future<Output = Result<Tx<DB>>> {
+    begin_within(leases.store(), None, None, Location::caller())
 }
 
 /// Commits under the lock, or rolls back and releases the lock.
@@ -213,13 +215,20 @@ impl<S: LeaseStore, DB: FenceGuardOps> Guarding<DB> for MultiLease<S> {
 }
 
 /// Begins a transaction and guards it with the fence of the lock.
-pub async fn guarded_tx<DB: FenceGuardOps, H: Guarding<DB>>(pool: &Pool<DB>, held: &H) -> Result<Tx<DB>> {
-    let mut tx = begin_within(pool, None, None).await?;
-    match held.guard(&mut tx).await {
-        Ok(()) => Ok(tx),
-        Err(err) => {
-            tx.undo().await;
-            Err(err)
+#[track_caller]
+pub fn guarded_tx<DB: FenceGuardOps, H: Guarding<DB>>(
+    pool: &Pool<DB>,
+    held: &H,
+) -> impl Future<Output = Result<Tx<DB>>> {
+    let at = Location::caller();
+    async move {
+        let mut tx = begin_within(pool, None, None, at).await?;
+        match held.guard(&mut tx).await {
+            Ok(()) => Ok(tx),
+            Err(err) => {
+                tx.undo().await;
+                Err(err)
+            }
         }
     }
 }
@@ -245,16 +254,25 @@ pub async fn end_guarded_tx<DB: FenceGuardOps, H: Guarding<DB>, R: Outcome>(held
 }
 
 /// Begins a transaction without a lock.
-pub async fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> Result<Tx<DB>> {
-    begin_within(pool, None, deadline).await
+#[track_caller]
+pub fn plain_tx<DB: Dialect>(pool: &Pool<DB>, deadline: Option<Instant>) -> impl Future<Output = Result<Tx<DB>>> {
+    begin_within(pool, None, deadline, Location::caller())
 }
 
 /// Begins a transaction and locks rows in it.
-pub async fn row_tx<DB: RowOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: RowLock<DB>) -> Result<Tx<DB>> {
-    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
-    match lock.until(deadline).lock(&mut tx).await {
-        Ok(_) => Ok(tx),
-        Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
+#[track_caller]
+pub fn row_tx<DB: RowOps>(
+    pool: &Pool<DB>,
+    deadline: Option<Instant>,
+    lock: RowLock<DB>,
+) -> impl Future<Output = Result<Tx<DB>>> {
+    let at = Location::caller();
+    async move {
+        let mut tx = begin_within(pool, lock.bound(), deadline, at).await?;
+        match lock.until(deadline).lock(&mut tx).await {
+            Ok(_) => Ok(tx),
+            Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
+        }
     }
 }
 
@@ -309,29 +327,41 @@ impl<DB: RowOps, T: for<'r> FromRow<'r, DB::Row> + Send> LockedRows<DB> for One<
 
 /// Begins a transaction, locks rows in it and returns them. The type of the rows is inferred last, when the database is
 /// known. Otherwise rustc would report an error twice: for any database, and for this one.
-pub async fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
+#[track_caller]
+pub fn row_tx_with_rows<R: LockedRows<DB>, DB: RowOps>(
     pool: &Pool<DB>,
     deadline: Option<Instant>,
     lock: RowLock<DB>,
     _rows: PhantomData<R>,
-) -> Result<(Tx<DB>, R)> {
-    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
-    match R::fetch(lock.until(deadline), &mut tx).await {
-        Ok(rows) => Ok((tx, rows)),
-        Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
+) -> impl Future<Output = Result<(Tx<DB>, R)>> {
+    let at = Location::caller();
+    async move {
+        let mut tx = begin_within(pool, lock.bound(), deadline, at).await?;
+        match R::fetch(lock.until(deadline), &mut tx).await {
+            Ok(rows) => Ok((tx, rows)),
+            Err(err) => Err(Box::pin(refused(pool, tx, err, DB::row_holder)).await),
+        }
     }
 }
 
 /// Begins a transaction and takes a named lock in it.
-pub async fn named_tx<DB: NamedOps>(pool: &Pool<DB>, deadline: Option<Instant>, lock: NamedLock) -> Result<Tx<DB>> {
-    let realm = Realm::named(pool);
-    if is_under(|it| it.realm == realm && it.key == *lock.key()) {
-        return Err(Error::Reentrant { lock: "named lock", key: lock.key().clone(), hint: PASS_TX });
-    }
-    let mut tx = begin_within(pool, lock.bound(), deadline).await?;
-    match lock.until(deadline).lock(&mut tx).await {
-        Ok(()) => Ok(tx),
-        Err(err) => Err(Box::pin(refused(pool, tx, err, DB::named_holder)).await),
+#[track_caller]
+pub fn named_tx<DB: NamedOps>(
+    pool: &Pool<DB>,
+    deadline: Option<Instant>,
+    lock: NamedLock,
+) -> impl Future<Output = Result<Tx<DB>>> {
+    let at = Location::caller();
+    async move {
+        let realm = Realm::named(pool);
+        if is_under(|it| it.realm == realm && it.key == *lock.key()) {
+            return Err(Error::Reentrant { lock: "named lock", key: lock.key().clone(), hint: PASS_TX });
+        }
+        let mut tx = begin_within(pool, lock.bound(), deadline, at).await?;
+        match lock.until(deadline).lock(&mut tx).await {
+            Ok(()) => Ok(tx),
+            Err(err) => Err(Box::pin(refused(pool, tx, err, DB::named_holder)).await),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use crate::{
     error::{Error, Fault},
+    key::Key,
     policy::Wait,
     sql::failed,
 };
@@ -167,6 +168,10 @@ pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
     /// Every statement since [`ask`](Self::ask) was answered.
     #[doc(hidden)]
     fn heard(&mut self) {}
+
+    /// The transaction has taken this lock.
+    #[doc(hidden)]
+    fn locked(&self, _kind: &'static str, _key: &Key) {}
 }
 
 /// Notes that the statements since [`ask`](AsConnection::ask) were answered, unless this is the result of none being.

@@ -16,6 +16,7 @@ pub(crate) mod ident;
 mod lease;
 mod listen;
 mod locked;
+pub(crate) mod long;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub(crate) mod named;

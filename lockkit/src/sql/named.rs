@@ -169,7 +169,9 @@ impl NamedLock {
             let holder = holder::seen(conn, async |conn| DB::named_holder(conn, &self.key).await).await;
             Err(Error::Contended { key: self.key.clone(), waited, holder })
         };
-        observed(Strategy::Named, &self.key, taking).await
+        observed(Strategy::Named, &self.key, taking).await?;
+        conn.locked("named lock", &self.key);
+        Ok(())
     }
 
     /// The session that holds the lock now, or one of the sessions that share it. `None` when the server reports no

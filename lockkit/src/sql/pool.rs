@@ -193,6 +193,18 @@ pub(crate) async fn call<DB: Dialect, T>(
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
 }
 
+/// Runs an operation on this connection, and returns it to its pool. Dropped before the answer, this closes the connection.
+#[cfg_attr(not(feature = "mysql"), allow(dead_code))]
+pub(super) async fn using<DB: Dialect, T>(
+    conn: PoolConnection<DB>,
+    operation: impl AsyncFnOnce(&mut DB::Connection) -> T,
+) -> T {
+    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    let done = operation(&mut call.get_mut().conn).await;
+    check_in::<DB>(call.defuse().conn);
+    done
+}
+
 /// As [`call`], for an operation that writes a lease.
 ///
 /// On a database with one lock for all writers, this waits for the lock in many short attempts, for as long as the

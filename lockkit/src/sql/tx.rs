@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     ops::{Deref, DerefMut},
+    panic::Location,
     time::Duration,
 };
 
@@ -16,10 +17,14 @@ use tokio::{
 use crate::{
     error::{Error, Fault, Result},
     guard::{CommitSent, Guard, Hold},
+    key::Key,
     observe,
     policy::Wait,
     scope::is_under,
-    sql::{AsConnection, Dialect, check_in, checked_in, connection, counted_depth, depth, failed, is_answered, sealed},
+    sql::{
+        AsConnection, Dialect, check_in, checked_in, connection, counted_depth, depth, failed, is_answered,
+        long::OpenSince, sealed,
+    },
     task::no_answer,
 };
 
@@ -48,6 +53,9 @@ pub(crate) const PASS_TX: &str = "hand the open transaction (`&mut *tx`) to the 
 /// On SQLite, `begin` waits for other writers for [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s. The connection's busy timeout does
 /// not matter.
 ///
+/// A transaction that is open for 10 s is warned of once, with the line of this call:
+/// [`warn_of_long_transactions`](crate::dialect::warn_of_long_transactions).
+///
 /// # Errors
 /// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Reentrant`] on SQLite in a function under a row or
 /// named lock of the same pool, whose transaction has the write lock; [`Error::PoolStarved`] when all connections of the pool
@@ -68,15 +76,18 @@ pub(crate) const PASS_TX: &str = "hand the open transaction (`&mut *tx`) to the 
 /// tx.commit().await?;
 /// # Ok(()) }
 /// ```
-pub async fn begin<DB: Dialect>(pool: &Pool<DB>) -> Result<Tx<DB>> {
-    begin_within(pool, None, None).await
+#[track_caller]
+pub fn begin<DB: Dialect>(pool: &Pool<DB>) -> impl Future<Output = Result<Tx<DB>>> + Send {
+    begin_within(pool, None, None, Location::caller())
 }
 
-/// As [`begin`], with a bound on the wait for SQLite's write lock, and a deadline for the whole call.
+/// As [`begin`], with a bound on the wait for SQLite's write lock, and a deadline for the whole call. `at` is the place in the source
+/// that a warning names.
 pub(crate) async fn begin_within<DB: Dialect>(
     pool: &Pool<DB>,
     wait: Option<Wait>,
     deadline: Option<Instant>,
+    at: &'static Location<'static>,
 ) -> Result<Tx<DB>> {
     refuse_under_own_lock(pool)?;
     let started = Instant::now();
@@ -89,7 +100,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, pool, Wait::within(wait, left)).await;
     match begun {
-        Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn)))),
+        Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn, at)))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
             if DB::is_idle(&mut opening.get_mut().conn).await {
                 // No transaction was begun: the connection can be used again.
@@ -314,6 +325,10 @@ impl<DB: Dialect> AsConnection<DB> for Tx<DB> {
         let open = self.0.get_mut();
         open.step = open.before;
     }
+
+    fn locked(&self, kind: &'static str, key: &Key) {
+        self.0.since.locked(kind, key);
+    }
 }
 
 impl<DB: Dialect> fmt::Debug for Tx<DB> {
@@ -433,6 +448,7 @@ struct Open<DB: Dialect> {
     step: Step,
     /// The step before the statements of lockkit that are running.
     before: Step,
+    since: OpenSince,
     /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
 }
@@ -449,8 +465,8 @@ enum Step {
 }
 
 impl<DB: Dialect> Open<DB> {
-    fn new(conn: PoolConnection<DB>) -> Self {
-        Self { conn, step: Step::In, before: Step::In, runtime: Handle::current() }
+    fn new(conn: PoolConnection<DB>, at: &'static Location<'static>) -> Self {
+        Self { conn, step: Step::In, before: Step::In, since: OpenSince::now(at), runtime: Handle::current() }
     }
 
     /// Whether nothing can be said on the connection any more.
@@ -477,7 +493,8 @@ impl<DB: Dialect> Open<DB> {
 
 impl<DB: Dialect> Hold for Open<DB> {
     fn abandon(self) {
-        let Self { conn, step, before: _, runtime } = self;
+        let Self { conn, step, before: _, since, runtime } = self;
+        drop(since);
         let _inside = runtime.enter();
         if !DB::KEEPS_STEP && step != Step::In {
             return close(conn);

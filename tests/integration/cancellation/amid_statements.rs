@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use lockkit::{RowLock, Stock};
-use sqlx::Connection;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgPool};
 use support::{Proxy, Server, TestDb, on_databases};
 use tokio::time::{sleep, timeout};
 
@@ -23,6 +24,26 @@ async fn spoken_after_the_drop<T>(proxy: &Proxy, amid: impl Future<Output = T>) 
     proxy.pass_replies();
     sleep(MOMENT).await;
     proxy.round_trips() - spoken
+}
+
+on_databases! { [postgres]
+    // As the guide says. Without the setting the server sleeps on, and has the row locked.
+    async fn a_server_that_looks_for_its_client_ends_the_statement_of_a_dropped_body<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE item (id BIGINT NOT NULL PRIMARY KEY)").await;
+        db.execute("INSERT INTO item VALUES (1)").await;
+        let options: PgConnectOptions = db.url.parse().unwrap();
+        let pool = PgPool::connect_with(options.options([("client_connection_check_interval", "100ms")])).await.unwrap();
+        let row = || RowLock::table("item").by("id", 1_i64).wait(Duration::from_secs(30));
+        let body = async {
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            row().lock(&mut tx).await.unwrap();
+            sqlx::query("SELECT pg_sleep(600)").execute(&mut *tx).await
+        };
+        assert!(timeout(MOMENT * 3, body).await.is_err(), "it sleeps");
+        let mut next = lockkit::begin(&db.pool).await.unwrap();
+        row().lock(&mut next).await.unwrap();
+        next.rollback().await.unwrap();
+    }
 }
 
 on_databases! { [mariadb, mysql]

@@ -5,22 +5,21 @@ use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, migrate::
 use super::MIGRATIONS;
 use crate::{
     error::Error,
-    guard::Guard,
     sql::{
-        Driver, check_in,
+        Driver,
         history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
-        tx::Unsettled,
+        pool::using,
     },
 };
 
 pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     let migrator = migrator(MIGRATIONS);
-    let mut reading = Guard::new(Unsettled::new(pool.acquire().await.map_err(failed)?));
-    let conn = &mut *reading.get_mut().conn;
-    let applied = history(conn).await;
-    // Read after the history, because another process may be writing both.
-    let are_tables_there = are_tables_there(conn).await.map_err(failed)?;
-    check_in::<MySql>(reading.defuse().conn);
+    let reading = async |conn: &mut MySqlConnection| {
+        // The tables are read after the history, because another process may be writing both.
+        (history(conn).await, are_tables_there(conn).await)
+    };
+    let (applied, are_tables_there) = using(pool.acquire().await.map_err(failed)?, reading).await;
+    let are_tables_there = are_tables_there.map_err(failed)?;
     let schema = schema::<MySql>(&migrator, applied, are_tables_there)?;
     if let Schema::UpToDate = schema {
         return Ok(());

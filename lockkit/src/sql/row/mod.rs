@@ -350,6 +350,7 @@ impl<DB: RowOps> RowLock<DB> {
             Err(Error::Contended { key: key.clone(), waited, holder })
         };
         let rows = observed(Strategy::Row, &key, taking).await?;
+        conn.locked("row lock of", &key);
         Ok((key, rows))
     }
 

@@ -4,6 +4,7 @@ use std::{
     cmp::Reverse,
     future::Future,
     ops::{ControlFlow, RangeInclusive},
+    panic::Location,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -202,7 +203,7 @@ impl<DB: StockOps> Stock<DB> {
         let acquired = self.pool.options().get_acquire_timeout();
         // On a database with one lock for all writers, it waits for that too, and bounds the wait by itself.
         let limit = DB::IS_REMOTE.then(|| Instant::now() + acquired + ANSWER_LIMIT);
-        let begun = until(limit, begin_within(&self.pool, Some(wait), None)).await;
+        let begun = until(limit, begin_within(&self.pool, Some(wait), None, Location::caller())).await;
         begun.unwrap_or_else(|| Err(no_answer(DOING, Some(&self.key))))
     }
 
@@ -234,14 +235,12 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Runs a statement that may wait on the server.
     async fn bounded<T>(&self, waiting: &Waiting, work: impl Future<Output = sqlx::Result<T>> + Send) -> Result<T> {
-        match until(waiting.bound.map(|it| it + BACKSTOP), work).await {
-            Some(result) => result.map_err(|err| self.failed(waiting, err)),
-            None => {
-                waiting.unanswered.store(true, Ordering::Relaxed);
-                // The server may apply the bound to each segment, so it may wait for others all the same.
-                Err(if answers(&self.pool).await { self.contended(waiting) } else { no_answer(DOING, Some(&self.key)) })
-            }
+        if let Some(result) = until(waiting.bound.map(|it| it + BACKSTOP), work).await {
+            return result.map_err(|err| self.failed(waiting, err));
         }
+        waiting.unanswered.store(true, Ordering::Relaxed);
+        // The server may apply the bound to each segment, so it may wait for others all the same.
+        Err(if answers(&self.pool).await { self.contended(waiting) } else { no_answer(DOING, Some(&self.key)) })
     }
 
     /// Runs a statement that waits for no segment.
