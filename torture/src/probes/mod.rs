@@ -76,6 +76,7 @@ pub(crate) async fn all<S: Rig>(url: &str) -> Result<Vec<Found>> {
     );
     found.extend([a, b, c]);
     if S::HAS_SERVER {
+        found.push(probe("a transaction of another database", transactions::two_databases(&ground)).await);
         let (a, b, c, d, e) = tokio::join!(
             probe("a dead transaction's commit frees nothing", transactions::dead_transaction(&ground)),
             probe("`run` says what was committed", network::late_answer_of_commit(&ground)),

@@ -1,4 +1,4 @@
-//! A transaction that the database has ended: what is run on its connection must change nothing.
+//! A transaction that the database has ended, or that is of another one: what is run on its connection must change nothing.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::event::Kind;
 use crate::probes::{Ground, Verdict, told};
-use crate::rig::{Rig, connect};
+use crate::rig::{Rig, connect, execute, in_database};
 
 /// The operation that must not be in the ledger.
 const AFTER: i64 = 777;
@@ -66,4 +66,27 @@ pub(super) async fn dead_transaction<S: Rig>(ground: &Ground<S>) -> Result<Verdi
         wrong.push("its lease was free while its holder trusted it".to_owned());
     }
     Ok(if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) })
+}
+
+/// A transaction of another database neither commits nor costs the lease.
+pub(super) async fn two_databases<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
+    let name = format!("lockkit_torture_{}_other", std::process::id());
+    execute::<S>(&ground.url, &format!("CREATE DATABASE {name}")).await?;
+    let other = ground.pool_at(&in_database(&ground.url, &name)?, 2).await?;
+    lockkit::migrate(&other).await?;
+    let leases = Ground::<S>::leases(&ground.pool, 20_000).build()?;
+    let lease = leases.lease("probe/two").acquire().await?;
+    let mut tx = lockkit::begin(&other).await?;
+    let verified = lease.verify(&mut tx).await;
+    tx.rollback().await?;
+    let is_kept = lease.is_trusted();
+    let committed = lease.commit(lockkit::begin(&other).await?).await;
+    other.close().await;
+    execute::<S>(&ground.url, &format!("DROP DATABASE {name}")).await?;
+    let is_refused = |it: &lockkit::Result<()>| it.as_ref().is_err_and(|err| !err.is_lost());
+    if is_kept && is_refused(&verified) && is_refused(&committed) {
+        return Ok(Ok(()));
+    }
+    let (verified, committed) = (told(&verified), told(&committed));
+    Ok(Err(format!("`verify` said {verified}, `commit` said {committed}; the lease was kept: {is_kept}")))
 }
