@@ -17,7 +17,7 @@ use crate::faults::{Fault, Mark, Stage};
 use crate::history::{Balance, Entry, History, sections};
 use crate::oracle::{self, Violation};
 use crate::proxy::{Proxy, Weather};
-use crate::rig::{Rig, connect, execute, in_database, make_tables, nodes};
+use crate::rig::{Rig, catch_up, connect, execute, in_database, make_tables, nodes};
 use crate::server::PrivateServer;
 use crate::worker::{fill_stock, left_in_stock};
 
@@ -104,6 +104,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
     let Plan { fault, lasts, heals, processes, ttl } = *plan;
     let (url, workers) = site.database::<S>(name).await?;
     prepare::<S>(&url).await?;
+    catch_up::<S>(&url).await?;
     let pooler = if fault == Fault::PgBouncer {
         let url = workers.clone();
         Some(tokio::task::spawn_blocking(move || PgBouncer::start(&url, "transaction")).await?)
@@ -228,6 +229,7 @@ async fn held<S: Rig>(url: &str) -> Result<Vec<String>> {
 
 /// Adds what the database says to the history.
 async fn read_database<S: Rig>(url: &str, history: &mut History) -> Result<()> {
+    catch_up::<S>(url).await?;
     history.left_locked.extend(held::<S>(url).await?);
     // A server may need a moment to see that its client is gone.
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -212,6 +212,16 @@ pub(crate) async fn execute<S: Rig>(url: &str, sql: &str) -> Result<u64> {
     Ok(changed)
 }
 
+/// Waits until each node of a cluster has what the others have committed, so that no read misses it.
+pub(crate) async fn catch_up<S: Rig>(url: &str) -> Result<()> {
+    if S::NODES > 1 {
+        for node in nodes::<S>(url)? {
+            Galera::caught_up(&node).await?;
+        }
+    }
+    Ok(())
+}
+
 /// The URLs of the nodes, which are at the ports that follow the first one's.
 pub(crate) fn nodes<S: Rig>(url: &str) -> Result<Vec<String>> {
     let first = Url::parse(url)?;
