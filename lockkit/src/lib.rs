@@ -118,7 +118,8 @@ pub mod store {
 }
 
 /// Databases, as bounds of generic functions: [`Dialect`](dialect::Dialect) for all that lockkit speaks to, and one trait for each
-/// kind of lock. They are sealed, and their operations are called through the locks only.
+/// kind of lock. They are sealed, and their operations are called through the locks only. And lockkit's
+/// [migrations](dialect::write_migrations) for each of them as files.
 #[cfg(feature = "sql")]
 pub mod dialect {
     #[cfg(feature = "postgres")]
@@ -130,6 +131,7 @@ pub mod dialect {
             ShedLockOps, StockOps, VersionOps,
             conn::On,
             long::warn_of_long_transactions,
+            schema::write_migrations,
             tx::AnyTx,
             version::{Bumped, Columns, Expected, Saved, VersionField},
         },

@@ -1,10 +1,6 @@
 //! A database that lockkit supports: its faults, its transactions, its schema, and its connection types.
 
-use std::{
-    fmt::Debug,
-    future::{Future, ready},
-    time::Duration,
-};
+use std::{fmt::Debug, future::Future, time::Duration};
 
 use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
@@ -49,6 +45,9 @@ pub trait Dialect:
 
 /// The operations that lockkit needs of every database. Hidden from users.
 pub trait Driver: Database {
+    /// lockkit's migrations: number, name, statements.
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)];
+
     /// Whether the database is behind a network, so that an answer may never arrive.
     const IS_REMOTE: bool = true;
 
@@ -107,9 +106,7 @@ pub trait Driver: Database {
 
     /// After `check_begun` has failed: whether the database is known to have rolled the transaction of `begin` back, so that
     /// nothing of it was committed. `false` if a statement of the application may have committed it.
-    fn was_undone(_conn: &mut Self::Connection) -> impl Future<Output = bool> + Send {
-        ready(false)
-    }
+    fn was_undone(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
 
     /// Commits the transaction of `begin`, which `check_begun` found open unless `COMMIT_CHECKS`.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;

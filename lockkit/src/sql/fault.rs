@@ -46,9 +46,9 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
     }
     if fault == Fault::NoTable {
         return Error::NotMigrated {
-            hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or \
-                   `sqlx migrate run --source <lockkit>/migrations/<database> --config <lockkit>/migrations/sqlx.toml`; \
-                   where that command has nothing to do, the table was dropped and its history kept: delete the rows of \
+            hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or `sqlx migrate run` with \
+                   the files of `lockkit::dialect::write_migrations`; where that command has nothing to do, the table \
+                   was dropped and its history kept: delete the rows of \
                    `_lockkit_migrations` first (the migrations can be repeated)",
             source: source.into(),
         };

@@ -10,12 +10,12 @@ use crate::{error::Error, sql::Dialect};
 /// The table of the history. It is separate from the application's own history, so both can be mixed.
 pub(super) const HISTORY: &str = "_lockkit_migrations";
 
-/// lockkit's migrations (number, name, statements).
-pub(super) fn migrator<const N: usize>(migrations: [(i64, &'static str, &'static str); N]) -> Migrator {
-    let migration = |(number, name, sql): (i64, &'static str, &'static str)| {
+/// lockkit's migrations, for sqlx to apply.
+pub(super) fn migrator<DB: Dialect>() -> Migrator {
+    let migration = |&(number, name, sql): &(i64, &'static str, &'static str)| {
         Migration::new(number, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
     };
-    let mut migrator = Migrator::with_migrations(migrations.map(migration).to_vec());
+    let mut migrator = Migrator::with_migrations(DB::MIGRATIONS.iter().map(migration).collect());
     migrator.dangerous_set_table_name(HISTORY);
     migrator
 }

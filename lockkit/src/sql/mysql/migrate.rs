@@ -2,7 +2,6 @@
 
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, migrate::MigrateError};
 
-use super::MIGRATIONS;
 use crate::{
     error::Error,
     sql::{
@@ -13,7 +12,7 @@ use crate::{
 };
 
 pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
-    let migrator = migrator(MIGRATIONS);
+    let migrator = migrator::<MySql>();
     let reading = async |conn: &mut MySqlConnection| {
         // The tables are read after the history, because another process may be writing both.
         (history(conn).await, are_tables_there(conn).await)

@@ -25,15 +25,6 @@ use crate::{
 /// The server's clock in microseconds, the same in every session time zone. It is constant during a statement.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-const MIGRATIONS: [(i64, &str, &str); 6] = [
-    (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
-    (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
-    (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
-    (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
-    (5, "fence", include_str!("../../../migrations/mysql/0005_fence.sql")),
-    (6, "stock batch", include_str!("../../../migrations/mysql/0006_stock_batch.sql")),
-];
-
 mod fence_guard;
 mod lease;
 mod migrate;
@@ -105,6 +96,14 @@ impl FenceGuardOps for MySql {}
 impl ShedLockOps for MySql {}
 
 impl Driver for MySql {
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
+        (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
+        (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
+        (3, "stock", include_str!("../../../migrations/mysql/0003_stock.sql")),
+        (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
+        (5, "fence", include_str!("../../../migrations/mysql/0005_fence.sql")),
+        (6, "stock batch", include_str!("../../../migrations/mysql/0006_stock_batch.sql")),
+    ];
     // A node of a Galera cluster does not always report to PREPARE that it has rolled the transaction back for another node, and
     // then executes the statement in a new transaction.
     const CHECKED_LAST: bool = true;

@@ -7,14 +7,14 @@ use sqlx::{
     raw_sql,
 };
 
-use super::{MIGRATIONS, advisory_number};
+use super::advisory_number;
 use crate::{
     error::Error,
     sql::history::{Applied, HISTORY, Schema, failed, hex, migrated, migrator, schema},
 };
 
 pub(super) async fn migrate(pool: &Pool<Postgres>) -> Result<(), Error> {
-    let migrator = migrator(MIGRATIONS);
+    let migrator = migrator::<Postgres>();
     let mut tx = pool.begin_with(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED")).await.map_err(failed)?;
     let home = home(&mut tx).await.map_err(failed)?;
     // In a savepoint: reading a history that does not exist, or may not be read, fails the transaction.

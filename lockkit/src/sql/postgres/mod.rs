@@ -26,15 +26,6 @@ use crate::{
 /// cheaper than the `numeric` of `extract`.
 const NOW: &str = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint";
 
-const MIGRATIONS: [(i64, &str, &str); 6] = [
-    (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
-    (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
-    (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
-    (5, "fence", include_str!("../../../migrations/postgres/0005_fence.sql")),
-    (6, "stock batch", include_str!("../../../migrations/postgres/0006_stock_batch.sql")),
-    (7, "unchecked", include_str!("../../../migrations/postgres/0007_unchecked.sql")),
-];
-
 /// Notifies the waiters of the lease, if there are any, that it was released. Waiters share an advisory lock with the
 /// number `bell`; if that lock cannot be taken exclusively, a waiter exists. NOTIFY takes a lock of the whole server at
 /// commit, so a release without waiters does not use it (<https://www.postgresql.org/docs/current/sql-notify.html>).
@@ -128,6 +119,14 @@ impl FenceGuardOps for Postgres {}
 impl ShedLockOps for Postgres {}
 
 impl Driver for Postgres {
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
+        (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
+        (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
+        (4, "ttl", include_str!("../../../migrations/postgres/0004_ttl.sql")),
+        (5, "fence", include_str!("../../../migrations/postgres/0005_fence.sql")),
+        (6, "stock batch", include_str!("../../../migrations/postgres/0006_stock_batch.sql")),
+        (7, "unchecked", include_str!("../../../migrations/postgres/0007_unchecked.sql")),
+    ];
     const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {
@@ -166,6 +165,10 @@ impl Driver for Postgres {
     async fn check_begun(_conn: &mut PgConnection) -> sqlx::Result<()> {
         // A transaction that has failed refuses every statement.
         Ok(())
+    }
+
+    async fn was_undone(_conn: &mut PgConnection) -> bool {
+        false
     }
 
     async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {

@@ -2,14 +2,13 @@
 
 use sqlx::{AssertSqlSafe, Executor, Pool, Row, Sqlite, SqliteConnection};
 
-use super::MIGRATIONS;
 use crate::{
     error::Error,
     sql::history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
 };
 
 pub(super) async fn migrate(pool: &Pool<Sqlite>) -> Result<(), Error> {
-    let migrator = migrator(MIGRATIONS);
+    let migrator = migrator::<Sqlite>();
     let mut conn = pool.acquire().await.map_err(failed)?;
     let applied = history(&mut conn).await;
     let are_tables_there = are_tables_there(&mut conn).await.map_err(failed)?;

@@ -29,13 +29,6 @@ use crate::{
 /// the wait for the write lock.
 const NOW: &str = "CAST(unixepoch('subsec') * 1000000 AS INTEGER)";
 
-const MIGRATIONS: [(i64, &str, &str); 4] = [
-    (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
-    (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
-    (4, "ttl", include_str!("../../../migrations/sqlite/0004_ttl.sql")),
-    (5, "fence", include_str!("../../../migrations/sqlite/0005_fence.sql")),
-];
-
 mod fence_guard;
 mod lease;
 mod migrate;
@@ -82,6 +75,12 @@ impl FenceGuardOps for Sqlite {}
 impl ShedLockOps for Sqlite {}
 
 impl Driver for Sqlite {
+    const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
+        (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
+        (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
+        (4, "ttl", include_str!("../../../migrations/sqlite/0004_ttl.sql")),
+        (5, "fence", include_str!("../../../migrations/sqlite/0005_fence.sql")),
+    ];
     const IS_REMOTE: bool = false;
     const ONE_WRITER: bool = true;
     const COMMIT_CHECKS: bool = true;
@@ -144,6 +143,10 @@ impl Driver for Sqlite {
             Ok(_) => conn.execute("ROLLBACK; ROLLBACK").await.map(drop),
             Err(_) => Ok(()),
         }
+    }
+
+    async fn was_undone(_conn: &mut SqliteConnection) -> bool {
+        false
     }
 
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
