@@ -354,7 +354,7 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// # Ok(()) }
 /// ```
 ///
-/// After a conflict, load, change and save again. [`RetryPolicy::retry`](../lockkit/struct.RetryPolicy.html) and
+/// After a conflict, load, change and save again. [`RetryPolicy::retry`](../lockkit/struct.RetryPolicy.html#method.retry) and
 /// [`#[with_lock(version, …)]`](macro@with_lock) do this up to the given number of attempts:
 ///
 /// ```

@@ -23,26 +23,10 @@ fn links_between_the_documents_lead_to_files_and_headings() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
     let read = |page: &std::path::Path| std::fs::read_to_string(page).unwrap_or_default();
     let mut dead = Vec::new();
-    let pages = [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "DESIGN.md",
-        "TRAPS.md",
-        "docs/from-sqlx-0.8.md",
-        "docs/guide.md",
-        "docs/operating.md",
-        "docs/scale.md",
-        "lockkit/migrations/README.md",
-        "bench/README.md",
-        "torture/README.md",
-    ];
-    for name in pages {
-        let page = root.join(name);
+    for page in pages(root) {
+        let name = page.strip_prefix(root).expect("a page of the repository").display().to_string();
         let text = read(&page);
-        assert!(!text.is_empty(), "{name}");
-        for link in text.split("](").skip(1).map(|it| it.split(')').next().unwrap_or_default()) {
+        for link in links(&text) {
             let (base, link) = match link.strip_prefix(REPOSITORY) {
                 Some(path) => (root.to_path_buf(), path),
                 None if link.starts_with("https://") => continue,
@@ -58,6 +42,74 @@ fn links_between_the_documents_lead_to_files_and_headings() {
         }
     }
     assert_eq!(dead, [""; 0]);
+}
+
+/// The links of the documents and of the macros' documentation to items of lockkit lead to items that are public. Those in the
+/// documentation of other crates are rustdoc's to check.
+#[test]
+fn links_to_the_reference_lead_to_public_items() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+    let api = include_str!("../source/api/api.txt");
+    let public: std::collections::HashSet<_> = api.lines().filter_map(|it| it.split(": ").next()).collect();
+    let macros = root.join("lockkit-macros/src");
+    let sources = ["lib.rs", "with_lock/arguments/table.md"].map(|it| macros.join(it));
+    let (mut dead, mut seen) = (Vec::new(), 0);
+    for page in pages(root).into_iter().chain(sources) {
+        let text = std::fs::read_to_string(&page).expect("read the page");
+        for link in links(&text) {
+            let reference = ["https://docs.rs/lockkit/latest/lockkit/", "../lockkit/"];
+            let Some(item) = reference.iter().find_map(|it| link.strip_prefix(it)).filter(|it| it.contains(".html"))
+            else {
+                continue;
+            };
+            seen += 1;
+            if !public.contains(&*path_of(item)) {
+                dead.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(seen > 2, "only {seen} links");
+    assert_eq!(dead, [""; 0]);
+    assert_eq!(path_of("store/struct.Shards.html#method.of"), "lockkit::store::Shards::of");
+    assert_eq!(path_of("fn.migrate.html"), "lockkit::migrate");
+}
+
+/// The item that a page of rustdoc describes, as its users write it.
+fn path_of(page: &str) -> String {
+    let (page, anchor) = page.split_once('#').unwrap_or((page, ""));
+    let parts = page.trim_end_matches(".html").split('/').map(|it| it.split_once('.').map_or(it, |(_, name)| name));
+    let member = anchor.split_once('.').map(|(_, name)| name);
+    std::iter::once("lockkit").chain(parts).chain(member).collect::<Vec<_>>().join("::")
+}
+
+/// The targets of the links in a text.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let inline = text.split("](").skip(1).filter_map(|it| it.split(')').next());
+    // `[results]: https://…`, in rustdoc as well.
+    let named = text.lines().filter_map(|line| {
+        let (name, target) =
+            line.trim_start_matches("//").trim_start_matches(['/', '!']).trim_start().split_once("]: ")?;
+        name.starts_with('[').then_some(target.trim())
+    });
+    inline.chain(named)
+}
+
+/// The pages of the repository.
+fn pages(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut pages = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("read a folder") {
+        let path = entry.expect("read a folder").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_symlink() || name.starts_with('.') || name == "target" {
+            continue;
+        }
+        if path.is_dir() {
+            pages.extend(self::pages(&path));
+        } else if name.ends_with(".md") {
+            pages.push(path);
+        }
+    }
+    pages
 }
 
 /// The headings of a page as the last parts of links, in the way of GitHub.
