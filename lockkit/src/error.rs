@@ -235,6 +235,10 @@ pub enum Error {
     /// `INSERT OR ROLLBACK` or when its disk is full: there each statement after that point was committed by itself.
     /// On MySQL and MariaDB statements after that point were rolled back in a transaction of [`begin`](crate::begin); in
     /// a `sqlx::Transaction` each was committed by itself.
+    ///
+    /// It is not transient, because a statement of your own may have committed the transaction (COMMIT, or DDL on MySQL and
+    /// MariaDB). A transaction of [`begin`](crate::begin) that is known to have been rolled back by a node of a Galera cluster is
+    /// a transient [`Error::Database`] instead.
     #[error(
         "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
     )]

@@ -316,3 +316,34 @@ on_databases! {
         let _nothing = beside.execute("BEGIN IMMEDIATE").await.unwrap();
     }
 }
+
+on_databases! {
+    // REPEATABLE READ, in which the first plain read fixes what later ones see. With `innodb_snapshot_isolation` MariaDB refuses the
+    // lock instead.
+    [mariadb, mysql]
+    async fn in_a_snapshot_the_locked_row_is_current_and_plain_reads_are_not<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE t_seen (id BIGINT PRIMARY KEY, n BIGINT)").await;
+        db.execute("INSERT INTO t_seen VALUES (1, 1)").await;
+        let read = "SELECT n FROM t_seen";
+        let lock = || RowLock::table("t_seen").by("id", 1_i64);
+
+        let mut theirs = db.pool.begin().await.unwrap();
+        assert_eq!(S::fetch_i64(&mut theirs, read).await.unwrap(), Some(1));
+        db.execute("UPDATE t_seen SET n = 2").await;
+        match lock().fetch_one::<(i64, i64)>(&mut *theirs).await {
+            Ok((_, n)) => {
+                assert_eq!(n, 2);
+                assert_eq!(S::fetch_i64(&mut theirs, read).await.unwrap(), Some(1), "from before the lock");
+            }
+            Err(err) => assert!(err.is_transient(), "{err:?}"),
+        }
+        theirs.rollback().await.unwrap();
+
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        assert_eq!(S::fetch_i64(&mut tx, read).await.unwrap(), Some(2));
+        db.execute("UPDATE t_seen SET n = 3").await;
+        lock().lock(&mut tx).await.unwrap();
+        assert_eq!(S::fetch_i64(&mut tx, read).await.unwrap(), Some(3));
+        tx.rollback().await.unwrap();
+    }
+}

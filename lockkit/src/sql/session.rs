@@ -59,7 +59,11 @@ const HINT: &str = "hand the session that it holds (`&session`; `as = session` n
 /// Use it for a long-lived role that one of many processes has, such as leader. When that process crashes, the lock is
 /// free at once: there is no ttl to wait for. It needs no table.
 ///
-/// Use a [lease](crate::Leases) instead where the lock protects data in the same database. A lease can make a commit
+/// **A holder that is stopped is not replaced.** While a process is suspended (SIGSTOP, a frozen container, a debugger), its
+/// connection lives, and the lock with it: another process waits until the process continues or ends. A lease ends with
+/// its ttl, whatever became of its holder, so use a [lease](crate::Leases) for a leader that must be replaced in every case.
+///
+/// Use a lease instead where the lock protects data in the same database. A lease can make a commit
 /// depend on still being held; a session lock cannot. A holder that was stopped, or cut off from the server, learns of
 /// its loss only at its next check, and another process may hold the lock by then. Use a lease too for many locks at
 /// once (each session lock occupies one connection), on SQLite (which has no session locks), and behind a pooler in

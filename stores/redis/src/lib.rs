@@ -104,8 +104,8 @@
 //!
 //! # Limits
 //!
-//! Redis 5 or later, or Valkey. No Redis Cluster: the keys of one lease are in several slots, so its nodes are refused.
-//! Use a server outside of the cluster.
+//! Redis 5 or later, or Valkey. A node of a Redis Cluster is refused, alone and in a [`Quorum`], because the keys of one
+//! lease are in several slots. Use a server that is in no cluster, or a `Quorum` of such servers.
 //!
 //! # Features
 //!
