@@ -161,10 +161,9 @@ impl<DB: Dialect> Tx<DB> {
     ///
     /// # Errors
     /// - [`Error::TransactionEnded`] when the database had already ended the transaction: as a deadlock victim, or on PostgreSQL after
-    ///   any failed statement. The commit changes nothing.
+    ///   any failed statement, or by a statement of your own. The commit changes nothing.
     /// - [`Error::Database`] when the database refused the commit (Galera and serializable transactions report conflicts here, which
-    ///   are [transient](Error::is_transient)), or the
-    ///   connection broke before COMMIT was sent. Nothing is committed.
+    ///   are [transient](Error::is_transient)), or the connection broke before COMMIT was sent. Nothing is committed.
     /// - [`Error::OutcomeUnknown`] when the connection broke after COMMIT was sent.
     ///
     /// # Cancel safety
@@ -266,9 +265,11 @@ async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
     Err(check_failed::<DB>(err))
 }
 
-/// The database rolled a transaction back for another one, and reported it to no statement.
+/// A transaction was rolled back, and no statement reported it.
 #[derive(Debug, thiserror::Error)]
-#[error("the database rolled the transaction back for a conflicting one that was committed through another node")]
+#[error(
+    "the transaction was rolled back before its commit, as a node of a cluster does for a conflicting one of another node"
+)]
 struct RolledBack(#[source] sqlx::Error);
 
 /// The error of a transaction whose COMMIT was not sent. Nothing was committed.
