@@ -3,7 +3,7 @@
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::{
-    Lit, LitStr, Token,
+    Index, Lit, LitStr, Member, Token,
     ext::IdentExt,
     parse::{ParseStream, Parser},
 };
@@ -71,16 +71,11 @@ pub(crate) fn of_template(private: &TokenStream, template: &Template, span: Span
 fn expression(Captured { name, steps }: &Captured, span: Span) -> TokenStream {
     let name = ident(name, span);
     let steps = steps.iter().map(|step| match step {
-        Step::Field(field) => match field.parse::<u32>() {
-            Ok(index) => {
-                let index = syn::Index { index, span };
-                quote_spanned!(span=> .#index)
-            }
-            Err(_) => {
-                let field = ident(field, span);
-                quote_spanned!(span=> .#field)
-            }
-        },
+        Step::Field(field) => {
+            let number = field.parse().map(|index| Member::Unnamed(Index { index, span }));
+            let field = number.unwrap_or_else(|_| Member::Named(ident(field, span)));
+            quote_spanned!(span=> .#field)
+        }
         Step::Call(method) => {
             let method = ident(method, span);
             quote_spanned!(span=> .#method())

@@ -113,6 +113,7 @@ impl Owner {
     }
 
     async fn plain(self, first: Told, (second, third): (Told, Told)) {
+        tokio::task::yield_now().await;
         let _used = (&third.0, &first.0, &self.0.0, &second.0);
     }
 }

@@ -10,6 +10,7 @@ use crate::fixture::{Shop, assert_send, sell};
 #[error("{0}: {1}")]
 struct Status(u8, String);
 
+#[allow(clippy::needless_pass_by_value)]
 fn to_status(err: Error) -> Status {
     Status(if err.is_contended() { 10 } else { 13 }, err.to_string())
 }

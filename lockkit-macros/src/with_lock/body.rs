@@ -56,18 +56,16 @@ impl<'a> Body<'a> {
         brace: Span,
     ) -> Self {
         let mixed = Span::mixed_site();
-        let pin_type = match returns.cloned() {
-            Some(mut returns) => {
-                EraseOpaque.visit_type_mut(&mut returns);
-                quote_spanned! {mixed=>
-                    if false {
-                        return #private::never::<#returns>();
-                    }
+        // Without any statement rustc would call the braces unnecessary.
+        let nothing = || quote_spanned!(mixed=> let () = (););
+        let pin_type = returns.cloned().map_or_else(nothing, |mut returns| {
+            EraseOpaque.visit_type_mut(&mut returns);
+            quote_spanned! {mixed=>
+                if false {
+                    return #private::never::<#returns>();
                 }
             }
-            // rustc would call the braces unnecessary.
-            None => quote_spanned!(mixed=> let () = ();),
-        };
+        });
         Self { arguments, pin_type, tokens, brace }
     }
 

@@ -55,7 +55,7 @@ pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     let used: TokenStream = stacked.iter().map(|(path, _)| quote!(#[#path(#in_use)] const _: () = ();)).collect();
     attributes.extend(stacked.into_iter().map(|(_, args)| args));
     errors.note(function.bind_store());
-    let expanded = checked(attributes, &function, &mut errors);
+    let expanded = checked(&attributes, &function, &mut errors);
     let Function { attrs, vis, sig, brace, inner_attrs, body } = &function;
     let (outside, inside) = match expanded {
         Some(expanded) if errors.is_empty() => (TokenStream::new(), expanded),
@@ -67,7 +67,7 @@ pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
 }
 
 /// The body under the locks of these attributes; the first is the outermost. `None` after an error.
-fn checked(attributes: Vec<TokenStream>, function: &Function, errors: &mut Errors) -> Option<TokenStream> {
+fn checked(attributes: &[TokenStream], function: &Function, errors: &mut Errors) -> Option<TokenStream> {
     let Function { sig, brace, body, .. } = function;
     function.check(errors);
     let site = Site::of(sig, body);
@@ -87,7 +87,7 @@ fn checked(attributes: Vec<TokenStream>, function: &Function, errors: &mut Error
     }
     let self_renamed = site.as_ref().is_some_and(|it| it.self_renamed);
     let mut plans = Vec::new();
-    for attribute in attributes.clone() {
+    for attribute in attributes.iter().cloned() {
         let attribute = if self_renamed { rename_self(attribute) } else { attribute };
         let args = Args::parse(attribute, errors);
         let strategy = args.strategy.clone();
@@ -112,9 +112,9 @@ fn checked(attributes: Vec<TokenStream>, function: &Function, errors: &mut Error
         };
         let expander =
             Expander::new(private, plan.map_err.is_some(), sig, &site, tokens, brace.span.join(), &locks[..=at]);
-        let expanded = expander.expand(&plan.lock, plan.map_err.as_ref());
-        let warning = one_key::warning(&plan.lock, &site.arguments, &attributes);
-        tokens = quote_spanned!(mixed=> #import #warning #expanded);
+        let lock = expander.expand(&plan.lock, plan.map_err.as_ref());
+        let warning = one_key::warning(&plan.lock, &site.arguments, attributes);
+        tokens = quote_spanned!(mixed=> #import #warning #lock);
     }
     // A block of this crate's edition: in the user's, its last expression could drop what it uses in another order.
     let mut block = Group::new(Delimiter::Brace, tokens);
