@@ -31,13 +31,12 @@ async fn dump(conn: &mut MultiplexedConnection, name: &str) -> Vec<u8> {
 
 /// The error with all of its sources.
 fn chain(err: &Error) -> String {
-    let mut text = err.to_string();
-    let mut source = err.source();
+    let (mut texts, mut source) = (vec![err.to_string()], err.source());
     while let Some(it) = source {
-        text += &format!(": {it}");
+        texts.push(it.to_string());
         source = it.source();
     }
-    text
+    texts.join(": ")
 }
 
 #[tokio::test]
