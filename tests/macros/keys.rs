@@ -187,7 +187,8 @@ impl Keys for Named {
 
 #[tokio::test]
 async fn a_key_captures_an_owned_self_under_async_trait() {
-    let named = Arc::new(Named(Shop::new().await.leases.clone()));
+    let shop = Shop::new().await;
+    let named = Arc::new(Named(shop.leases.clone()));
     assert_eq!(named.clone().template().await.unwrap(), "{self}:named");
     assert_eq!(named.expression().await.unwrap(), "{self}:named");
 }
