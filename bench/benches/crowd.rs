@@ -37,7 +37,8 @@ fn crowd(clients: u32) -> (Duration, f64) {
     let started = Instant::now();
     runtime.block_on(async {
         let mut tasks = JoinSet::new();
-        for leases in all.iter().cloned() {
+        for leases in &all {
+            let leases = leases.clone();
             tasks.spawn(async move {
                 for _ in 0..GRANTS {
                     let lease = leases.lease("hot").acquire().await.expect("a lease");
