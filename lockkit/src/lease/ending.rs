@@ -380,7 +380,7 @@ mod tests {
             let leases = Leases::builder(store.client()).wait(TTL).build().unwrap();
             let request = if writes { leases.rw("k").write() } else { leases.lease("k") };
             let waiting = tokio::spawn(request.acquire());
-            sleep(TTL - Duration::from_millis(1)).await;
+            sleep(TTL * 999 / 1000).await;
             let before = store.lease_list("k/", 100).await.unwrap().len();
             leases.store().faults().slow(TTL / 10);
             let released = leases.store().faults().calls(Operation::Release);
