@@ -92,7 +92,8 @@ async fn starve<S: Rig>(url: &str, args: &FullPoolArgs) -> Result<Outcome> {
     let outside = PoolOptions::<S::DB>::new().max_connections(1).connect(url).await?;
     let mut locked = lockkit::begin(&outside).await?;
     S::lock_row(&mut locked, row, Duration::from_secs(5)).await?;
-    let end = Instant::now() + Duration::from_secs(args.seconds);
+    let began = Instant::now();
+    let end = began + Duration::from_secs(args.seconds);
     let mut working = JoinSet::new();
     for _ in 0..args.tasks {
         let pool = pool.clone();
@@ -109,7 +110,8 @@ async fn starve<S: Rig>(url: &str, args: &FullPoolArgs) -> Result<Outcome> {
         let leases = leases.clone();
         holding.spawn(async move {
             let mut lost = 0;
-            while timeout_at(end, lease.lost()).await.is_ok() {
+            while let Ok(reason) = timeout_at(end, lease.lost()).await {
+                eprintln!("{}: `{}` was lost after {:?}: {reason}", S::NAME, lease.key(), began.elapsed());
                 lost += 1;
                 let key = lease.key().clone();
                 lease = loop {
@@ -128,7 +130,10 @@ async fn starve<S: Rig>(url: &str, args: &FullPoolArgs) -> Result<Outcome> {
         outcome.claims += 1;
         match leases.lease("job").wait(Duration::ZERO).acquire().await {
             Ok(lease) => drop(lease.release().await),
-            Err(_) => outcome.refused += 1,
+            Err(err) => {
+                eprintln!("{}: refused after {:?}: {err}", S::NAME, began.elapsed());
+                outcome.refused += 1;
+            }
         }
         sleep(Duration::from_secs(1)).await;
     }
