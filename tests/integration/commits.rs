@@ -38,7 +38,7 @@ async fn until_committed<S: support::Backend>(db: &TestDb<S>) {
     }
 }
 
-#[with_lock(lease, on = leases, key = "k", as = lease)]
+#[with_lock(lease, on = leases, key = const "k", as = lease)]
 async fn without_an_answer<DB: LeaseOps>(leases: &Leases<sqlx::Pool<DB>>, proxy: &Proxy) -> Result<(), Error> {
     let tx = lockkit::begin(leases.store()).await?;
     proxy.hold_replies_to("COMMIT");

@@ -139,11 +139,11 @@ on_every_database! {
 
     async fn a_function_under_the_attribute_that_calls_itself_is_told_so<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
-        #[with_lock(lease, on = leases, key = "k", wait = Wait::Unbounded)]
+        #[with_lock(lease, on = leases, key = const "k", wait = Wait::Unbounded)]
         async fn lease(leases: &Leases<Pool>, deep: bool) -> Result<(), Error> {
             if deep { Ok(()) } else { Box::pin(lease(leases, true)).await }
         }
-        #[with_lock(named, on = pool, key = "k", wait = Wait::Unbounded, tx = _tx)]
+        #[with_lock(named, on = pool, key = const "k", wait = Wait::Unbounded, tx = _tx)]
         async fn named(pool: &Pool, deep: bool) -> Result<(), Error> {
             if deep { Ok(()) } else { Box::pin(named(pool, true)).await }
         }

@@ -73,7 +73,8 @@ impl Etcd {
                 ("--logger", "zap"),
                 ("--log-level", "warn"),
             ];
-            let arguments: Vec<_> = arguments.iter().flat_map(|(name, value)| [*name, *value]).chain(further.iter().copied()).collect();
+            let arguments: Vec<_> =
+                arguments.iter().flat_map(|(name, value)| [*name, *value]).chain(further.iter().copied()).collect();
             Program::launch("etcd", &arguments, &data, *client)
         };
         let mut members: Vec<_> = ports.iter().enumerate().map(start).collect();
