@@ -125,6 +125,8 @@ impl DrawError {
     pub(crate) fn gave_up(&self) -> bool {
         match self {
             Self::Lock(lockkit::Error::RetriesExhausted { .. }) => true,
+            // Other writers had all of a SQLite database locked for too long.
+            Self::Lock(lockkit::Error::Database { fault: lockkit::Fault::Contended, .. }) => true,
             Self::Lock(err) => err.is_contended() || err.is_lost() || err.is_transient(),
             Self::Database(_) => false,
             #[cfg(feature = "redis")]

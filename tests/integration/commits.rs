@@ -45,7 +45,18 @@ async fn without_an_answer<DB: LeaseOps>(leases: &Leases<sqlx::Pool<DB>>, proxy:
     lease.commit(tx).await
 }
 
+#[with_lock(lease, on = leases, key = const "k", tx = _tx)]
+async fn robbed<DB: LeaseOps>(leases: &Leases<sqlx::Pool<DB>>, operator: &Leases<sqlx::Pool<DB>>) -> Result<(), Error> {
+    operator.steal("k").await.map(drop)
+}
+
 on_every_server! {
+    async fn a_stale_holder_cannot_commit_under_the_attribute<S>(db: TestDb<S>) {
+        let (leases, operator) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
+        let lost = robbed(&leases, &operator).await.unwrap_err();
+        assert!(lost.is_lost(), "{lost:?}");
+    }
+
     async fn a_commit_without_an_answer_under_the_attribute_is_of_unknown_outcome<S>(db: TestDb<S>) {
         let proxy = Proxy::start(&db.url);
         let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();

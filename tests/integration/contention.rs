@@ -160,6 +160,8 @@ async fn hold<S: Backend>(db: &TestDb<S>, log: &Log, pool: &Pool<S::DB>, lease: 
 async fn process<S: Backend>(db: &TestDb<S>, connections: u32) -> (Leases<Pool<S::DB>>, Pool<S::DB>) {
     let pool = db.pool_of(connections).await;
     let leases = Leases::builder(pool.clone()).ttl(Duration::from_millis(90)).wait(Duration::from_mins(1));
+    // For `End::Expire`.
+    let leases = leases.own_connections(0);
     (leases.build().expect("valid settings"), pool)
 }
 

@@ -141,8 +141,8 @@ on_databases! {
             S::execute(&mut pool.acquire().await.unwrap(), &format!("SET autocommit = {autocommit}")).await.unwrap();
             for end in ["commit", "rollback", "drop", "ended", "lease", "named", "named, dropped half-way"] {
                 let lease = Leases::new(db.pool.clone()).lease("k").acquire().await.unwrap();
+                let used = S::fetch_i64(&mut pool.acquire().await.unwrap(), "SELECT CONNECTION_ID()").await.unwrap();
                 let mut tx = lockkit::begin(&pool).await.unwrap();
-                let used = S::fetch_i64(&mut tx, "SELECT CONNECTION_ID()").await.unwrap();
                 match end {
                     "commit" => tx.commit().await.unwrap(),
                     "rollback" => tx.rollback().await.unwrap(),
@@ -173,7 +173,9 @@ on_databases! {
                 let session = "SELECT CONCAT_WS(' ', @@autocommit + 0, @lockkit_read_committed, @lockkit_wait,
                                                 IF(@@innodb_lock_wait_timeout = 50, NULL, @@innodb_lock_wait_timeout))";
                 let session = S::fetch_text(&mut conn, session).await.unwrap().unwrap();
-                assert_eq!(session, autocommit.to_string(), "after {end}");
+                // A new connection, because a statement was on its way on the old one.
+                let expected = if end == "named, dropped half-way" { 1 } else { autocommit };
+                assert_eq!(session, expected.to_string(), "after {end}");
             }
         }
     }

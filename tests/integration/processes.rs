@@ -157,7 +157,9 @@ on_every_database! {
             match appended.await {
                 Ok(()) => taken_over += 1,
                 // It was stopped in a transaction that has locked its lease, or all of a SQLite database.
-                Err(Error::Contended { .. } | Error::Database { fault: Fault::Unavailable, .. }) => {
+                Err(
+                    Error::Contended { .. } | Error::Database { fault: Fault::Unavailable | Fault::Contended, .. },
+                ) => {
                     assert!(round < 30, "taken over {taken_over} times");
                 }
                 Err(err) => panic!("{err:?}"),

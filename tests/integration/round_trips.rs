@@ -65,6 +65,8 @@ on_every_server! {
             count("release", cost - 1, 1);
 
             let lease = leases.lease("k").acquire().await.unwrap();
+            // The first one of a pool asks more.
+            lockkit::begin(&pool).await.unwrap().rollback().await.unwrap();
             idle().await;
             let (mut tx, cost) = cost!(proxy, lockkit::begin(&pool).await.unwrap());
             count("begin", cost, 1);

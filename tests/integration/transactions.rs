@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, is_retryable};
+use lockkit::{Error, Fault, is_retryable};
 use sqlx::{
     SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
@@ -104,7 +104,8 @@ async fn a_grant_whose_commit_fails_is_no_grant() {
     sqlx::query("SELECT COUNT(*) FROM lockkit_lease").fetch_one(&mut *reader).await.unwrap();
 
     let leases = lockkit::Leases::new(pool.clone());
-    assert!(leases.lease("k").try_acquire().await.unwrap().is_none());
+    let refused = leases.lease("k").try_acquire().await.unwrap_err();
+    assert!(matches!(refused, Error::Database { fault: Fault::Contended, .. }), "{refused:?}");
     reader.rollback().await.unwrap();
     assert_eq!(leases.show("k").await.unwrap(), None);
     leases.lease("k").acquire().await.unwrap().release().await.unwrap();

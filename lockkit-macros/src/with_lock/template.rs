@@ -169,9 +169,17 @@ fn check_text(pieces: &[Piece]) -> Result<(), String> {
     Ok(())
 }
 
-/// Two keys that differ in such a character look the same.
+/// Two keys that differ in such a character look the same. The rule of `Key`.
 fn is_invisible(char: char) -> bool {
-    matches!(char, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    if matches!(char, '\u{200c}' | '\u{200d}' | '\u{fe0e}' | '\u{fe0f}') {
+        return false;
+    }
+    matches!(char,
+        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
+        | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}'
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn check_separators(pieces: &[Piece]) -> Result<(), String> {

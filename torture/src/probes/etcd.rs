@@ -12,7 +12,7 @@ use crate::probes::{Found, Verdict, probe};
 
 /// All probes of etcd.
 pub(crate) async fn of_etcd() -> Vec<Found> {
-    vec![probe("nobody holds what there is no space for", no_space()).await]
+    vec![probe("nobody holds what there is no space for", Box::pin(no_space())).await]
 }
 
 /// The server has no space left and refuses to write: no caller is told that the lease is held.

@@ -69,22 +69,20 @@ pub(crate) async fn all<S: Rig>(url: &str) -> Result<Vec<Found>> {
     let ground = Ground::<S> { url: url.to_owned(), pool };
     let mut found = S::own_probes(&ground).await;
     found.push(probe("a share of the turns for everybody", leases::shares(&ground)).await);
-    let (a, b, c) = tokio::join!(
+    found.extend(<[Found; 3]>::from(tokio::join!(
         probe("a lease from a slow checkout is kept", leases::slow_checkout(&ground)),
         probe("leases outlive the runtime that began them", leases::second_runtime(&ground)),
         probe("`try_acquire` gives back before it answers", leases::try_gives_back(&ground)),
-    );
-    found.extend([a, b, c]);
+    )));
     if S::HAS_SERVER {
         found.push(probe("a transaction of another database", transactions::two_databases(&ground)).await);
-        let (a, b, c, d, e) = tokio::join!(
+        found.extend(<[Found; 5]>::from(tokio::join!(
             probe("a dead transaction's commit frees nothing", transactions::dead_transaction(&ground)),
             probe("`run` says what was committed", network::late_answer_of_commit(&ground)),
             probe("a wait ends on a silent server", network::silent_server(&ground)),
             probe("trust never outlasts the store's expiry", network::trust_and_expiry(&ground)),
             probe("nobody holds what nobody could ask for", network::slow_connects(&ground)),
-        );
-        found.extend([a, b, c, d, e]);
+        )));
     }
     Ok(found)
 }
