@@ -115,7 +115,7 @@ impl Bound {
 
 /// A body that did not end by itself.
 struct Ended {
-    /// Whether its commit was not answered.
+    /// Whether a commit was on its way at the deadline.
     commits: bool,
 }
 
@@ -126,15 +126,16 @@ impl Deadline {
 
     /// Whether a body that is not ready has to end.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
-        let commits = self.commits.are_unanswered();
-        if !self.has_passed || commits {
+        if !self.has_passed {
             ready!(self.sleep.as_mut().poll(context));
+            if !self.commits.are_unanswered() {
+                return Poll::Ready(Ended { commits: false });
+            }
+            self.has_passed = true;
+            self.sleep = Box::pin(unconstrained(sleep_until(Instant::now() + COMMIT_LIMIT)));
         }
-        if self.has_passed || !commits {
-            return Poll::Ready(Ended { commits });
-        }
-        self.has_passed = true;
-        self.sleep = Box::pin(unconstrained(sleep_until(Instant::now() + COMMIT_LIMIT)));
-        self.poll(context)
+        // The body may go on after the answer, to release a lease for example. Only its result tells what the answer was.
+        ready!(self.sleep.as_mut().poll(context));
+        Poll::Ready(Ended { commits: true })
     }
 }

@@ -196,7 +196,7 @@ pub trait Guarding<DB: FenceGuardOps>: Holding {
 
 impl<S: LeaseStore, DB: FenceGuardOps> Guarding<DB> for Lease<S> {
     async fn guard(&self, tx: &mut Tx<DB>) -> Result<()> {
-        Box::pin(self.guard(&mut **tx)).await
+        Box::pin(self.guard::<DB>(tx)).await
     }
 
     fn check(&self) -> Result<()> {
@@ -206,7 +206,7 @@ impl<S: LeaseStore, DB: FenceGuardOps> Guarding<DB> for Lease<S> {
 
 impl<S: LeaseStore, DB: FenceGuardOps> Guarding<DB> for MultiLease<S> {
     async fn guard(&self, tx: &mut Tx<DB>) -> Result<()> {
-        Box::pin(self.guard(&mut **tx)).await
+        Box::pin(self.guard::<DB>(tx)).await
     }
 
     fn check(&self) -> Result<()> {

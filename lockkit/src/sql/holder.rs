@@ -11,7 +11,7 @@ use crate::{
     holder::{Holder, LockHolder},
     key::Key,
     sql::{
-        AsConnection, Dialect,
+        AsConnection, Dialect, failed, heard,
         pool::{Reach, call},
     },
 };
@@ -25,7 +25,7 @@ pub(crate) async fn seen<DB: Dialect>(
     look: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<Option<LockHolder>>,
 ) -> Option<Box<Holder>> {
     let seen = timeout(LIMIT, look(conn.ask())).await.ok()?;
-    conn.heard();
+    let seen = heard(conn, seen.map_err(|err| failed::<DB>("looking for the holder of", None, err)));
     seen.ok()?.map(|it| Box::new(it.into()))
 }
 

@@ -31,11 +31,14 @@ static BEGUN: Condvar = Condvar::new();
 /// Shortest and longest time between two looks.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
+/// How many locks of a transaction are told.
+const MOST_LOCKS: usize = 16;
+
 /// Sets how long a [`Tx`](crate::Tx) of this process may be open before lockkit warns of it, in all transactions from the next look
 /// on. Defaults to 10 s; `None` switches the warning off.
 ///
-/// The warning is one event of `tracing` for each transaction, with the locks that were taken through `&mut tx` or by the attribute,
-/// and the line of the attribute or of the call of [`begin`](crate::begin). It comes up to a quarter of the time late, at most 1 s. A
+/// The warning is one event of `tracing` for each transaction, with the first 16 locks that were taken through `&mut tx` or by the
+/// attribute, and the line of the attribute or of the call of [`begin`](crate::begin). It comes up to a quarter of the time late, at most 1 s. A
 /// transaction that hangs has often run a statement on the pool instead of on the transaction: that statement waits for the lock of
 /// its own transaction. Leases and session locks are meant to be held for long, so lockkit does not warn of those.
 ///
@@ -74,7 +77,7 @@ enum Watcher {
 struct Transaction {
     since: Instant,
     begun_at: &'static Location<'static>,
-    /// The kind and key of each.
+    /// The kind and key of the first ones.
     locks: Vec<(&'static str, Key)>,
     /// Where its caller's events go.
     events: Dispatch,
@@ -110,7 +113,10 @@ impl OpenSince {
     /// The transaction has taken this lock.
     pub(crate) fn locked(&self, kind: &'static str, key: &Key) {
         if let Some(it) = transactions().open.get_mut(&self.0) {
-            it.locks.push((kind, key.clone()));
+            let lock = (kind, key.clone());
+            if it.locks.len() < MOST_LOCKS && it.locks.last() != Some(&lock) {
+                it.locks.push(lock);
+            }
         }
     }
 }

@@ -220,7 +220,7 @@ impl<DB: Dialect> Tx<DB> {
                 Ok(())
             }
             Err(err) => {
-                if is_answered(&err) {
+                if is_answered(&err) && !matches!(err, Error::InvalidOption { .. }) {
                     self.0.get_mut().step = Step::In;
                 }
                 Err(err)
@@ -383,7 +383,9 @@ impl<DB: Dialect> EndTx<DB> for Tx<DB> {
         if DB::CHECKED_LAST
             && let Err(err) = check_begun::<DB>(&mut self).await
         {
-            self.undo().await;
+            if is_answered(&err) {
+                self.undo().await;
+            }
             return Err(err);
         }
         let sent = self.send_commit().await;

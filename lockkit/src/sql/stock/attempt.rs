@@ -235,7 +235,7 @@ impl<DB: StockOps> Stock<DB> {
 
     /// Runs a statement that may wait on the server.
     async fn bounded<T>(&self, waiting: &Waiting, work: impl Future<Output = sqlx::Result<T>> + Send) -> Result<T> {
-        if let Some(result) = until(waiting.bound.map(|it| it + BACKSTOP), work).await {
+        if let Some(result) = until(waiting.bound.map(|it| it.max(Instant::now()) + BACKSTOP), work).await {
             return result.map_err(|err| self.failed(waiting, err));
         }
         waiting.unanswered.store(true, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use crate::{
     sql::{
         AsConnection, By, Values, VersionOps, VersionQuery,
         conn::{Finish, On},
-        depth, failed,
+        depth, failed, heard,
         ident::{Ident, TableName},
         version::{
             bump::{Bumped, Expected},
@@ -141,7 +141,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        self.read_on(conn.as_connection(), true).await
+        let read = self.read_on(conn.ask(), true).await;
+        heard(conn, read)
     }
 
     /// On the caller's connection, further attempts may lock the row.
@@ -182,11 +183,15 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// # Cancel safety
     /// Outside a transaction the version may or may not have been replaced.
     pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
+        let bumped = self.bump_on(conn.ask()).await;
+        heard(conn, bumped)
+    }
+
+    async fn bump_on(self, conn: &mut DB::Connection) -> Result<Bumped> {
         let (query, table, values, expected) = self.query()?;
         let Some(expected) = expected else {
             return Err(not_expected("bump"));
         };
-        let conn = conn.as_connection();
         let depth = depth::<DB>(conn).await?;
         let expected = expected.at(depth)?;
         if matches!(expected, Version::Timestamp(_)) && depth == 0 {
@@ -234,11 +239,15 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// # Ok(()) }
     /// ```
     pub async fn delete(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        let deleted = self.delete_on(conn.ask()).await;
+        heard(conn, deleted)
+    }
+
+    async fn delete_on(self, conn: &mut DB::Connection) -> Result<()> {
         let (query, table, values, expected) = self.query()?;
         let Some(expected) = expected else {
             return Err(not_expected("delete"));
         };
-        let conn = conn.as_connection();
         let expected = expected.at(depth::<DB>(conn).await?)?;
         delete_row::<DB>(conn, &query, &table, values, expected).await
     }
