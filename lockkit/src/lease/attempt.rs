@@ -49,10 +49,11 @@ pub(super) async fn attempt<S: LeaseStore>(
     queued: Option<Guard<Unheard<S>>>,
     terms: Terms,
 ) -> Result<Attempt<S>> {
+    // Before the check, so that `close` waits for a claim that passes it.
+    let unfinished = inner.keeper.unfinished();
     if inner.keeper.is_closed() {
         return Err(Error::Closed { key: joined(claims.iter().map(|it| &it.key)) });
     }
-    let unfinished = inner.keeper.unfinished();
     let sending = tokio::spawn(async move {
         let _unfinished = unfinished;
         let sent = Instant::now();

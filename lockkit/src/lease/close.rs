@@ -111,7 +111,7 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
                         releases.retain(|_| answers.next() == Some(Answer::Busy));
                     }
                     // The next connection may work although this one broke.
-                    Err(Error::Database { fault: Fault::Unavailable, .. }) => {}
+                    Err(Error::Database { fault: Fault::Unavailable, .. } | Error::PoolStarved { .. }) => {}
                     Err(err) => return Err(err),
                 }
                 if releases.is_empty() {

@@ -222,6 +222,9 @@ impl<S: LeaseStore> Lease<S> {
                 "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
             return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
         }
+        // Before the lease leaves the keeper, and until it is released in the background if this is dropped: `close` waits for a
+        // release that it does not see there.
+        let _unfinished = self.inner.keeper.unfinished();
         let owned = match self.owned.take() {
             None => None,
             Some(owned) => match Arc::into_inner(owned) {
@@ -229,8 +232,6 @@ impl<S: LeaseStore> Lease<S> {
                 None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
-        // Before the lease leaves the keeper: `close` waits for a release that it does not see there.
-        let _unfinished = self.inner.keeper.unfinished();
         let released = if owned.as_ref().is_some_and(|it| it.hand_on()) {
             Released::WhileHeld
         } else {

@@ -18,7 +18,10 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     fence::Fence,
     key::Key,
-    lease::kept::{Kept, Wants},
+    lease::{
+        kept::{Kept, Wants},
+        store::Token,
+    },
 };
 
 /// How long a process remembers that it released a lease.
@@ -146,6 +149,13 @@ impl<H> Lines<H> {
         self.known(key).is_none_or(|it| it.granted(fence, Weak::new()))
     }
 
+    /// The fence of the last holder of this process to whom the lease with this token was granted or handed on.
+    pub(super) fn fence_of(&self, key: &Key, token: Token) -> Option<Fence> {
+        let line = self.known(key)?;
+        let kept = lock(&line.holder).1.upgrade().filter(|it| it.token == token)?;
+        Some(kept.grant.fence)
+    }
+
     /// The queue of this key, if somebody waits in it for a lease of this process.
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(super) fn line_with_taker(&self, key: &Key, suits: impl FnOnce(&Wants) -> bool) -> Option<Arc<Line<H>>> {
@@ -241,7 +251,7 @@ impl<H> Line<H> {
         let is_latest = fence >= holder.0;
         if is_latest {
             *holder = (fence, kept);
-        } else {
+        } else if holder.1.upgrade().is_none_or(|it| it.is_lost()) {
             // A store that was set up anew grants lower fences from now on: the next grant counts.
             holder.0 = fence;
         }

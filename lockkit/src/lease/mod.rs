@@ -223,10 +223,16 @@ impl<S: LeaseStore> Leases<S> {
     pub async fn steal_if(&self, key: impl Into<Key>, fence: Fence) -> Result<Option<LeaseInfo>> {
         let key = key.into();
         match self.look(&key).await? {
-            Some(held) if self.0.keeper.stays_with(held.token, fence).unwrap_or(held.info.fence == fence) => {
+            Some(held) => {
+                // A lease that this process is releasing or committing is not renewed any more.
+                let here = self.0.keeper.stays_with(held.token, fence);
+                let here = here.or_else(|| Some(self.0.lines.fence_of(&key, held.token)? == fence));
+                if !here.unwrap_or(held.info.fence == fence) {
+                    return Ok(None);
+                }
                 Box::pin(self.take_from(key, held)).await
             }
-            _ => Ok(None),
+            None => Ok(None),
         }
     }
 

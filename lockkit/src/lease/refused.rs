@@ -55,8 +55,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let (answered, held) = match timeout(limit, self.in_the_way(place)).await {
             // A grant that came too late is being given back.
             Ok(Ok(held)) => (answered, held.filter(|it| !place.has_claimed(it.token))),
-            Ok(Err(err)) if err.is_transient() => (true, None),
-            Ok(Err(err)) if !answered => return err,
+            Ok(Err(err)) if !answered && !err.is_transient() => return err,
             Ok(Err(_)) | Err(_) => (answered, None),
         };
         if !answered && held.is_none() {

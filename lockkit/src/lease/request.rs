@@ -481,6 +481,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
+                // A grant that came too late is being given back. No other holder has the lease.
+                if place.has_claimed(held.token) {
+                    return Ok(Turn::Silent);
+                }
                 place.saw(&held);
                 if self.keys().contains(&key) {
                     place.set_in_the_way(key);

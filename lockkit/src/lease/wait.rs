@@ -130,6 +130,7 @@ impl<H> Lines<H> {
                 // Also asks from time to time: the lease may have been stolen from its holder.
                 let is_known = takes_over && asked_at.elapsed() < ASK_ANYWAY;
                 let holder = if is_known { line.holder() } else { None };
+                let asking = Instant::now();
                 let (turn, is_here) = if let Some(holder) = holder {
                     // Its holder wakes this caller. If it is lost instead, nobody does.
                     let left = holder.until().saturating_duration_since(Instant::now());
@@ -146,6 +147,7 @@ impl<H> Lines<H> {
                     asked_at = Instant::now();
                     (turn?, false)
                 };
+                let took = asking.elapsed();
                 limit = deadline;
                 if !matches!(turn, Turn::Silent) {
                     without = Refused::Held;
@@ -163,7 +165,8 @@ impl<H> Lines<H> {
                     Turn::Held { free_in: None } => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
                     Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
                     // The attempt itself took its full time limit, so the pause is short.
-                    Turn::Silent => (0, PAUSES.base),
+                    Turn::Silent if took > PAUSES.cap => (0, PAUSES.base),
+                    Turn::Silent => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
                 };
                 if Instant::now() >= deadline {
                     return Ok(seat.handed_or(without));

@@ -103,8 +103,8 @@ async fn checked_out<DB: Dialect>(
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
     let _waiting = Waiting::at(pool);
-    let acquired = match reach.patience.filter(|_| is_full(pool)) {
-        Some(patience) => Box::pin(acquired_from_either(pool, reach.ping_limit, patience)).await,
+    let acquired = match reach.patience.filter(|_| DB::IS_REMOTE) {
+        Some(patience) => acquired_from_either(pool, reach.ping_limit, patience).await,
         None => acquired(pool, reach.ping_limit).await,
     };
     match acquired {
@@ -134,9 +134,15 @@ async fn acquired_from_either<DB: Dialect>(
     patience: Duration,
 ) -> sqlx::Result<PoolConnection<DB>> {
     let own = async {
-        // There must be time to open it before the pool gives up.
-        sleep(patience.min(pool.options().get_acquire_timeout() / 4)).await;
-        acquired(&spare(pool)?, ping_limit).await.ok()
+        // There must be time to open it before the pool gives up. A pool that was not full may be full the next time.
+        let patience = patience.min(pool.options().get_acquire_timeout() / 4);
+        sleep(patience).await;
+        while !is_full(pool) {
+            sleep(patience).await;
+        }
+        let own = async { acquired(&spare(pool)?, ping_limit).await.ok() };
+        // Boxed: few callers need it.
+        Box::pin(own).await
     };
     tokio::select! {
         biased;

@@ -85,7 +85,8 @@ const SQLX_TOML: &str = include_str!("../../migrations/sqlx.toml");
 /// # let folder = std::env::temp_dir().join(format!("lockkit-migrations-{}", std::process::id()));
 /// lockkit::dialect::write_migrations::<sqlx::Sqlite>(&folder)?; // "lockkit-migrations", say
 /// assert!(folder.join("0001_lockkit.sql").exists() && folder.join("sqlx.toml").exists());
-/// # std::fs::remove_dir_all(folder)
+/// # std::fs::remove_dir_all(folder)?;
+/// # Ok::<_, std::io::Error>(())
 /// ```
 pub fn write_migrations<DB: Dialect>(folder: impl AsRef<Path>) -> io::Result<()> {
     let folder = folder.as_ref();
