@@ -49,8 +49,10 @@ impl Debts {
                 return;
             }
         }
-        // Without a thread, the leases expire.
-        drop(home::spawn(repeat(self.clone(), node.clone())));
+        if home::spawn(repeat(self.clone(), node.clone())).is_err() {
+            // Without a thread, the leases expire. The next debt tries again.
+            self.state().is_repeating = false;
+        }
     }
 
     fn put_back(&self, owed: Vec<Owed>) {

@@ -1,6 +1,9 @@
 //! The thread that drives all connections, so that none depends on a runtime of a caller.
 
-use std::sync::LazyLock;
+use std::{
+    io,
+    sync::{Mutex, OnceLock, PoisonError},
+};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -8,12 +11,24 @@ use tokio::{
 };
 
 /// Never ends: it belongs to the process, as its connections may be used from any of its runtimes.
-static HOME: LazyLock<Option<Runtime>> = LazyLock::new(|| {
-    let mut home = Builder::new_multi_thread();
-    home.worker_threads(1).thread_name("lockkit-redis").enable_all().build().ok()
-});
+static HOME: OnceLock<Runtime> = OnceLock::new();
 
-/// Runs the future on the thread. Connections that it opens are driven there. `None` if the system allows no thread.
-pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Option<JoinHandle<T>> {
-    HOME.as_ref().map(|it| it.spawn(future))
+/// Held while the thread is started.
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// Runs the future on the thread. Connections that it opens are driven there. Fails if the system allows no thread now.
+pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> io::Result<JoinHandle<T>> {
+    Ok(home()?.spawn(future))
+}
+
+fn home() -> io::Result<&'static Runtime> {
+    let _starting = match HOME.get() {
+        Some(home) => return Ok(home),
+        None => STARTING.lock().unwrap_or_else(PoisonError::into_inner),
+    };
+    if let Some(home) = HOME.get() {
+        return Ok(home);
+    }
+    let home = Builder::new_multi_thread().worker_threads(1).thread_name("lockkit-redis").enable_all().build()?;
+    Ok(HOME.get_or_init(|| home))
 }

@@ -97,8 +97,8 @@ impl Link {
                 *place = Some(line.clone());
                 Ok(line)
             });
-            let Some(opening) = opening else { return Err(Trouble::NoThread) };
-            opening.await.unwrap_or(Err(Trouble::NoThread))
+            let opening = opening.map_err(Trouble::NoThread)?;
+            opening.await.unwrap_or(Err(Trouble::Panicked))
         })
         .await
     }

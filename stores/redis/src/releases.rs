@@ -86,9 +86,9 @@ impl Seat {
         drop(state);
         if is_listening {
             shared.changed.notify_one();
-        } else {
-            // Without a thread, waiters poll.
-            drop(home::spawn(listen(shared.clone())));
+        } else if home::spawn(listen(shared.clone())).is_err() {
+            // Without a thread, waiters poll. The next one tries again.
+            shared.state().is_listening = false;
         }
         Self { shared, channel, rings }
     }

@@ -27,7 +27,9 @@ pub(crate) enum Trouble {
     #[error("the script answered {0}")]
     Nonsense(String),
     #[error("the system allows no thread that drives the connections")]
-    NoThread,
+    NoThread(#[source] io::Error),
+    #[error("the task that opened the connection panicked")]
+    Panicked,
     #[error("{answered} of {nodes} servers answered, and {needed} are needed")]
     NoQuorum {
         answered: usize,
@@ -78,7 +80,8 @@ impl Trouble {
             | Self::Foreign(_)
             | Self::Unfit(_)
             | Self::Nonsense(_)
-            | Self::NoThread
+            | Self::NoThread(_)
+            | Self::Panicked
             | Self::NoQuorum { .. }
             | Self::TooLong { .. } => false,
         }
@@ -105,7 +108,9 @@ impl Trouble {
                 _ if matches!(err.code(), Some("NOREPLICAS" | "BUSY")) => Fault::Unavailable,
                 _ => Fault::Other,
             },
-            Self::Silent(_) | Self::Forgot(_) | Self::NoThread | Self::NoQuorum { .. } => Fault::Unavailable,
+            Self::Silent(_) | Self::Forgot(_) | Self::NoThread(_) | Self::Panicked | Self::NoQuorum { .. } => {
+                Fault::Unavailable
+            }
             Self::Foreign(_) | Self::Unfit(_) | Self::Nonsense(_) | Self::TooLong { .. } => Fault::Other,
         }
     }

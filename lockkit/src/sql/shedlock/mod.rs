@@ -9,7 +9,7 @@ use std::{
 };
 
 use sqlx::{Database, Pool};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     error::{Error, Result},
@@ -283,11 +283,13 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
     /// than those of the programs that poll would hardly ever find it free.
     async fn lease_freed(&self, key: &Key) {
         let (mut pause, longest) = LOOKS;
+        let begun = Instant::now();
         loop {
             sleep(pause).await;
             pause = match self.lease_look(key).await {
                 Ok(None) => return,
-                Ok(Some(held)) => (held.info.held_for / LOOKS_PER_HOLD).clamp(LOOKS.0, longest),
+                // Java may have written a time of another zone, or of a clock that is ahead.
+                Ok(Some(held)) => (held.info.held_for.max(begun.elapsed()) / LOOKS_PER_HOLD).clamp(LOOKS.0, longest),
                 // The request itself reports it.
                 Err(_) => longest,
             };

@@ -8,11 +8,12 @@ local function holder_of(name)
   local fields = redis.pcall('HLEN', name)
   if type(fields) == 'table' then return nil end
   if fields == 0 then return false end
-  if fields > 64 then return nil end
+  -- A lock has one field, a client and its thread, whose number may be negative. A lock for readers and writers has its mode
+  -- beside them, and more to the name of a writer, as locks of transactions have.
+  if fields > 64 and redis.call('HEXISTS', name, 'mode') == 0 then return nil end
   local holders = redis.call('HKEYS', name)
   for _, it in ipairs(holders) do
-    -- A lock has one field, a client and its thread. A lock for readers and writers has its mode beside them.
-    if it ~= 'mode' and not string.find(it, '^.+:%d+$') and not string.find(it, '^.+:%d+:write$') then return nil end
+    if it ~= 'mode' and not string.find(it, '^.+:%-?%d+$') and not string.find(it, '^.+:%-?%d+:[%w-]+$') then return nil end
   end
   return table.concat(holders, ',')
 end
