@@ -121,6 +121,7 @@ impl LeaseStore for JsonStore {
             let (row, answer) = match before {
                 Some(row) if row.token == Some(*token.as_bytes()) => {
                     let grant = Grant::from(Fence::from(row.fence));
+                    let expires = expires.max(row.expires);
                     (Row { expires, renewals: row.renewals + 1, ..row }, Acquired::Granted(grant))
                 }
                 Some(row) if row.is_held(now) => {

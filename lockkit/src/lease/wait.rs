@@ -161,12 +161,13 @@ impl<H> Lines<H> {
                         // Never sleep past the expiry of the holder's lease.
                         (0, pause.min(free_in + Duration::from_millis(1)))
                     }
-                    // A row lock does not tell how long the lease is held, so these pauses grow on their own.
-                    Turn::Held { free_in: None } => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
                     Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
                     // The attempt itself took its full time limit, so the pause is short.
                     Turn::Silent if took > PAUSES.cap => (0, PAUSES.base),
-                    Turn::Silent => (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap))),
+                    // Neither a row lock nor a quick failure tells how long the lease is held, so these pauses grow on their own.
+                    Turn::Held { free_in: None } | Turn::Silent => {
+                        (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap)))
+                    }
                 };
                 if Instant::now() >= deadline {
                     return Ok(seat.handed_or(without));

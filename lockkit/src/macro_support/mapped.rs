@@ -58,7 +58,7 @@ pub fn map_err<T, E>(result: Result<T, Mapped<E>>, convert: impl FnOnce(Error) -
     })
 }
 
-/// As [`is_worth_another`], for a function with `map_err`.
+/// As `is_worth_another`, for a function with `map_err`.
 pub fn is_worth_another_mapped<T, E>(ended: &Option<Result<T, Mapped<E>>>, test: impl Fn(&E) -> bool) -> bool {
     match ended {
         Some(Err(Mapped::Body(err))) => test(err),
