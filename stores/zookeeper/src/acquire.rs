@@ -18,7 +18,7 @@ use crate::{
     error::{Failure, Foreign},
     layout::{Place, queue},
     link::{Link, Shared, linked},
-    mine::{Held, Phase, Waiting},
+    mine::{Held, Phase, UNKNOWN, Waiting},
     note::{Content, Last, Note},
     queue::stand,
 };
@@ -248,8 +248,7 @@ impl Shared {
             ttl: claim.ttl,
             shown_ttl,
             renewals: 0,
-            // As written below. If it is not, the end of the lease reads it.
-            note: note.as_ref().map(|_| stat.version.wrapping_add(1)),
+            note: note.as_ref().map(|_| UNKNOWN),
         };
         if !self.mines().set(claim.token, Phase::Held(held)) {
             return Err(Failure::Silence("the session has ended".to_owned()));
@@ -257,9 +256,15 @@ impl Shared {
         called.send_replace(true);
         if note.is_some() {
             let last = Last { token: claim.token, fence, holder: claim.holder.to_string() };
-            // Not waited for: it is for the next holder, and later requests of this session come after it. A stale
-            // one has the wrong version.
-            drop(link.client.set_data(dir, &Note::Held(last).encode(), Some(stat.version)));
+            let (shared, link) = (self.clone(), link.clone());
+            let (dir, token) = (dir.to_owned(), claim.token);
+            // Not waited for, because it is for the next holder. A stale one has the wrong version.
+            self.runtime.spawn(async move {
+                let written = link.client.set_data(&dir, &Note::Held(last).encode(), Some(stat.version)).await;
+                if let Ok(stat) = written {
+                    shared.mines().noted(token, stat.version);
+                }
+            });
         }
         let expiring = self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
         self.mines().set_task(claim.token, &expiring);

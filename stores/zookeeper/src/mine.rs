@@ -97,9 +97,13 @@ pub(crate) struct Held {
     /// The ttl that its child shows to others.
     pub(crate) shown_ttl: Duration,
     pub(crate) renewals: u64,
-    /// The version of the note of this holder. `None` for a node without a note.
+    /// The version of the note of this holder, or [`UNKNOWN`]. `None` for a node without a note.
     pub(crate) note: Option<i32>,
 }
+
+/// No node has this version: the end of the lease reads the note before it replaces it. A version that was only expected may be
+/// that of the data of another owner.
+pub(crate) const UNKNOWN: i32 = -2;
 
 impl Held {
     /// The note that the end of the lease leaves, and the version of the one that it replaces. `None` for a node
@@ -156,6 +160,15 @@ impl Mines {
         let task = Task::of(task);
         if let Some(mine) = self.0.get_mut(&token) {
             mine.task = Some(task);
+        }
+    }
+
+    /// The note of the holder was written, with this version.
+    pub(crate) fn noted(&mut self, token: Token, version: i32) {
+        if let Some(Mine { phase: Phase::Held(held), .. }) = self.0.get_mut(&token)
+            && held.note == Some(UNKNOWN)
+        {
+            held.note = Some(version);
         }
     }
 

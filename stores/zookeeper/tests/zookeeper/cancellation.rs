@@ -118,8 +118,13 @@ async fn a_claim_whose_answer_was_lost_leaves_no_child() {
         wait_for_children(&client, &path, 0).await;
     }
     // The session is the same, and works.
-    let lease = Leases::new(store).lease("k").acquire().await.expect("it is free");
+    let lease = Leases::new(store.clone()).lease("k").acquire().await.expect("it is free");
     wait_for_children(&client, &path, 1).await;
+    // The note that the release replaces is written, and the store has heard so: the answer to a later request has come.
+    while !client.get_data(&path).await.expect("the node is there").0.starts_with(b"lockkit 1\nheld") {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    within(store.lease_look(&"k".into())).await.expect("an answer");
     // A release whose answer is lost is executed once, and the session deletes the child.
     proxy.answers(Answers::Vanish);
     let releasing = tokio::spawn(lease.release());
