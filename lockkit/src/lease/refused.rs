@@ -52,11 +52,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::NoAnswer => (place.in_the_way().is_some(), QUICK),
             Refused::NoTurn { answered } => (answered, FIRST_ANSWER),
         };
-        let (answered, held) = match timeout(limit, self.in_the_way(place)).await {
+        let held = match timeout(limit, self.in_the_way(place)).await {
             // A grant that came too late is being given back.
-            Ok(Ok(held)) => (answered, held.filter(|it| !place.has_claimed(it.token))),
+            Ok(Ok(held)) => held.filter(|it| !place.has_claimed(it.token)),
             Ok(Err(err)) if !answered && !err.is_transient() => return err,
-            Ok(Err(_)) | Err(_) => (answered, None),
+            Ok(Err(_)) | Err(_) => None,
         };
         if !answered && held.is_none() {
             return self.silence(place).await;
