@@ -1,6 +1,9 @@
 //! Waiters hear of releases by subscription.
 
-use std::time::Duration;
+use std::{
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use lockkit::store::LeaseStore;
 use lockkit_redis::RedisStore;
@@ -11,9 +14,16 @@ use crate::support::{PATIENCE, claim, plain, send, store, take, until};
 
 const TTL: Duration = Duration::from_secs(30);
 
+/// A waiter that hears of what is released from here on: a call counts from its first poll.
 fn waiting(store: &RedisStore, key: &'static str) -> JoinHandle<()> {
     let store = store.clone();
-    tokio::spawn(async move { store.lease_freed(&key.into()).await })
+    let mut freed = Box::pin(async move { store.lease_freed(&key.into()).await });
+    let is_woken = freed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    tokio::spawn(async move {
+        if !is_woken {
+            freed.await;
+        }
+    })
 }
 
 async fn channels(server: &Redis) -> usize {
