@@ -108,6 +108,19 @@ on_databases! {
         db.assert_nothing_left().await;
     }
 
+    // Both begin before the server has answered what it is.
+    async fn each_of_the_first_transactions_of_a_service_learns_whether_it_was_undone<S>(db: TestDb<S>) {
+        let unknown = Proxy::start(&db.url);
+        let pool = MySqlPoolOptions::new().min_connections(2).max_connections(2).connect(unknown.url()).await.unwrap();
+        drop(tokio::join!(pool.acquire(), pool.acquire()));
+        let (one, other) = tokio::join!(lockkit::begin(&pool), lockkit::begin(&pool));
+        for mut tx in [one.unwrap(), other.unwrap()] {
+            let is_marked = Galera::fetch_i64(&mut tx, "SELECT @lockkit_written IS NOT NULL").await.unwrap();
+            assert_eq!(is_marked, Some(1));
+            tx.rollback().await.unwrap();
+        }
+    }
+
     // What was committed must not be repeated, and what the caller rolled back need not be.
     async fn a_transaction_that_a_statement_of_its_own_ended_is_not_repeated<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE written (id BIGINT PRIMARY KEY)").await;

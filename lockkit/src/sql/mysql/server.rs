@@ -9,13 +9,12 @@ use sqlx::{MySql, MySqlConnection, Pool, Row};
 
 use crate::observe;
 
-/// A server that was used in this process.
+/// A server that has answered what it is.
 struct Server {
     host: String,
     port: u16,
     socket: Option<PathBuf>,
-    /// `None` until it has answered.
-    kind: Option<Kind>,
+    kind: Kind,
 }
 
 /// What other servers a server works with.
@@ -37,12 +36,12 @@ const OF_A_CLUSTER: &str = "the server is a node of a Galera cluster: row locks,
 const LOGS_STATEMENTS: &str = "the server writes its binary log as statements, and refuses writes in the READ COMMITTED transactions of `begin` \
      (error 1665): set `binlog_format` to ROW or MIXED";
 
-/// Asks the server what it is if this is its first use, and warns of uses for which it is not suited.
+/// Asks the server what it is, unless it has answered before, and warns once of uses for which it is not suited. Calls that
+/// come before the first answer ask as well: none goes on without it.
 pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
-    if !is_first_use(pool) {
+    if kind(pool).is_some() {
         return;
     }
-    let _asking = Asking(pool);
     let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; \
                  SHOW VARIABLES WHERE Variable_name IN \
                  ('wsrep_on', 'group_replication_group_name', 'log_bin', 'binlog_format')";
@@ -60,23 +59,14 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
             _ => {}
         }
     }
+    if !learn(pool, if nodes > 0 { Kind::Galera } else { kind }) {
+        return;
+    }
     if has_log && logs_statements {
         observe::caveat(LOGS_STATEMENTS);
     }
     if nodes > 1 {
         observe::caveat(OF_A_CLUSTER);
-    }
-    if let Some(it) = find(&mut servers(), pool) {
-        it.kind = Some(if nodes > 0 { Kind::Galera } else { kind });
-    }
-}
-
-/// A question to a server. If it ends without an answer, the next use asks again.
-struct Asking<'p>(&'p Pool<MySql>);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        servers().retain(|it| it.kind.is_some() || !it.is_at(self.0));
     }
 }
 
@@ -91,22 +81,19 @@ pub(super) fn is_galera(pool: &Pool<MySql>) -> bool {
 }
 
 fn kind(pool: &Pool<MySql>) -> Option<Kind> {
-    find(&mut servers(), pool).and_then(|it| it.kind)
+    servers().iter().find(|it| it.is_at(pool)).map(|it| it.kind)
 }
 
-fn is_first_use(pool: &Pool<MySql>) -> bool {
+/// Returns whether this is news.
+fn learn(pool: &Pool<MySql>, kind: Kind) -> bool {
     let mut servers = servers();
-    if find(&mut servers, pool).is_some() {
+    if servers.iter().any(|it| it.is_at(pool)) {
         return false;
     }
     let options = pool.connect_options();
     let (host, port, socket) = (options.get_host().to_owned(), options.get_port(), options.get_socket().cloned());
-    servers.push(Server { host, port, socket, kind: None });
+    servers.push(Server { host, port, socket, kind });
     true
-}
-
-fn find<'s>(servers: &'s mut [Server], pool: &Pool<MySql>) -> Option<&'s mut Server> {
-    servers.iter_mut().find(|it| it.is_at(pool))
 }
 
 impl Server {
