@@ -14,10 +14,8 @@ use crate::{
     key::Key,
     lease::{
         bounded::limit_for,
-        ending::retry_pause,
         held::Lease,
-        keeper::Unfinished,
-        kept::{Kept, Terms},
+        life::{Kept, Terms, Unfinished, ending::retry_pause},
         store::{Acquired, AcquiredAll, Answer, Claim, LeaseStore, Release, Token},
     },
     task::finished,

@@ -12,8 +12,11 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     error::{Error, Fault, Result, chain},
     key::Key,
-    lease::store::{
-        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token,
+    lease::{
+        life::Pin,
+        store::{
+            Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token,
+        },
     },
     task::no_answer,
 };
@@ -136,12 +139,12 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
-    /// Releases the lease. Waits for a transaction that has pinned it, which one may only have if `pinned`. Returns `false` if
+    /// Releases the lease. Waits for a transaction that has pinned it, which one may only have if `pin` says so. Returns `false` if
     /// the token no longer held the lease.
-    pub(crate) async fn release_now(&self, release: &Release, pinned: bool, limit: Duration) -> Result<bool> {
+    pub(crate) async fn release_now(&self, release: &Release, pin: Pin, limit: Duration) -> Result<bool> {
         let Release { key, token, min_hold } = release;
         loop {
-            let answer = if pinned || !min_hold.is_zero() {
+            let answer = if pin != Pin::No || !min_hold.is_zero() {
                 self.release(release, limit).await
             } else {
                 self.release_unpinned(key, *token, limit).await

@@ -8,8 +8,7 @@ use crate::{
     key::Key,
     lease::{
         bounded::Bounded,
-        keeper::{Keeper, Sweep},
-        kept::HandOver,
+        life::{HandOver, Keeper, keeper::Sweep},
         lines::Lines,
         store::{LeaseStore, Profile},
         wait::Freed,

@@ -6,9 +6,9 @@ use tokio::time::{sleep, timeout};
 
 use super::{Inner, Leases};
 use crate::{
-    error::{Error, Fault, LossReason, Result},
+    error::{Error, Fault, Result},
     lease::{
-        keeper::BATCH,
+        life::{Effect, Event, keeper::BATCH},
         store::{Answer, BUSY_PAUSE, LeaseStore},
     },
     task::finished,
@@ -96,10 +96,9 @@ impl<S: LeaseStore> Leases<S> {
 async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
     // A second call to `close` waits for the releases of this one.
     let releasing = inner.keeper.unfinished();
-    let held = inner.keeper.close();
-    for kept in &held {
-        kept.lose(LossReason::Closed);
-    }
+    let mut held = inner.keeper.close();
+    // A commit in flight ends its lease itself.
+    held.retain(|it| it.on(Event::Closed) != Effect::Nothing);
     let closing = async {
         let releasing = releasing;
         for batch in held.chunks(BATCH) {

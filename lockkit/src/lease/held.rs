@@ -2,14 +2,9 @@
 
 use std::{fmt, iter::once_with, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use super::{
-    Inner, check_ttl,
-    ending::{Owned, Released, give_back},
-    reentry::realm,
-    request::Yields,
-};
+use super::{Inner, check_ttl, reentry::realm, request::Yields};
 use crate::{
     error::{Error, LossReason, Result},
     fence::Fence,
@@ -17,7 +12,11 @@ use crate::{
     key::Key,
     lease::{
         bounded::limit_for,
-        kept::{Kept, release_failed},
+        life::{
+            Event, Kept,
+            ending::{Owned, Released, give_back},
+            release_failed,
+        },
         lines::Line,
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},
     },
@@ -25,10 +24,6 @@ use crate::{
     policy::OnLost,
     scope::{Lock, Record},
 };
-
-/// Longest time to find out whether the store has a lease that a transaction does not see.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
 /// A lease that this process holds. lockkit renews it in the background until it is released.
 ///
@@ -39,8 +34,17 @@ const LOOK_LIMIT: Duration = Duration::from_secs(1);
 pub struct Lease<S: LeaseStore> {
     pub(super) kept: Arc<Kept>,
     pub(super) inner: Arc<Inner<S>>,
-    /// Shared by all shares of the lease. `None` in the handle that a body under the lease gets.
-    owned: Option<Arc<Guard<Owned<S>>>>,
+    owner: Owner<S>,
+}
+
+/// Who releases the lease.
+enum Owner<S: LeaseStore> {
+    /// The last of its shares.
+    Shares(Arc<Guard<Owned<S>>>),
+    /// The request whose body has this handle, unless the body does.
+    Request,
+    /// `#[with_lock]`, whose body has this handle.
+    Attribute,
 }
 
 impl<S: LeaseStore> Lease<S> {
@@ -57,7 +61,7 @@ impl<S: LeaseStore> Lease<S> {
             None => inner.lines.granted_otherwise(&kept.key, kept.grant.fence),
         };
         if !is_latest {
-            kept.lose(LossReason::Stolen);
+            kept.on(Event::Stolen);
         }
         let lease = Self::handed(inner, kept, line);
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
@@ -66,46 +70,17 @@ impl<S: LeaseStore> Lease<S> {
     /// A lease that is renewed already.
     pub(super) fn handed(inner: Arc<Inner<S>>, kept: Arc<Kept>, line: Option<Arc<Line<Self>>>) -> Self {
         let owned = Owned { kept: kept.clone(), inner: inner.clone(), line };
-        Self { kept, inner, owned: Some(Arc::new(Guard::new(owned))) }
+        Self { kept, inner, owner: Owner::Shares(Arc::new(Guard::new(owned))) }
     }
 
     /// A handle to the same lease for a body that runs under it. Dropping the handle releases nothing.
-    fn without_ownership(&self) -> Self {
-        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: None }
+    fn owned_by(&self, owner: Owner<S>) -> Self {
+        Self { kept: self.kept.clone(), inner: self.inner.clone(), owner }
     }
 
     /// The state of the lease in this process.
     pub(crate) fn kept(&self) -> &Kept {
         &self.kept
-    }
-
-    /// A transaction may pin the lease from now on, unless it is lost or being released.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn pin(&self) -> Result<()> {
-        let may_pin = self.inner.keeper.pin(&self.kept);
-        self.check_trusted()?;
-        if may_pin { Ok(()) } else { Err(self.lost_error(LossReason::Released)) }
-    }
-
-    /// Registers the current runtime, so that it can renew the lease too.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn visit(&self) {
-        self.inner.keeper.visit();
-    }
-
-    /// Whether the store has the lease, for a transaction that does not see it. `false` also if the store does not answer in time.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) async fn is_in_store(&self) -> bool {
-        let Kept { key, token, .. } = &*self.kept;
-        // SQLite's calls have no limit of their own, and the transaction may have the only connection.
-        let looked = timeout(LOOK_LIMIT, self.inner.store().look(key, LOOK_LIMIT)).await;
-        matches!(looked, Ok(Ok(Some(held))) if held.token == *token)
-    }
-
-    /// The source of the fences, see [`LeasesBuilder::fence_domain`](crate::store::LeasesBuilder::fence_domain).
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn fence_domain(&self) -> &Key {
-        &self.inner.fence_domain
     }
 
     /// The token of this acquisition.
@@ -121,7 +96,11 @@ impl<S: LeaseStore> Lease<S> {
     ///
     /// A share of the handle that a body gets ends with that body.
     pub fn share(&self) -> Self {
-        Self { kept: self.kept.clone(), inner: self.inner.clone(), owned: self.owned.clone() }
+        self.owned_by(match &self.owner {
+            Owner::Shares(owned) => Owner::Shares(owned.clone()),
+            Owner::Request => Owner::Request,
+            Owner::Attribute => Owner::Attribute,
+        })
     }
 
     /// The lease's key.
@@ -181,19 +160,18 @@ impl<S: LeaseStore> Lease<S> {
         self.inner.keeper.visit();
         if ttl != self.kept.ttl() {
             // From here on it is not handed on: an answer may come late, and the ttl is this holder's.
-            self.inner.keeper.stay(&self.kept);
+            self.kept.on(Event::Bound);
         }
         while self.is_trusted() {
             let sent = Instant::now();
             let renewal = Renewal { key: self.kept.key.clone(), token: self.kept.token, ttl: whole };
             match self.inner.store().renew(&[renewal], limit_for(self.kept.ttl())).await?.pop() {
                 Some(Answer::Done) => {
-                    self.kept.set_ttl(ttl);
-                    self.kept.renewed(sent, ttl);
+                    self.kept.on(Event::Extended { sent, ttl });
                     self.inner.keeper.renewed(&self.kept);
                     break;
                 }
-                Some(Answer::Gone) => self.kept.gone(),
+                Some(Answer::Gone) => drop(self.kept.on(Event::Gone)),
                 // Another statement has the row of the lease locked.
                 Some(Answer::Busy) | None => sleep(BUSY_PAUSE).await,
             }
@@ -217,7 +195,7 @@ impl<S: LeaseStore> Lease<S> {
     /// # Cancel safety
     /// The release continues in the background if this future is dropped.
     pub async fn release(mut self) -> Result<Released> {
-        if self.owned.is_none() && self.kept.ends_with_body() {
+        if matches!(self.owner, Owner::Attribute) {
             let reason =
                 "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
             return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
@@ -225,14 +203,14 @@ impl<S: LeaseStore> Lease<S> {
         // Before the lease leaves the keeper, and until it is released in the background if this is dropped: `close` waits for a
         // release that it does not see there.
         let _unfinished = self.inner.keeper.unfinished();
-        let owned = match self.owned.take() {
-            None => None,
-            Some(owned) => match Arc::into_inner(owned) {
+        let owned = match std::mem::replace(&mut self.owner, Owner::Request) {
+            Owner::Request | Owner::Attribute => None,
+            Owner::Shares(owned) => match Arc::into_inner(owned) {
                 Some(last) => Some(last),
                 None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
-        let released = if owned.as_ref().is_some_and(|it| it.hand_on()) {
+        let released = if owned.as_ref().is_some_and(|it| it.give()) {
             Released::WhileHeld
         } else {
             // From here on it is not handed on. If it was, the store must not be asked: the token is the next holder's.
@@ -249,16 +227,16 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Marks the lease as returned to the caller. `min_hold` does not apply to a lease that is released before that.
     pub(super) fn hand_out(&self) {
-        self.kept.hand_out();
+        self.kept.on(Event::HandedOut);
     }
 
     /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
         let _unfinished = self.inner.keeper.unfinished();
-        let pinned = self.inner.keeper.end(&self.kept);
+        let pin = self.inner.keeper.end(&self.kept);
         let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
-        self.inner.store().release_now(&release, pinned, limit_for(self.kept.ttl())).await?;
-        self.kept.lose(LossReason::Released);
+        self.inner.store().release_now(&release, pin, limit_for(self.kept.ttl())).await?;
+        self.kept.on(Event::Released);
         Ok(())
     }
 
@@ -289,15 +267,15 @@ impl<S: LeaseStore> Lease<S> {
         }
     }
 
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
+        Error::Lost { key: self.kept.key.clone(), fence: self.kept.grant.fence, reason }
+    }
+
     pub(crate) fn check_trusted(&self) -> Result<()> {
         match self.kept.lost() {
             None => Ok(()),
             Some(reason) => Err(self.lost_error(reason)),
         }
-    }
-
-    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
-        Error::Lost { key: self.kept.key.clone(), fence: self.kept.grant.fence, reason }
     }
 }
 
@@ -309,12 +287,11 @@ impl<S: LeaseStore> Yields for Lease<S> {
     }
 
     fn borrowed(&self) -> Self {
-        self.without_ownership()
+        self.owned_by(Owner::Request)
     }
 
     fn lent(&self) -> Self {
-        self.kept.set_ends_with_body();
-        self.without_ownership()
+        self.owned_by(Owner::Attribute)
     }
 
     fn watched(&self) -> (Watch<'_>, Record) {

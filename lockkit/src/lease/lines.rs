@@ -19,7 +19,7 @@ use crate::{
     fence::Fence,
     key::Key,
     lease::{
-        kept::{Kept, Wants},
+        life::{Kept, Wants},
         store::Token,
     },
 };

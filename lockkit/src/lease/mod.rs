@@ -17,10 +17,10 @@ mod attempt;
 pub(crate) mod bounded;
 pub(crate) mod builder;
 mod close;
-mod ending;
 mod held;
-pub(crate) mod keeper;
-pub(crate) mod kept;
+#[cfg(feature = "sql")]
+pub(crate) mod in_transaction;
+pub(crate) mod life;
 pub(crate) mod lines;
 mod permits;
 mod place;
@@ -31,20 +31,17 @@ mod request;
 mod set;
 mod shared;
 pub(crate) mod store;
-pub(crate) mod trust;
 pub(crate) mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-#[cfg(feature = "sql")]
-pub(crate) use self::ending::Committing;
 pub use self::{
     builder::LeasesBuilder,
     close::Health,
-    ending::Released,
     held::Lease,
+    life::ending::Released,
     request::{LeaseRequest, Yields},
     set::MultiLease,
     shared::ReadWrite,
@@ -54,13 +51,12 @@ use self::{
     request::Mode,
 };
 use crate::{
-    error::{Error, LossReason, Result},
+    error::{Error, Result},
     fence::Fence,
     key::Key,
     lease::{
         bounded::{Bounded, LIMIT},
-        keeper::Keeper,
-        kept::HandOver,
+        life::{Event, HandOver, Keeper},
         lines::Lines,
         store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Release},
         wait::{FIRST_ANSWER, Freed},
@@ -102,6 +98,7 @@ struct Inner<S: LeaseStore> {
     lines: Lines<Lease<S>>,
     /// As the service has set it, see [`Inner::hand_over`].
     hand_over: HandOver,
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     fence_domain: Key,
     tell: Option<Arc<dyn TellsReleases>>,
     ttl: Duration,
@@ -225,7 +222,7 @@ impl<S: LeaseStore> Leases<S> {
         match self.look(&key).await? {
             Some(held) => {
                 // A lease that this process is releasing or committing is not renewed any more.
-                let here = self.0.keeper.stays_with(held.token, fence);
+                let here = self.0.keeper.bind(held.token, fence);
                 let here = here.or_else(|| Some(self.0.lines.fence_of(&key, held.token)? == fence));
                 if !here.unwrap_or(held.info.fence == fence) {
                     return Ok(None);
@@ -246,7 +243,7 @@ impl<S: LeaseStore> Leases<S> {
                 Answer::Done => {
                     // A holder of this process learns it at once.
                     if let Some(kept) = self.0.keeper.stolen(held.token) {
-                        kept.lose(LossReason::Stolen);
+                        kept.on(Event::Stolen);
                     }
                     self.0.lines.freed(&key);
                     return Ok(Some(shown));

@@ -14,7 +14,7 @@ use crate::{
     guard::Guard,
     key::Key,
     lease::{
-        kept::release_failed,
+        life::release_failed,
         store::{LeaseRecord, LeaseStore, Token},
     },
 };

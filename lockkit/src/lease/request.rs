@@ -20,7 +20,7 @@ use crate::{
     key::Key,
     lease::{
         bounded::limit_for,
-        kept::{Terms, Wants},
+        life::{Terms, Wants},
         store::{Claim, LeaseStore, Token},
         wait::{self, Turn, Waited},
     },

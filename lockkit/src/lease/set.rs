@@ -9,15 +9,15 @@ use std::{
 use super::{
     Leases,
     attempt::joined,
-    ending::Released,
     held::Lease,
+    life::ending::Released,
     request::{LeaseRequest, Mode, Yields},
 };
 use crate::{
     error::Result,
     guard::Watch,
     key::Key,
-    lease::{kept::release_failed, store::LeaseStore},
+    lease::{life::release_failed, store::LeaseStore},
     observe::{Strategy, holding},
     policy::OnLost,
     scope::Record,

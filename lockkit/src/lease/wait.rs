@@ -13,7 +13,7 @@ use crate::{
     error::Result,
     key::Key,
     lease::{
-        kept::Wants,
+        life::Wants,
         lines::{Lines, Seat},
     },
     observe,

@@ -8,7 +8,12 @@ use tokio::time::timeout;
 use crate::{
     error::{Error, Fault, LossReason, Result},
     key::Key,
-    lease::{Committing, Lease, MultiLease, kept::Kept, store::Answer},
+    lease::{
+        Lease, MultiLease,
+        in_transaction::Committing,
+        life::{Event, Kept, Pin},
+        store::Answer,
+    },
     sql::{
         LeaseOps, failed_on_own_table, in_transaction, is_answered,
         tx::{AnyTx, ROLLBACK_LIMIT},
@@ -46,11 +51,11 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
             .await
             .map_err(|err| failed_on_own_table::<DB>("verifying lease", Some(&self.kept().key), err))?;
         if pinned {
-            self.kept().pin();
+            self.kept().on(Event::Verified);
         } else if self.is_in_store().await {
             return Err(elsewhere("verify", self.key()));
         } else {
-            self.kept().gone();
+            self.kept().on(Event::Gone);
         }
         self.check_trusted()
     }
@@ -119,22 +124,21 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
         for (lease, committing) in leases.iter().zip(&mut committing) {
             let kept = lease.kept();
             let Kept { key, token, .. } = kept;
-            if committing.hands_on() {
+            if committing.gives() {
                 // It proves that the lease is held, and its lock keeps it so until the commit.
                 let renewed = DB::lease_renew(tx.connection(), &[kept.renewal()]).await;
                 if renewed.map_err(|err| give_up_failed::<DB>(key, err))? == [Answer::Done] {
-                    committing.get_mut().set_renewed();
                     continue;
                 }
-                committing.get_mut().end();
+                committing.get_mut().release();
             }
-            let (min_hold, may_be_pinned) = (kept.min_hold(), committing.may_be_pinned());
+            let (pinned, may_be_pinned) = (committing.pin() == Pin::Certain, committing.pin() != Pin::No);
             let given_up =
-                DB::lease_give_up(tx.connection(), key, *token, min_hold, kept.is_pinned(), may_be_pinned).await;
+                DB::lease_give_up(tx.connection(), key, *token, kept.min_hold(), pinned, may_be_pinned).await;
             if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }
-            committing.get_mut().set_given_up();
+            committing.get_mut().gave_up();
         }
         Ok(None)
     };
@@ -160,7 +164,7 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
             if lost.is_in_store().await {
                 elsewhere("commit", lost.key())
             } else {
-                lost.kept().gone();
+                lost.kept().on(Event::Gone);
                 lost.lost_error(lost.kept().lost().unwrap_or(LossReason::Stolen))
             }
         }

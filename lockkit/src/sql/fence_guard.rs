@@ -6,10 +6,10 @@ use sqlx::Database;
 use tokio::time::Instant;
 
 use crate::{
-    error::{Error, Fault, LossReason, Result},
+    error::{Error, Fault, Result},
     fence::Fence,
     key::Key,
-    lease::{Lease, MultiLease, builder::check_fence_domain, store::LeaseStore},
+    lease::{Lease, MultiLease, builder::check_fence_domain, life::Event, store::LeaseStore},
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
@@ -144,7 +144,7 @@ impl<S: LeaseStore> Lease<S> {
         self.check_trusted()?;
         let guarded = guard_on::<DB>(conn, self.fence_domain(), self.key(), self.fence()).await;
         if let Err(Error::Fenced { .. }) = guarded {
-            self.kept().lose(LossReason::Stolen);
+            self.kept().on(Event::Stolen);
         }
         guarded
     }

@@ -15,8 +15,8 @@ use crate::{
     key::Key,
     lease::{
         Lease, Yields,
+        life::{Event, Life},
         store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal, Token},
-        trust::Trust,
     },
 };
 
@@ -199,7 +199,7 @@ pub struct Tracked {
 pub struct Watched<S> {
     store: S,
     oracle: Oracle,
-    held: Arc<Mutex<HashMap<Token, Arc<Trust>>>>,
+    held: Arc<Mutex<HashMap<Token, Arc<Mutex<Life>>>>>,
 }
 
 impl<S> Watched<S> {
@@ -211,18 +211,19 @@ impl<S> Watched<S> {
     fn granted(&self, claim: &Claim, grant: &Grant, sent: Instant) {
         let Claim { key, token, ttl, .. } = claim;
         let ttl = grant.ttl.map_or(*ttl, |most| most.min(*ttl));
-        let trust = Arc::new(Trust::new(sent, ttl));
-        lock(&self.held).insert(*token, trust.clone());
-        self.oracle.granted(key, *token, grant.fence, move || trust.lost().is_none());
+        let life = Arc::new(Mutex::new(Life::new(sent, ttl)));
+        lock(&self.held).insert(*token, life.clone());
+        self.oracle.granted(key, *token, grant.fence, move || lock(&life).lost(Instant::now()).is_none());
     }
 
-    fn of(&self, token: Token) -> Option<Arc<Trust>> {
+    fn of(&self, token: Token) -> Option<Arc<Mutex<Life>>> {
         lock(&self.held).get(&token).cloned()
     }
 
     fn ended(&self, token: Token) {
-        if let Some(trust) = lock(&self.held).remove(&token) {
-            trust.lose(crate::error::LossReason::Released);
+        let life = lock(&self.held).remove(&token);
+        if let Some(life) = life {
+            lock(&life).on(Instant::now(), Event::Released);
         }
     }
 }
@@ -255,7 +256,9 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         let answers = self.store.lease_renew(renewals).await?;
         for (Renewal { token, ttl, .. }, answer) in renewals.iter().zip(&answers) {
             match (answer, self.of(*token)) {
-                (Answer::Done, Some(trust)) => drop(trust.renewed(sent, *ttl)),
+                (Answer::Done, Some(life)) => {
+                    lock(&life).on(Instant::now(), Event::Renewed { sent, ttl: *ttl });
+                }
                 (Answer::Gone, _) => self.ended(*token),
                 _ => {}
             }

@@ -20,11 +20,11 @@ use tokio::{
 };
 
 use crate::{
-    error::{LossReason, Result},
+    error::Result,
     fence::Fence,
     lease::{
         bounded::{Bounded, LIMIT},
-        kept::{Kept, Wants},
+        life::{Effect, Event, Kept, Pin, Wants},
         store::{Acquired, Answer, Claim, LeaseStore, Release, Renewal, Token},
     },
     observe,
@@ -197,55 +197,30 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.reschedule(kept.token, first_renewal(kept));
     }
 
-    /// Stops renewing the lease, which is never handed on from then on. One that was handed on before is renewed for its
-    /// next holder.
+    /// Stops renewing the lease, which only the store frees from now on. One that was given away before is renewed for
+    /// its next holder.
     pub(crate) fn forget(&self, kept: &Kept) {
+        kept.on(Event::Bound);
         self.0.state().stop_renewing(kept);
     }
 
-    /// The lease is not handed on any more: only the store knows when it is free.
-    pub(crate) fn stay(&self, kept: &Kept) {
-        let _state = self.0.state();
-        kept.stay();
-    }
-
-    /// Whether the lease with this token has this fence now. If so, it is not handed on any more. `None` if this process does not
-    /// renew it.
-    pub(crate) fn stays_with(&self, token: Token, fence: Fence) -> Option<bool> {
+    /// Whether the lease with this token has this fence now. If so, only the store frees it from now on. `None` if this process
+    /// does not renew it.
+    pub(crate) fn bind(&self, token: Token, fence: Fence) -> Option<bool> {
         let state = self.0.state();
         let kept = &state.entries.get(&token)?.kept;
         let has_it = kept.grant.fence == fence;
         if has_it {
-            kept.stay();
+            kept.on_unreported(Event::Bound);
         }
         Some(has_it)
     }
 
-    /// A transaction may pin the lease from now on, so it is not handed on any more. `false` if it may not, because the
-    /// lease is being released.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn pin(&self, kept: &Kept) -> bool {
-        let _state = self.0.state();
-        kept.stay();
-        kept.may_pin()
-    }
-
-    /// Stops renewing the lease, which is about to be released. Returns whether a transaction may have pinned it.
-    pub(crate) fn end(&self, kept: &Kept) -> bool {
-        let mut state = self.0.state();
-        state.stop_renewing(kept);
-        kept.end()
-    }
-
-    /// The commit that would have handed the lease on, or released it (`ended`), was refused. It is not handed on any more.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn refused(&self, kept: &Kept, ended: bool) {
-        let _state = self.0.state();
-        kept.stay();
-        kept.set_commits(false);
-        if ended {
-            kept.goes_on();
-        }
+    /// Stops renewing the lease, of which a release is about to be sent. Returns whether a transaction may have pinned it.
+    pub(crate) fn end(&self, kept: &Kept) -> Pin {
+        let pin = kept.end(Event::Releasing);
+        self.forget(kept);
+        pin
     }
 
     /// The lease with this token was taken away. Returns the one who held it.
@@ -253,27 +228,13 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.state().forget(token)
     }
 
-    /// A commit begins after which the lease may be handed on. Until then nothing else hands it on. `false` if the lease is
-    /// not handed on, because it was forgotten or pinned before, or because another commit has begun.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(crate) fn commits(&self, kept: &Kept) -> bool {
+    /// Ends the lease and renews that of the next holder in its place, on the same schedule. `None` if it may not be given away.
+    pub(crate) fn give(&self, kept: &Kept, wants: &Wants, after_commit: bool) -> Option<Arc<Kept>> {
         let mut state = self.0.state();
-        let may_commit = !kept.commits() && state.passable(kept).is_some();
-        if may_commit {
-            kept.set_commits(true);
-        }
-        may_commit
-    }
-
-    /// Ends the lease and renews that of the next holder in its place, on the same schedule. `after_commit`: this is the
-    /// commit for which [`commits`](Self::commits) was called. `None` if the lease is lost, or was forgotten or pinned at
-    /// any time before.
-    pub(crate) fn hand_on(&self, kept: &Kept, wants: &Wants, after_commit: bool) -> Option<Arc<Kept>> {
-        let mut state = self.0.state();
-        let entry = state.passable(kept).filter(|_| kept.commits() == after_commit)?;
-        let next = Arc::new(kept.hand_on(wants)?);
-        entry.kept = next.clone();
-        Some(next)
+        let entry = state.entries.get_mut(&kept.token).filter(|it| it.is_of(kept))?;
+        let Effect::Give(life) = kept.on_unreported(Event::Giving { after_commit }) else { return None };
+        entry.kept = Arc::new(kept.next(life, wants));
+        Some(entry.kept.clone())
     }
 
     /// Refuses new leases and stops all renewals. Returns the leases that were renewed until now.
@@ -281,8 +242,7 @@ impl<S: LeaseStore> Keeper<S> {
         let mut state = self.0.state();
         state.is_closed = true;
         state.rounds.iter_mut().for_each(|it| it.schedule.clear());
-        // A commit in flight ends its lease itself.
-        state.entries.drain().map(|(_, entry)| entry.kept).filter(|it| !it.commits()).collect()
+        state.entries.drain().map(|(_, entry)| entry.kept).collect()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -387,18 +347,11 @@ impl State {
         Some(due)
     }
 
-    /// The entry of this lease, if the lease may be handed on.
-    fn passable(&mut self, kept: &Kept) -> Option<&mut Entry> {
-        let entry = self.entries.get_mut(&kept.token);
-        entry.filter(|it| !kept.stays() && it.is_of(kept))
-    }
-
-    /// Stops renewing the lease, which is never handed on from then on. Returns `false` if it was not renewed, or was
-    /// handed on before.
-    fn stop_renewing(&mut self, kept: &Kept) -> bool {
-        kept.stay();
-        let is_renewed = self.entries.get(&kept.token).is_some_and(|it| it.is_of(kept));
-        is_renewed && self.forget(kept.token).is_some()
+    /// Stops renewing the lease, unless it was given away before.
+    fn stop_renewing(&mut self, kept: &Kept) {
+        if self.entries.get(&kept.token).is_some_and(|it| it.is_of(kept)) {
+            self.forget(kept.token);
+        }
     }
 
     fn forget(&mut self, token: Token) -> Option<Arc<Kept>> {
@@ -492,6 +445,7 @@ impl<S: LeaseStore> Shared<S> {
                     continue;
                 }
                 round.schedule.remove(&(at, token));
+                kept.on_unreported(Event::Elapsed);
                 if kept.is_lost() {
                     entries.remove(&token);
                     lost.push(kept);
@@ -569,8 +523,8 @@ async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
         let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
         renew_all(&shared, &renewals);
         for kept in lost {
-            // Reporting a loss runs application code, so the state must not be locked here.
-            kept.lost();
+            // This runs code of the application, so the state must not be locked here.
+            kept.report();
         }
         let (sweeps, next_sweep) = shared.take_sweep(now);
         if sweeps && let Some(sweep) = shared.sweep {
@@ -617,19 +571,17 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                 // The lease may have been handed on meanwhile, or is being released.
                 let Some(kept) = shared.kept(renewal.token) else { continue };
                 match answer {
-                    Answer::Done if kept.renewed(sent, renewal.ttl) => {}
                     Answer::Busy => ask_again_soon(shared, &kept),
-                    // It was lost, or handed on since.
                     Answer::Done => {
-                        let was_renewed = shared.state().stop_renewing(&kept);
-                        if was_renewed {
-                            kept.lose(LossReason::Stolen);
+                        // It was lost, or given away since.
+                        if kept.on(Event::Renewed { sent, ttl: renewal.ttl }) == Effect::Refuse {
+                            shared.state().stop_renewing(&kept);
                         }
                     }
                     Answer::Gone => {
                         let forgotten = shared.state().forget(renewal.token);
                         if let Some(kept) = forgotten {
-                            kept.gone();
+                            kept.on(Event::Gone);
                         }
                     }
                 }
@@ -637,7 +589,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
         }
         Err(err) => {
             for kept in renewals.iter().filter_map(|it| shared.kept(it.token)) {
-                kept.unreachable();
+                kept.on(Event::Silent);
                 ask_again_soon(shared, &kept);
             }
             if !shared.outage.swap(true, Ordering::Relaxed) {

@@ -1,0 +1,214 @@
+//! A lease in a transaction of its own database: verified in it, or ended by its commit.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use crate::{
+    error::{LossReason, Result},
+    guard::{Guard, Hold},
+    key::Key,
+    lease::{
+        Inner,
+        held::Lease,
+        life::{
+            Effect, Event, Kept, Pin, Step, Unfinished, Wants,
+            ending::{give, give_back_later},
+        },
+        lines::Line,
+        store::LeaseStore,
+    },
+};
+
+/// Longest time to find out whether the store has a lease that a transaction does not see.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+
+/// A lease whose commit is in flight. If this is dropped before the answer, the outcome of the commit is unknown, so
+/// the lease is released once more.
+pub(crate) struct Committing<S: LeaseStore> {
+    kept: Arc<Kept>,
+    inner: Arc<Inner<S>>,
+    unfinished: Unfinished,
+    step: Step,
+    /// The queue whose first waiter gets the lease after the commit.
+    line: Option<Arc<Line<Lease<S>>>>,
+    /// Whether another transaction had pinned the lease before.
+    pin: Pin,
+}
+
+impl<S: LeaseStore> Lease<S> {
+    /// Prepares to end the lease with the commit of a transaction: to give it away if it is committed alone and somebody in
+    /// this process waits for it, otherwise to release it.
+    pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
+        let (kept, inner) = (self.kept.clone(), self.inner.clone());
+        let unfinished = inner.keeper.unfinished();
+        let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
+        let line = inner.lines.line_with_taker(&kept.key, suits);
+        let line = line.filter(|_| kept.on(Event::Committing(Step::Gives)) != Effect::Refuse);
+        let gives = line.is_some();
+        let mut committing = Committing { kept, inner, unfinished, step: Step::Gives, line, pin: Pin::No };
+        if !gives {
+            committing.release();
+        }
+        Guard::new(committing)
+    }
+
+    /// A transaction may pin the lease from now on, unless it is lost or being released.
+    pub(crate) fn pin(&self) -> Result<()> {
+        match self.kept.on(Event::Verifying) {
+            Effect::Refuse => Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Registers the current runtime, so that it can renew the lease too.
+    pub(crate) fn visit(&self) {
+        self.inner.keeper.visit();
+    }
+
+    /// Whether the store has the lease, for a transaction that does not see it. `false` also if the store does not answer in time.
+    pub(crate) async fn is_in_store(&self) -> bool {
+        let Kept { key, token, .. } = &*self.kept;
+        // SQLite's calls have no limit of their own, and the transaction may have the only connection.
+        let looked = timeout(LOOK_LIMIT, self.inner.store().look(key, LOOK_LIMIT)).await;
+        matches!(looked, Ok(Ok(Some(held))) if held.token == *token)
+    }
+
+    /// The source of the fences, see [`LeasesBuilder::fence_domain`](crate::store::LeasesBuilder::fence_domain).
+    pub(crate) fn fence_domain(&self) -> &Key {
+        &self.inner.fence_domain
+    }
+}
+
+impl<S: LeaseStore> Committing<S> {
+    /// Whether the transaction has to renew the lease, which is given away after the commit. That renewal extends nobody's
+    /// trust: the commit may not be durable yet.
+    pub(crate) fn gives(&self) -> bool {
+        self.step == Step::Gives
+    }
+
+    /// The transaction will release the lease. A renewal after it finds no lease, which must not be reported as a loss. No other
+    /// transaction may pin the lease from now on.
+    pub(crate) fn release(&mut self) {
+        self.step = Step::Releases;
+        self.pin = self.kept.end(Event::Committing(self.step));
+        self.inner.keeper.forget(&self.kept);
+    }
+
+    /// The transaction has released the lease. Who finds no lease from now on does not find a theft, unless it is rolled back.
+    pub(crate) fn gave_up(&mut self) {
+        self.step = Step::GaveUp;
+        self.kept.on(Event::Committing(self.step));
+    }
+
+    /// Whether another transaction had pinned the lease before.
+    pub(crate) fn pin(&self) -> Pin {
+        self.pin
+    }
+
+    /// The commit succeeded. It released the lease, or the lease is given away now.
+    pub(crate) fn committed(committing: Guard<Self>) {
+        let Self { kept, inner, line, step, .. } = &*committing;
+        if *step != Step::Gives {
+            kept.on(Event::Committed);
+            inner.lines.given_back(kept.line());
+            committing.defuse();
+        } else if line.as_ref().is_some_and(|it| give(inner, kept, it, true)) {
+            committing.defuse();
+        } else {
+            // The waiter has gone, or the answer took longer than the trust lasts: the lease is released in the
+            // background. It is not lost: nobody could take it before the commit.
+            kept.on(Event::Committed);
+        }
+    }
+
+    /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped.
+    pub(crate) fn refused(committing: Guard<Self>) {
+        let Self { kept, inner, unfinished, step, .. } = committing.defuse();
+        if kept.on(Event::Refused(step)) == Effect::Renew && !inner.keeper.keep(&kept) {
+            // The `Leases` were closed in the meantime, and the close did not see this lease.
+            kept.on(Event::Closed);
+            give_back_later(inner, kept, unfinished, Vec::new());
+        }
+    }
+}
+
+impl<S: LeaseStore> Hold for Committing<S> {
+    fn abandon(self) {
+        let Self { kept, inner, unfinished, .. } = self;
+        kept.on(Event::Unanswered);
+        give_back_later(inner, kept, unfinished, Vec::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use crate::{Error, Leases, guard::CommitSent, testing::MemoryStore};
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(1);
+
+    fn leases() -> Leases<MemoryStore> {
+        Leases::builder(MemoryStore::new().client()).ttl(TTL).wait(60 * TTL).build().unwrap()
+    }
+
+    /// Begins a commit of the lease while somebody waits for it.
+    async fn commit_with_a_waiter(
+        leases: &Leases<MemoryStore>,
+        lease: &Lease<MemoryStore>,
+    ) -> Guard<Committing<MemoryStore>> {
+        let request = leases.lease("k");
+        tokio::spawn(async move { drop(request.acquire().await) });
+        sleep(TTL / 1000).await;
+        let committing = lease.begin_commit(true);
+        assert!(committing.gives());
+        committing
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_that_outlasts_the_trust_is_no_loss() {
+        let leases = leases();
+        let ran = leases.lease("k").run(async |lease| {
+            let committing = commit_with_a_waiter(&leases, &lease).await;
+            let sent = CommitSent::now();
+            leases.store().faults().partition();
+            sleep(2 * TTL).await;
+            leases.store().faults().heal();
+            Committing::committed(committing);
+            drop(sent);
+            Ok::<_, Error>(())
+        });
+        ran.await.unwrap();
+        drop(leases.lease("k").acquire().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_whose_commit_was_refused_is_closed_with_the_others() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        Committing::refused(commit_with_a_waiter(&leases, &lease).await);
+        assert!(lease.is_trusted());
+        leases.close().await.unwrap();
+        assert!(!lease.is_trusted());
+        assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_leaves_the_lease_of_a_commit_in_flight_to_the_commit_and_waits_for_it() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let committing = commit_with_a_waiter(&leases, &lease).await;
+        let closing = tokio::spawn({
+            let leases = leases.clone();
+            async move { leases.close().await }
+        });
+        sleep(TTL / 2).await;
+        assert!(lease.is_trusted() && !closing.is_finished());
+        Committing::committed(committing);
+        closing.await.unwrap().unwrap();
+        assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! How a lease ends: released by its holder, released in the background on drop, or given to a waiter of this process.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    runtime,
+    time::{Instant, sleep},
+};
+
+use super::{Event, Kept, Unfinished, Wants, release_failed};
+use crate::{
+    error::{LossReason, Result},
+    guard::{Guard, Hold},
+    lease::{
+        Inner,
+        bounded::limit_for,
+        held::Lease,
+        lines::Line,
+        store::{BUSY_PAUSE, LeaseStore},
+    },
+};
+
+/// The result of a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// The lease was held until now. It is free.
+    WhileHeld,
+    /// The lease was already lost. All work since the loss ran without it. The release changed nothing.
+    AlreadyLost,
+}
+
+impl<S: LeaseStore> Owned<S> {
+    /// Gives the lease away instead of releasing it, if somebody in this process waits for it.
+    pub(in crate::lease) fn give(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| give(&self.inner, &self.kept, line, false))
+    }
+}
+
+/// Gives the lease to the first caller who waits for it in this process, with the next fence. Asks no store.
+pub(in crate::lease) fn give<S: LeaseStore>(
+    inner: &Arc<Inner<S>>,
+    kept: &Arc<Kept>,
+    line: &Arc<Line<Lease<S>>>,
+    after_commit: bool,
+) -> bool {
+    let next = |wants: &Wants| {
+        inner.hand_over().filter(|it| kept.suits(wants, *it))?;
+        let next = inner.keeper.give(kept, wants, after_commit)?;
+        let weak = Arc::downgrade(&next);
+        Some((Lease::handed(inner.clone(), next, Some(line.clone())), weak))
+    };
+    let is_given = line.hand_on(kept, next);
+    if is_given {
+        kept.report();
+    }
+    is_given
+}
+
+/// Releases the lease. Waits for a transaction that pins it.
+pub(in crate::lease) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
+    let pin = inner.keeper.end(kept);
+    if inner.store().release_now(&kept.release(), pin, limit_for(kept.ttl())).await? {
+        kept.on(Event::Released);
+        inner.lines.given_back(kept.line());
+        return Ok(Released::WhileHeld);
+    }
+    kept.on(Event::Gone);
+    inner.lines.freed(kept.line());
+    Ok(Released::AlreadyLost)
+}
+
+/// Releases the lease in the background. Retries until the store has answered or the lease has expired. Moves to
+/// another runtime if the first one ends.
+pub(in crate::lease) fn give_back_later<S: LeaseStore>(
+    inner: Arc<Inner<S>>,
+    kept: Arc<Kept>,
+    unfinished: Unfinished,
+    mut tried: Vec<runtime::Id>,
+) {
+    // Without a runtime, the ttl frees the lease.
+    let Some(runtime) = inner.keeper.runtime(&tried) else { return };
+    tried.push(runtime.id());
+    let releasing = Guard::new(Releasing { inner: inner.clone(), kept: kept.clone(), unfinished, tried });
+    runtime.spawn(async move {
+        loop {
+            let released = give_back(&inner, &kept).await;
+            if released.is_ok() || Instant::now() >= kept.until() {
+                release_failed(released);
+                break;
+            }
+            sleep(retry_pause(kept.ttl())).await;
+        }
+        drop(releasing.defuse());
+    });
+}
+
+/// Pause before a release without an answer is retried.
+pub(in crate::lease) fn retry_pause(ttl: Duration) -> Duration {
+    (ttl / 10).clamp(BUSY_PAUSE, Duration::from_secs(1))
+}
+
+/// A release in the background. If its runtime ends, it continues on another one.
+struct Releasing<S: LeaseStore> {
+    inner: Arc<Inner<S>>,
+    kept: Arc<Kept>,
+    unfinished: Unfinished,
+    tried: Vec<runtime::Id>,
+}
+
+impl<S: LeaseStore> Hold for Releasing<S> {
+    fn abandon(self) {
+        let Self { inner, kept, unfinished, tried } = self;
+        give_back_later(inner, kept, unfinished, tried);
+    }
+}
+
+/// The obligation to release a lease.
+pub(in crate::lease) struct Owned<S: LeaseStore> {
+    pub(in crate::lease) kept: Arc<Kept>,
+    pub(in crate::lease) inner: Arc<Inner<S>>,
+    /// The queue of those to whom it may be handed on.
+    pub(in crate::lease) line: Option<Arc<Line<Lease<S>>>>,
+}
+
+impl<S: LeaseStore> Hold for Owned<S> {
+    fn abandon(self) {
+        if self.give() {
+            return;
+        }
+        let Self { kept, inner, line: _ } = self;
+        let unfinished = inner.keeper.unfinished();
+        inner.keeper.forget(&kept);
+        // Nothing to release: the body under the lease or `close` has released it.
+        if matches!(kept.lost(), Some(LossReason::Released | LossReason::Closed)) {
+            return;
+        }
+        give_back_later(inner, kept, unfinished, Vec::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        Error, LeaseStore, Leases,
+        testing::{MemoryStore, Operation},
+    };
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(1);
+
+    fn leases() -> Leases<MemoryStore> {
+        Leases::builder(MemoryStore::new().client()).ttl(TTL).wait(60 * TTL).build().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_waits_for_the_release_of_a_lease_that_the_caller_awaits() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        leases.store().faults().slow(TTL / 10);
+        let releasing = tokio::spawn(lease.release());
+        tokio::task::yield_now().await;
+        leases.close().await.unwrap();
+        leases.store().faults().heal();
+        assert_eq!(leases.show("k").await.unwrap(), None);
+        assert_eq!(releasing.await.unwrap().unwrap(), Released::WhileHeld);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_waits_for_the_release_after_a_body() {
+        let leases = leases();
+        let running = tokio::spawn({
+            let leases = leases.clone();
+            async move {
+                let body = async |_| {
+                    leases.store().faults().slow(TTL / 10);
+                    Ok::<_, Error>(())
+                };
+                leases.lease("k").run(body).await
+            }
+        });
+        while leases.store().faults().calls(Operation::Release) == 0 {
+            tokio::task::yield_now().await;
+        }
+        leases.close().await.unwrap();
+        leases.store().faults().heal();
+        assert_eq!(leases.show("k").await.unwrap(), None);
+        running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_waits_for_the_release_of_the_ticket_and_the_gate_of_a_request_that_gave_up() {
+        let store = MemoryStore::new();
+        let here = Leases::new(store.client());
+        let _held = (here.lease("k").acquire().await.unwrap(), here.rw("k").read().acquire().await.unwrap());
+        for writes in [false, true] {
+            let leases = Leases::builder(store.client()).wait(TTL).build().unwrap();
+            let request = if writes { leases.rw("k").write() } else { leases.lease("k") };
+            let waiting = tokio::spawn(request.acquire());
+            sleep(TTL * 999 / 1000).await;
+            let before = store.lease_list("k/", 100).await.unwrap().len();
+            leases.store().faults().slow(TTL / 10);
+            let released = leases.store().faults().calls(Operation::Release);
+            while leases.store().faults().calls(Operation::Release) == released {
+                sleep(Duration::from_micros(100)).await;
+            }
+            leases.close().await.unwrap();
+            let after = store.lease_list("k/", 100).await.unwrap().len();
+            assert_eq!((before, after), (2, 1), "the read lease alone is left");
+            assert!(waiting.await.unwrap().is_err());
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! One lease of this process: what was granted, and what becomes of it.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    error::{LossReason, Result},
+    fence::Fence,
+    key::Key,
+    lease::store::{Claim, Grant, Release, Renewal, Token},
+    observe::{self, Strategy},
+    policy::OnLost,
+};
+
+use super::state::{Effect, Event, Life, Pin};
+
+/// One lease of this process.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) key: Key,
+    pub(crate) token: Token,
+    pub(crate) grant: Grant,
+    pub(crate) terms: Terms,
+    granted: Instant,
+    run: Run,
+    life: watch::Sender<Life>,
+}
+
+/// The holders that one grant of the store has had.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// When the claim was sent.
+    since: Instant,
+    /// The ttl of the claim.
+    ttl: Duration,
+    /// How often the lease was handed on.
+    passes: u32,
+}
+
+/// How a lease is renewed and released.
+#[derive(Debug, Clone)]
+pub(crate) struct Terms {
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) min_hold: Duration,
+    pub(crate) on_lost: OnLost,
+    /// The queue that a release of this lease wakes. `None` for the queue of the lease's own key.
+    pub(crate) line: Option<Key>,
+}
+
+/// How long the holders of one process may hand a lease on while other processes wait for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HandOver {
+    /// How often.
+    pub(crate) times: u32,
+    /// For how long in any case.
+    pub(crate) at_least: Duration,
+}
+
+/// The lease that a caller takes from a holder of its process.
+#[derive(Debug, Clone)]
+pub(crate) struct Wants {
+    pub(crate) ttl: Duration,
+    pub(crate) terms: Terms,
+}
+
+impl Kept {
+    /// `sent` is the time at which the claim was sent.
+    pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
+        let Claim { key, token, ttl, .. } = claim;
+        let run = Run { since: sent, ttl, passes: 0 };
+        let life = Life::new(sent, grant.ttl.map_or(ttl, |it| it.min(ttl)));
+        Self { key, token, grant, terms, granted: Instant::now(), run, life: watch::Sender::new(life) }
+    }
+
+    /// Tells the lease what has happened, and reports its end.
+    pub(crate) fn on(&self, event: Event) -> Effect {
+        let effect = self.on_unreported(event);
+        self.report();
+        effect
+    }
+
+    /// [`on`](Self::on) for the beginning of a release. Returns whether a transaction may have pinned the lease before.
+    pub(in crate::lease) fn end(&self, event: Event) -> Pin {
+        match self.on(event) {
+            Effect::Release(pin) => pin,
+            other => unreachable!("BUG: a release was answered with {other:?}"),
+        }
+    }
+
+    /// As [`on`](Self::on), for who holds a lock: a report runs code of the application.
+    pub(super) fn on_unreported(&self, event: Event) -> Effect {
+        let mut effect = Effect::Nothing;
+        self.life.send_if_modified(|life| {
+            let was_over = life.is_over();
+            effect = life.on(Instant::now(), event);
+            // A release is no loss.
+            !was_over && life.is_over() && life.lost(Instant::now()) != Some(LossReason::Released)
+        });
+        effect
+    }
+
+    /// Reports the end of the lease, unless it was reported.
+    pub(crate) fn report(&self) {
+        let mut due = None;
+        self.life.send_if_modified(|life| {
+            due = life.take_report();
+            false
+        });
+        match due {
+            None => {}
+            Some(LossReason::Released) => {
+                observe::released(Strategy::Lease, &self.key, self.grant.fence, self.granted.elapsed());
+            }
+            Some(reason) => {
+                observe::lost(Strategy::Lease, &self.key, Some(self.grant.fence), self.granted.elapsed(), reason);
+            }
+        }
+    }
+
+    /// The queue that a release of this lease wakes.
+    pub(crate) fn line(&self) -> &Key {
+        self.terms.line.as_ref().unwrap_or(&self.key)
+    }
+
+    /// The ttl of later renewals.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.life.borrow().ttl()
+    }
+
+    /// The instant at which the trust ends unless a renewal succeeds.
+    pub(crate) fn until(&self) -> Instant {
+        self.life.borrow().until()
+    }
+
+    /// Whether the lease is lost. Does not report the loss.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.life.borrow().lost(Instant::now()).is_some()
+    }
+
+    /// Why the lease is lost. `None` while it is trusted. The first call that sees the loss reports it.
+    pub(crate) fn lost(&self) -> Option<LossReason> {
+        let lost = self.life.borrow().lost(Instant::now());
+        if lost.is_some() {
+            self.on(Event::Elapsed);
+        }
+        lost
+    }
+
+    /// Waits until the lease is lost. Never completes after a release, which is not a loss.
+    pub(crate) async fn wait_until_lost(&self) -> LossReason {
+        let mut changes = self.life.subscribe();
+        loop {
+            let (until, lost) = {
+                let life = changes.borrow_and_update();
+                (life.until(), life.lost(Instant::now()))
+            };
+            match lost {
+                Some(LossReason::Released) => return std::future::pending().await,
+                Some(reason) => {
+                    self.on(Event::Elapsed);
+                    return reason;
+                }
+                None => {}
+            }
+            tokio::select! {
+                () = sleep_until(until) => {}
+                _ = changes.changed() => {}
+            }
+        }
+    }
+
+    pub(crate) fn renewal(&self) -> Renewal {
+        Renewal { key: self.key.clone(), token: self.token, ttl: self.ttl() }
+    }
+
+    pub(crate) fn release(&self) -> Release {
+        // No work was done under a lease that the caller never got, so `min_hold` does not apply.
+        let min_hold = if self.is_handed_out() { self.min_hold() } else { Duration::ZERO };
+        Release { key: self.key.clone(), token: self.token, min_hold }
+    }
+
+    fn is_handed_out(&self) -> bool {
+        self.life.borrow().is_handed_out()
+    }
+
+    /// The minimum hold, as the store counts it: from its grant, which may be that of an earlier holder.
+    pub(crate) fn min_hold(&self) -> Duration {
+        match self.terms.min_hold {
+            Duration::ZERO => Duration::ZERO,
+            min_hold if self.run.passes == 0 => min_hold,
+            min_hold => min_hold + (self.granted - self.run.since),
+        }
+    }
+
+    /// Whether those who wait in the queue of its key wait for this lease alone.
+    pub(crate) fn is_of_queue(&self) -> bool {
+        self.terms.line.as_ref() == Some(&self.key)
+    }
+
+    /// Whether the lease may be handed to a caller of this process who wants this, instead of being released: other
+    /// processes have waited for it no longer than `hand_over` allows, and for half of the ttl at most.
+    pub(crate) fn suits(&self, wants: &Wants, hand_over: HandOver) -> bool {
+        let Run { since, ttl, passes } = self.run;
+        let now = Instant::now();
+        let min_hold = if self.is_handed_out() { self.terms.min_hold } else { Duration::ZERO };
+        self.is_of_queue()
+            && (passes < hand_over.times || now < since + hand_over.at_least)
+            && self.grant.spare_fences > 0
+            && wants.ttl == ttl
+            && self.ttl() == self.grant.ttl.map_or(ttl, |it| it.min(ttl))
+            && now < since + ttl / 2
+            && now >= self.granted + min_hold
+            && self.until() > now + self.ttl() / 3
+    }
+
+    /// The lease of the next holder, whom it [`suits`](Self::suits), with the next fence.
+    pub(super) fn next(&self, life: Life, wants: &Wants) -> Self {
+        let Grant { fence, spare_fences, previous: _, ttl } = self.grant;
+        let mut grant = Grant::from(Fence::from(fence.get() + 1));
+        (grant.spare_fences, grant.ttl) = (spare_fences - 1, ttl);
+        Self {
+            key: self.key.clone(),
+            token: self.token,
+            grant,
+            terms: wants.terms.clone(),
+            granted: Instant::now(),
+            run: Run { passes: self.run.passes + 1, ..self.run },
+            life: watch::Sender::new(life),
+        }
+    }
+
+    /// Pause until the next renewal: a third of the ttl, so two retries fit before expiry.
+    pub(crate) fn pause(&self) -> Duration {
+        let third = self.ttl() / 3;
+        self.terms.renew_every.map_or(third, |it| it.min(third))
+    }
+}
+
+/// Logs a failed release. The ttl frees the lease, and no caller waits for the error.
+pub(crate) fn release_failed<T>(released: Result<T>) {
+    if let Err(err) = released {
+        observe::tolerated("releasing a lease, which its ttl will free", &err);
+    }
+}

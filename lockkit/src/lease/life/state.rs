@@ -1,0 +1,547 @@
+//! The life of a lease in this process, as a state machine: it knows no clock, no I/O and no lock.
+//!
+//! [`Kept`](super::Kept) passes events on and carries out the effects. The tests read the table of
+//! [`life`](super).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::LossReason;
+
+/// What has become of one lease, and how long this process may trust in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Life {
+    phase: Phase,
+    pin: Pin,
+    /// When the trust ends unless a renewal succeeds: the start of the last request that acquired or renewed the lease,
+    /// plus its ttl, minus a margin. Counting from the *start* of the request keeps it before the store's own expiry,
+    /// however long the answer took.
+    until: Instant,
+    /// The ttl of later renewals.
+    ttl: Duration,
+    /// The last renewal was not answered.
+    is_silent: bool,
+    /// The caller has the lease. Before that, the request may still wait for other leases. A ticket is never handed out.
+    is_handed_out: bool,
+    report: Report,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Its holder works, and may give it to a waiter of this process.
+    Held,
+    /// A commit is in flight after which it is given to a waiter. Nothing else gives it away.
+    Giving,
+    /// As `Giving`, but it will not be given away after all.
+    Cut,
+    /// Only the store frees it.
+    Bound,
+    /// It is being released: by releases, and by commits, that are not answered yet.
+    Ending { ends: u32, given_up: bool },
+    /// It is lost, released or given away.
+    Over(LossReason),
+}
+
+/// Whether a transaction of this process has the lease's row locked, so that no other process can take the lease.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Pin {
+    #[default]
+    No,
+    Possible,
+    Certain,
+}
+
+/// The end of the lease, for metrics and logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Report {
+    None,
+    Due(LossReason),
+    Done,
+}
+
+/// What happens to a lease.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Time has passed.
+    Elapsed,
+    /// The caller has the lease.
+    HandedOut,
+    /// The store has renewed it. The request was sent at `sent`.
+    Renewed { sent: Instant, ttl: Duration },
+    /// As `Renewed`, and later renewals are for this ttl.
+    Extended { sent: Instant, ttl: Duration },
+    /// A renewal was not answered. Its outcome is unknown.
+    Silent,
+    /// The store does not have it any more.
+    Gone,
+    /// It was taken away.
+    Stolen,
+    /// The `Leases` were closed, which release it unless a commit does.
+    Closed,
+    /// From now on only the store frees it.
+    Bound,
+    /// A transaction is about to lock its row.
+    Verifying,
+    /// A transaction has locked its row.
+    Verified,
+    /// A commit has come to this step.
+    Committing(Step),
+    /// The commit succeeded.
+    Committed,
+    /// The commit that had come to this step was refused.
+    Refused(Step),
+    /// Nobody will receive the answer of the commit.
+    Unanswered,
+    /// A release is about to be sent.
+    Releasing,
+    /// The store has released it.
+    Released,
+    /// A waiter of this process is about to get it.
+    Giving { after_commit: bool },
+}
+
+/// How far a commit has come.
+#[cfg_attr(not(feature = "sql"), allow(dead_code))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The transaction renews the lease, which is given to a waiter after the commit.
+    Gives,
+    /// The transaction is about to release the lease.
+    Releases,
+    /// The transaction has released the lease.
+    GaveUp,
+}
+
+/// What is to be done after an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Nothing,
+    /// Do not do it.
+    Refuse,
+    /// Renew the lease on.
+    Renew,
+    /// Release it in the store.
+    Release(Pin),
+    /// This is the life of the next holder's lease.
+    Give(Life),
+}
+
+/// How much earlier than the store this process treats a lease as expired, for clocks that run at different speeds: 1 %
+/// of the ttl, at least 10 ms.
+fn margin(ttl: Duration) -> Duration {
+    (ttl / 100).max(Duration::from_millis(10))
+}
+
+impl Life {
+    /// After a grant whose request was sent at `sent`.
+    pub(crate) fn new(sent: Instant, ttl: Duration) -> Self {
+        Self {
+            phase: Phase::Held,
+            pin: Pin::No,
+            until: sent + ttl.saturating_sub(margin(ttl)),
+            ttl,
+            is_silent: false,
+            is_handed_out: false,
+            report: Report::None,
+        }
+    }
+
+    pub(crate) fn on(&mut self, now: Instant, event: Event) -> Effect {
+        if let Some(expired) = self.lost(now) {
+            self.lose(expired);
+        }
+        match event {
+            Event::Elapsed => {}
+            Event::HandedOut => self.is_handed_out = true,
+            Event::Renewed { sent, ttl } | Event::Extended { sent, ttl } => {
+                if self.is_over() {
+                    return Effect::Refuse;
+                }
+                // Answers can arrive in a different order than their requests.
+                self.until = self.until.max(sent + ttl.saturating_sub(margin(ttl)));
+                self.is_silent = false;
+                if matches!(event, Event::Extended { .. }) {
+                    self.ttl = ttl;
+                }
+            }
+            Event::Silent => self.is_silent = true,
+            Event::Gone => match self.phase {
+                // The answer of the commit is on its way.
+                Phase::Ending { given_up: true, .. } => self.phase = Phase::Over(LossReason::Released),
+                _ => self.lose(LossReason::Stolen),
+            },
+            Event::Stolen => self.lose(LossReason::Stolen),
+            Event::Closed => match self.phase {
+                Phase::Giving | Phase::Cut => self.phase = Phase::Cut,
+                Phase::Over(_) => return Effect::Release(self.pin),
+                Phase::Held | Phase::Bound | Phase::Ending { .. } => {
+                    self.phase = Phase::Over(LossReason::Closed);
+                    return Effect::Release(self.pin);
+                }
+            },
+            Event::Bound => self.bind(),
+            Event::Verifying => {
+                if matches!(self.phase, Phase::Ending { .. } | Phase::Over(_)) {
+                    return Effect::Refuse;
+                }
+                self.bind();
+                self.pin = self.pin.max(Pin::Possible);
+            }
+            Event::Verified => self.pin = Pin::Certain,
+            Event::Committing(Step::Gives) => {
+                if self.phase != Phase::Held {
+                    return Effect::Refuse;
+                }
+                self.phase = Phase::Giving;
+                self.pin = Pin::Possible;
+            }
+            Event::Committing(Step::Releases) => {
+                let before = self.pin;
+                self.end();
+                self.pin = self.pin.max(Pin::Possible);
+                return Effect::Release(before);
+            }
+            Event::Committing(Step::GaveUp) => {
+                if let Phase::Ending { given_up, .. } = &mut self.phase {
+                    *given_up = true;
+                }
+            }
+            // However long the answer took: while the commit was in flight, nobody could take the lease.
+            Event::Committed => {
+                self.phase = Phase::Over(LossReason::Released);
+                self.report_soon(LossReason::Released);
+            }
+            Event::Refused(step) => {
+                if self.is_over() {
+                    return Effect::Nothing;
+                }
+                self.go_on(step);
+                return Effect::Renew;
+            }
+            Event::Unanswered => {
+                if !self.is_over() {
+                    self.phase = Phase::Over(LossReason::Released);
+                }
+            }
+            Event::Releasing => {
+                self.end();
+                return Effect::Release(self.pin);
+            }
+            Event::Released => {
+                if !self.is_over() {
+                    self.phase = Phase::Over(LossReason::Released);
+                }
+                self.report_soon(LossReason::Released);
+            }
+            Event::Giving { after_commit } => {
+                if self.phase != if after_commit { Phase::Giving } else { Phase::Held } {
+                    return Effect::Refuse;
+                }
+                let Self { until, ttl, is_silent, .. } = *self;
+                self.phase = Phase::Over(LossReason::Released);
+                self.report_soon(LossReason::Released);
+                return Effect::Give(Self { until, is_silent, ..Self::new(until, ttl) });
+            }
+        }
+        Effect::Nothing
+    }
+
+    /// Why it is over. `None` while it is trusted.
+    pub(crate) fn lost(&self, now: Instant) -> Option<LossReason> {
+        match self.phase {
+            Phase::Over(reason) => Some(reason),
+            _ if now < self.until => None,
+            _ => Some(if self.is_silent { LossReason::Unreachable } else { LossReason::Expired }),
+        }
+    }
+
+    /// When the trust ends unless a renewal succeeds.
+    pub(crate) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// The ttl of later renewals.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over(_))
+    }
+
+    pub(crate) fn is_handed_out(&self) -> bool {
+        self.is_handed_out
+    }
+
+    /// The end, once: when it is to be reported, and only if the caller had the lease.
+    pub(crate) fn take_report(&mut self) -> Option<LossReason> {
+        match self.report {
+            Report::Due(reason) if self.is_handed_out => {
+                self.report = Report::Done;
+                Some(reason)
+            }
+            _ => None,
+        }
+    }
+
+    /// The first reason stays.
+    fn lose(&mut self, reason: LossReason) {
+        if !self.is_over() {
+            self.phase = Phase::Over(reason);
+            self.report_soon(reason);
+        }
+    }
+
+    fn report_soon(&mut self, reason: LossReason) {
+        if self.report != Report::Done {
+            self.report = Report::Due(reason);
+        }
+    }
+
+    fn bind(&mut self) {
+        self.phase = match self.phase {
+            Phase::Held => Phase::Bound,
+            Phase::Giving => Phase::Cut,
+            other => other,
+        }
+    }
+
+    fn end(&mut self) {
+        self.phase = match self.phase {
+            Phase::Ending { ends, given_up } => Phase::Ending { ends: ends + 1, given_up },
+            over @ Phase::Over(_) => over,
+            Phase::Held | Phase::Giving | Phase::Cut | Phase::Bound => Phase::Ending { ends: 1, given_up: false },
+        }
+    }
+
+    /// After a commit that was refused at this step. Nobody knows what the database has been told, so only the store
+    /// frees the lease from now on.
+    fn go_on(&mut self, step: Step) {
+        self.phase = match (self.phase, step) {
+            (phase @ Phase::Ending { .. }, Step::Gives) => phase,
+            (Phase::Ending { ends, given_up }, Step::Releases | Step::GaveUp) if ends > 1 => {
+                Phase::Ending { ends: ends - 1, given_up: given_up && step != Step::GaveUp }
+            }
+            _ => Phase::Bound,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+    const PHASES: [&str; 7] = ["Held", "Giving", "Cut", "Bound", "Ending", "GaveUp", "Over"];
+    /// Of `Ending` and `GaveUp`.
+    const ENDS: [u32; 3] = [1, 2, 3];
+
+    fn phase(name: &str, ends: u32) -> Phase {
+        match name {
+            "Held" => Phase::Held,
+            "Giving" => Phase::Giving,
+            "Cut" => Phase::Cut,
+            "Bound" => Phase::Bound,
+            "Ending" => Phase::Ending { ends, given_up: false },
+            "GaveUp" => Phase::Ending { ends, given_up: true },
+            "Over" | "Stolen" => Phase::Over(LossReason::Stolen),
+            "Released" => Phase::Over(LossReason::Released),
+            "Closed" => Phase::Over(LossReason::Closed),
+            _ => panic!("no phase `{name}`"),
+        }
+    }
+
+    fn event(name: &str, now: Instant) -> Event {
+        let step = |name: &str| match name {
+            "Gives" => Step::Gives,
+            "Releases" => Step::Releases,
+            "GaveUp" => Step::GaveUp,
+            _ => panic!("no step `{name}`"),
+        };
+        match name.split_once(' ').unwrap_or((name, "")) {
+            ("Elapsed", "") => Event::Elapsed,
+            ("HandedOut", "") => Event::HandedOut,
+            ("Renewed", "") => Event::Renewed { sent: now, ttl: TTL },
+            ("Extended", "") => Event::Extended { sent: now, ttl: TTL },
+            ("Silent", "") => Event::Silent,
+            ("Gone", "") => Event::Gone,
+            ("Stolen", "") => Event::Stolen,
+            ("Closed", "") => Event::Closed,
+            ("Bound", "") => Event::Bound,
+            ("Verifying", "") => Event::Verifying,
+            ("Verified", "") => Event::Verified,
+            ("Committing", at) => Event::Committing(step(at)),
+            ("Committed", "") => Event::Committed,
+            ("Refused", at) => Event::Refused(step(at)),
+            ("Unanswered", "") => Event::Unanswered,
+            ("Releasing", "") => Event::Releasing,
+            ("Released", "") => Event::Released,
+            ("Giving", to) => Event::Giving { after_commit: to == "after a commit" },
+            _ => panic!("no event `{name}`"),
+        }
+    }
+
+    /// The next phase and the name of the effect that the cell tells.
+    fn told(cell: &str, before: Phase) -> (Phase, &str) {
+        let words: Vec<_> = cell.trim_matches(['(', ')']).split([',', ' ']).filter(|it| !it.is_empty()).collect();
+        let (mut next, mut effect) = (before, "");
+        for word in words {
+            match (word, &mut next) {
+                ("·", _) => {}
+                ("refuse" | "renew" | "release" | "give", _) => effect = word,
+                ("+1", Phase::Ending { ends, .. }) => *ends += 1,
+                ("-1", Phase::Ending { ends: 1, .. }) => next = Phase::Bound,
+                ("-1", Phase::Ending { ends, .. }) => *ends -= 1,
+                (name, Phase::Ending { ends, .. }) => next = phase(name, *ends),
+                (name, _) => next = phase(name, 1),
+            }
+        }
+        (next, effect)
+    }
+
+    fn effect(effect: &Effect) -> &'static str {
+        match effect {
+            Effect::Nothing => "",
+            Effect::Refuse => "refuse",
+            Effect::Renew => "renew",
+            Effect::Release(_) => "release",
+            Effect::Give(_) => "give",
+        }
+    }
+
+    fn cells(line: &str) -> Vec<&str> {
+        line.trim_matches('|').split('|').map(str::trim).collect()
+    }
+
+    #[test]
+    fn each_event_does_in_each_phase_what_the_table_says() {
+        let now = Instant::now();
+        let mut rows = include_str!("table.md").lines().filter(|it| it.starts_with('|'));
+        assert_eq!(cells(rows.next().unwrap())[1..], PHASES);
+        let mut pairs = 0;
+        for row in rows.skip(1).map(cells) {
+            assert_eq!(row.len(), 1 + PHASES.len(), "{row:?}");
+            for (name, cell) in PHASES.iter().zip(&row[1..]) {
+                for ends in ENDS {
+                    let before = Life { phase: phase(name, ends), ..Life::new(now, TTL) };
+                    let mut life = before.clone();
+                    let done = life.on(now, event(row[0], now));
+                    assert_eq!(
+                        (life.phase, effect(&done)),
+                        told(cell, before.phase),
+                        "{} in {:?}",
+                        row[0],
+                        before.phase
+                    );
+
+                    // Expired, it is as in `Over`.
+                    let mut expired = before.clone();
+                    let (mut over, late) = (
+                        Life { phase: expired.lost(now + TTL).map_or(before.phase, Phase::Over), ..before },
+                        now + TTL,
+                    );
+                    assert_eq!(
+                        effect(&expired.on(late, event(row[0], now))),
+                        effect(&over.on(late, event(row[0], now)))
+                    );
+                    assert_eq!(expired.phase, over.phase, "{} in {name}, expired", row[0]);
+                }
+                pairs += 1;
+            }
+        }
+        assert_eq!(pairs, 23 * PHASES.len(), "each event and step has a row");
+    }
+
+    #[test]
+    fn a_release_learns_whether_a_transaction_may_have_pinned_the_lease_before() {
+        let now = Instant::now();
+        let pin = |events: &[Event]| {
+            let mut life = Life::new(now, TTL);
+            for event in &events[..events.len() - 1] {
+                life.on(now, *event);
+            }
+            match life.on(now, events[events.len() - 1]) {
+                Effect::Release(pin) => pin,
+                other => panic!("{other:?}"),
+            }
+        };
+        let commit = Event::Committing(Step::Releases);
+        assert_eq!(pin(&[Event::Releasing]), Pin::No);
+        assert_eq!(pin(&[commit]), Pin::No, "its own pin does not count");
+        assert_eq!(pin(&[commit, Event::Releasing]), Pin::Possible);
+        assert_eq!(pin(&[commit, Event::Refused(Step::Releases), Event::Releasing]), Pin::Possible);
+        assert_eq!(pin(&[Event::Committing(Step::Gives), commit]), Pin::Possible);
+        assert_eq!(pin(&[Event::Releasing, Event::Verifying, Event::Releasing]), Pin::No, "it was refused");
+        assert_eq!(pin(&[Event::Verifying, commit]), Pin::Possible);
+        assert_eq!(pin(&[Event::Verifying, Event::Verified, commit]), Pin::Certain);
+        assert_eq!(pin(&[Event::Verifying, Event::Verified, Event::Verifying, commit]), Pin::Certain);
+        assert_eq!(pin(&[Event::Verifying, Event::Verified, Event::Stolen, Event::Releasing]), Pin::Certain);
+    }
+
+    #[test]
+    fn the_trust_counts_from_the_start_of_the_request_and_ends_for_good() {
+        let sent = Instant::now();
+        let mut life = Life::new(sent, TTL);
+        assert_eq!(life.until(), sent + TTL - margin(TTL));
+        assert_eq!(life.lost(life.until() - Duration::from_nanos(1)), None);
+        life.on(sent + TTL / 2, Event::Renewed { sent: sent + TTL / 2, ttl: TTL });
+        let until = life.until();
+        assert_eq!(until, sent + TTL / 2 + TTL - margin(TTL));
+        // Answers can arrive in a different order than their requests.
+        life.on(sent + TTL / 2, Event::Renewed { sent: sent + TTL / 4, ttl: TTL });
+        assert_eq!(life.until(), until);
+        assert_eq!(life.on(until, Event::Renewed { sent: until, ttl: TTL }), Effect::Refuse);
+        assert_eq!(life.lost(until), Some(LossReason::Expired));
+    }
+
+    #[test]
+    fn a_lease_that_expires_while_the_store_is_silent_was_unreachable() {
+        let now = Instant::now();
+        for (answered, reason) in [(false, LossReason::Unreachable), (true, LossReason::Expired)] {
+            let mut life = Life::new(now, TTL);
+            life.on(now, Event::Silent);
+            if answered {
+                life.on(now, Event::Renewed { sent: now, ttl: TTL });
+            }
+            life.on(now + TTL, Event::Elapsed);
+            assert_eq!(life.phase, Phase::Over(reason));
+        }
+    }
+
+    #[test]
+    fn the_next_holder_has_the_trust_of_the_last_and_nothing_else_of_it() {
+        let now = Instant::now();
+        let mut life = Life::new(now, TTL);
+        life.on(now, Event::HandedOut);
+        life.on(now, Event::Silent);
+        life.on(now, Event::Committing(Step::Gives));
+        let Effect::Give(next) = life.on(now, Event::Giving { after_commit: true }) else { panic!("{life:?}") };
+        assert_eq!(next, Life { is_silent: true, ..Life::new(now, TTL) });
+    }
+
+    #[test]
+    fn the_end_is_reported_once_and_only_to_who_had_the_lease() {
+        let now = Instant::now();
+        let reports = |events: &[Event]| {
+            let mut life = Life::new(now, TTL);
+            let reports = events.iter().filter_map(|event| {
+                life.on(now, *event);
+                life.take_report()
+            });
+            reports.collect::<Vec<_>>()
+        };
+        let (out, given_up) = (Event::HandedOut, Event::Committing(Step::GaveUp));
+        let commit = Event::Committing(Step::Releases);
+        assert_eq!(reports(&[Event::Stolen]), []);
+        assert_eq!(reports(&[out, Event::Stolen, Event::Gone, Event::Released]), [LossReason::Stolen]);
+        assert_eq!(reports(&[out, Event::Released, Event::Stolen]), [LossReason::Released]);
+        assert_eq!(reports(&[out, Event::Closed, Event::Gone]), [], "a release by `close` is none by its holder");
+        assert_eq!(reports(&[out, commit, given_up, Event::Gone]), [], "the commit may still be refused");
+        assert_eq!(reports(&[out, commit, given_up, Event::Gone, Event::Committed]), [LossReason::Released]);
+        assert_eq!(reports(&[out, commit, Event::Unanswered]), [], "its release is on its way");
+        assert_eq!(reports(&[out, commit, Event::Unanswered, Event::Released]), [LossReason::Released]);
+        assert_eq!(reports(&[out, Event::Giving { after_commit: false }]), [LossReason::Released]);
+    }
+}
