@@ -30,7 +30,7 @@ pub(crate) struct Common {
     #[arg(long)]
     pub(crate) no_ping: bool,
 
-    /// Where to write results.md, results.csv, results.json and the plots
+    /// Where to write results.md, results.csv and the plots
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 

@@ -1,13 +1,11 @@
 //! The lines of the result: each contender of a scenario, summed up over its rounds.
 
-use serde::Serialize;
-
 use crate::sample::Sample;
 use crate::scenarios::Scenario;
 use crate::servers::Kind;
 
 /// Where a scenario is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) scenario: Scenario,
     pub(crate) database: Kind,
@@ -22,7 +20,7 @@ pub(crate) struct Setting {
 }
 
 /// A contender in a setting.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Line {
     pub(crate) setting: Setting,
     pub(crate) contender: String,

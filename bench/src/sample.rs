@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 use hdrhistogram::Histogram;
-use serde::Serialize;
 
 use crate::crew::{self, Heard, Program};
 use crate::job::{Job, Seen};
@@ -12,7 +11,7 @@ use crate::servers::Kind;
 use crate::stage::{After, Stage};
 
 /// The numbers of one sample.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Sample {
     /// Operations that ended within the measured time, per second.
     pub(crate) rate: f64,

@@ -3,10 +3,8 @@
 use std::process::Command;
 use std::{env, fs, thread};
 
-use serde::Serialize;
-
 /// What is needed to run it again.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Header {
     pub(crate) command: String,
     pub(crate) commit: String,

@@ -1,4 +1,4 @@
-//! The result: a Markdown table, CSV, JSON and plots.
+//! The result: a Markdown table, CSV and plots.
 
 mod header;
 mod plot;
@@ -8,7 +8,6 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
 
 pub(crate) use self::header::Header;
 use crate::lines::Line;
@@ -31,14 +30,7 @@ pub(crate) fn write(out: &Path, header: &Header, lines: &[Line]) -> Result<()> {
         text.extend(["\n![", title, "](", file, ")\n"]);
     }
     fs::write(out.join("results.md"), text)?;
-    fs::write(out.join("results.json"), serde_json::to_string_pretty(&All { header, lines })?)?;
     write_csv(&out.join("results.csv"), lines)
-}
-
-#[derive(Serialize)]
-struct All<'a> {
-    header: &'a Header,
-    lines: &'a [Line],
 }
 
 /// One row for each sample.
