@@ -1,4 +1,9 @@
 //! A resource with a cleanup on drop, and the watch that runs a body under a lock.
+//!
+//! A body whose commit is in flight is not stopped when its lease is lost, because a caller that gets `Lost` repeats
+//! the work. Until the answer to the COMMIT arrives, no loss of trust ends the body (`CommitSent`), and the answer
+//! decides. A commit that does not depend on the lease is also waited for; the loss is reported after it. The deadline
+//! of a `RetryPolicy` follows the same rule (`Deadline` in `body`), for 30 s at most.
 
 use std::{
     fmt,

@@ -1,5 +1,10 @@
 //! The locks that the running code is under, so that a task does not wait for itself. Only bodies that lockkit runs are
 //! known, because a guard that the caller keeps may be given to another task.
+//!
+//! A body runs in a `tokio::task_local!` scope that names its locks, by key and by owner: the `Leases` or the pool. The
+//! scope is computed at each poll, with the task's id. So a body that moved to another task is not under the locks of
+//! the first one, and a task that a body drives (on its own `LocalSet`) is not under the body's. A lease that the body
+//! has released or lost no longer counts. `assert_locked!` reads the same scope.
 
 use std::{
     fmt,

@@ -1,4 +1,7 @@
 //! `#[derive(Versioned)]`: parses the struct, checks it, and writes the impls.
+//!
+//! The derive contains no algorithm. It implements `VersionedStruct` (table, key, columns, version), and `load`, `save`
+//! and `delete` as methods of the struct, so that users import no trait. Both can be written by hand.
 
 mod args;
 mod case;

@@ -1,4 +1,10 @@
 //! The user's body as a future: what it owns, what it borrows, and its type.
+//!
+//! A body that runs once owns its arguments: the expansion moves each variable that they bind into its block, in their
+//! order, also those of patterns, of arguments with a `#[cfg]`, and those that `#[async_trait]` has renamed. A borrowed
+//! argument would have to be `Sync`, or the function would lose `Send`. `self` has no second name, so a branch that is
+//! never reached moves it. A body that may run again borrows. Its block has the braces of the user, so its edition is
+//! the user's.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream};
 use quote::quote_spanned;

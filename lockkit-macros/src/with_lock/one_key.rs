@@ -1,4 +1,7 @@
 //! The warning that all callers of a function with arguments share one key.
+//!
+//! It may be meant, so it is no error. A macro cannot warn: the expansion uses a deprecated item at the text, and
+//! `key = const "…"` leaves it out. Session locks, which are for roles, are exempt.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{quote, quote_spanned};

@@ -1,4 +1,7 @@
 //! Bodies that `#[async_trait]` or `#[tracing::instrument]` rewrote before this attribute expands.
+//!
+//! `#[tracing::instrument]` above or below makes a span around the lock. Above, it wraps the body before this attribute
+//! sees it; the lock is then inside that span, where `#[async_trait]` has named the arguments.
 
 use proc_macro2::{Delimiter, Group, Ident, Literal, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote};

@@ -1,4 +1,10 @@
 //! Several `#[with_lock]` on one function: which of them go together, and what their body must not do.
+//!
+//! The compiler expands the upper attribute first, and the lower one would then see a body with the upper lock inside.
+//! So the upper attribute takes those below it along, by the last segment of their path, and puts each into the body of
+//! the one above. Two transactions of one name are refused: a write to a row that the outer one has locked would wait
+//! for it for ever, and no database detects a deadlock through the client. `version` without its own transaction is
+//! refused below a `tx`: each attempt would add its writes to those of the failed one.
 
 use proc_macro2::{Ident, TokenStream};
 

@@ -1,5 +1,10 @@
 //! Key templates: `"order:{user.id}:{kind:?}"`. Pure: text in, pieces out. Its text keeps the rules of `lockkit::Key`, as a
 //! test checks.
+//!
+//! Two captures need text between them with a character that is neither a letter, a digit nor `%`; the first such
+//! character is their separator. Separators, `%` and control characters are percent-encoded in every value, so a key
+//! can be taken apart again, and a template never makes one key from two sets of values. Other punctuation is not
+//! encoded: with one capture there is nothing to tell apart, and the key is the one that `format!` makes.
 
 use std::fmt;
 

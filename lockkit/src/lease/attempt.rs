@@ -1,4 +1,10 @@
 //! One attempt at the store: the claims of a request, sent by a separate task.
+//!
+//! A claim runs in a task, so it is answered even if the caller is gone; the task then releases the lease like any
+//! dropped one. This does not require the driver to be cancel-safe. A refusal is an answer, so its token is safe to
+//! send again, which keeps the place in a store with a queue (`profile().queues`). After silence the claim is given
+//! back in the background, and a release by that token must not free the next grant: the next claim has a new token. A
+//! request for several keys never queues in the store: it would keep a place at one key while it waits for another.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,8 @@
 //! Calls to a store, each with a time limit.
+//!
+//! The network does not report a lost packet, and sqlx waits for an answer as long as its caller does. So the
+//! connection of an unanswered call is closed. A lease that an unanswered claim may have taken is released again and
+//! again until the store answers or the ttl has passed.
 
 use std::{
     future::Future,

@@ -4,6 +4,10 @@
 //! waited long enough to have a ticket takes the lease `<key>/permit/gather`. Only one request at a time holds it, and
 //! from then on keeps the permits that it gets. So requests for single permits do not starve it, and two gathering
 //! requests never wait for each other.
+//!
+//! The permits that the gathering request waits for are held by requests that have all of theirs, so there is no cycle.
+//! Gathered permits are idle until then, as with Tokio's semaphore. They are released when the request gives up or
+//! loses the gather lease, and expire when its process dies. `try_acquire` never gathers.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -3,6 +3,22 @@
 //! A plain request takes a ticket after it has waited for [`PATIENCE`]. From then on, a process that released the lease
 //! a moment ago does not take it again before the owner of the ticket. A fair request takes a ticket as soon as it
 //! finds the lease held, and waits for all older tickets.
+//!
+//! Without a queue, a process that releases a lease and requests it again at once always wins: of eight processes, one
+//! had every turn. The first claim of a process that did not have the lease lately stays one round trip, so it may
+//! overtake the queue once.
+//!
+//! The owners of the two oldest tickets poll the lease, so that the second already polls when the first is served;
+//! permits have one poller more than there are permits. The interval is a quarter of the time for which the lease has
+//! been in the same hands, 1 to 250 ms. The other waiters read the queue, less often the further back they are. When it
+//! does not move for 100 ms they also look at the lease, and take it if it stays free for 300 ms: the owners of the
+//! older tickets are dead or stopped. So does the owner of the second ticket if it has not seen the lease held. A
+//! ticket lives as long as the requested lease, within 0.5 to 1.5 s; a fair one up to 3 s.
+//!
+//! The age of a ticket is its fence, from the store's clock. On a coarse clock tickets can have one number: then each
+//! owner takes a new one, after a random pause that grows with their number. A waiter that saw the lease in its last
+//! half and then found its time over ignores that holder's tickets: a live process renews in the first third. Holder
+//! and ticket are compared by the holder's name, which decides only the order, and not if it is the waiter's own.
 
 use std::time::Duration;
 

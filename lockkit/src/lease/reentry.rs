@@ -1,4 +1,9 @@
 //! Detects requests that would wait for their own task, and describes holders of the same process.
+//!
+//! A lease is not re-entrant: "the same caller" has no meaning among tasks. Two tasks of one process would both be
+//! admitted, and the first of two releases would free the lease under the other. `Lease::share` states in code that two
+//! parts hold one lease together. Where other `Leases` refuse a request for the same key, the holder's token decides
+//! whether the store is the same.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,11 @@
 //! The end of a wait without success: whether another holder has the lease, or what else was the case.
+//!
+//! `Contended` decides whether a job is skipped, so it needs an answer of the store, perhaps to a caller before this
+//! one in the same process. It may not stand for a store that did not answer: a job would be skipped that nobody runs.
+//! No such answer are a grant that arrived after its trust had ended, the request's own late claim that a last look
+//! finds, and the error of a claim that did not get SQLite's one lock for writers, which may be the caller's own. A row
+//! that another transaction has locked is one, and so is a statement of the waiting loop that another transaction
+//! undid.
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
 //! Several leases at once: all of them or none.
+//!
+//! They are taken in the order of their keys. None is kept while another one is waited for, so two callers cannot wait
+//! for each other. Requests for one key set share a queue, separate from the single keys' queues; a release of any of
+//! the keys wakes it.
 
 use std::{
     fmt,

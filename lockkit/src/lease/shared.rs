@@ -1,4 +1,13 @@
 //! Several holders of one key: permits, readers and writers. Each holder has its own lease beside the key's lease.
+//!
+//! Permits, readers, writers and tickets are leases with keys below the requested one (`report/permit/3`,
+//! `catalog/reader/17`, `catalog/writer`), so every store supports them, they expire, and operators see them. A reader
+//! takes its own lease and then looks for a writer; a writer takes the writer's lease and then looks for readers. The
+//! later of the two sees the other. The writer keeps its lease while it waits, so writers do not starve.
+//!
+//! There are at most 1,024 readers and 10,000 permits, so few rows are left behind. The first number is drawn at
+//! random, in one round trip. If it is taken, the numbers in use are read and one of the others is drawn: a request is
+//! refused only when no number is free.
 
 use std::collections::BTreeMap;
 

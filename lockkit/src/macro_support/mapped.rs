@@ -1,4 +1,7 @@
 //! `map_err`: functions whose error type is not `From<lockkit::Error>`.
+//!
+//! The expansion runs with the error type `Mapped<E>`, which is `From<lockkit::Error>` for every `E`, inside one more
+//! block, and converts once, at its end. Every other function expands as before.
 
 use std::{error::Error as StdError, fmt, future::Future};
 

@@ -1,4 +1,10 @@
 //! What a retry loop knows: the attempts so far, their conflicts, and what follows from them for the next one.
+//!
+//! Pauses are full jitter below the time of the fastest attempt so far, doubled each time: a fixed base is too long for
+//! a row in memory and too short for a body of a second. While one retry locks a row, the others of the process that
+//! may lock do so from their first attempt on. They queue in the database and take no turns, because there the rest of
+//! their transactions overlaps. Attempts that will lock later take none either; otherwise they would overtake tasks
+//! that wait for a turn.
 
 use std::{error::Error as StdError, time::Duration};
 

@@ -1,4 +1,14 @@
 //! Leases of a pool inside a transaction: `verify`, and `commit`, which commits and releases the lease atomically.
+//!
+//! `commit` checks that the transaction is open before it releases the lease, so a transaction that is gone frees no
+//! lease. On MySQL and MariaDB it checks afterwards: autocommit is off, so a release after the end of the transaction
+//! is in another one, which is rolled back. With a `sqlx::Transaction` it checks before and, there, also afterwards,
+//! with its own savepoints.
+//!
+//! Before a loss is reported, the lease is looked up through the leases' own pool, for 1 s at most: if it is held there
+//! by this token, the transaction is of another database (`InvalidOption`). The identity of a server would not do: it
+//! changes with a failover, and a restored copy has the same. `commit` rolls back first, since in a pool of one the
+//! transaction has the only connection.
 
 use std::time::Duration;
 

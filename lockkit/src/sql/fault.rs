@@ -1,4 +1,9 @@
 //! Errors of drivers in lockkit's words.
+//!
+//! A statement that a timeout of the server ends, or that is cancelled, has only waited, and MySQL and MariaDB cannot
+//! tell it from lockkit's own bound: it is contended. A timeout of an idle transaction
+//! (`idle_in_transaction_session_timeout`) applies only between two statements, so a commit that meets it was not run:
+//! `TransactionEnded`, not `OutcomeUnknown`.
 
 use std::error::Error as StdError;
 

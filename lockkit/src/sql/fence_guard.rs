@@ -1,4 +1,20 @@
 //! The fence guard: a row for each key that refuses a transaction with a lower fence than one it has seen.
+//!
+//! A greater fence raises the row, which stays locked until its transaction ends. So guarded transactions of one key
+//! commit in the order of their fences: a greater fence waits for every open transaction with a lower one.
+//!
+//! Every guard writes its row, for an equal fence too. In REPEATABLE READ on PostgreSQL, a transaction that waited for
+//! a row which was only locked goes on with its old snapshot and overwrites its predecessor; if the row was written,
+//! the database ends it. And Galera compares what two transactions have *changed*: without a change, the older fence
+//! committed last in 23 of 268 pairs.
+//!
+//! The statement is alone in its message because of Galera, so MySQL's only bound, a variable of the session, is not
+//! set: lockkit stops waiting after 12 s and closes the connection.
+//!
+//! It must be the first statement, because it orders what comes after it: a stale holder may commit between a read and
+//! a later guard. In READ COMMITTED each statement after the guard sees every earlier commit. In REPEATABLE READ the
+//! first statement fixes the snapshot on PostgreSQL, where a guard that has waited then fails, and the first read on
+//! MySQL and MariaDB.
 
 use std::{future::Future, time::Duration};
 

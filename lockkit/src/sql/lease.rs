@@ -1,5 +1,12 @@
 //! The part of leases that all databases share: how rows are read, renewals are sent, and several leases are taken one
 //! after the other.
+//!
+//! There is no index on the expiry, because each renewal would have to write it. So a statement that looks for unused
+//! leases reads the used ones before them, and a sweep goes through the table in pages of keys.
+//!
+//! The fence is no counter: a counter goes back when its row is swept, its table is restored or a standby is promoted.
+//! `greatest(previous + 1, clock in µs)` still rises then. A sweep deletes only rows that were free for a week and
+//! whose fence is a week below the clock, so a clock that steps back by less cannot repeat a number.
 
 use std::{
     collections::HashMap,

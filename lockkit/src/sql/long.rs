@@ -1,5 +1,8 @@
 //! The open transactions of this process, and the warning of one that stays open for long. A thread of its own looks at them, because
 //! a body that hangs may block its runtime. Knows no database.
+//!
+//! Leases and session locks are not watched: they are meant to be held for long, and block nobody on the server. The
+//! warning does not name the waiters: that query would need a connection of a pool that is often full in that moment.
 
 use std::{
     collections::BTreeMap,

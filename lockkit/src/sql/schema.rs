@@ -1,4 +1,13 @@
 //! Applies lockkit's migrations at run time.
+//!
+//! It reads the history and looks for the newest column of each table:
+//!
+//! | history | tables | action |
+//! |---|---|---|
+//! | complete | complete | none; needs no privilege to create |
+//! | unreadable | complete | none |
+//! | complete | a table or column is missing | delete the rows of the history and run all migrations again; each can be repeated |
+//! | marked as cut short | any | remove the mark and run that migration again |
 
 use std::{fs, io, path::Path, time::Duration};
 

@@ -1,4 +1,17 @@
 //! Session locks: each one is held by its own connection, and is free as soon as that connection ends.
+//!
+//! A task owns the connection, and callers only send it requests, so a dropped request leaves no answer unread. The
+//! connection comes from the pool and returns only after a confirmed unlock; in every other case it is closed, which
+//! frees the lock. A lock is not granted to a session that holds it already: the server would count the second grant,
+//! and a forgotten lock on a pooled connection would look like a new one.
+//!
+//! If its client is gone, a server keeps waiting and finally grants the lock, so each wait lasts 1 s at most. A wait
+//! that ends by its bound may have been granted in the same instant, and a session keeps an advisory lock whatever
+//! happens to the statement. So after each such end the holder is queried.
+//!
+//! Two looks at the session's id prove nothing behind an idle pooler, which lends the same session again. So lockkit
+//! competes with itself on a second connection. Five rounds never missed a busy pooler in the tests (`PgBouncer` 1.18,
+//! four clients). Nothing may be remembered about a pool, so each request pays for it.
 
 mod foreign;
 

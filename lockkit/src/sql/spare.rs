@@ -4,6 +4,10 @@
 //! lock. The leases that the process holds must be renewed all the same. So a statement about leases that gets no
 //! connection of the full pool in time gets one of a small second pool, which has the options of the first. Each pool
 //! has one second pool at most, which is opened on demand and closed when it is no longer used.
+//!
+//! Nothing else needs it. A session lock checks itself on its own connection. The transactions of row and named locks,
+//! stocks and versions hold nothing while they wait for a connection, and a second pool for them would only raise the
+//! limit that the application has set. Each connection is used for one statement at a time, so two are enough.
 
 use std::{any::Any, sync::LazyLock, time::Duration};
 

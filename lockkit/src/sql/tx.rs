@@ -1,4 +1,19 @@
 //! Transactions that are cancel-safe to begin and rolled back unless they are committed.
+//!
+//! A transaction that owns its connection makes `begin` cancel-safe: a connection whose BEGIN may be in flight is
+//! closed. That needs `TransactionManager`, which sqlx does not re-export; hence the dependency on `sqlx-core`.
+//!
+//! A dropped future may be waiting for a lock, and its connection is busy until the lock is granted. So the rollback of
+//! a dropped transaction runs in the background, for 1 s, and then the connection is closed. A `Tx` notes what it knows
+//! of its statements (`Step`), because sqlx's MySQL driver may lose its step: it reads a packet in two steps and does
+//! not count the packets of a PREPARE. Its decoder would then panic, in lockkit's ROLLBACK or in the ping of the pool.
+//! So on MySQL and MariaDB, a dropped `Tx` is rolled back on its connection only if all statements were answered.
+//!
+//! The statement of a dropped body is not cancelled on the server. That would need the number of the server's session,
+//! which sqlx does not show, and a connection beside a pool that may be full; and a cancel that arrives late must not
+//! meet the next user of the session. The servers can look for their clients by themselves. `begin` does not set
+//! `client_connection_check_interval`, because servers before PostgreSQL 14 and on some systems refuse it, which would
+//! fail the transaction.
 
 use std::{
     fmt,

@@ -1,4 +1,7 @@
 //! Assertions that code runs under the lock that it needs.
+//!
+//! The locks are those of the scope that also detects a task that would wait for itself. Row and named locks taken by
+//! hand have none: they live on the caller's connection, whose end lockkit does not see.
 
 use std::future::Future;
 

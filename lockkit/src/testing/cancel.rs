@@ -1,4 +1,7 @@
 //! Drops a future at every possible point, and checks what it leaves behind.
+//!
+//! Each future is dropped twice at each await. Dropped as soon as it waits, its request is in flight; dropped when it
+//! has been woken, the answer has arrived and was not read. The two leave different things behind.
 
 use std::{
     fmt,

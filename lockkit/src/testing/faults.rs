@@ -1,4 +1,7 @@
 //! Faults that a test can inject between a process and a [`MemoryStore`](crate::testing::MemoryStore).
+//!
+//! A partition, a slow network or a lost answer is between one process and the store, so faults belong to a client: two
+//! clients relate like two machines. Theft and a stepped clock belong to the store.
 
 use std::{
     collections::{HashMap, VecDeque},

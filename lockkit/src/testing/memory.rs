@@ -1,4 +1,8 @@
 //! A lease store in memory. Its clock is Tokio's.
+//!
+//! The rest of lockkit (trust, renewal, waiting) uses Tokio's clock too, so with `start_paused` one clock drives
+//! everything, in one order. `step_forward` and `step_back` simulate a clock that differs. Every call yields before and
+//! after it, so a test that drops futures meets both "not done" and "done, not answered".
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,6 @@
 //! Stores with deliberate bugs, which the conformance suite and the oracle must catch.
+//!
+//! Each of them must fail the check it is listed with, and each check must fail for one of them.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,8 @@
 //! An oracle for tests: records all holders and reports when two held one key at the same time.
+//!
+//! It compares intervals in which a holder *trusts* its lease: from the grant to the release, the loss, or the end of
+//! the trust. Trust never returns, so it is enough to check at each grant of a key whether another holder still trusts
+//! it. A grant whose answer arrived after its trust had ended does not count.
 
 use std::{
     collections::HashMap,

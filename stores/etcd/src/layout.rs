@@ -1,4 +1,8 @@
 //! Where a lease is in etcd, and what its keys hold. Pure: no I/O.
+//!
+//! A key below the name is a claim if lockkit wrote it or if it has the form of a `concurrency.Mutex`. The record of
+//! the last holder is written only if there is none or lockkit wrote it: a claim without its record would weaken
+//! `TakeOver`, so another value there is an error.
 
 use std::{
     fmt::Write,

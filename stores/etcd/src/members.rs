@@ -1,4 +1,8 @@
 //! The members of the cluster, one client for each: which one is asked, and what happens when it does not answer.
+//!
+//! An alarm for want of space stays until an operator ends it, so a wait would only delay the answer. It has the code
+//! of "too many requests", which passes; only the text tells them apart, so the text is matched, as for an old
+//! authentication token.
 
 use std::{
     future::{Future, pending},

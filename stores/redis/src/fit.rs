@@ -1,4 +1,7 @@
 //! Which servers can keep leases, as seen when a connection opens. Each acquisition looks at eviction again.
+//!
+//! Eviction is a loss of memory. Each acquisition looks at the policy and at the count of evicted keys: a policy that
+//! was changed and changed back between two acquisitions leaves no other trace.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 

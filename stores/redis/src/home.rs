@@ -1,4 +1,8 @@
 //! The thread that drives all connections, so that none depends on a runtime of a caller.
+//!
+//! A connection that a caller's runtime drives stops with that runtime: one that was not driven for 8 s cost other
+//! runtimes a lease of 4 s. One connection for each runtime would not be enough, because the client of the Sentinels is
+//! shared.
 
 use std::{
     io,

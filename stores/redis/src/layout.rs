@@ -1,4 +1,8 @@
 //! How a lock is written in Redis: its names, and the text that stands for its holder.
+//!
+//! The string is what every `SET NX PX` client sees; the hash beside it keeps the fence when the lease is free. A
+//! string without an expiry may be a lock of redis-py without a timeout or the configuration of a service: it is never
+//! freed. A hash counts as a lock of Redisson only if its fields are named as Redisson names them.
 
 use lockkit::{Key, store::Token};
 

@@ -1,4 +1,7 @@
 //! The operations of a quorum, each as one or two rounds of questions to all servers.
+//!
+//! Two majorities share one server, which may have the slowest clock. Each server's own fence would rise, and that of
+//! the lease could fall. So the greatest fence of the majority is written to a majority before the grant.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,10 @@
 //! Where the server is: an address, or a master that Sentinel names. Opens connections and refuses unfit servers.
+//!
+//! After a planned failover the old master is writable for 10 to 12 s: Sentinel makes it a replica at the second INFO
+//! that still says `master`, and queries it every 10 s. `ROLE` in the script does not close the gap, because the old
+//! master says `master` for all that time; neither does a look at Sentinel before each claim, because the Sentinels
+//! learn of a promotion up to 3 s later. So the new master waits for the old one: the quarantine is 20 s longer. With a
+//! longest ttl of 2 s, the old master renewed for 11 s and the rival was granted after 23 s.
 
 use std::{
     fmt,

@@ -4,6 +4,8 @@
 //! - `redis`, `zookeeper` and `etcd` say how each server is set up, alone and as a cluster.
 //!
 //! A server that a test leaves behind dies with the thread that started it, however that ends.
+//!
+//! The tests do not use servers that somebody else has started, because they kill, stop and restart them.
 
 pub mod etcd;
 mod folder;

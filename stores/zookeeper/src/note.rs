@@ -1,5 +1,11 @@
 //! What is written into the node of a key: its last holder, and how that ended. So the next holder hears of a dead
 //! one. Only a node that lockkit created has a note.
+//!
+//! A node that is empty or has an IP address is used without a note, because kazoo and Curator leave such nodes. Any
+//! other data are an error: a process that locks `/app/config/db` by mistake should learn of it. The note is replaced
+//! by its version only, so data that another program writes while the lease is held stay. The child of a claim is
+//! created together with the read of the data, because a read before each first claim would cost a round trip; so it is
+//! below a foreign node for a moment.
 
 use std::{net::IpAddr, time::Duration};
 

@@ -1,5 +1,9 @@
 //! Renewals: a burst that asks whether the children are still there, after a write that proves the session. A child
 //! whose ttl has changed is written, so that others see when it expires.
+//!
+//! A lease is trusted for 3/8 of the session timeout. A follower reports only every half tick which sessions are alive,
+//! and the client is silent for up to a third of the timeout: when a follower died right after a confirmed renewal,
+//! sessions of 3 s lived for 2.56 to 3.06 s.
 
 use std::{pin::Pin, sync::Arc};
 

@@ -3,7 +3,7 @@
 //! After each reconnect the client sends the paths of all watches again, in requests of up to 128 KiB. It cannot read
 //! the answers to more than one such request, gives up the connection, and so loses the session with all its leases
 //! (`docs/upstream/zookeeper-client-watches.md`). So the paths that a session watches stay below that. A request beyond
-//! them looks again after a pause.
+//! them looks again after a pause. More sessions would need a queue across sessions.
 
 use std::{sync::Arc, time::Duration};
 

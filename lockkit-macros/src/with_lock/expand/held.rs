@@ -1,4 +1,8 @@
 //! Leases and session locks: held around the body, which stops when they are lost.
+//!
+//! A session lock has no commit that fails without it, so there is no `tx`, and the release decides: `Ok` of the body
+//! becomes `Err(SessionLost)`. There is no `on_lost = continue`: a leader that goes on is a second leader. The error of
+//! a stopped body has no source, because the body still borrows the session that knows it.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};

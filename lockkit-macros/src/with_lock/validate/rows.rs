@@ -1,4 +1,8 @@
 //! Which rows a row lock locks: its table, the columns that pick the rows, and their order and number.
+//!
+//! With `skip_locked`, the attribute does not query whether the other rows are locked or missing: the answer would be
+//! out of date when the body runs, and a consumer reacts in the same way. `limit` and `skip_locked` require `rows`,
+//! since a body that selected the rows again could get another consumer's.
 
 use syn::{Expr, Ident, Lit, LitStr, ext::IdentExt, spanned::Spanned};
 

@@ -1,4 +1,18 @@
 //! Leases on MySQL and MariaDB.
+//!
+//! An UPDATE returns its answer in `LAST_INSERT_ID`: the fence, or the time left with bit 63 set. The server does not
+//! return which rows an UPDATE changed. So if a renewal changed fewer rows than it names, a second statement reads the
+//! expiries; a lease that expires earlier than the UPDATE's own clock plus its ttl was not renewed.
+//!
+//! A lease that a transaction has pinned must not block other callers. MariaDB refuses to wait by a setting in front of
+//! the statement; MySQL has that for reads only, so there the claim locks the row with `NOWAIT` in the same statement.
+//! A look for a missing row locks the gap, and two first grants of neighbouring keys can deadlock. The victim repeats
+//! the plain insert, which cannot.
+//!
+//! The previous holder of an expired lease is kept in columns that only a takeover reads again. The clock of a
+//! statement is that of its start, so a delayed statement can find a row that was written after it, which is no step of
+//! the clock. So the cut after a step back is a statement of its own, which compares the row with what an earlier one
+//! read.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,13 @@
 //! Named locks on MySQL and MariaDB.
+//!
+//! `INSERT … ON DUPLICATE KEY UPDATE` takes no gap lock on a new name, which a look before it would. No bound for a
+//! single INSERT exists on both servers: MySQL's `MAX_EXECUTION_TIME` is for SELECT only, and its hints do not accept
+//! `innodb_lock_wait_timeout`. So a wait of 1 s or more sets that variable around the INSERT, in one message; MariaDB
+//! bounds the INSERT alone. A shared lock is bounded in its SELECT.
+//!
+//! A wait of less than 1 s looks first, with a bound in the SELECT, and then inserts with a statement that never waits;
+//! if another transaction created the row in between, it looks again. If two inserts still meet, MySQL lets the second
+//! wait whatever the statement says: lockkit gives up 2 s after the bound and closes the connection.
 
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection};
 

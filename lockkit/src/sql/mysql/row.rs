@@ -1,4 +1,15 @@
 //! Row locks on MySQL and MariaDB.
+//!
+//! InnoDB locks what it reads, and the optimizer reads a small table completely even if an index serves. So a lock
+//! names the indexes that EXPLAIN considered (`FORCE INDEX`) and stays correct whatever size the table has later. If an
+//! index is gone, the server refuses the statement, and the plan is checked again.
+//!
+//! MySQL scans an index that has all selected columns on a table of a few rows, forced or not. So a lock that only
+//! counts rows reads a small column that no index has. Where one index has every column, the values are joined to the
+//! table one by one: not for text, because a column may consider two texts equal, nor with a limit or `skip_locked`.
+//!
+//! A sort would lock the table. So a queue without `by` forces an index that begins with the first column of the order
+//! and whose plan has no `filesort`.
 
 use sqlx::{
     AssertSqlSafe, MySql, MySqlConnection, Row, TypeInfo,

@@ -1,4 +1,6 @@
 //! Session locks on MySQL and MariaDB.
+//!
+//! `GET_LOCK` is never shared. A shared session lock is an error here, since an exclusive one would be a surprise.
 
 use std::time::Duration;
 

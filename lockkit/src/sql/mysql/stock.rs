@@ -1,4 +1,8 @@
 //! Stocks on MySQL and MariaDB.
+//!
+//! InnoDB may keep the lock of a row that it locked and then rejected, also over a rollback to a savepoint. In a
+//! transaction that goes on to wait, such a lock is out of order. So a `take_in` may become a deadlock victim here when
+//! a stock runs out.
 
 use std::{iter, ops::RangeInclusive};
 

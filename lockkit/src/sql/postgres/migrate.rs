@@ -1,5 +1,10 @@
 //! lockkit's tables on PostgreSQL, created in one transaction. It uses no prepared statement and no session lock, so it
 //! works behind a pooler in transaction mode.
+//!
+//! Tables and history are those of `current_schema()`, where CREATE TABLE puts them. If a table in a later schema of
+//! the search path counted, two services would share leases or not depending on which one started first.
+//! `sqlx migrate run` keeps the same history but does not wait for a `migrate` at the same moment: one of the two may
+//! fail, and can be repeated.
 
 use sqlx::{
     AssertSqlSafe, Executor, PgConnection, Pool, Postgres, Row, SqlStr,

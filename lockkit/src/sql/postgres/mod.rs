@@ -1,4 +1,13 @@
 //! PostgreSQL 12 and later: the statements, and the meaning of SQLSTATEs.
+//!
+//! A look at the transaction before COMMIT must be cheap. `SAVEPOINT` needs no planner and returns no row: 220 to 230
+//! µs of the whole machine for a transaction with a row lock (32 tasks), against 245 to 250 µs with `SELECT 1`.
+//! `COMMIT AND CHAIN` leaves an empty transaction for sqlx's queued ROLLBACK, which avoids a warning in the server's
+//! log for each commit and travels with the pool's ping.
+//!
+//! Statements end with the names of the types of their values, in a comment (see `typed`): `by("id", 1_i32)` and
+//! `by("id", 1_i64)` would share one prepared statement of sqlx, and the second would fail (22P03) or find another row.
+//! A cast would change which index and which comparison is used.
 
 use sha2::{Digest, Sha256};
 use std::time::Duration;

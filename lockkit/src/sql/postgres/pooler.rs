@@ -6,6 +6,11 @@
 //! session the name is unknown, or belongs to *another* client's statement. An unnamed statement is prepared and run in
 //! two messages as well. So behind such a pooler lockkit sends its own statements as plain text in one message.
 //! Statements with values of the caller's types are unnamed and run in a transaction, which stays in one session.
+//!
+//! The mode must be known before the first statement, since a wrong statement that runs causes no error. sqlx sends
+//! `extra_float_digits` when it connects, and `PgBouncer` does not forward it. So lockkit queries `pg_settings`, once
+//! per host, port, database and process, whether that setting came from the client. A connection does not know its
+//! pool, so the answer holds for the whole process.
 
 use std::{
     collections::HashSet,

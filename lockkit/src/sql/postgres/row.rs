@@ -1,4 +1,12 @@
 //! Row locks on PostgreSQL.
+//!
+//! A partial index serves if it has all rows that `by` selects. Only the planner knows that, and it scans a small table
+//! whatever indexes exist. So if the catalogue has such an index and no other that serves, the plan is queried a second
+//! time with `enable_seqscan` off, for this transaction and until the answer. The same holds for indexes with another
+//! collation or type than the value's, of tables that inherit, and of partitions.
+//!
+//! For a queue without `by`, the server locks a row when it returns it, after the sort, so only the returned rows are
+//! locked.
 
 use sqlx::{
     Arguments, PgConnection, Postgres, Row,

@@ -1,5 +1,10 @@
 //! Row locks: `SELECT … FOR UPDATE` on the caller's own rows. The server bounds the wait, and a lock that would scan
 //! the table is refused.
+//!
+//! A queue without `by` needs all of `order_by`, `limit` and `skip_locked`. Without the limit the lock takes the whole
+//! table, without `skip_locked` the workers wait in single file, and without an order the selected rows are undefined.
+//! A view is refused because it has no indexes: the advice to create one would be wrong. NULL in `by` is an error
+//! because an `Option` that happens to be `None` would look like a missing row.
 
 pub(crate) mod ops;
 pub(crate) mod plan;

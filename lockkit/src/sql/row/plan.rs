@@ -1,4 +1,9 @@
 //! The plan check: whether a row lock would read the whole table. Asks the database once for each statement.
+//!
+//! A row lock gets a bare connection, which does not know its pool. So the memory of served statements is keyed by the
+//! kind of database and the text of the statement. It stores positive answers only and is bounded; in the worst case a
+//! scan is not refused. The key has a hash of the values where another value may be read in another way (a partial
+//! index), and on MySQL and MariaDB their types, since a number is not looked up in an index of text.
 
 use std::{
     any::TypeId,

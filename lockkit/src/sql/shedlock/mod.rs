@@ -1,4 +1,9 @@
 //! ShedLock's table as a store of leases, so that its Java jobs and Rust services exclude each other.
+//!
+//! Java notifies nobody of a release, and the table has no room for tickets. A waiter whose pauses grow to 250 ms is
+//! outrun by programs that poll every 5 ms: 20 leases beside 789 (PostgreSQL) to 4,742 (MariaDB) of three such
+//! programs. So `lease_freed` looks at the row after an eighth of the time for which the lock has been held, 4 to 250
+//! ms: 20 beside 143 to 187. A waiter for a long job looks as rarely as before.
 
 pub(crate) mod ops;
 

@@ -1,4 +1,8 @@
 //! Leases on SQLite.
+//!
+//! SQLite cannot return the columns as they were before an UPDATE. So a claim first reads the previous holder, and
+//! takes the row only if its fence is unchanged. There is one writer at a time, so a renewal cuts an expiry that was
+//! written ahead of the clock in the same statement.
 
 use std::{collections::HashSet, time::Duration};
 

@@ -1,4 +1,7 @@
 //! Row locks on SQLite.
+//!
+//! The plan counts as it is. A scan of a partial index counts as an index if `by` has one column; a filter on further
+//! ones does not show in the plan.
 
 use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 

@@ -1,4 +1,15 @@
 //! One attempt to take from a stock or to spread it: its statements, its locks and the deadline of its waits.
+//!
+//! A stock is not sold out because every segment with pieces is locked: what others have taken may come back. So a take
+//! first skips locked segments, then reads all of them without locks, at one instant. Pieces that are taken but not
+//! committed still count as left there, so a sum below the wanted number is definite. Otherwise it waits for one
+//! segment that has enough, and if that was emptied meanwhile, in a new transaction for all segments in their order.
+//! `take_in` cannot release a lock, so it waits in order from the first, and trusts the read only where it is known to
+//! be current.
+//!
+//! A PostgreSQL statement that waits for rows does not see rows created while it waited, so two redistributions could
+//! miss rows of each other. So each operation that changes the set of segments, or needs their sum, first locks segment
+//! 0, which is never removed, in a statement of its own, and then looks.
 
 use std::{
     cmp::Reverse,

@@ -1,4 +1,16 @@
 //! Batches: the statements that take for many callers at once, and what each caller is told.
+//!
+//! As in a group commit, nothing waits for company: a batch forms while a statement is in flight or a connection is
+//! waited for. A batch takes from one segment for as many of the oldest calls as it has enough for. If no unlocked
+//! segment has enough for the first call, that call and those that want as much go on alone; so a large call neither
+//! starves nor delays small ones, and only a call that is alone gets `Contended`. Errors that prove that nothing was
+//! taken also make the calls go on alone.
+//!
+//! A batch without an answer is settled by its note. On servers, the statement also writes the number of the batch to a
+//! row, and takes nothing unless the row has a lower number: both or neither. Without an answer lockkit writes the
+//! highest number unless the batch's own is there, and reads the row. The write waits for a statement that is still
+//! being executed, and refuses one that arrives later. A batch of one call has no note, and neither has SQLite: an
+//! embedded database loses no answers.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -1,4 +1,6 @@
 //! The notes that this process has free. A note in use belongs to one batch.
+//!
+//! A process reuses a note, but not one that was settled. Notes unused for a day are deleted when a new one is made.
 
 use std::{
     any::Any,

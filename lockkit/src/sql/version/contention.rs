@@ -1,4 +1,10 @@
 //! What attempts do about conflicts: which row it was, and the lock on it in the transactions of further attempts.
+//!
+//! The lock (`then_lock`) is off by default: the body was not written with that lock in mind, and with the locks that
+//! it takes itself it can make a cycle, which PostgreSQL notices after a second. The read of a further attempt is a
+//! bounded lock in the attempt's transaction and returns what it locked, so the attempt cannot conflict. A lock that is
+//! not free in time is a conflict, like the one that it replaces. It is skipped without an index, since it would lock
+//! other rows.
 
 use std::{
     any::TypeId,

@@ -1,4 +1,13 @@
 //! Saves structs. The version in memory changes once the database has committed the new one.
+//!
+//! `save` writes every column but the key, so one statement per struct serves every save, and the server and sqlx
+//! prepare it once. Since the version always changes, it makes no difference whether MySQL counts matched or changed
+//! rows.
+//!
+//! A version made in a transaction reaches the struct in `Saved::commit`, after COMMIT was answered. This is sound: a
+//! rollback consumes the transaction, so one that can still be committed has not been rolled back, and writes at its
+//! outermost level are undone only with all of it. Writes in a nested transaction may have been undone alone, so
+//! `commit` refuses them. `delete` makes no version, and so returns nothing in a transaction.
 
 use std::{
     fmt,
