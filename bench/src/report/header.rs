@@ -32,10 +32,11 @@ impl Header {
     pub(crate) fn markdown(&self) -> String {
         let Self { command, commit, profile, machine, durable, servers, peers } = self;
         let commits = if *durable { "wait for the disk" } else { "do not wait for the disk" };
-        let peers = if peers.is_empty() { String::new() } else { format!("- Peers: {}\n", peers.join(", ")) };
+        let peers = if peers.is_empty() { String::new() } else { format!("- Peers:\n  - {}\n", peers.join("\n  - ")) };
         format!(
-            "- Command: `{command}`\n- Commit: {commit}, profile {profile}\n- Machine: {machine}\n\
+            "```bash\n{}\n```\n\n- Commit: {commit}, profile {profile}\n- Machine: {machine}\n\
              - Servers: {}; commits {commits}\n{peers}",
+            command.replace(" --", " \\\n    --"),
             servers.join(", "),
         )
     }

@@ -6,10 +6,10 @@ use crate::servers::Kind;
 
 /// How to read the tables.
 pub(crate) const READING: &str = "\
-Each line is the median of its rounds, in which the contenders took turns. *Ratio*: its rate by that of the first line in the
-same round, as median and (least to greatest). *Wait*: from the request to the grant; for transactions, counters and versions
-the whole operation. *Statements*: counted by the server, all sessions together; on PostgreSQL transactions. *CPU*: of the
-client processes. *Share*: of the process that did least, and of the one that did most.
+Each line is the median of its rounds, in which the contenders took turns. *Ratio*: its rate by that of the first line
+in the same round, as median and (least to greatest). *Wait*: from the request to the grant; for transactions, counters
+and versions the whole operation. *Statements*: counted by the server, all sessions together; on PostgreSQL
+transactions. *CPU*: of the client processes. *Share*: of the process that did least, and of the one that did most.
 ";
 
 /// A section for each scenario and database.

@@ -70,13 +70,25 @@ mod tests {
     use super::*;
     use crate::{diagnostics::Errors, with_lock::args::Args};
 
-    /// The table as the documentation has it.
+    /// Which strategy takes which argument, and what each is, as the documentation has it.
     fn table() -> String {
         let strategies = Strategy::ALL.map(|it| format!("`{it}`")).join(" | ");
-        let mut lines = vec![format!("| argument | {strategies} | what it is |"), "|---".repeat(7) + "|"];
-        for Argument { taken_by, written, meaning, .. } in ARGUMENTS {
+        let mut lines = vec![format!("| argument | {strategies} |"), "|---".repeat(6) + "|"];
+        for Argument { taken_by, written, .. } in ARGUMENTS {
             let cell = |strategy| taken_by.iter().find(|(it, _)| *it == strategy).map_or("–", |(_, cell)| cell);
-            lines.push(format!("| {written} | {} | {meaning} |", Strategy::ALL.map(cell).join(" | ")));
+            lines.push(format!("| {written} | {} |", Strategy::ALL.map(cell).join(" | ")));
+        }
+        lines.push(String::new());
+        for Argument { written, meaning, .. } in ARGUMENTS {
+            let mut line = "-".to_owned();
+            for word in format!("{written}: {meaning}").split(' ') {
+                if line.chars().count() + word.chars().count() >= 120 {
+                    lines.push(std::mem::replace(&mut line, " ".to_owned()));
+                }
+                line.push(' ');
+                line.push_str(word);
+            }
+            lines.push(line);
         }
         lines.join("\n") + "\n"
     }
