@@ -72,7 +72,7 @@ use proc_macro::TokenStream;
 ///         Ok(Some(lease.fence().get()))
 ///     }
 ///
-///     /// Locks nothing, and runs again when somebody else changed the row first.
+///     /// Locks nothing, and runs again when another writer changed the row first.
 ///     #[with_lock(version, attempts = 3, deadline = "100ms")]
 ///     async fn restock(&self, item_id: i64, count: i64) -> Result<(), OrderError> {
 ///         use lockkit::OrConflict;
@@ -165,7 +165,7 @@ use proc_macro::TokenStream;
 ///     payload: String,
 /// }
 ///
-/// /// Runs the next job. `None` when there is no job that nobody runs.
+/// /// Runs the next job. `None` when no job is available.
 /// #[with_lock(row, on = db, table = "t_jobs", by(state = "ready"), order_by(id), limit = 1, skip_locked,
 ///     rows = jobs: Vec<Job>, tx = tx, on_busy = Ok(None))]
 /// async fn run_next(db: &SqlitePool) -> anyhow::Result<Option<String>> {

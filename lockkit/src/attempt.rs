@@ -153,7 +153,7 @@ impl Shared {
 }
 
 /// Waits for the turn of the running attempt, if other tasks of this process take turns to write the row. To be called before a
-/// connection is taken: who holds the turn may need the last one.
+/// connection is taken: the task with the turn may need the last one.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };

@@ -66,7 +66,7 @@ pub enum Error {
     /// Locks are not re-entrant. lockkit reports this error where it knows that the task holds the lock: in a function under
     /// `#[with_lock]` and in a body of [`LeaseRequest::run`](crate::LeaseRequest::run). It is a mistake in the program, so it is neither contended nor
     /// transient.
-    #[error("{lock} `{key}` is held by this task already, which would wait for itself: {hint}")]
+    #[error("this task already holds {lock} `{key}` and would wait for itself: {hint}")]
     #[non_exhaustive]
     Reentrant {
         /// What kind of lock it is, as in "lease".
@@ -91,7 +91,7 @@ pub enum Error {
 
     /// The fence guard refused the transaction: a later holder of the lease has already committed in this database. Roll it back,
     /// and stop.
-    #[error("lease `{key}` with fence {fence} is stale: a transaction with fence {seen} has been here")]
+    #[error("lease `{key}` with fence {fence} is stale: a transaction with fence {seen} has passed the guard")]
     #[non_exhaustive]
     Fenced {
         /// The lease.
@@ -292,7 +292,7 @@ pub enum Error {
     },
 
     /// A pooler in transaction mode stands between this process and the database, where a session lock would belong to
-    /// whoever gets the server's connection next. Nothing was locked.
+    /// the next user of the server's connection. Nothing was locked.
     #[error(
         "session lock `{key}` was refused: two statements of one connection ran in two sessions of the server, so a \
          pooler in transaction mode stands in between; connect to the database itself or to a port of the pooler in \
@@ -304,7 +304,8 @@ pub enum Error {
         key: Key,
     },
 
-    /// The server answered that it had granted the lock, and nobody holds it: this server only pretends to have such locks.
+    /// The server answered that it had granted the lock, and no session holds it: this server only pretends to have
+    /// such locks.
     #[error(
         "{lock} `{key}` was refused: the server ({server}) says that it grants it, and does not hold it, so it would exclude \
          nobody; lock a row there (`RowLock`), or keep leases in another store"
@@ -381,7 +382,7 @@ impl Error {
         Self::Database { doing, key: key.into().cloned(), fault, source: source.into() }
     }
 
-    /// For tests of code that handles it: somebody else holds the lock, after a wait of `waited`.
+    /// For tests of code that handles it: another holder has the lock, after a wait of `waited`.
     pub fn contended(key: impl Into<Key>, waited: Duration, holder: impl Into<Option<Holder>>) -> Self {
         Self::Contended { key: key.into(), waited, holder: holder.into().map(Box::new) }
     }

@@ -24,7 +24,7 @@
 //! - **Fencing tokens** ([`Fence`]) rise for ever, for resources outside the database.
 //! - **Commit before release**, by construction.
 //! - **Cancellation leaves nothing behind**: dropping any future of this crate at any await point leaves no lock past its
-//!   bound, no open transaction and no spoilt connection.
+//!   bound, no open transaction and no broken connection.
 //! - **Waiting for a lease holds no connection**, and one process sends one query per key, however many
 //!   tasks wait.
 //! - **A row lock that would scan the table is refused** before it is taken.
@@ -198,8 +198,8 @@ macro_rules! key {
 /// [`LeaseRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the
 /// name of its table.
 ///
-/// With the feature `testing`, for tests. Without it, it is nothing, and the key is not evaluated: code whose safety
-/// depends on a lock that its callers take can say so, and pays for it in tests only.
+/// With the feature `testing`, for tests. Without the feature it expands to nothing, and the key is not evaluated: code
+/// whose safety depends on a lock that its callers take can say so, and pays for it in tests only.
 ///
 /// Only the task that runs the body is under its locks: a task that it spawns may outlive them. The key of a permit,
 /// reader or writer is that of its lease, such as `catalog/writer`.
@@ -229,7 +229,7 @@ macro_rules! assert_locked {
 #[macro_export]
 macro_rules! assert_locked {
     ($key:expr $(,)?) => {
-        // The key must have a type that can be one, and what it is made of counts as used.
+        // Type-checks the key and marks its operands as used.
         if false {
             let _: $crate::Key = ::core::convert::Into::into($key);
         }

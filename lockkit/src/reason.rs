@@ -75,7 +75,7 @@ impl fmt::Display for LossReason {
 
 /// The innermost source of each [`Error::Conflict`](crate::Error::Conflict). Code that walks an error chain recognises a wrapped conflict by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("somebody else changed the row first")]
+#[error("another writer changed the row first")]
 #[non_exhaustive]
 pub struct Raced {
     /// The row, where lockkit wrote the statement.

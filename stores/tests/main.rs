@@ -43,7 +43,10 @@ async fn stale_holders_are_refused<S: LeaseStore>(store: S) {
     println!("{domain}: {refused}");
     assert_eq!(
         refused.to_string(),
-        format!("lease `item:7` with fence {} is stale: a transaction with fence {heir} has been here", stale.fence)
+        format!(
+            "lease `item:7` with fence {} is stale: a transaction with fence {heir} has passed the guard",
+            stale.fence
+        )
     );
     tx.rollback().await.expect("a rollback");
     let late = store.lease_renew(&[Renewal::new(Key::from("item:7"), claim.token, TTL)]).await.expect("an answer");

@@ -38,7 +38,7 @@ on_every_database! {
                 tx.commit().await.unwrap();
             } else {
                 let err = guarded.unwrap_err();
-                assert_eq!(err.to_string(), "lease `k` with fence 5 is stale: a transaction with fence 7 has been here");
+                assert_eq!(err.to_string(), "lease `k` with fence 5 is stale: a transaction with fence 7 has passed the guard");
                 assert_eq!(seen(Err(err)), 7);
             }
         }
@@ -258,7 +258,7 @@ on_every_database! {
         let kept = format!("SELECT fence FROM lockkit_fence WHERE name = {}", if S::NAME.contains('M') { "X'6974656D3A37'" } else { "'item:7'" });
         assert_eq!(db.fetch_i64(&kept).await, i64::try_from(second).ok());
 
-        // A later holder has been here, as this one finds out after the commit of that one.
+        // A later holder has passed the guard, as this one finds out after the commit of that one.
         let mut tx = begin(&db.pool).await.unwrap();
         guard(&mut *tx, DOMAIN, "item:7", fence(1 << 61)).await.unwrap();
         guard(&mut *tx, DOMAIN, "b", fence(1 << 61)).await.unwrap();

@@ -93,7 +93,7 @@ on_every_database! {
         let told = asking.await.unwrap_err();
         assert_eq!(
             told.to_string(),
-            "semaphore `k` is held by this task already, which would wait for itself: hand the permit that it has to the code \
+            "this task already holds semaphore `k` and would wait for itself: hand the permit that it has to the code \
              that needs it (`lease.share()`), or give the semaphore more permits"
         );
         leases.semaphore("k", 5).take(3).run(|_| async { leases.semaphore("k", 5).take(2).acquire().await.map(drop) }).await.unwrap();

@@ -45,7 +45,7 @@ on_every_database! {
         let told = refused(nested(lease(), lease())).await.to_string();
         assert_eq!(
             told,
-            "lease `k` is held by this task already, which would wait for itself: hand the lease that it has to the code that \
+            "this task already holds lease `k` and would wait for itself: hand the lease that it has to the code that \
              needs it (`lease.share()`; `as = lease` names it under `#[with_lock]`), and take the lock in one place"
         );
         refused(nested(lease().fair(), lease().wait(Duration::ZERO))).await;
@@ -154,7 +154,7 @@ on_every_database! {
         refused(lease(&Leases::new(db.pool.clone()), false)).await;
         let told = refused(named(&db.pool, false)).await.to_string();
         assert!(told.ends_with(
-            " is held by this task already, which would wait for itself: hand the open transaction (`&mut *tx`) to the code that \
+            " and would wait for itself: hand the open transaction (`&mut *tx`) to the code that \
              needs the lock, instead of beginning another one"
         ), "{told}");
         refused(retried(&db.pool)).await;
@@ -204,7 +204,7 @@ on_every_server! {
         let told = refused(lead(&db.pool, false)).await.to_string();
         assert_eq!(
             told,
-            "session lock `leader` is held by this task already, which would wait for itself: hand the session that it holds \
+            "this task already holds session lock `leader` and would wait for itself: hand the session that it holds \
              (`&session`; `as = session` names it under `#[with_lock]`) to the code that needs the lock, and take the lock in \
              one place"
         );
@@ -228,7 +228,7 @@ on_databases! {
         db.execute("CREATE TABLE t (id BIGINT PRIMARY KEY)").await;
         db.execute("INSERT INTO t VALUES (1)").await;
         let told = refused(row(&db.pool)).await.to_string();
-        assert!(told.starts_with("lock `the write lock of the database` is held by this task already, "), "{told}");
+        assert!(told.starts_with("this task already holds lock `the write lock of the database` and "), "{told}");
         // The pool of another database has a lock of its own.
         let other = TestDb::<S>::new().await;
         beside(&db.pool, &other.pool).await.unwrap();

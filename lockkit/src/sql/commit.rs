@@ -156,7 +156,7 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
     let unanswered = || Err(no_answer("committing with lease", leases.first().map(Lease::key)));
     let refused = match given_up.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
-            // From here on only the answer tells whether the commit happened.
+            // From here on only the answer decides whether the commit happened.
             let committed = timeout(limit, tx.commit_open()).await;
             match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() })) {
                 Ok(()) => {

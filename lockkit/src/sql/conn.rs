@@ -44,7 +44,7 @@ pub trait On<DB: Dialect>: Send + sealed::Sealed {
     fn written<W>(write: W) -> Self::Written<W>;
 }
 
-/// A connection that must be told when no statement is in flight any more.
+/// A connection that must be notified when no statement is in flight any more.
 pub trait Finish {
     /// Declares that every statement has been answered.
     fn finish(self);

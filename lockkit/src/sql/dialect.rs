@@ -205,8 +205,8 @@ pub(crate) async fn depth<DB: Dialect>(conn: &mut DB::Connection) -> Result<usiz
     DB::depth(conn).await.map_err(|err| failed::<DB>("counting the open transactions", None, err))
 }
 
-/// Fails outside of a transaction, with this reason. For a [`Tx`](crate::Tx) on SQLite ask [`still_in_transaction`] once more after
-/// the next statement: a request that would tell now costs as much as that statement.
+/// Fails outside of a transaction, with this reason. For a [`Tx`](crate::Tx) on SQLite call [`still_in_transaction`]
+/// again after the next statement: a request that would tell now costs as much as that statement.
 pub(crate) async fn in_transaction<DB: Dialect>(
     conn: &mut DB::Connection,
     is_begun: bool,

@@ -232,7 +232,7 @@ impl LastClaims {
         self.0.load(Ordering::Relaxed) >= Self::ENOUGH
     }
 
-    /// The next one was of a lease that had been released, or of another.
+    /// Records whether a claim found a released lease.
     pub(super) fn note(&self, was_released: bool) {
         let before = self.0.load(Ordering::Relaxed);
         let after = if was_released { (before + 1).min(Self::ENOUGH) } else { 0 };

@@ -208,7 +208,7 @@ async fn listen_until_broken<DB: ListenOps>(
     }
 }
 
-/// The requests for a key have changed so that the server must be told.
+/// The requests for a key have changed so that the server must be notified.
 enum Change {
     First(Key),
     Last(Key),

@@ -1,8 +1,9 @@
 //! The open transactions of this process, and the warning of one that stays open for long. A thread of its own looks at them, because
 //! a body that hangs may block its runtime. Knows no database.
 //!
-//! Leases and session locks are not watched: they are meant to be held for long, and block nobody on the server. The
-//! warning does not name the waiters: that query would need a connection of a pool that is often full in that moment.
+//! Leases and session locks are not watched: they are meant to be held for long, and block no session on the server.
+//! The warning does not name the waiters: that query would need a connection of a pool that is often full in that
+//! moment.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +35,7 @@ static BEGUN: Condvar = Condvar::new();
 /// Shortest and longest time between two looks.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// How many locks of a transaction are told.
+/// How many locks of a transaction are named.
 const MOST_LOCKS: usize = 16;
 
 /// Sets how long a [`Tx`](crate::Tx) of this process may be open before lockkit warns of it, in all transactions from the next look
@@ -160,7 +161,7 @@ fn watch() {
 }
 
 impl Transactions {
-    /// Those that have been open for so long and were not told of before.
+    /// Those that have been open for so long and were not reported before.
     fn open_for(&mut self, after: Duration) -> Vec<Transaction> {
         let now = Instant::now();
         let late = self.open.values_mut().take_while(|it| now.duration_since(it.since) >= after);

@@ -95,7 +95,7 @@ impl NamedLock {
     /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
     /// # lockkit::migrate(&pool).await?;
     /// let mut tx = lockkit::begin(&pool).await?;
-    /// NamedLock::new("prices").share().lock(&mut tx).await?; // whoever changes prices locks the name without `share`
+    /// NamedLock::new("prices").share().lock(&mut tx).await?; // writers lock the name without `share`
     /// # Ok(()) }
     /// ```
     pub fn share(mut self) -> Self {
@@ -207,7 +207,7 @@ impl NamedLock {
     }
 }
 
-/// Fails if the lock that the server has just granted holds nobody off.
+/// Fails if the lock that the server has just granted excludes no other session.
 async fn check_held<DB: NamedOps>(conn: &mut DB::Connection, key: &Key) -> Result<()> {
     let feigned = DB::named_feigned(conn, key).await;
     match feigned.map_err(|err| failed::<DB>("looking for named lock", Some(key), err))? {
@@ -243,7 +243,7 @@ pub trait NamedStatements: Database {
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
 
-    /// The session that holds the lock, preferably one other than this. `None` also where the server does not report
+    /// The session that holds the lock, preferably one other than this. `None` too where the server does not report
     /// it.
     fn named_holder(
         conn: &mut Self::Connection,

@@ -63,7 +63,7 @@ const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
 /// The pools whose server has held a lock that it granted.
 static HOLDS: LazyLock<OfPools<()>> = LazyLock::new(OfPools::default);
 
-/// Advice in the error when a task asks for a lock that it already holds.
+/// Advice in the error when a task requests a lock that it already holds.
 const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the code that \
                     needs the lock, and take the lock in one place";
 
@@ -105,7 +105,7 @@ const HINT: &str = "hand the session that it holds (`&session`; `as = session` n
 /// # async fn f<DB: lockkit::dialect::SessionOps>(pool: sqlx::Pool<DB>) -> Result<(), lockkit::Error> {
 /// let leader = SessionLock::new("leader").wait(Duration::from_secs(2)).acquire(&pool).await?;
 /// tokio::select! {
-///     () = leader.lost() => { /* stop: somebody else may be the leader by now */ }
+///     () = leader.lost() => { /* stop: another process may be the leader by now */ }
 ///     () = async { /* lead */ } => leader.release().await?,
 /// }
 /// # Ok(()) }
@@ -398,7 +398,7 @@ impl<DB: Database> Session<DB> {
     /// If this future is dropped, the release continues in the background.
     pub async fn release(self) -> Result<()> {
         let Self { questions, kept, .. } = self;
-        // Closing the channel tells the task to release the lock.
+        // Closing the channel makes the task release the lock.
         drop(questions);
         finished("releasing session lock", kept.defuse().0).await
     }

@@ -137,8 +137,8 @@ const MARIADB_ROW: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
 /// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row does not
 /// exist, the lease has expired, or this claim holds it. A locked row is 0 on MySQL and an error on MariaDB.
 ///
-/// The name and the token are bound at two places, of which each server reads one. MySQL must not be told the name beside the
-/// subquery: it would read, lock and wait for a row with a known key before it runs the subquery.
+/// The name and the token are bound at two places, of which each server reads one. MySQL must not get the name beside
+/// the subquery: it would read, lock and wait for a row with a known key before it runs the subquery.
 fn acquire_released() -> &'static str {
     statement!(
         "{MARIADB_ROW}

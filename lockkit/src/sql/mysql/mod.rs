@@ -13,7 +13,7 @@
 //! A node of a Galera cluster reports a rollback for another node in its next answer, as a deadlock (1213). Some of
 //! these reports are lost beside a PREPARE: 23 of about 8,000 rollbacks on new connections, none of 1,900 where the
 //! statements were prepared. What follows then runs in a new transaction, and the look at the savepoint fails (1305),
-//! as after a COMMIT or DDL of the application. `WSREP_LAST_WRITTEN_GTID()` tells the two apart: it changes with each
+//! as after a COMMIT or DDL of the application. `WSREP_LAST_WRITTEN_GTID()` distinguishes the two: it changes with each
 //! write that the session commits, and with no rollback. If it is the same afterwards, the error is a deadlock, which
 //! is retried; otherwise, and on other servers, `TransactionEnded`, which never is.
 

@@ -66,8 +66,8 @@ async fn pretends(conn: &mut PgConnection, pool: &Pool<Postgres>) -> sqlx::Resul
     if granted != Some(true) || is_held == Some(true) {
         return Ok(false);
     }
-    // A server may lock, and not show it. So another session asks for the same lock. Neither of the two is of the pool, which
-    // must not get back an open transaction.
+    // A server may lock, and not show it. So another session requests the same lock. Neither of the two is of the pool,
+    // which must not get back an open transaction.
     let options = pool.connect_options();
     let mut holder = PgConnection::connect_with(&options).await?;
     raw_sql(AssertSqlSafe(format!("BEGIN; {lock}"))).execute(&mut holder).await?;

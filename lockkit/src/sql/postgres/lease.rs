@@ -32,7 +32,7 @@ use crate::{
 // with the FOR UPDATE of claims, releases and sweeps. Where no transaction can have pinned the lease, claims and releases are a
 // plain UPDATE, which is a FOR NO KEY UPDATE too.
 
-/// How long a plain UPDATE waits for a row that somebody has locked.
+/// How long a plain UPDATE waits for a row that another session has locked.
 const MOST_WAIT: &str = "100ms";
 
 /// Selects the leases held now, at most `$1` of them.
@@ -87,8 +87,8 @@ impl LeaseStatements for Postgres {
         if !last.were_of_released() {
             return acquire_any(conn, claim, last).await;
         }
-        // Waits for nobody but a statement of another claim: whoever pins a lease or releases it in a transaction locks a row that
-        // has a token for everybody else, see `lease_give_up`.
+        // Waits only for a statement of another claim: a transaction that pins or releases a lease locks a row that has
+        // a token for all other sessions, see `lease_give_up`.
         let fence_of_released: Option<i64> = query(statement!(
             "UPDATE lockkit_lease
              SET fence = {next}, acquired_us = {NOW}, renewals = 0,
@@ -233,7 +233,8 @@ impl LeaseStatements for Postgres {
         let tokens: Vec<_> = renewals.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
         let rows = query(statement!(
-            // `IN` asks a hash table. The server expects few rows of `renewed`, and would join them by comparing each with each.
+            // `IN` looks in a hash table. The server expects few rows of `renewed`, and would join them by comparing
+            // each with each.
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[])
                      WITH ORDINALITY AS a (name, token, ttl, number)

@@ -51,7 +51,7 @@ use crate::{
 /// that [`fetch_one`](Self::fetch_one) and the like return with the lock are current.
 ///
 /// **The plan check.** Without an index on the columns, InnoDB locks every row of the table and PostgreSQL reads the
-/// whole table. Before a statement runs for the first time, lockkit asks the database for its plan (one extra
+/// whole table. Before a statement runs for the first time, lockkit requests its plan (one extra
 /// statement, up to five) and refuses a scan with [`Error::FullScan`]. The process remembers the statements that
 /// passed. SQLite refuses scans too, so tests on SQLite also detect a missing index. On MySQL and MariaDB the lock then
 /// names the indexes to use, because the optimizer would scan a small table. A partial index (`WHERE state = 'ready'`)

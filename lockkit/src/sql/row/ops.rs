@@ -40,7 +40,7 @@ pub trait RowStatements: Database {
     ) -> impl Future<Output = sqlx::Result<Vec<Self::Row>>> + Send;
 
     /// The session that has rows of the table locked, if there is exactly one such session besides this one. `None`
-    /// also where the server does not report it.
+    /// even where the server does not report it.
     fn row_holder(
         conn: &mut Self::Connection,
         table: &Key,

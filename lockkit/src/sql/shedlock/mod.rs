@@ -1,6 +1,6 @@
 //! ShedLock's table as a store of leases, so that its Java jobs and Rust services exclude each other.
 //!
-//! Java notifies nobody of a release, and the table has no room for tickets. A waiter whose pauses grow to 250 ms is
+//! Java sends no notice of a release, and the table has no room for tickets. A waiter whose pauses grow to 250 ms is
 //! outrun by programs that poll every 5 ms: 20 leases beside 789 (PostgreSQL) to 4,742 (MariaDB) of three such
 //! programs. So `lease_freed` looks at the row after an eighth of the time for which the lock has been held, 4 to 250
 //! ms: 20 beside 143 to 187. A waiter for a long job looks as rarely as before.
@@ -79,9 +79,9 @@ const LOOKS_PER_HOLD: u32 = 8;
 ///
 /// What the table cannot do:
 ///
-/// - Semaphores, readers and writers, and fair requests are refused. They would leave rows that nobody deletes and Java
-///   does not know. Waiting requests poll and have no order, as in ShedLock. They look again after an eighth of the
-///   time for which the lock has been held, 4 to 250 ms.
+/// - Semaphores, readers and writers, and fair requests are refused. They would leave rows that no process deletes and
+///   Java does not know. Waiting requests poll and have no order, as in ShedLock. They look again after an eighth of
+///   the time for which the lock has been held, 4 to 250 ms.
 /// - There is no column for the number of renewals, so [`LeaseInfo::renewals`](crate::store::LeaseInfo::renewals) is 0, nor for the ttl. So a database clock that is set
 ///   back prolongs the leases of the moment by that step.
 /// - Java does not know fences. If the clock is set back *and* Java has the lock in between, the next fence can be lower than an
@@ -284,8 +284,8 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
         Ok(0)
     }
 
-    /// Completes when a look finds the lock free. Java tells nobody of a release, so a waiter whose pauses are longer
-    /// than those of the programs that poll would hardly ever find it free.
+    /// Completes when a look finds the lock free. Java sends no notice of a release, so a waiter whose pauses are
+    /// longer than those of the programs that poll would hardly ever find it free.
     async fn lease_freed(&self, key: &Key) {
         let (mut pause, longest) = LOOKS;
         let begun = Instant::now();

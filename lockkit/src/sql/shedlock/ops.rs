@@ -212,7 +212,7 @@ impl Row {
     fn token_of_java(&self) -> Token {
         let mut bytes = [0; 16];
         let (when, who) = bytes.split_at_mut(8);
-        // Zeros would mean that nobody holds it.
+        // Zeros would mean that it has no holder.
         when.copy_from_slice(&self.locked_at_us.max(1).to_be_bytes());
         let hash = self
             .locked_by

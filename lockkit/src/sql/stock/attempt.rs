@@ -39,7 +39,7 @@ use crate::{
     task::{no_answer, timed_out, until},
 };
 
-/// Where there is one lock for all writers: the shortest time that a take stays in the queue, also if it does not wait.
+/// Where there is one lock for all writers: the shortest time that a take stays in the queue, even if it does not wait.
 /// A batch that need not wait for the lock takes less.
 const QUEUE_GRACE: Duration = Duration::from_millis(20);
 

@@ -1,4 +1,4 @@
-//! Batches: the statements that take for many callers at once, and what each caller is told.
+//! Batches: the statements that take for many callers at once, and the result of each caller.
 //!
 //! As in a group commit, nothing waits for company: a batch forms while a statement is in flight or a connection is
 //! waited for. A batch takes from one segment for as many of the oldest calls as it has enough for. If no unlocked
@@ -80,7 +80,7 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
         let first = stock.random_segments();
         let took = match &*sums {
             [] => return Ok(Said::TooFew { left: 0 }),
-            // A single take needs no note: its caller is told when the answer was lost.
+            // A single take needs no note: its caller gets an error when the answer was lost.
             [amount] => {
                 let segment = tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, key, *amount, first)))?;
                 segment.map(|segment| Portion { segment, takers: 1 })
@@ -179,7 +179,7 @@ fn refuse(takers: Vec<Taker>, left: u64) -> Vec<Taker> {
     others
 }
 
-/// Finds out whether the batch was executed, and tells the takers. Refuses it first, so that it cannot be executed
+/// Finds out whether the batch was executed, and answers the takers. Refuses it first, so that it cannot be executed
 /// later.
 async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, err: Error) {
     let Stock { pool, key, .. } = &stock;
@@ -234,7 +234,7 @@ fn fail(takers: Vec<Taker>, err: Error) {
     }
 }
 
-/// The error of a batch, as one of its takers is told it.
+/// The error of a batch, as one of its takers gets it.
 #[derive(Debug)]
 struct Shared(Arc<BoxError>);
 

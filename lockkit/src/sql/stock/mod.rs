@@ -56,10 +56,10 @@ const MOST_SEGMENTS: u32 = 1024;
 /// on one Tokio runtime. A call that finds no other in flight goes to the database at once. Calls that arrive
 /// while a statement is in flight queue, and the next statement takes for up to 256 of them from one segment, the oldest
 /// call first. A call that wants more than an unlocked segment has leaves the queue and gathers by itself, so it keeps no
-/// smaller call from being served. Each call is told its own result. [`take_in`](Self::take_in) is never combined.
+/// smaller call from being served. Each call gets its own result. [`take_in`](Self::take_in) is never combined.
 ///
 /// On servers, the statement of a batch also writes a note, a row in `lockkit_stock_batch`. If the answer to the batch is
-/// lost, lockkit asks for the note whether the batch was executed.
+/// lost, lockkit reads from the note whether the batch was executed.
 ///
 /// Use at least as many segments as there are concurrent transactions; the default is 32. Processes may use different
 /// numbers. The number only sets how many rows [`put`](Self::put) and [`rebalance`](Self::rebalance) spread the pieces

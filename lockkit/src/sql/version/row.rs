@@ -66,7 +66,7 @@ impl<T> Deref for Versioned<T> {
 ///
 /// let mut tx = lockkit::begin(&pool).await?;
 /// let found: Versioned<Item> = item().read(&mut *tx).await?;
-/// item().expected(found.version.clone()).bump(&mut *tx).await?; // Err(Conflict) if somebody else was faster
+/// item().expected(found.version.clone()).bump(&mut *tx).await?; // Err(Conflict) if another writer was faster
 /// sqlx::query("UPDATE t_items SET stock = ? WHERE item_id = 7").bind(found.stock - 1).execute(&mut *tx).await?;
 /// tx.commit().await?;
 /// # Ok(()) }
@@ -195,7 +195,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
         let depth = depth::<DB>(conn).await?;
         let expected = expected.at(depth)?;
         if matches!(expected, Version::Timestamp(_)) && depth == 0 {
-            let reason = "of a timestamp needs a transaction: MySQL tells the new one in a second statement".to_owned();
+            let reason =
+                "of a timestamp needs a transaction: MySQL returns the new value in a second statement".to_owned();
             return Err(Error::InvalidOption { option: "bump", reason });
         }
         let doing = "moving the version of a row of";
@@ -234,7 +235,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// let mut conn = pool.acquire().await?;
     /// let found: Versioned<(i64, i64, i64)> = item().read(&mut conn).await?;
     /// if found.row.1 == 0 {
-    ///     item().expected(found.version).delete(&mut conn).await?; // Err(Conflict) if somebody has put some in
+    ///     item().expected(found.version).delete(&mut conn).await?; // Err(Conflict) if another writer has put some in
     /// }
     /// # Ok(()) }
     /// ```
