@@ -1,6 +1,15 @@
 //! Turns: tasks of this process whose writes of one row conflicted write it one after the other. Knows no database.
 //!
-//! A turn excludes nobody: the versions do. It only saves attempts, so whoever cannot have it in time goes on without it.
+//! A turn only saves attempts; exclusion comes from the versions. A task that does not get its turn in time continues
+//! without it: it passes on after 250 ms while others wait. An attempt that runs in another one, which may have a turn or
+//! locks, takes none, so nested retries cannot deadlock.
+//!
+//! The row is a hash of the kind of database, table, key columns and key. Two rows with one hash share their turns, and
+//! one key that is bound with two Rust types counts as two rows: both only cost time.
+//!
+//! A derived `load` on a pool joins before it borrows a connection. In a transaction a new writer has a connection and
+//! perhaps locks, which the task with the turn may need: so its read fails, the transaction is rolled back, and the
+//! attempt starts again with the turn, at most once in a retry. Otherwise new writers would overtake.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -21,7 +21,11 @@ use crate::{
     lease::{
         bounded::limit_for,
         held::Lease,
-        life::{Kept, Terms, Unfinished, ending::retry_pause},
+        life::{
+            ending::retry_pause,
+            keeper::Unfinished,
+            kept::{Kept, Terms},
+        },
         store::{Acquired, AcquiredAll, Answer, Claim, LeaseStore, Release, Token},
     },
     task::finished,

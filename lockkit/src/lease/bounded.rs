@@ -17,7 +17,7 @@ use crate::{
     error::{Error, Fault, Result, chain},
     key::Key,
     lease::{
-        life::Pin,
+        life::state::Pin,
         store::{
             Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token,
         },

@@ -8,7 +8,10 @@ use crate::{
     key::Key,
     lease::{
         bounded::Bounded,
-        life::{HandOver, Keeper, keeper::Sweep},
+        life::{
+            keeper::{Keeper, Sweep},
+            kept::HandOver,
+        },
         lines::Lines,
         store::{LeaseStore, Profile},
         wait::Freed,

@@ -8,7 +8,10 @@ use super::{Inner, Leases};
 use crate::{
     error::{Error, Fault, Result},
     lease::{
-        life::{Effect, Event, keeper::BATCH},
+        life::{
+            keeper::BATCH,
+            state::{Effect, Event},
+        },
         store::{Answer, BUSY_PAUSE, LeaseStore},
     },
     task::finished,

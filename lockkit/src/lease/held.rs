@@ -13,9 +13,9 @@ use crate::{
     lease::{
         bounded::limit_for,
         life::{
-            Event, Kept,
             ending::{Owned, Released, give_back},
-            release_failed,
+            kept::{Kept, release_failed},
+            state::Event,
         },
         lines::Line,
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},

@@ -1,4 +1,11 @@
 //! A lease in a transaction of its own database: verified in it, or ended by its commit.
+//!
+//! A body whose commit is in flight is not stopped, because a caller that gets `Lost` repeats the work. Until the answer
+//! to COMMIT arrives, the end of the trust does not end the body ([`CommitSent`](crate::guard::CommitSent)), and the
+//! answer decides. Without one the lease is released again, in case the commit did not happen.
+//!
+//! A commit for which a task of this process waits renews the lease instead of releasing it, and gives it away after the
+//! answer. The renewal proves that the lease is held, and locks its row until then.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,8 +19,10 @@ use crate::{
         Inner,
         held::Lease,
         life::{
-            Effect, Event, Kept, Pin, Step, Unfinished, Wants,
             ending::{give, give_back_later},
+            keeper::Unfinished,
+            kept::{Kept, Wants},
+            state::{Effect, Event, Pin, Step},
         },
         lines::Line,
         store::LeaseStore,

@@ -19,7 +19,7 @@ use crate::{
     fence::Fence,
     key::Key,
     lease::{
-        life::{Kept, Wants},
+        life::kept::{Kept, Wants},
         store::Token,
     },
 };

@@ -56,7 +56,7 @@ use crate::{
     key::Key,
     lease::{
         bounded::{Bounded, LIMIT},
-        life::{Event, HandOver, Keeper},
+        life::{keeper::Keeper, kept::HandOver, state::Event},
         lines::Lines,
         store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Release},
         wait::{FIRST_ANSWER, Freed},

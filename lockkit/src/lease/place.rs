@@ -14,7 +14,7 @@ use crate::{
     guard::Guard,
     key::Key,
     lease::{
-        life::release_failed,
+        life::kept::release_failed,
         store::{LeaseRecord, LeaseStore, Token},
     },
 };

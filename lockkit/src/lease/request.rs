@@ -20,7 +20,7 @@ use crate::{
     key::Key,
     lease::{
         bounded::limit_for,
-        life::{Terms, Wants},
+        life::kept::{Terms, Wants},
         store::{Claim, LeaseStore, Token},
         wait::{self, Turn, Waited},
     },

@@ -21,7 +21,7 @@ use crate::{
     error::Result,
     guard::Watch,
     key::Key,
-    lease::{life::release_failed, store::LeaseStore},
+    lease::{life::kept::release_failed, store::LeaseStore},
     observe::{Strategy, holding},
     policy::OnLost,
     scope::Record,

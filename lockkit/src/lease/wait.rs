@@ -13,7 +13,7 @@ use crate::{
     error::Result,
     key::Key,
     lease::{
-        life::Wants,
+        life::kept::Wants,
         lines::{Lines, Seat},
     },
     observe,

@@ -21,7 +21,10 @@ use crate::{
     lease::{
         Lease, MultiLease,
         in_transaction::Committing,
-        life::{Event, Kept, Pin},
+        life::{
+            kept::Kept,
+            state::{Event, Pin},
+        },
         store::Answer,
     },
     sql::{

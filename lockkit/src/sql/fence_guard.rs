@@ -25,7 +25,7 @@ use crate::{
     error::{Error, Fault, Result},
     fence::Fence,
     key::Key,
-    lease::{Lease, MultiLease, builder::check_fence_domain, life::Event, store::LeaseStore},
+    lease::{Lease, MultiLease, builder::check_fence_domain, life::state::Event, store::LeaseStore},
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},

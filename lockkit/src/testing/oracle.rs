@@ -19,7 +19,7 @@ use crate::{
     key::Key,
     lease::{
         Lease, Yields,
-        life::{Event, Life},
+        life::state::{Event, Life},
         store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal, Token},
     },
 };

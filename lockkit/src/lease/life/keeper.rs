@@ -1,7 +1,16 @@
 //! Keeps the leases of a process alive: renews due leases in batches, and sweeps old keys.
 //!
-//! Each runtime on which leases were granted has one task, which renews the leases of that runtime. When a runtime
-//! ends, its leases move at once to the task of another runtime.
+//! Each runtime has one task, which renews the leases that were granted on it, or given to a caller on it. When a runtime
+//! ends, its leases move at once to the task of another one; without one, to the next that uses these `Leases`. A runtime
+//! that is not driven renews nothing and has not ended.
+//!
+//! One statement renews up to 500 leases. When one is due, all that would be due within half of their interval are
+//! renewed with it, and their next time is drawn once for all, so they stay together. The schedule is ordered by time:
+//! waking up costs what is due, not what is held.
+//!
+//! Renewals and extensions of one lease can be in flight at once and arrive in any order. The row keeps the greatest
+//! expiry, the process the latest trust: in no order does the trust outlast the row, unless a clock was set back. A
+//! renewal that is in flight while the lease is given away counts for the holder at the time of its answer.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,7 +33,10 @@ use crate::{
     fence::Fence,
     lease::{
         bounded::{Bounded, LIMIT},
-        life::{Effect, Event, Kept, Pin, Wants},
+        life::{
+            kept::{Kept, Wants},
+            state::{Effect, Event, Pin},
+        },
         store::{Acquired, Answer, Claim, LeaseStore, Release, Renewal, Token},
     },
     observe,

@@ -6,15 +6,5 @@
 
 pub(crate) mod ending;
 pub(crate) mod keeper;
-mod kept;
-mod state;
-
-#[cfg(feature = "testing")]
-pub(crate) use self::state::Life;
-#[cfg(feature = "sql")]
-pub(crate) use self::state::Step;
-pub(crate) use self::{
-    keeper::{Keeper, Unfinished},
-    kept::{HandOver, Kept, Terms, Wants, release_failed},
-    state::{Effect, Event, Pin},
-};
+pub(crate) mod kept;
+pub(crate) mod state;

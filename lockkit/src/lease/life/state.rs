@@ -1,7 +1,19 @@
 //! The life of a lease in this process, as a state machine: it knows no clock, no I/O and no lock.
 //!
-//! [`Kept`](super::Kept) passes events on and carries out the effects. The tests read the table of
+//! [`Kept`](super::Kept) passes events on and carries out the effects. A test runs every cell of the table of
 //! [`life`](super).
+//!
+//! The trust lasts from the start of the last successful request for the ttl, less a margin. The store counts from a
+//! later moment, so the holder stops first, however slow the network is. Two things break this: a clock that runs faster
+//! than the margin allows, and a machine that was suspended (Linux does not count that time). `verify` and `commit` query
+//! the database and do not depend on the clock.
+//!
+//! Only the holder's own process can pin its lease: `verify` is an event before its statement is sent, and is refused
+//! once a release or a commit has begun. So the process knows when nothing can have pinned the lease, and the cheap
+//! release (`lease_release_unpinned`) follows.
+//!
+//! A lease that is given away keeps its token in the store, which cannot tell its last holder from the next. Here each
+//! has a `Life` of its own: the last one is `Over` before the next begins.
 
 use std::time::Duration;
 

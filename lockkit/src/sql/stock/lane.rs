@@ -4,7 +4,11 @@
 //! that finds another one in flight joins the queue, which a runner takes batches from, the oldest take first. A lane exists
 //! only while a take is in flight.
 //!
-//! A lane does not span runtimes: a runtime may end, or not be driven, and with it the runner.
+//! The runner is a task of its own, so a dropped caller takes no other call with it. A lane does not span runtimes: one
+//! may end, or not be driven, and with it the runner.
+//!
+//! On SQLite a batch waits for the write lock as long as the least patient of its calls. A call whose wait ends in the
+//! queue leaves it, but not before 20 ms.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
