@@ -84,7 +84,7 @@ impl Kept {
     }
 
     /// [`on`](Self::on) for the beginning of a release. Returns whether a transaction may have pinned the lease before.
-    pub(in crate::lease) fn end(&self, event: Event) -> Pin {
+    pub(crate) fn end(&self, event: Event) -> Pin {
         match self.on(event) {
             Effect::Release(pin) => pin,
             other => unreachable!("BUG: a release was answered with {other:?}"),
@@ -244,5 +244,50 @@ impl Kept {
 pub(crate) fn release_failed<T>(released: Result<T>) {
     if let Err(err) = released {
         observe::tolerated("releasing a lease, which its ttl will free", &err);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn kept() -> Kept {
+        let claim = Claim::new("k", Token::random(), "holder", TTL);
+        let terms = Terms { renew_every: None, min_hold: Duration::ZERO, on_lost: OnLost::Stop, line: None };
+        Kept::new(claim, Grant::from(Fence::from(1)), Instant::now(), terms)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_completes_when_the_trust_ends_and_not_before() {
+        let (kept, begun) = (kept(), Instant::now());
+        kept.on(Event::Silent);
+        assert_eq!(kept.wait_until_lost().await, LossReason::Unreachable);
+        assert!(Instant::now() >= kept.until() && begun.elapsed() < TTL);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_completes_at_a_theft_and_waits_longer_after_a_renewal() {
+        let kept = kept();
+        let lost = kept.wait_until_lost();
+        tokio::pin!(lost);
+        assert!(timeout(TTL / 2, &mut lost).await.is_err());
+        kept.on(Event::Renewed { sent: Instant::now(), ttl: TTL });
+        assert!(timeout(TTL * 3 / 4, &mut lost).await.is_err());
+        kept.on(Event::Stolen);
+        assert_eq!(timeout(Duration::ZERO, lost).await, Ok(LossReason::Stolen));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_never_completes_after_a_release() {
+        let kept = kept();
+        let lost = kept.wait_until_lost();
+        tokio::pin!(lost);
+        assert!(timeout(TTL / 2, &mut lost).await.is_err());
+        kept.on(Event::Released);
+        assert!(timeout(2 * TTL, lost).await.is_err());
     }
 }
