@@ -106,10 +106,14 @@ async fn waiting_session<S: support::Backend>(
     conn: &mut <S::DB as sqlx::Database>::Connection,
     waiter: &tokio::task::JoinHandle<Result<lockkit::Session<S::DB>, Error>>,
 ) -> i64 {
-    let waiting = if S::NAME == "PostgreSQL" {
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1"
-    } else {
-        "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock' LIMIT 1"
+    let waiting = match S::NAME {
+        "PostgreSQL" => {
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1"
+        }
+        "MySQL" => {
+            "SELECT id FROM performance_schema.processlist WHERE db = DATABASE() AND state = 'User lock' LIMIT 1"
+        }
+        _ => "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock' LIMIT 1",
     };
     loop {
         assert!(!waiter.is_finished(), "it does not wait");

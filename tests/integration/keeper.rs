@@ -13,10 +13,12 @@ const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
 /// The number of connections to this database.
 fn connections<S: Server>() -> &'static str {
-    if S::NAME == "PostgreSQL" {
-        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
-    } else {
-        "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE()"
+    match S::NAME {
+        "PostgreSQL" => {
+            "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+        }
+        "MySQL" => "SELECT COUNT(*) FROM performance_schema.processlist WHERE DB = DATABASE()",
+        _ => "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE()",
     }
 }
 

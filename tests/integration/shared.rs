@@ -105,6 +105,30 @@ on_every_server! {
 }
 
 on_databases! {
+    [mysql]
+    // Its list of processes cannot be read with the texts of their statements while one of them has such bytes.
+    async fn the_holder_is_named_while_a_statement_with_bytes_runs<S>(db: TestDb<S>) {
+        let (name, lock) = (|| NamedLock::new("order:42").wait(Wait::Never), || SessionLock::new("leader"));
+        let leader = lock().acquire(&db.pool).await.unwrap();
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        name().lock(&mut *holder).await.unwrap();
+        let mut other = db.connect().await;
+        let running = tokio::spawn(async move {
+            let bytes: &[u8] = &[0x88, 0x39, 0x53, 0x10, 0xC4, 0xAA];
+            sqlx::query("SELECT SLEEP(2), ?").bind(bytes).execute(&mut other).await.unwrap();
+        });
+        while !running.is_finished() {
+            assert!(lock().holder(&db.pool).await.unwrap().expect("it is held").user.is_some());
+            assert!(name().holder(&db.pool).await.unwrap().expect("it is held").user.is_some());
+            tokio::time::sleep(MILLIS(50)).await;
+        }
+        running.await.unwrap();
+        holder.commit().await.unwrap();
+        leader.release().await.unwrap();
+    }
+}
+
+on_databases! {
     [postgres, mysql]
     async fn the_holder_of_a_named_lock_is_named<S>(db: TestDb<S>) {
         let name = || NamedLock::new("order:42").wait(Wait::Never);

@@ -104,7 +104,7 @@ impl NamedStatements for MySql {
                  JOIN performance_schema.data_locks AS o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID
                      AND o.OBJECT_SCHEMA = l.OBJECT_SCHEMA AND o.OBJECT_NAME = l.OBJECT_NAME AND o.LOCK_TYPE = 'TABLE'
                  JOIN performance_schema.threads AS t ON t.THREAD_ID = o.THREAD_ID
-                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.PROCESSLIST_ID */
+                 JOIN performance_schema.processlist AS p ON p.ID = t.PROCESSLIST_ID */
                  /*M! information_schema.INNODB_LOCKS AS l
                  JOIN information_schema.INNODB_TRX AS t ON t.trx_id = l.lock_trx_id
                  JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id */

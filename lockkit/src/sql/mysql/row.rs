@@ -104,7 +104,7 @@ impl RowStatements for MySql {
         let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
         let rows = sqlx::query(
             "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
-             FROM information_schema.PROCESSLIST AS p
+             FROM /*!80000 performance_schema.processlist */ /*M! information_schema.PROCESSLIST */ AS p
              /*!80000 JOIN performance_schema.threads AS t ON t.PROCESSLIST_ID = p.ID
              JOIN performance_schema.data_locks AS l ON l.THREAD_ID = t.THREAD_ID
                  AND l.LOCK_TYPE = 'TABLE' AND l.LOCK_STATUS = 'GRANTED' */

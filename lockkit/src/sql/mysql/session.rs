@@ -101,7 +101,8 @@ impl SessionStatements for MySql {
         let row = sqlx::query(statement!(
             "SELECT CAST(used.id AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
              FROM (SELECT IS_USED_LOCK({NAME}) AS id) AS used
-             LEFT JOIN information_schema.PROCESSLIST AS p ON p.ID = used.id
+             LEFT JOIN /*!80000 performance_schema.processlist */ /*M! information_schema.PROCESSLIST */ AS p
+                 ON p.ID = used.id
              WHERE used.id IS NOT NULL"
         ))
         .bind(name.key.as_bytes())
