@@ -2,11 +2,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -70,7 +72,7 @@ impl Attempts {
 
     /// Whether it is the turn of these attempts to write the row.
     pub(crate) fn has_turn(&self, row: Row) -> bool {
-        self.0.state().turn.as_ref().is_some_and(|it| it.row() == row && it.is_current())
+        self.0.state.lock().turn.as_ref().is_some_and(|it| it.row() == row && it.is_current())
     }
 
     /// Whether these attempts may wait for a turn. They may not in an attempt of another retry, which may have a turn or locks
@@ -83,27 +85,27 @@ impl Attempts {
     pub(crate) async fn wait(&self, row: Row, deadline: Option<Instant>) {
         self.give_up_turn();
         let turn = Turn::wait(row, deadline).await;
-        self.0.state().turn = turn;
+        self.0.state.lock().turn = turn;
     }
 
     pub(crate) fn give_up_turn(&self) {
-        let turn = self.0.state().turn.take();
+        let turn = self.0.state.lock().turn.take();
         drop(turn);
     }
 
     /// The time that the attempt spent waiting for its turn, which is not its own.
     pub(crate) fn take_waited(&self) -> Duration {
-        std::mem::take(&mut self.0.state().waited)
+        std::mem::take(&mut self.0.state.lock().waited)
     }
 
     /// Whether the attempt has ended because it [stands back](stands_back).
     pub(crate) fn take_stands_back(&self) -> bool {
-        std::mem::take(&mut self.0.state().stands_back)
+        std::mem::take(&mut self.0.state.lock().stands_back)
     }
 
     /// Another attempt begins.
     pub(crate) fn begin(&self) {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.stands_back = false;
         state.locked.clear();
     }
@@ -120,18 +122,18 @@ impl Attempts {
 
     /// Whether the running attempt [stands back](stands_back).
     pub(crate) fn is_standing_back(&self) -> bool {
-        self.0.state().stands_back
+        self.0.state.lock().stands_back
     }
 
     /// Whether the attempts can lock this row.
     pub(crate) fn can_lock(&self, row: Row) -> bool {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         state.can_lock && !state.unlockable.contains(&row)
     }
 
     /// Adds a row that the following attempts lock. `false` if they lock it already.
     pub(crate) fn lock(&self, row: Row) -> bool {
-        self.0.state().lock(row)
+        self.0.state.lock().lock(row)
     }
 }
 
@@ -145,12 +147,7 @@ impl State {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Ignores poisoning: no code panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Shared {}
 
 /// Waits for the turn of the running attempt, if other tasks of this process take turns to write the row. To be called before a
 /// connection is taken: the task with the turn may need the last one.
@@ -158,13 +155,13 @@ impl Shared {
 pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };
     let Some(row) = Turn::is_taken(row) else { return };
-    if attempts.0.state().turn.as_ref().is_some_and(Turn::is_current) || !attempts.may_wait() {
+    if attempts.0.state.lock().turn.as_ref().is_some_and(Turn::is_current) || !attempts.may_wait() {
         return;
     }
     let started = Instant::now();
     // Boxed: it is larger than most bodies, and rarely runs.
     Box::pin(attempts.wait(row, attempts.0.deadline)).await;
-    attempts.0.state().waited += started.elapsed();
+    attempts.0.state.lock().waited += started.elapsed();
 }
 
 /// Whether the running attempt stands back before it reads this row on a connection of its own: other tasks of this process
@@ -176,7 +173,7 @@ pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
     if attempts.0.then_locks || Turn::is_taken(|| Some(row())).is_none() || !attempts.may_wait() {
         return false;
     }
-    let mut state = attempts.0.state();
+    let mut state = attempts.0.state.lock();
     if state.stood_back || state.turn.as_ref().is_some_and(Turn::is_current) {
         return false;
     }
@@ -189,7 +186,7 @@ pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn lock_wait(row: impl FnOnce() -> Row) -> Option<Wait> {
     let attempts = RUNNING.try_with(Clone::clone).ok().filter(|it| it.0.then_locks)?;
-    let mut state = attempts.0.state();
+    let mut state = attempts.0.state.lock();
     state.can_lock = true;
     if !Locking::is_any() {
         return None;
@@ -216,7 +213,7 @@ pub(crate) fn lock_wait(row: impl FnOnce() -> Row) -> Option<Wait> {
 pub(crate) fn cannot_lock(row: Row) {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };
     let dropped: Vec<_> = {
-        let mut state = attempts.0.state();
+        let mut state = attempts.0.state.lock();
         state.unlockable.push(row);
         state.locks.extract_if(.., |it| it.row() == row).collect()
     };

@@ -70,6 +70,7 @@ mod attempt;
 mod body;
 mod error;
 mod fence;
+mod fifo;
 mod guard;
 mod holder;
 mod key;

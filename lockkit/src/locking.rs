@@ -3,10 +3,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        LazyLock, Mutex, MutexGuard, PoisonError,
+        LazyLock,
         atomic::{AtomicUsize, Ordering},
     },
 };
+
+use parking_lot::Mutex;
 
 use crate::turn::Row;
 
@@ -23,7 +25,7 @@ pub(crate) struct Locking(Row);
 
 impl Locking {
     pub(crate) fn start(row: Row) -> Self {
-        let mut locked = locked();
+        let mut locked = LOCKED.lock();
         *locked.entry(row).or_default() += 1;
         COUNT.store(locked.len(), Ordering::Relaxed);
         Self(row)
@@ -40,13 +42,13 @@ impl Locking {
 
     /// Whether any retry locks this row.
     pub(crate) fn is_locked(row: Row) -> bool {
-        locked().contains_key(&row)
+        LOCKED.lock().contains_key(&row)
     }
 }
 
 impl Drop for Locking {
     fn drop(&mut self) {
-        let mut locked = locked();
+        let mut locked = LOCKED.lock();
         let Some(retries) = locked.get_mut(&self.0) else { return };
         *retries -= 1;
         if *retries == 0 {
@@ -54,9 +56,4 @@ impl Drop for Locking {
             COUNT.store(locked.len(), Ordering::Relaxed);
         }
     }
-}
-
-fn locked() -> MutexGuard<'static, HashMap<Row, usize>> {
-    // Ignores poisoning: no code panics while it holds the lock.
-    LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,8 +10,10 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
+
+use parking_lot::Mutex;
 
 use tokio::task;
 
@@ -37,27 +39,22 @@ struct Place {
 }
 
 impl Scope {
-    fn place(&self) -> MutexGuard<'_, Option<Place>> {
-        // Ignores poisoning: no code panics while it holds the lock.
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn around(&self) -> Option<Arc<Self>> {
-        self.place().as_ref()?.around.clone()
+        self.place.lock().as_ref()?.around.clone()
     }
 
     /// Runs `poll`, which polls the body. Determines the place anew each time, because the body may have moved to
     /// another task. That task is not under the locks that enclosed the first poll.
     fn at<T>(&self, poll: impl FnOnce() -> T) -> T {
-        *self.place() = Some(Place { task: task::try_id(), around: innermost() });
+        *self.place.lock() = Some(Place { task: task::try_id(), around: innermost() });
         let polled = poll();
-        let left = self.place().take();
+        let left = self.place.lock().take();
         drop(left);
         polled
     }
 
     fn is_of_this_task(&self) -> bool {
-        self.place().as_ref().is_none_or(|it| it.task == task::try_id())
+        self.place.lock().as_ref().is_none_or(|it| it.task == task::try_id())
     }
 }
 

@@ -12,18 +12,21 @@
 //! attempt starts again with the turn, at most once in a retry. Otherwise new writers would overtake.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{
-        Arc, LazyLock, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, LazyLock,
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
 };
+
+use crate::fifo::{Fifo, Place};
 
 /// How long a turn lasts while others wait for theirs. Afterwards it passes on, so a body that hangs delays others once.
 const LASTS: Duration = Duration::from_millis(250);
@@ -43,25 +46,24 @@ pub(crate) struct Row(pub(crate) u64);
 
 #[derive(Debug)]
 struct Queue {
-    holder: u64,
+    holder: Place,
     since: Instant,
-    /// In the order of their arrival, which is that of their numbers.
-    waiting: VecDeque<(u64, Arc<Notify>)>,
+    waiting: Fifo<Arc<Notify>>,
 }
 
 /// A place in the queue of a row, as its holder or behind it. Dropping it leaves the queue and calls the next.
 #[derive(Debug)]
 pub(crate) struct Turn {
     row: Row,
-    number: u64,
+    place: Place,
     called: Arc<Notify>,
 }
 
 impl Queue {
     /// Passes the turn to the first who waits, if there is one.
     fn pass_on(&mut self) -> bool {
-        let Some((number, called)) = self.waiting.pop_front() else { return false };
-        (self.holder, self.since) = (number, Instant::now());
+        let Some((place, called)) = self.waiting.take_first() else { return false };
+        (self.holder, self.since) = (place, Instant::now());
         called.notify_one();
         true
     }
@@ -73,7 +75,7 @@ impl Turn {
         if COUNT.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        row().filter(|it| queues().contains_key(it))
+        row().filter(|it| QUEUES.lock().contains_key(it))
     }
 
     /// Waits for the turn to write this row, in the order of the calls. `None` if the turn did not come until the deadline, or
@@ -98,58 +100,49 @@ impl Turn {
 
     /// Whether the turn has come, and has not passed on.
     pub(crate) fn is_current(&self) -> bool {
-        queues().get(&self.row).is_some_and(|it| it.holder == self.number)
+        QUEUES.lock().get(&self.row).is_some_and(|it| self.holds(it))
     }
 
     fn join(row: Row) -> Self {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let mut queues = queues();
-        // Under the mutex, so that the numbers of a queue rise.
-        let turn = Self { row, number: NUMBER.fetch_add(1, Ordering::Relaxed), called: Arc::default() };
-        let place = (turn.number, turn.called.clone());
-        if let Some(queue) = queues.get_mut(&row) {
-            queue.waiting.push_back(place);
+        let called = Arc::default();
+        let mut queues = QUEUES.lock();
+        let place = if let Some(queue) = queues.get_mut(&row) {
+            queue.waiting.join(Arc::clone(&called))
         } else {
-            queues.insert(row, Queue { holder: turn.number, since: Instant::now(), waiting: VecDeque::new() });
+            let holder = Place::behind_all();
+            queues.insert(row, Queue { holder, since: Instant::now(), waiting: Fifo::default() });
             COUNT.store(queues.len(), Ordering::Relaxed);
-        }
-        turn
+            holder
+        };
+        Self { row, place, called }
     }
 
     /// When the holder's turn passes on. `None` if this does not wait any more.
     fn lapses(&self) -> Option<Instant> {
-        let mut queues = queues();
+        let mut queues = QUEUES.lock();
         let queue = queues.get_mut(&self.row)?;
-        if queue.holder != self.number && queue.since + LASTS <= Instant::now() {
+        if !self.holds(queue) && queue.since + LASTS <= Instant::now() {
             queue.pass_on();
         }
-        self.place(queue).map(|_| queue.since + LASTS)
+        queue.waiting.has(self.place).then_some(queue.since + LASTS)
     }
 
-    /// The place among those who wait.
-    fn place(&self, queue: &Queue) -> Option<usize> {
-        queue.waiting.binary_search_by_key(&self.number, |(number, _)| *number).ok()
+    fn holds(&self, queue: &Queue) -> bool {
+        queue.holder == self.place
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut queues = queues();
+        let mut queues = QUEUES.lock();
         let Some(queue) = queues.get_mut(&self.row) else { return };
-        if queue.holder != self.number {
-            if let Some(place) = self.place(queue) {
-                queue.waiting.remove(place);
-            }
+        if !self.holds(queue) {
+            queue.waiting.leave(self.place);
         } else if !queue.pass_on() {
             queues.remove(&self.row);
             COUNT.store(queues.len(), Ordering::Relaxed);
         }
     }
-}
-
-fn queues() -> MutexGuard<'static, HashMap<Row, Queue>> {
-    // Ignores poisoning: no code panics while it holds the lock.
-    QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -213,6 +206,19 @@ mod tests {
         assert!(last.is_current());
         drop(last);
         assert!(!is_taken(row));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_that_passed_on_is_none_in_a_later_queue_of_its_row() {
+        let row = row();
+        let hangs = Turn::wait(row, None).await.unwrap();
+        sleep(LASTS).await;
+        drop(Turn::wait(row, None).await.unwrap());
+        assert!(!is_taken(row));
+        let later = Turn::wait(row, None).await.unwrap();
+        assert!(!hangs.is_current());
+        drop(hangs);
+        assert!(later.is_current());
     }
 
     #[tokio::test(start_paused = true)]

@@ -171,7 +171,7 @@ impl<S: LeaseStore> Hold for Unheard<S> {
             {
                 sleep(retry_pause(ttl)).await;
             }
-            inner.lines.freed(&release.key);
+            inner.queues.freed(&release.key);
             drop(unheard.defuse());
         });
     }

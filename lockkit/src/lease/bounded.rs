@@ -7,9 +7,10 @@
 use std::{
     future::Future,
     io::{self, ErrorKind},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use tokio::time::{Instant, sleep, timeout};
 
@@ -89,21 +90,16 @@ impl<S: LeaseStore> Bounded<S> {
 
     /// How long the store has not answered. `None` if it answered its last call, or if there was no call.
     pub(crate) fn unreachable_for(&self) -> Option<Duration> {
-        self.heard().silent_since.map(|it| it.elapsed())
-    }
-
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        // Ignores poisoning: no code panics while it holds the lock.
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.heard.lock().silent_since.map(|it| it.elapsed())
     }
 
     fn answered(&self) {
-        *self.heard() = Heard { last_answer: Some(Instant::now()), silent_since: None };
+        *self.heard.lock() = Heard { last_answer: Some(Instant::now()), silent_since: None };
     }
 
     /// Records that a call made at `asked` got no answer.
     fn unanswered(&self, asked: Instant) {
-        let mut heard = self.heard();
+        let mut heard = self.heard.lock();
         if heard.last_answer.is_none_or(|it| it < asked) {
             heard.silent_since.get_or_insert(asked);
         }

@@ -17,7 +17,7 @@ use crate::{
             kept::{Kept, release_failed},
             state::Event,
         },
-        lines::Line,
+        queue::Queue,
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},
     },
     observe::{Strategy, holding},
@@ -54,22 +54,22 @@ impl<S: LeaseStore> Lease<S> {
         let kept = Arc::new(kept);
         let is_kept = inner.keeper.keep(&kept);
         // Kept with the lease, so that those who come to wait find its holder.
-        let line = kept.is_of_queue().then(|| inner.lines.line(&kept.key));
-        let is_latest = match &line {
-            Some(line) => line.granted(kept.grant.fence, Arc::downgrade(&kept)),
+        let queue = kept.is_of_queue().then(|| inner.queues.queue(&kept.key));
+        let is_latest = match &queue {
+            Some(queue) => queue.granted(kept.grant.fence, Arc::downgrade(&kept)),
             // Granted together with others, or for something else: nobody is handed this lease.
-            None => inner.lines.granted_otherwise(&kept.key, kept.grant.fence),
+            None => inner.queues.granted_otherwise(&kept.key, kept.grant.fence),
         };
         if !is_latest {
             kept.on(Event::Stolen);
         }
-        let lease = Self::handed(inner, kept, line);
+        let lease = Self::handed(inner, kept, queue);
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
     }
 
     /// A lease that is renewed already.
-    pub(super) fn handed(inner: Arc<Inner<S>>, kept: Arc<Kept>, line: Option<Arc<Line<Self>>>) -> Self {
-        let owned = Owned { kept: kept.clone(), inner: inner.clone(), line };
+    pub(super) fn handed(inner: Arc<Inner<S>>, kept: Arc<Kept>, queue: Option<Arc<Queue<Self>>>) -> Self {
+        let owned = Owned { kept: kept.clone(), inner: inner.clone(), queue };
         Self { kept, inner, owner: Owner::Shares(Arc::new(Guard::new(owned))) }
     }
 
@@ -171,7 +171,9 @@ impl<S: LeaseStore> Lease<S> {
                     self.inner.keeper.renewed(&self.kept);
                     break;
                 }
-                Some(Answer::Gone) => drop(self.kept.on(Event::Gone)),
+                Some(Answer::Gone) => {
+                    self.kept.on(Event::Gone);
+                }
                 // Another statement has the row of the lease locked.
                 Some(Answer::Busy) | None => sleep(BUSY_PAUSE).await,
             }

@@ -24,7 +24,7 @@ use crate::{
             kept::{Kept, Wants},
             state::{Effect, Event, Pin, Step},
         },
-        lines::Line,
+        queue::Queue,
         store::LeaseStore,
     },
 };
@@ -40,7 +40,7 @@ pub(crate) struct Committing<S: LeaseStore> {
     unfinished: Unfinished,
     step: Step,
     /// The queue whose first waiter gets the lease after the commit.
-    line: Option<Arc<Line<Lease<S>>>>,
+    queue: Option<Arc<Queue<Lease<S>>>>,
     /// Whether another transaction had pinned the lease before.
     pin: Pin,
 }
@@ -52,10 +52,10 @@ impl<S: LeaseStore> Lease<S> {
         let (kept, inner) = (self.kept.clone(), self.inner.clone());
         let unfinished = inner.keeper.unfinished();
         let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
-        let line = inner.lines.line_with_taker(&kept.key, suits);
-        let line = line.filter(|_| kept.on(Event::Committing(Step::Gives)) != Effect::Refuse);
-        let gives = line.is_some();
-        let mut committing = Committing { kept, inner, unfinished, step: Step::Gives, line, pin: Pin::No };
+        let queue = inner.queues.queue_with_waiter(&kept.key, suits);
+        let queue = queue.filter(|_| kept.on(Event::Committing(Step::Gives)) != Effect::Refuse);
+        let gives = queue.is_some();
+        let mut committing = Committing { kept, inner, unfinished, step: Step::Gives, queue, pin: Pin::No };
         if !gives {
             committing.release();
         }
@@ -63,7 +63,7 @@ impl<S: LeaseStore> Lease<S> {
     }
 
     /// A transaction may pin the lease from now on, unless it is lost or being released.
-    pub(crate) fn pin(&self) -> Result<()> {
+    pub(crate) fn verifying(&self) -> Result<()> {
         match self.kept.on(Event::Verifying) {
             Effect::Refuse => Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released))),
             _ => Ok(()),
@@ -101,7 +101,7 @@ impl<S: LeaseStore> Committing<S> {
     pub(crate) fn release(&mut self) {
         self.step = Step::Releases;
         self.pin = self.kept.end(Event::Committing(self.step));
-        self.inner.keeper.forget(&self.kept);
+        self.inner.keeper.remove(&self.kept);
     }
 
     /// The transaction has released the lease. Who finds no lease from now on does not find a theft, unless it is rolled back.
@@ -117,12 +117,12 @@ impl<S: LeaseStore> Committing<S> {
 
     /// The commit succeeded. It released the lease, or the lease is given away now.
     pub(crate) fn committed(committing: Guard<Self>) {
-        let Self { kept, inner, line, step, .. } = &*committing;
+        let Self { kept, inner, queue, step, .. } = &*committing;
         if *step != Step::Gives {
             kept.on(Event::Committed);
-            inner.lines.given_back(kept.line());
+            inner.queues.given_back(kept.queue());
             committing.defuse();
-        } else if line.as_ref().is_some_and(|it| give(inner, kept, it, true)) {
+        } else if queue.as_ref().is_some_and(|it| give(inner, kept, it, true)) {
             committing.defuse();
         } else {
             // The waiter has gone, or the answer took longer than the trust lasts: the lease is released in the

@@ -6,9 +6,12 @@
 //!            granted                 renewed in time
 //!   asking ───────────▶ held, trusted ◀────────────┐
 //!     │ │                │   │  └──────────────────┘
-//!     │ └── contended    │   └── not renewed, stolen, or the store says gone ──▶ lost   (for ever)
-//!     └──── dropped      └────── release, commit, drop ───────────────────────▶ released (for ever)
+//!     │ └── contended    │   └── not renewed, stolen, or the store says gone ──▶ lost
+//!     └──── dropped      └────── release, commit, drop ───────────────────────▶ released
 //! ```
+//!
+//! Neither ends again. [`life`] has the table of all states; a commit that was in flight when the trust ended may still
+//! succeed, and then the lease was released.
 //!
 //! If a request is dropped while a query is in flight, a separate task still receives the answer and releases a granted
 //! lease.
@@ -21,16 +24,16 @@ mod held;
 #[cfg(feature = "sql")]
 pub(crate) mod in_transaction;
 pub(crate) mod life;
-pub(crate) mod lines;
+mod pending;
 mod permits;
-mod place;
-mod queue;
+pub(crate) mod queue;
 mod reentry;
 mod refused;
 mod request;
 mod set;
 mod shared;
 pub(crate) mod store;
+mod tickets;
 pub(crate) mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -57,7 +60,7 @@ use crate::{
     lease::{
         bounded::{Bounded, LIMIT},
         life::{keeper::Keeper, kept::HandOver, state::Event},
-        lines::Lines,
+        queue::Queues,
         store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Release},
         wait::{FIRST_ANSWER, Freed},
     },
@@ -95,7 +98,7 @@ struct Inner<S: LeaseStore> {
     /// The store that the caller gave. Transactions begin here. The keeper's store may have connections of its own.
     given: S,
     keeper: Keeper<S>,
-    lines: Lines<Lease<S>>,
+    queues: Queues<Lease<S>>,
     /// As the service has set it, see [`Inner::hand_over`].
     hand_over: HandOver,
     #[cfg_attr(not(feature = "sql"), allow(dead_code))]
@@ -223,7 +226,7 @@ impl<S: LeaseStore> Leases<S> {
             Some(held) => {
                 // A lease that this process is releasing or committing is not renewed any more.
                 let here = self.0.keeper.bind(held.token, fence);
-                let here = here.or_else(|| Some(self.0.lines.fence_of(&key, held.token)? == fence));
+                let here = here.or_else(|| Some(self.0.queues.fence_of(&key, held.token)? == fence));
                 if !here.unwrap_or(held.info.fence == fence) {
                     return Ok(None);
                 }
@@ -245,7 +248,7 @@ impl<S: LeaseStore> Leases<S> {
                     if let Some(kept) = self.0.keeper.stolen(held.token) {
                         kept.on(Event::Stolen);
                     }
-                    self.0.lines.freed(&key);
+                    self.0.queues.freed(&key);
                     return Ok(Some(shown));
                 }
                 Answer::Gone => return Ok(None),

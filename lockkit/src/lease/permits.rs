@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{
     attempt::{Attempt, attempt},
     held::Lease,
-    place::Place,
+    pending::Pending,
     request::LeaseRequest,
     shared::{MAX_PERMITS, TRIES},
 };
@@ -23,26 +23,26 @@ use crate::{
     key::Key,
     lease::{
         store::{LeaseStore, Token},
-        wait::Turn,
+        wait::Outcome,
     },
 };
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Tries to take all of the permits. `place` has the permits that were granted before.
-    pub(super) async fn try_permits(&self, place: &Place<S>, of: u32, take: u32) -> Result<Turn<Vec<Lease<S>>>> {
-        let turn = self.try_missing(place, of, take).await?;
+    /// Tries to take all of the permits. `pending` has the permits that were granted before.
+    pub(super) async fn try_permits(&self, pending: &Pending<S>, of: u32, take: u32) -> Result<Outcome<Vec<Lease<S>>>> {
+        let outcome = self.try_missing(pending, of, take).await?;
         // Without the gather lease the request keeps no permits. Otherwise it and the gathering request could each wait
         // for permits of the other.
-        if !matches!(turn, Turn::Done(_)) && !place.has_gate() {
-            drop(place.take_gathered());
+        if !matches!(outcome, Outcome::Done(_)) && !pending.has_gate() {
+            drop(pending.take_gathered());
         }
-        Ok(turn)
+        Ok(outcome)
     }
 
-    async fn try_missing(&self, place: &Place<S>, of: u32, take: u32) -> Result<Turn<Vec<Lease<S>>>> {
+    async fn try_missing(&self, pending: &Pending<S>, of: u32, take: u32) -> Result<Outcome<Vec<Lease<S>>>> {
         let prefix = format!("{}/permit/", self.key);
         for _ in 0..TRIES {
-            let missing = take.saturating_sub(place.gathered());
+            let missing = take.saturating_sub(pending.gathered());
             let held = self.list(&prefix, MAX_PERMITS).await?;
             let number = |key: &Key| key.strip_prefix(&*prefix)?.parse().ok().filter(|it| *it < of);
             let taken: BTreeMap<u32, Duration> =
@@ -50,38 +50,38 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let mut free: Vec<u32> = (0..of).filter(|it| !taken.contains_key(it)).collect();
             let is_enough = free.len() >= usize::try_from(missing).unwrap_or(usize::MAX);
             let free_in = taken.into_values().min();
-            if !is_enough && !place.has_gate() {
+            if !is_enough && !pending.has_gate() {
                 let gather = Key::from(format!("{prefix}gather"));
-                if place.ticket().is_none() || gather.check().is_err() {
-                    return Ok(Turn::Held { free_in });
+                if pending.ticket().is_none() || gather.check().is_err() {
+                    return Ok(Outcome::Held { free_in });
                 }
-                match self.try_keys(place, &[gather], true).await? {
-                    Turn::Done(gate) => gate.into_iter().for_each(|it| place.set_gate(it)),
-                    turn => return Ok(turn),
+                match self.try_keys(pending, &[gather], true).await? {
+                    Outcome::Done(gate) => gate.into_iter().for_each(|it| pending.set_gate(it)),
+                    outcome => return Ok(outcome),
                 }
             }
             fastrand::shuffle(&mut free);
             free.truncate(usize::try_from(missing).unwrap_or(usize::MAX));
             if free.is_empty() {
-                return Ok(Turn::Held { free_in });
+                return Ok(Outcome::Held { free_in });
             }
             let mut keys: Vec<Key> = free.iter().map(|it| format!("{prefix}{it}").into()).collect();
             keys.sort_unstable();
             keys.iter().try_for_each(Key::check)?;
-            let claims = keys.iter().map(|it| self.claim(place, it, Token::random())).collect();
+            let claims = keys.iter().map(|it| self.claim(pending, it, Token::random())).collect();
             match attempt(self.inner.clone(), claims, None, self.terms()).await? {
                 Attempt::Granted(leases) => {
-                    place.gather(leases);
+                    pending.gather(leases);
                     // A permit that was gathered before may be lost by now.
-                    if place.gathered() == take {
-                        return Ok(Turn::Done(place.take_gathered()));
+                    if pending.gathered() == take {
+                        return Ok(Outcome::Done(pending.take_gathered()));
                     }
                 }
                 // Another request took one of the permits first.
                 Attempt::Held { .. } => {}
-                Attempt::Silent => return Ok(Turn::Silent),
+                Attempt::Silent => return Ok(Outcome::Silent),
             }
         }
-        Ok(Turn::Held { free_in: None })
+        Ok(Outcome::Held { free_in: None })
     }
 }

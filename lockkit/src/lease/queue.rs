@@ -1,474 +1,694 @@
-//! The order among waiting processes, kept by tickets. A ticket is a short lease beside the lease that is waited for.
+//! The queues of one process: one for each key that somebody waits for.
 //!
-//! A plain request takes a ticket after it has waited for [`PATIENCE`]. From then on, a process that released the lease
-//! a moment ago does not take it again before the owner of the ticket. A fair request takes a ticket as soon as it
-//! finds the lease held, and waits for all older tickets.
-//!
-//! Without a queue, a process that releases a lease and requests it again at once always wins: of eight processes, one
-//! had every turn. The first claim of a process that did not have the lease lately stays one round trip, so it may
-//! overtake the queue once.
-//!
-//! The owners of the two oldest tickets poll the lease, so that the second already polls when the first is served;
-//! permits have one poller more than there are permits. The interval is a quarter of the time for which the lease has
-//! been in the same hands, 1 to 250 ms. The other waiters read the queue, less often the further back they are. When it
-//! does not move for 100 ms they also look at the lease, and take it if it stays free for 300 ms: the owners of the
-//! older tickets are dead or stopped. So does the owner of the second ticket if it has not seen the lease held. A
-//! ticket lives as long as the requested lease, within 0.5 to 1.5 s; a fair one up to 3 s.
-//!
-//! The age of a ticket is its fence, from the store's clock. On a coarse clock tickets can have one number: then each
-//! owner takes a new one, after a random pause that grows with their number. A waiter that saw the lease in its last
-//! half and then found its time over ignores that holder's tickets: a live process renews in the first third. Holder
-//! and ticket are compared by the holder's name, which decides only the order, and not if it is the waiter's own.
+//! Only the first of a queue asks the store. The others wait in the order of their arrival, without a connection. A
+//! holder of the same process hands its lease to the first of them without asking the store.
 
-use std::time::Duration;
-
-use tokio::time::Instant;
-
-use super::{
-    held::Lease,
-    place::{Place, Progress},
-    request::{LeaseRequest, Mode},
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{Arc, Weak},
+    time::Duration,
 };
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
 use crate::{
-    error::Result,
+    fence::Fence,
+    fifo::{Fifo, Place},
     key::Key,
     lease::{
-        bounded::limit_for,
-        store::{LeaseRecord, LeaseStore},
-        wait::Turn,
+        life::kept::{Kept, Wants},
+        store::Token,
     },
 };
 
-/// How long a plain request waits before it takes a ticket. A shorter wait writes nothing.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a process remembers that it released a lease.
+const LATELY: Duration = Duration::from_secs(1);
 
-/// The largest number of tickets per queue. It bounds the rows that tickets leave behind.
-const TICKETS: u32 = 1024;
+/// How often a process that reacquires the same lease in a loop checks for queued requests. Each check that finds none doubles
+/// the pause, up to [`LOOK_AT_LEAST_EVERY`].
+const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// Minimum pause of the requests at the front of the queue.
-const NEXT: Duration = Duration::from_millis(1);
+/// See [`LOOK_EVERY`].
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(100);
 
-/// Minimum pause of the other requests, for each ticket between theirs and the front.
-const STEP: Duration = Duration::from_millis(4);
-
-/// Maximum pause between two attempts.
-const LONGEST: Duration = Duration::from_millis(250);
-
-/// If the queue has not moved for this long, a plain request checks whether it can overtake the older tickets.
-const SILENCE: Duration = Duration::from_millis(100);
-
-/// A plain request overtakes older tickets only after the lease was free for this long. This is longer than
-/// [`LONGEST`], so a live owner of an older ticket would have asked in the meantime: the owners are dead or stopped.
-const FREE_FOR: Duration = Duration::from_millis(300);
-
-/// Minimum ttl of a ticket.
-const SHORTEST_TICKET: Duration = Duration::from_millis(500);
-
-/// How the tickets of a request are served.
-struct Order {
-    /// Maximum ttl of a ticket, so the longest time that a dead process stays in the queue. A ticket's ttl is never
-    /// longer than that of the lease, unless the lease's ttl is below [`SHORTEST_TICKET`].
-    ticket_ttl: Duration,
-    /// How many of the oldest tickets may ask for the lease. With two, the second already asks while the first is
-    /// served.
-    front: u32,
-    /// Whether a request may overtake tickets whose owners do not ask.
-    overtakes: bool,
+/// The queues of one process. `H` is what a holder hands to the next caller.
+#[derive(Debug)]
+pub(crate) struct Queues<H> {
+    queues: Mutex<HashMap<Key, Weak<Queue<H>>>>,
+    lately: Mutex<HashMap<Key, Lately>>,
 }
 
-/// Strictly in the order of the tickets.
-const STRICT: Order = Order { ticket_ttl: Duration::from_secs(3), front: 1, overtakes: false };
+/// A lease that this process released within [`LATELY`].
+#[derive(Debug)]
+struct Lately {
+    given_back: Instant,
+    /// The last time that a check found tickets.
+    queued: Option<Instant>,
+    /// When to check again, after a check that found no tickets.
+    look_at: Option<Instant>,
+    look_every: Duration,
+}
 
-/// Approximately in the order of the tickets.
-const LOOSE: Order = Order { ticket_ttl: Duration::from_millis(1500), front: 2, overtakes: true };
+/// The queue of one key.
+#[derive(Debug)]
+pub(crate) struct Queue<H> {
+    state: Mutex<State<H>>,
+    /// Told when the lease may be free.
+    pub(super) freed: Notify,
+}
 
-impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// One attempt at the leases of the mode. Takes a ticket after [`PATIENCE`].
-    pub(super) async fn turn_patiently(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
-        // A writer that waits for the last readers, or a request that gathers permits: new requests already wait for
-        // it.
-        if place.has_gate() {
-            return self.try_now(place, likely_free).await;
-        }
-        if place.ticket().is_some() {
-            return self.turn_by_ticket(place, likely_free, &self.order()).await;
-        }
-        let line = self.line();
-        let waited = place.waited();
-        // A process that did not release the lease recently spends only one round trip on its first attempt, without a
-        // check for tickets. It can overtake each waiter at most once.
-        let looks = waited.is_some() || (self.waits() && self.inner.lines.looks_at_queue(&line));
-        let stands_back = looks && self.somebody_queues(place).await?;
-        if looks {
-            self.inner.lines.looked_at_queue(&line, stands_back);
-        }
-        let turn = if stands_back { Turn::Held { free_in: None } } else { self.try_now(place, likely_free).await? };
-        let Turn::Held { free_in } = turn else {
-            return Ok(turn);
-        };
-        let left = PATIENCE.saturating_sub(waited.unwrap_or_default());
-        if left.is_zero() && self.can_queue() {
-            return self.turn_by_ticket(place, likely_free, &self.order()).await;
-        }
-        let until_ticket = if self.can_queue() { left } else { LONGEST };
-        Ok(Turn::Held { free_in: Some(free_in.map_or(until_ticket, |it| it.min(until_ticket))) })
-    }
+#[derive(Debug)]
+struct State<H> {
+    waiting: Fifo<Arc<Waiter<H>>>,
+    /// How often the first of them was answered, or was handed a lease.
+    answers: u64,
+    /// The greatest fence that the store has granted to this process.
+    fence: Fence,
+    /// The last lease of this process that hands itself on when it is released.
+    holder: Weak<Kept>,
+}
 
-    /// Takes the lease if there are no tickets, and takes a ticket otherwise.
-    pub(super) async fn turn_fairly(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
-        if place.ticket().is_none()
-            && likely_free
-            && let turn @ (Turn::Done(_) | Turn::Silent) = self.try_fairly(place).await?
+/// Somebody who waits for a lease.
+#[derive(Debug)]
+struct Waiter<H> {
+    wants: Option<Wants>,
+    /// The leases that it runs under.
+    under: Vec<Key>,
+    given: Mutex<Option<H>>,
+    /// Told when this caller is the first, or has been given a lease.
+    called: Notify,
+}
+
+/// A place in a queue. Dropping it leaves the queue.
+#[derive(Debug)]
+pub(super) struct Queued<H> {
+    pub(super) queue: Arc<Queue<H>>,
+    caller: Arc<Waiter<H>>,
+    place: Place,
+    /// The number of answers when this caller joined.
+    answers: u64,
+}
+
+impl<H> Queues<H> {
+    /// This process released the lease. Wakes callers as [`freed`](Self::freed) does, and remembers the release for
+    /// [`LATELY`].
+    pub(crate) fn given_back(&self, key: &Key) {
+        let now = Instant::now();
         {
-            return Ok(turn);
-        }
-        self.turn_by_ticket(place, likely_free, &STRICT).await
-    }
-
-    /// Takes the lease if there are no tickets.
-    pub(super) async fn try_fairly(&self, place: &Place<S>) -> Result<Turn<Vec<Lease<S>>>> {
-        if self.somebody_queues(place).await? {
-            return Ok(Turn::Held { free_in: None });
-        }
-        self.try_now(place, true).await
-    }
-
-    /// Tries to take the lease once few enough older tickets are left.
-    ///
-    /// A ticket's number is its fence. Fences come from the store's clock, so the order of tickets does not depend on
-    /// their keys.
-    async fn turn_by_ticket(&self, place: &Place<S>, likely_free: bool, order: &Order) -> Result<Turn<Vec<Lease<S>>>> {
-        let (fence, key) = if let Some(ticket) = place.ticket() {
-            ticket
-        } else {
-            let least = self.inner.store().profile().least_ttl;
-            let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl).max(least);
-            // Fair, so that the release of a ticket wakes nobody: the callers in the queue wait for the lease.
-            let request: LeaseRequest<S> =
-                LeaseRequest::new(self.inner.clone(), self.line(), Mode::Exclusive).ttl(ttl).fair();
-            match request.try_slot(place, "queue", TICKETS, true).await? {
-                Turn::Done(tickets) => tickets.into_iter().for_each(|it| place.set_ticket(it)),
-                held => return Ok(held),
-            }
-            // The next turn replaces a ticket that was lost at once.
-            let Some(ticket) = place.ticket() else { return Ok(Turn::Silent) };
-            ticket
-        };
-        let is_at_front = |it: &Progress| it.seen.is_some_and(|(ahead, _)| ahead < order.front);
-        // A request at the front stays there, because new tickets are always younger. Whether it is the first matters
-        // only until it has seen the lease held.
-        let is_settled =
-            |it: &Progress| is_at_front(it) && (it.expires.is_some() || it.seen.is_some_and(|it| it.0 == 0));
-        let mut progress = place.progress(|_| {});
-        let mut next_end = LONGEST;
-        if !progress.as_ref().is_some_and(is_settled) {
-            let waiting = self.tickets(place).await?;
-            // On a coarse clock, tickets can have the same number. A request that sees this on its first look takes a new
-            // ticket, after a pause that separates it from the others that do the same.
-            let is_first_look = progress.as_ref().is_some_and(|it| it.seen.is_none());
-            let same = waiting.iter().filter(|it| it.info.fence == fence).count();
-            if is_first_look && same > 1 {
-                place.drop_ticket();
-                let others = u32::try_from(same).unwrap_or(TICKETS);
-                return Ok(Turn::Queued { ahead: 1, pause: (NEXT * fastrand::u32(1..=2 * others)).min(LONGEST) });
-            }
-            let before = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
-            let ahead = u32::try_from(before.clone().count()).unwrap_or(TICKETS);
-            let oldest = before.clone().map(|it| it.fence).min().unwrap_or(fence);
-            // The ticket of a dead owner expires. The other tickets are renewed long before their expiry.
-            let ends_in = before.map(|it| it.expires_in + Duration::from_millis(1)).min();
-            next_end = ends_in.unwrap_or(LONGEST).max(NEXT);
-            progress = place.progress(|it| {
-                if it.seen != Some((ahead, oldest)) {
-                    *it = Progress { seen: Some((ahead, oldest)), moved: Instant::now(), ..*it };
-                    it.free_since = None;
+            let mut lately = self.lately.lock();
+            match lately.get_mut(key) {
+                Some(it) if it.given_back + LATELY > now => it.given_back = now,
+                _ => {
+                    make_room(&mut lately, |_, it| it.given_back + LATELY > now);
+                    let (queued, look_at) = (None, None);
+                    lately.insert(key.clone(), Lately { given_back: now, queued, look_at, look_every: LOOK_EVERY });
                 }
-            });
-        }
-        let Some(progress) = progress else {
-            return Ok(Turn::Held { free_in: None });
-        };
-        let still = progress.moved.elapsed();
-        let ahead = progress.seen.map_or(0, |it| it.0);
-        if is_at_front(&progress) {
-            // The first request in the queue may be in a long pause. A request that finds the lease free, such as one
-            // of the process that has just released it, gives the first request time to ask.
-            if order.overtakes && ahead > 0 && progress.expires.is_none() && self.mode == Mode::Exclusive {
-                return self.overtake(place, 0, STEP).await;
             }
-            return match self.try_now(place, likely_free).await? {
-                Turn::Held { free_in } => {
-                    let still = place.progress(|it| it.held(free_in)).map_or(still, |it| it.moved.elapsed());
-                    let pause = (still / 4).clamp(NEXT, LONGEST);
-                    Ok(Turn::Queued { ahead: 0, pause: until_free(pause, free_in) })
-                }
-                Turn::Done(lease) => {
-                    place.drop_ticket();
-                    Ok(Turn::Done(lease))
-                }
-                turn => Ok(turn),
-            };
         }
-        let behind = ahead - order.front + 1;
-        let pause = (STEP * behind).max(still / 4).min(next_end).min(LONGEST);
-        if still < SILENCE {
-            return Ok(Turn::Queued { ahead: behind, pause });
-        }
-        if order.overtakes {
-            return self.overtake(place, behind, pause).await;
-        }
-        let free_in = self.look_at_holder(place).await?;
-        Ok(Turn::Queued { ahead: behind, pause: until_free(pause, free_in) })
+        self.freed(key);
     }
 
-    /// Reads how long the requested lease is held, and by whom.
-    async fn look_at_holder(&self, place: &Place<S>) -> Result<Option<Duration>> {
-        let held = self.inner.store().look(&self.key, limit_for(self.ttl)).await?;
-        Ok(held.map(|it| {
-            place.saw(&it);
-            it.info.expires_in
-        }))
+    /// Whether this process must check for tickets before it takes a lease again that it released a moment ago. A
+    /// process that reacquires in a loop checks after [`LOOK_EVERY`], or every time if tickets were found within
+    /// [`LATELY`].
+    pub(crate) fn looks_for_tickets(&self, key: &Key) -> bool {
+        let now = Instant::now();
+        self.lately.lock().get(key).is_some_and(|it| {
+            let is_contended = it.queued.is_some_and(|then| then + LATELY > now);
+            it.given_back + LATELY > now && (is_contended || it.look_at.is_none_or(|at| at <= now))
+        })
     }
 
-    /// Takes the lease before older tickets if their owners leave it free, because those owners are dead or stopped.
-    async fn overtake(&self, place: &Place<S>, ahead: u32, pause: Duration) -> Result<Turn<Vec<Lease<S>>>> {
-        if self.mode == Mode::Exclusive {
-            let free_in = self.look_at_holder(place).await?;
-            if free_in.is_some() {
-                place.progress(|it| {
-                    it.free_since = None;
-                    it.held(free_in);
-                });
-                return Ok(Turn::Queued { ahead, pause: until_free(pause, free_in) });
-            }
+    /// Records the result of a check for tickets.
+    pub(crate) fn looked_for_tickets(&self, key: &Key, somebody_queues: bool) {
+        if let Some(it) = self.lately.lock().get_mut(key) {
             let now = Instant::now();
-            let progress = place.progress(|it| it.free_since = it.free_since.or(Some(now)));
-            if progress.and_then(|it| it.free_since).is_none_or(|it| it + FREE_FOR > now) {
-                return Ok(Turn::Queued { ahead, pause: pause.min(SILENCE) });
+            if somebody_queues {
+                (it.queued, it.look_every) = (Some(now), LOOK_EVERY);
+            } else {
+                it.look_at = Some(now + it.look_every);
+                it.look_every = (2 * it.look_every).min(LOOK_AT_LEAST_EVERY);
             }
         }
-        match self.try_now(place, false).await? {
-            Turn::Held { free_in } => Ok(Turn::Queued { ahead, pause: until_free(pause, free_in) }),
-            Turn::Done(lease) => {
-                place.drop_ticket();
-                Ok(Turn::Done(lease))
-            }
-            turn => Ok(turn),
+    }
+
+    /// Wakes the first caller of the key's queue, and the requests for several keys that include this key.
+    pub(crate) fn freed(&self, key: &Key) {
+        if let Some(queue) = self.known(key) {
+            queue.freed.notify_waiters();
         }
     }
 
-    fn order(&self) -> Order {
-        match &self.mode {
-            // Several permits can be granted at a time.
-            Mode::Permit(permits) | Mode::Permits { of: permits, .. } => {
-                Order { front: permits.saturating_add(1).min(16), ..LOOSE }
-            }
-            Mode::Exclusive | Mode::All(_) | Mode::NoPermits | Mode::Read | Mode::Write => LOOSE,
+    /// As [`Queue::granted`], of a lease that will not be handed on.
+    pub(crate) fn granted_otherwise(&self, key: &Key, fence: Fence) -> bool {
+        self.known(key).is_none_or(|it| it.granted(fence, Weak::new()))
+    }
+
+    /// The fence of the last holder of this process to whom the lease with this token was granted or handed on.
+    pub(super) fn fence_of(&self, key: &Key, token: Token) -> Option<Fence> {
+        let holder = self.known(key)?.state.lock().holder.upgrade();
+        holder.filter(|it| it.token == token).map(|it| it.grant.fence)
+    }
+
+    /// The queue of this key, if somebody waits in it for a lease of this process.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(super) fn queue_with_waiter(&self, key: &Key, suits: impl FnOnce(&Wants) -> bool) -> Option<Arc<Queue<H>>> {
+        let queue = self.known(key)?;
+        let first = queue.state.lock().first();
+        first?.wants.as_ref().is_some_and(suits).then_some(queue)
+    }
+
+    /// The queue of this key.
+    pub(crate) fn queue(&self, key: &Key) -> Arc<Queue<H>> {
+        let mut queues = self.queues.lock();
+        if let Some(queue) = queues.get(key).and_then(Weak::upgrade) {
+            return queue;
         }
+        make_room(&mut queues, |_, it| it.strong_count() > 0);
+        let queue = Arc::new(Queue::default());
+        queues.insert(key.clone(), Arc::downgrade(&queue));
+        queue
     }
 
-    /// Whether there are tickets for this request's key.
-    async fn somebody_queues(&self, place: &Place<S>) -> Result<bool> {
-        if place.let_expire().is_some() {
-            return Ok(!self.tickets(place).await?.is_empty());
-        }
-        Ok(!self.list(&self.queue(), 1).await?.is_empty())
+    /// The lease among `under` for which another caller waits that runs under one of `keys`: a caller under `under` that waits
+    /// for `keys` and that other caller wait for each other.
+    pub(super) fn opposite(&self, keys: &[Key], under: &[Key]) -> Option<Key> {
+        let waits_under = |it: &Arc<Waiter<H>>| it.under.iter().any(|held| keys.contains(held));
+        let is_wanted =
+            |it: &&Key| self.known(it).is_some_and(|queue| queue.state.lock().waiting.iter().any(waits_under));
+        under.iter().find(is_wanted).cloned()
     }
 
-    /// The tickets for this request's key. A process that let the requested lease expire is dead or stopped, so its tickets do
-    /// not count. A name that this process has too is not that of one process.
-    async fn tickets(&self, place: &Place<S>) -> Result<Vec<LeaseRecord>> {
-        let mut tickets = self.list(&self.queue(), TICKETS).await?;
-        if let Some(dead) = place.let_expire().filter(|it| **it != **self.inner.keeper.holder()) {
-            tickets.retain(|it| it.info.holder != dead);
-        }
-        Ok(tickets)
-    }
-
-    fn queue(&self) -> String {
-        format!("{}/queue/", self.line())
-    }
-
-    /// Whether the key is short enough for the names of its tickets.
-    fn can_queue(&self) -> bool {
-        Key::from(format!("{}{TICKETS}", self.queue())).check().is_ok()
+    fn known(&self, key: &Key) -> Option<Arc<Queue<H>>> {
+        self.queues.lock().get(key).and_then(Weak::upgrade)
     }
 }
 
-/// The pause, cut to end when the holder's lease expires.
-fn until_free(pause: Duration, free_in: Option<Duration>) -> Duration {
-    free_in.map_or(pause, |it| pause.min(it + Duration::from_millis(1)))
+impl<H> Queue<H> {
+    /// Joins the end of the queue. With `wants`, holders of this process may hand their lease to this caller.
+    pub(super) fn join(self: Arc<Self>, wants: Option<Wants>, under: Vec<Key>) -> Queued<H> {
+        let caller = Arc::new(Waiter { wants, under, given: Mutex::default(), called: Notify::new() });
+        let mut state = self.state.lock();
+        let (place, answers) = (state.waiting.join(caller.clone()), state.answers);
+        drop(state);
+        Queued { queue: self, caller, place, answers }
+    }
+
+    /// Notes that the store has answered the first caller of the queue.
+    pub(super) fn answered(&self) {
+        self.state.lock().answers += 1;
+    }
+
+    /// Hands a lease to the first caller of the queue, if that caller takes leases from others and `make` returns one.
+    /// Otherwise returns `false`. Only the lease that was granted last is handed on: another one was stolen before.
+    pub(super) fn hand_on(&self, kept: &Arc<Kept>, make: impl FnOnce(&Wants) -> Option<(H, Weak<Kept>)>) -> bool {
+        let mut state = self.state.lock();
+        if !std::ptr::eq(state.holder.as_ptr(), Arc::as_ptr(kept)) {
+            return false;
+        }
+        let Some(wants) = state.waiting.first().and_then(|(_, it)| it.wants.as_ref()) else { return false };
+        let Some((handed, next_holder)) = make(wants) else { return false };
+        let Some((_, first)) = state.waiting.take_first() else { unreachable!("BUG: it was there") };
+        state.answers += 1;
+        state.holder = next_holder;
+        *first.given.lock() = Some(handed);
+        // It waits for a lease of this process from now on, and looks after it.
+        let next = state.first();
+        drop(state);
+        first.called.notify_one();
+        next.inspect(|it| it.called.notify_one());
+        true
+    }
+
+    /// A lease of this process that hands itself on when it is released.
+    pub(super) fn holder(&self) -> Option<Arc<Kept>> {
+        let holder = self.state.lock().holder.upgrade();
+        holder.filter(|it| !it.is_lost())
+    }
+
+    /// Notes that the store has granted the lease to this process. Returns `false` if it has granted a greater fence before: this
+    /// answer is late, and its lease was stolen meanwhile.
+    pub(super) fn granted(&self, fence: Fence, kept: Weak<Kept>) -> bool {
+        let mut state = self.state.lock();
+        let is_latest = fence >= state.fence;
+        if is_latest {
+            (state.fence, state.holder) = (fence, kept);
+        } else if state.holder.upgrade().is_none_or(|it| it.is_lost()) {
+            // A store that was set up anew grants lower fences from now on: the next grant counts.
+            state.fence = fence;
+        }
+        is_latest
+    }
+}
+
+impl<H> State<H> {
+    fn first(&self) -> Option<Arc<Waiter<H>>> {
+        self.waiting.first().map(|(_, it)| it.clone())
+    }
+
+    /// Returns the caller that is the first thereby.
+    fn leave(&mut self, place: Place) -> Option<Arc<Waiter<H>>> {
+        let was_first = self.waiting.is_first(place);
+        self.waiting.leave(place)?;
+        if was_first { self.first() } else { None }
+    }
+}
+
+impl<H> Queued<H> {
+    /// Completes with a lease that was handed to this caller.
+    pub(super) async fn handed(&self) -> H {
+        loop {
+            if let Some(handed) = self.take() {
+                return handed;
+            }
+            self.caller.called.notified().await;
+        }
+    }
+
+    /// Completes when this caller is the first, or with a lease that was handed to it.
+    pub(super) async fn first_or_handed(&self) -> Option<H> {
+        loop {
+            if let Some(handed) = self.take() {
+                return Some(handed);
+            }
+            if self.is_first() {
+                return None;
+            }
+            self.caller.called.notified().await;
+        }
+    }
+
+    /// The lease that was handed to this caller.
+    pub(super) fn take(&self) -> Option<H> {
+        self.caller.given.lock().take()
+    }
+
+    /// Whether the store has answered a caller of the queue since this one joined it.
+    pub(super) fn is_answered(&self) -> bool {
+        self.queue.state.lock().answers != self.answers
+    }
+
+    fn is_first(&self) -> bool {
+        self.queue.state.lock().waiting.is_first(self.place)
+    }
+}
+
+impl<H> Drop for Queued<H> {
+    fn drop(&mut self) {
+        let next = self.queue.state.lock().leave(self.place);
+        if let Some(next) = next {
+            next.called.notify_one();
+        }
+        // A lease that was handed to a caller who has gone is handed on when it is dropped, after the mutex is unlocked.
+        let handed = self.take();
+        drop(handed);
+    }
+}
+
+impl<H> Default for Queues<H> {
+    fn default() -> Self {
+        Self { queues: Mutex::default(), lately: Mutex::default() }
+    }
+}
+
+impl<H> Default for Queue<H> {
+    fn default() -> Self {
+        let state = State { waiting: Fifo::default(), answers: 0, fence: Fence::from(0), holder: Weak::new() };
+        Self { state: Mutex::new(state), freed: Notify::new() }
+    }
+}
+
+/// Removes what is not to be kept whenever the map is full, so that its size stays in proportion to what is kept. The room
+/// that it makes is as large as the rest, so that an insertion costs the same however many are kept.
+fn make_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>, keep: impl FnMut(&K, &mut V) -> bool) {
+    if map.len() == map.capacity() {
+        map.retain(keep);
+        map.reserve(map.len());
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::future::poll_fn;
 
-    use tokio::{task::JoinHandle, time::sleep};
+    use tokio::{
+        task::JoinHandle,
+        time::{sleep, timeout},
+    };
 
-    use super::*;
     use crate::{
-        Leases,
-        lease::store::{Acquired, Claim, Token},
+        Lease, LeaseRequest, Leases, LossReason, Released,
         testing::{Failure, MemoryStore, Operation},
     };
 
+    use super::*;
+
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn waiting(leases: &Leases<MemoryStore>) -> JoinHandle<Lease<MemoryStore>> {
-        let request = leases.lease("k").wait(60 * SECOND);
+    fn leases(store: &MemoryStore) -> Leases<MemoryStore> {
+        Leases::builder(store.client()).wait(60 * SECOND).build().unwrap()
+    }
+
+    fn waiting(request: LeaseRequest<MemoryStore>) -> JoinHandle<Lease<MemoryStore>> {
         tokio::spawn(async move { request.acquire().await.unwrap() })
     }
 
-    async fn tickets(store: &MemoryStore) -> usize {
-        store.lease_list("k/queue/", 100).await.unwrap().len()
+    /// How often the store was asked to grant or release a lease.
+    fn asked(leases: &Leases<MemoryStore>) -> u64 {
+        leases.store().faults().calls(Operation::Acquire) + leases.store().faults().calls(Operation::Release)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_a_short_moment_writes_nothing() {
+    async fn a_lease_is_handed_on_in_order_with_rising_fences_and_the_store_is_not_asked() {
         let store = MemoryStore::new();
-        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
-        let lease = here.lease("k").acquire().await.unwrap();
-        let waiting = waiting(&there);
-        sleep(PATIENCE.saturating_sub(Duration::from_millis(2))).await;
-        assert_eq!(tickets(&store).await, 0);
-        sleep(Duration::from_millis(10)).await;
-        assert_eq!(tickets(&store).await, 1, "a ticket was taken");
-        lease.release().await.unwrap();
-        let lease = waiting.await.unwrap();
-        sleep(Duration::from_millis(1)).await;
-        assert_eq!(tickets(&store).await, 0, "it was given back with the grant");
-        drop(lease);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_had_the_lease_a_moment_ago_stands_back_for_those_who_queue() {
-        let store = MemoryStore::new();
-        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
-        let lease = here.lease("k").acquire().await.unwrap();
-        let waiting = waiting(&there);
-        sleep(SECOND).await;
-        lease.release().await.unwrap();
-        let again = tokio::spawn({
-            let request = here.lease("k").wait(60 * SECOND);
-            async move { request.acquire().await.unwrap().fence() }
-        });
-        let lease = waiting.await.unwrap();
-        let fence = lease.fence();
-        assert!(!again.is_finished());
-        lease.release().await.unwrap();
-        assert!(again.await.unwrap() > fence);
-
-        // A request that does not wait has no place in the queue, so it asks at once.
-        let lease = there.lease("k").acquire().await.unwrap();
-        let waiting = self::waiting(&here);
-        sleep(SECOND).await;
-        lease.release().await.unwrap();
-        there.lease("k").try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
-        drop(waiting.await.unwrap());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn dead_tickets_do_not_keep_the_living_out_of_a_free_lease() {
-        let store = MemoryStore::new();
-        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
-        let lease = here.lease("k").acquire().await.unwrap();
-        for number in 0..5 {
-            let key = format!("k/queue/{number}");
-            let claim = Claim::new(key, Token::random(), Arc::from("dead"), 60 * SECOND);
-            assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let mut callers = Vec::new();
+        for _ in 0..10 {
+            callers.push(waiting(leases.lease("k")));
+            sleep(SECOND / 1000).await;
         }
-        let waiting = waiting(&there);
-        sleep(SECOND).await;
-        assert_eq!(tickets(&store).await, 6);
-        lease.release().await.unwrap();
-        let freed = Instant::now();
-        drop(waiting.await.unwrap());
-        assert!(freed.elapsed() < SECOND, "{:?}", freed.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_first_in_the_queue_soon_has_what_was_held_shortly() {
-        let store = MemoryStore::new();
-        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
-        let lease = here.lease("k").acquire().await.unwrap();
-        let waiting = waiting(&there);
-        sleep(Duration::from_millis(200)).await;
-        lease.release().await.unwrap();
-        let freed = Instant::now();
-        drop(waiting.await.unwrap());
-        assert!(freed.elapsed() <= Duration::from_millis(40), "{:?}", freed.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_list_without_an_answer_keeps_nobody_out_of_a_free_lease_for_longer_than_a_claim_would() {
-        let store = MemoryStore::new();
-        let ttl = SECOND / 5;
-        let here = Leases::builder(store.client()).ttl(ttl).build().unwrap();
-        let there = Leases::builder(store.client()).ttl(ttl).build().unwrap();
-        let lease = here.lease("k").acquire().await.unwrap();
-        there.store().faults().script(Operation::List, [Failure::Silent]);
-        let waiting = waiting(&there);
-        sleep(ttl).await;
-        lease.release().await.unwrap();
-        let freed = Instant::now();
-        drop(waiting.await.unwrap());
-        assert!(freed.elapsed() < SECOND, "{:?}", freed.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_tickets_of_a_process_that_let_its_lease_expire_do_not_delay_the_take_over() {
-        for (fair, millis) in [(false, 1000), (false, 2000), (true, 1000), (true, 2000)] {
-            let (store, ttl) = (MemoryStore::new(), Duration::from_millis(millis));
-            let dead = Leases::builder(store.client()).ttl(ttl).build().unwrap();
-            let living = Leases::builder(store.client()).ttl(ttl).build().unwrap();
-            let lease = dead.lease("k").acquire().await.unwrap();
-            for number in 0..2 {
-                let key = format!("k/queue/dead{number}");
-                let claim = Claim::new(key, Token::random(), dead.0.keeper.holder().clone(), 60 * SECOND);
-                assert!(matches!(store.lease_acquire(&claim).await.unwrap(), Acquired::Granted(_)));
-            }
-            let request = living.lease("k").wait(60 * SECOND);
-            let request = if fair { request.fair() } else { request };
-            let waiting = tokio::spawn(request.acquire());
-            sleep(SECOND).await;
-            dead.store().faults().partition();
-            let expires_in = living.show("k").await.unwrap().unwrap().expires_in;
-            let expires = Instant::now() + expires_in;
-            drop(waiting.await.unwrap().unwrap());
-            assert!(expires.elapsed() < SECOND / 20, "fair: {fair}, ttl: {ttl:?}: {:?} late", expires.elapsed());
+        let before = asked(&leases);
+        let mut fence = first.fence();
+        assert_eq!(first.release().await.unwrap(), Released::WhileHeld);
+        for caller in callers {
+            let lease = caller.await.unwrap();
+            assert_eq!(lease.fence().get(), fence.get() + 1);
+            assert!(lease.is_trusted() && lease.previous().is_none());
+            assert_eq!(leases.show("k").await.unwrap().unwrap().fence, lease.fence(), "who really holds it");
+            assert_eq!(leases.health().held, 1);
+            fence = lease.fence();
+            // A drop hands it on, too.
             drop(lease);
         }
+        sleep(SECOND).await;
+        assert_eq!(asked(&leases) - before, 1, "the last one is released in the store");
+        let next = leases.lease("k").acquire().await.unwrap();
+        assert!(next.fence() > fence, "the fences of the run are not given out again");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_crowd_of_processes_does_not_ask_all_the_time() {
-        const CROWD: u32 = 40;
-        let store = MemoryStore::new();
-        let crowd: Vec<_> =
-            (0..CROWD).map(|_| Leases::builder(store.client()).wait(600 * SECOND).build().unwrap()).collect();
-        let tasks: Vec<_> = crowd
-            .iter()
-            .cloned()
-            .map(|leases| {
-                tokio::spawn(async move {
-                    for _ in 0..5 {
-                        let lease = leases.lease("k").acquire().await.unwrap();
-                        sleep(Duration::from_millis(1)).await;
-                        lease.release().await.unwrap();
-                    }
-                })
-            })
-            .collect();
-        for task in tasks {
-            task.await.unwrap();
+    async fn other_processes_wait_for_a_bounded_number_of_holders() {
+        for most in [0, 1, 32] {
+            let store = MemoryStore::new();
+            let leases = Leases::builder(store.client()).wait(60 * SECOND).hand_over(most).build().unwrap();
+            let first = leases.lease("k").acquire().await.unwrap();
+            let callers: Vec<_> = (0..40).map(|_| waiting(leases.lease("k"))).collect();
+            sleep(SECOND / 1000).await;
+            let before = leases.store().faults().calls(Operation::Release);
+            drop(first);
+            for caller in callers {
+                drop(caller.await.unwrap());
+            }
+            sleep(SECOND).await;
+            let released = leases.store().faults().calls(Operation::Release) - before;
+            assert_eq!(released, 41_u64.div_ceil(u64::from(most) + 1), "{most}");
         }
-        let calls = |it: &Leases<MemoryStore>| {
-            let faults = it.store().faults();
-            faults.calls(Operation::Acquire) + faults.calls(Operation::Look) + faults.calls(Operation::List)
-        };
-        let calls: u64 = crowd.iter().map(calls).sum();
-        // 14 for each grant when this was written. As long as each released ticket woke its own process, 285.
-        assert!(calls < u64::from(CROWD) * 5 * 60, "{calls}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_processes_wait_for_half_of_the_ttl_at_most() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let (mut lease, ttl) = (leases.lease("k").acquire().await.unwrap(), 30 * SECOND);
+        let mut grants = 0;
+        for _ in 0..20 {
+            let next = waiting(leases.lease("k"));
+            sleep(ttl / 8).await;
+            let fence = lease.fence().get();
+            drop(lease);
+            lease = next.await.unwrap();
+            grants += u64::from(lease.fence().get() != fence + 1);
+        }
+        assert_eq!(grants, 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handed_lease_is_renewed_and_its_loss_is_learned() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND).await;
+        drop(first);
+        let lease = next.await.unwrap();
+        sleep(100 * SECOND).await;
+        assert!(lease.is_trusted(), "it is renewed");
+        store.steal("k").unwrap();
+        assert_eq!(timeout(30 * SECOND, lease.lost()).await.unwrap(), LossReason::Stolen);
+        assert_eq!(lease.release().await.unwrap(), Released::AlreadyLost);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_who_waits_for_a_holder_of_this_process_is_let_in_when_the_holder_is_lost() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let (second, third) = (waiting(leases.lease("k")), waiting(leases.lease("k")));
+        sleep(SECOND).await;
+        drop(first);
+        let second = second.await.unwrap();
+        let calls = asked(&leases);
+        sleep(SECOND / 2).await;
+        assert_eq!(asked(&leases), calls);
+        assert!(!third.is_finished());
+        store.steal("k").unwrap();
+        let third = timeout(3 * SECOND, third).await.unwrap().unwrap();
+        assert!(third.fence() > second.fence());
+        // It does not know yet. What it has is not handed to those who come now.
+        assert!(second.is_trusted());
+        let fourth = waiting(leases.lease("k"));
+        sleep(SECOND / 10).await;
+        assert_eq!(second.release().await.unwrap(), Released::AlreadyLost);
+        sleep(SECOND / 10).await;
+        assert!(!fourth.is_finished());
+        drop(third);
+        assert!(fourth.await.unwrap().is_trusted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_handed_to_a_caller_who_has_gone_is_handed_on() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let mut gone = Box::pin(leases.lease("k").acquire());
+        let is_ready = poll_fn(|cx| std::task::Poll::Ready(gone.as_mut().poll(cx).is_ready())).await;
+        assert!(!is_ready);
+        let mut left = Box::pin(leases.lease("k").acquire());
+        poll_fn(|cx| std::task::Poll::Ready(left.as_mut().poll(cx).is_ready())).await;
+        let last = waiting(leases.lease("k"));
+        sleep(SECOND / 100).await;
+        drop(left);
+        let before = asked(&leases);
+        drop(first);
+        drop(gone);
+        let last = timeout(SECOND, last).await.unwrap().unwrap();
+        assert_eq!(asked(&leases), before);
+        assert!(last.is_trusted());
+        assert_eq!(leases.health().held, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_handed_on_is_released_in_the_store() {
+        type Request = LeaseRequest<MemoryStore>;
+        let other_ttl: fn(Request) -> Request = |it| it.ttl(7 * SECOND);
+        let fair: fn(Request) -> Request = LeaseRequest::fair;
+        let held_for: fn(Request) -> Request = |it| it.min_hold(3 * SECOND);
+        let plain: fn(Request) -> Request = |it| it;
+        for (first, second, passes) in [
+            (plain, plain, true),
+            (plain, other_ttl, false),
+            (other_ttl, plain, false),
+            (plain, fair, false),
+            (fair, plain, false),
+            (held_for, plain, false),
+        ] {
+            let store = MemoryStore::new();
+            let leases = leases(&store);
+            let lease = first(leases.lease("k")).acquire().await.unwrap();
+            let next = waiting(second(leases.lease("k")));
+            sleep(SECOND).await;
+            let before = leases.store().faults().calls(Operation::Release);
+            lease.release().await.unwrap();
+            assert!(timeout(30 * SECOND, next).await.unwrap().unwrap().is_trusted());
+            assert_eq!(leases.store().faults().calls(Operation::Release) - before == 0, passes);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_minimum_hold_counts_from_the_start_of_each_holder() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k").min_hold(5 * SECOND));
+        sleep(4 * SECOND).await;
+        drop(first);
+        let lease = next.await.unwrap();
+        lease.release().await.unwrap();
+        let begun = Instant::now();
+        drop(leases.lease("k").acquire().await.unwrap());
+        assert!(begun.elapsed() >= 5 * SECOND, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handle_to_a_lease_that_was_handed_on_does_nothing_to_the_next_holder() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let next = std::sync::OnceLock::new();
+        let stale = leases
+            .lease("k")
+            .run(async |lease| {
+                next.set(waiting(leases.lease("k"))).unwrap();
+                sleep(SECOND).await;
+                Ok::<_, crate::Error>(lease)
+            })
+            .await
+            .unwrap();
+        let lease = next.into_inner().unwrap().await.unwrap();
+        assert!(lease.fence() > stale.fence());
+        assert!(!stale.is_trusted());
+        assert!(stale.extend(60 * SECOND).await.unwrap_err().is_lost());
+        assert_eq!(stale.release().await.unwrap(), Released::AlreadyLost);
+        sleep(100 * SECOND).await;
+        assert!(lease.is_trusted());
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closing_ends_the_handing_on() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = tokio::spawn(leases.lease("k").acquire());
+        sleep(SECOND).await;
+        leases.close().await.unwrap();
+        drop(first);
+        assert!(matches!(next.await.unwrap(), Err(crate::Error::Closed { .. })));
+        assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_extended_lease_is_released_in_the_store() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        first.extend(600 * SECOND).await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND / 10).await;
+        drop(first);
+        drop(next.await.unwrap());
+        assert!(leases.store().faults().calls(Operation::Release) >= 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_steals_a_lease_here_sees_who_had_it_and_its_holder_learns_it_at_once() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND / 10).await;
+        let before = first.fence();
+        drop(first);
+        let lease = next.await.unwrap();
+        assert_eq!(leases.steal_if("k", before).await.unwrap(), None);
+        let taken = leases.steal_if("k", lease.fence()).await.unwrap().unwrap();
+        assert!(taken.is_this_process && taken.fence == lease.fence());
+        assert!(!lease.is_trusted());
+    }
+
+    /// The runtime on which a lease was granted ends, and with it the task that renews the lease.
+    #[test]
+    fn a_lease_that_was_handed_to_another_runtime_is_renewed_there() {
+        let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (first_runtime, second_runtime) = (runtime(), runtime());
+        let leases = Leases::builder(MemoryStore::new()).ttl(SECOND).wait(60 * SECOND).build().unwrap();
+        let first = first_runtime.block_on(leases.lease("k").acquire()).unwrap();
+        let next = second_runtime.spawn(leases.lease("k").acquire());
+        second_runtime.block_on(async { sleep(SECOND / 20).await });
+        first_runtime.block_on(async { drop(first) });
+        let lease = second_runtime.block_on(next).unwrap().unwrap();
+        drop(first_runtime);
+        second_runtime.block_on(async { sleep(3 * SECOND).await });
+        assert!(lease.is_trusted());
+    }
+
+    /// The runtime on which a lease was granted is not driven any more.
+    #[test]
+    fn a_lease_that_was_handed_on_by_a_runtime_that_stands_still_is_renewed() {
+        let first_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let second_runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let leases = Leases::builder(MemoryStore::new()).ttl(SECOND).wait(60 * SECOND).build().unwrap();
+        let first = first_runtime.block_on(leases.lease("k").acquire()).unwrap();
+        let next = second_runtime.spawn(leases.lease("k").acquire());
+        second_runtime.block_on(async { sleep(SECOND / 20).await });
+        first_runtime.block_on(first.release()).unwrap();
+        let lease = second_runtime.block_on(next).unwrap().unwrap();
+        second_runtime.block_on(async { sleep(3 * SECOND).await });
+        assert!(lease.is_trusted());
+        drop(first_runtime);
+    }
+
+    #[test]
+    fn leaving_keeps_the_order_and_forgets_the_caller() {
+        let queues = Queues::<u32>::default();
+        let key = Key::from("k");
+        let queue = queues.queue(&key);
+        let mut places: Vec<_> = (0..1000).map(|_| queue.clone().join(None, Vec::new())).collect();
+        let last = places.pop().unwrap();
+        assert!(places[0].is_first() && !last.is_first());
+        for queued in places.drain(1..) {
+            drop(queued);
+        }
+        assert_eq!(queue.state.lock().waiting.iter().count(), 2);
+        places.clear();
+        assert!(last.is_first());
+        drop(last);
+        assert!(queue.state.lock().waiting.first().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stolen_grant_that_arrives_after_a_later_one_is_not_handed_on() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        // The store grants it after a second, and the answer takes another.
+        leases.store().faults().script(Operation::Acquire, [Failure::Slow(2 * SECOND)]);
+        leases.lease("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+        sleep(SECOND * 3 / 4).await;
+        store.steal("k").expect("granted by now");
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(5 * SECOND).await;
+        assert!(lease.is_trusted() && !next.is_finished());
+        let fence = lease.fence();
+        assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+        let next = next.await.unwrap();
+        assert!(next.fence() > fence && next.is_trusted());
+        assert_eq!(leases.show("k").await.unwrap().unwrap().fence, next.fence());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_steals_from_one_holder_does_not_take_the_lease_from_the_next() {
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let first = leases.lease("k").acquire().await.unwrap();
+        let next = waiting(leases.lease("k"));
+        sleep(SECOND).await;
+        leases.store().faults().slow(SECOND / 100);
+        let stealing = tokio::spawn({
+            let (leases, fence) = (leases.clone(), first.fence());
+            async move { leases.steal_if("k", fence).await.unwrap() }
+        });
+        // The look was answered, and the release is on its way.
+        while leases.store().faults().calls(Operation::Release) == 0 {
+            sleep(SECOND / 10_000).await;
+        }
+        drop(first);
+        let next = next.await.unwrap();
+        stealing.await.unwrap();
+        sleep(20 * SECOND).await;
+        assert!(next.is_trusted());
+        assert_eq!(leases.show("k").await.unwrap().unwrap().fence, next.fence());
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    place::Place,
+    pending::Pending,
     request::{LeaseRequest, Mode},
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     lease::{
         bounded::{is_silence, limit_for},
         store::{BUSY_PAUSE, LeaseRecord, LeaseStore},
-        wait::{FIRST_ANSWER, Refused, Turn},
+        wait::{FIRST_ANSWER, Outcome, Refused},
     },
 };
 
@@ -32,17 +32,17 @@ const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 
 /// The result of an attempt. An error after which another attempt may help is no answer. If another transaction undid a
 /// statement of the attempt, this is a refusal: others ask for the lease at this moment.
-pub(super) fn understood<S: LeaseStore, T>(place: &Place<S>, turn: Result<Turn<T>>) -> Result<Turn<T>> {
-    match turn {
+pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result<Outcome<T>>) -> Result<Outcome<T>> {
+    match outcome {
         Err(err) if is_silence(&err) => {
-            place.set_unanswered(err);
-            Ok(Turn::Silent)
+            pending.set_unanswered(err);
+            Ok(Outcome::Silent)
         }
-        Err(err) if err.is_transient() => Ok(Turn::Held { free_in: None }),
-        Ok(Turn::Silent) => Ok(Turn::Silent),
-        turn => {
-            place.answered();
-            turn
+        Err(err) if err.is_transient() => Ok(Outcome::Held { free_in: None }),
+        Ok(Outcome::Silent) => Ok(Outcome::Silent),
+        outcome => {
+            pending.answered();
+            outcome
         }
     }
 }
@@ -50,26 +50,26 @@ pub(super) fn understood<S: LeaseStore, T>(place: &Place<S>, turn: Result<Turn<T
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if an answer
     /// of the store said that another holder has the lease.
-    pub(super) async fn given_up(&self, place: &Place<S>, started: Instant, refused: Refused) -> Error {
-        place.give_back().await;
+    pub(super) async fn given_up(&self, pending: &Pending<S>, started: Instant, refused: Refused) -> Error {
+        pending.give_back().await;
         let waited = started.elapsed();
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
         let (answered, limit) = match refused {
             Refused::Held => (true, QUICK),
-            Refused::NoAnswer => (place.in_the_way().is_some(), QUICK),
-            Refused::NoTurn { answered } => (answered, FIRST_ANSWER),
+            Refused::NoAnswer => (pending.in_the_way().is_some(), QUICK),
+            Refused::NotFirst { answered } => (answered, FIRST_ANSWER),
         };
-        let held = match timeout(limit, self.in_the_way(place)).await {
+        let held = match timeout(limit, self.in_the_way(pending)).await {
             // A grant that came too late is being given back.
-            Ok(Ok(held)) => held.filter(|it| !place.has_claimed(it.token)),
+            Ok(Ok(held)) => held.filter(|it| !pending.has_claimed(it.token)),
             Ok(Err(err)) if !answered && !err.is_transient() => return err,
             Ok(Err(_)) | Err(_) => None,
         };
         if !answered && held.is_none() {
-            return self.silence(place).await;
+            return self.silence(pending).await;
         }
         let key = match &self.mode {
-            Mode::All(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| place.in_the_way()),
+            Mode::All(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
             _ => None,
         };
         let holder = held.map(|it| Box::new(self.inner.shown(it).into()));
@@ -77,8 +77,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     /// The reason why no answer came.
-    pub(super) async fn silence(&self, place: &Place<S>) -> Error {
-        if let Some(err) = place.take_unanswered() {
+    pub(super) async fn silence(&self, pending: &Pending<S>) -> Error {
+        if let Some(err) = pending.take_unanswered() {
             return err;
         }
         let key = self.keys().first().unwrap_or(&self.key);
@@ -96,12 +96,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     /// The current holder of the requested lease.
-    async fn in_the_way(&self, place: &Place<S>) -> Result<Option<LeaseRecord>> {
+    async fn in_the_way(&self, pending: &Pending<S>) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
         Ok(match &self.mode {
             Mode::Exclusive => store.look(&self.key, limit).await?,
             Mode::All(keys) => {
-                for key in place.in_the_way().iter().chain(keys) {
+                for key in pending.in_the_way().iter().chain(keys) {
                     if let Some(held) = store.look(key, limit).await? {
                         return Ok(Some(held));
                     }

@@ -9,7 +9,7 @@ use super::{
     attempt::{Attempt, attempt},
     check_ttl,
     held::Lease,
-    place::Place,
+    pending::Pending,
     refused::understood,
     set::MultiLease,
     shared::MAX_PERMITS,
@@ -22,7 +22,7 @@ use crate::{
         bounded::limit_for,
         life::kept::{Terms, Wants},
         store::{Claim, LeaseStore, Token},
-        wait::{self, Turn, Waited},
+        wait::{self, Outcome, Waited},
     },
     observe::{Strategy, observed},
     policy::{OnLost, Wait, check_wait},
@@ -239,7 +239,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
-    /// Dropping this future loses the place in the queue. If a query is in flight, its answer is still received, and a
+    /// Dropping this future loses the pending in the queue. If a query is in flight, its answer is still received, and a
     /// granted lease is released at once.
     ///
     /// # Panics
@@ -384,38 +384,38 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Asks once, and gives back what it took on the way.
     async fn try_once(&self) -> Result<Option<Vec<Lease<S>>>> {
-        let place = Place::default();
-        let turn = if self.fair { self.try_fairly(&place).await } else { self.try_now(&place, true).await };
-        if !matches!(turn, Ok(Turn::Done(_))) {
-            place.give_back().await;
+        let pending = Pending::default();
+        let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
+        if !matches!(outcome, Ok(Outcome::Done(_))) {
+            pending.give_back().await;
         }
-        match understood(&place, turn)? {
-            Turn::Done(leases) => Ok(Some(leases)),
-            Turn::Held { .. } | Turn::Queued { .. } => Ok(None),
-            Turn::Silent => Err(self.silence(&place).await),
+        match understood(&pending, outcome)? {
+            Outcome::Done(leases) => Ok(Some(leases)),
+            Outcome::Held { .. } | Outcome::Queued { .. } => Ok(None),
+            Outcome::Silent => Err(self.silence(&pending).await),
         }
     }
 
     /// Waits for the leases.
     async fn wait_for_it(&self) -> Result<Vec<Lease<S>>> {
-        let place = &Place::waiting();
+        let pending = &Pending::waiting();
         let started = Instant::now();
         let deadline = started + self.wait;
         // A waiting writer may be ahead in the queue. It waits for this task's read lease, so the request must not
         // queue behind it.
         if self.reads_already()
-            && let Turn::Done(leases) = understood(place, Box::pin(self.try_now(place, true)).await)?
+            && let Outcome::Done(leases) = understood(pending, Box::pin(self.try_now(pending, true)).await)?
         {
             return Ok(leases);
         }
         // Boxed, as what follows the wait: callers who wait their turn then need a tenth of the memory.
-        let turn = |likely_free: bool| Box::pin(self.turn(place, likely_free));
+        let attempt = |likely_free: bool| Box::pin(self.attempt_once(pending, likely_free));
         let freed = |key| self.inner.freed(key);
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
         let waited = loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
-            let wait = wait::Wait { line: self.line(), keys: self.keys(), deadline, wants, under: self.under() };
-            match self.inner.lines.wait(wait, freed, turn).await? {
+            let wait = wait::Wait { queue: self.queue(), keys: self.keys(), deadline, wants, under: self.under() };
+            match self.inner.queues.wait(wait, freed, attempt).await? {
                 Waited::Done(leases) => return Ok(leases),
                 Waited::Handed(lease) => {
                     self.inner.keeper.take_over(lease.kept());
@@ -427,44 +427,45 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Waited::Refused(refused) => break refused,
             }
         };
-        Err(Box::pin(self.given_up(place, started, waited)).await)
+        Err(Box::pin(self.given_up(pending, started, waited)).await)
     }
 
     /// One attempt of the caller at the head of the queue.
-    async fn turn(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
+    async fn attempt_once(&self, pending: &Pending<S>, likely_free: bool) -> Result<Outcome<Vec<Lease<S>>>> {
         self.check_not_closed()?;
-        let turn = match &self.mode {
-            Mode::All(_) => self.try_now(place, likely_free).await,
+        let outcome = match &self.mode {
+            Mode::All(_) => self.try_now(pending, likely_free).await,
             // The store keeps the order of the waiting claims, or has no room for tickets.
             Mode::Exclusive if self.inner.store().profile().queues || !self.inner.store().profile().side_leases => {
-                self.try_now(place, likely_free).await
+                self.try_now(pending, likely_free).await
             }
-            _ if self.fair => self.turn_fairly(place, likely_free).await,
-            _ => self.turn_patiently(place, likely_free).await,
+            _ if self.fair => self.attempt_fairly(pending, likely_free).await,
+            _ => self.attempt_patiently(pending, likely_free).await,
         };
-        let turn = understood(place, turn)?;
-        if let (Mode::Exclusive | Mode::All(_), Turn::Held { .. } | Turn::Queued { .. }) = (&self.mode, &turn) {
-            let key = place.in_the_way().unwrap_or_else(|| self.key.clone());
+        let outcome = understood(pending, outcome)?;
+        if let (Mode::Exclusive | Mode::All(_), Outcome::Held { .. } | Outcome::Queued { .. }) = (&self.mode, &outcome)
+        {
+            let key = pending.in_the_way().unwrap_or_else(|| self.key.clone());
             self.inner.check_other_leases(&key, self.ttl).await?;
         }
-        Ok(turn)
+        Ok(outcome)
     }
 
     /// One attempt at the leases of the mode. Ignores tickets.
-    pub(super) async fn try_now(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
-        let turn = match &self.mode {
-            Mode::Exclusive => self.try_keys(place, std::slice::from_ref(&self.key), likely_free).await,
-            Mode::All(keys) => self.try_keys(place, keys, likely_free).await,
-            Mode::Permit(permits) => self.try_slot(place, "permit", *permits, likely_free).await,
-            Mode::Permits { of, take } => self.try_permits(place, *of, *take).await,
-            Mode::NoPermits => Ok(Turn::Held { free_in: None }),
-            Mode::Read => self.try_read(place, likely_free).await,
-            Mode::Write => self.try_write(place, likely_free).await,
+    pub(super) async fn try_now(&self, pending: &Pending<S>, likely_free: bool) -> Result<Outcome<Vec<Lease<S>>>> {
+        let outcome = match &self.mode {
+            Mode::Exclusive => self.try_keys(pending, std::slice::from_ref(&self.key), likely_free).await,
+            Mode::All(keys) => self.try_keys(pending, keys, likely_free).await,
+            Mode::Permit(permits) => self.try_slot(pending, "permit", *permits, likely_free).await,
+            Mode::Permits { of, take } => self.try_permits(pending, *of, *take).await,
+            Mode::NoPermits => Ok(Outcome::Held { free_in: None }),
+            Mode::Read => self.try_read(pending, likely_free).await,
+            Mode::Write => self.try_write(pending, likely_free).await,
         };
-        match turn? {
+        match outcome? {
             // The answers took longer than the leases live. Nobody else needs to have them.
-            Turn::Done(leases) if !leases.iter().all(Lease::is_trusted) => Ok(Turn::Silent),
-            turn => Ok(turn),
+            Outcome::Done(leases) if !leases.iter().all(Lease::is_trusted) => Ok(Outcome::Silent),
+            outcome => Ok(outcome),
         }
     }
 
@@ -472,41 +473,41 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// first, because a read writes nothing.
     pub(super) async fn try_keys(
         &self,
-        place: &Place<S>,
+        pending: &Pending<S>,
         keys: &[Key],
         likely_free: bool,
-    ) -> Result<Turn<Vec<Lease<S>>>> {
+    ) -> Result<Outcome<Vec<Lease<S>>>> {
         if !likely_free {
-            let key = place.in_the_way().filter(|it| keys.contains(it)).or_else(|| keys.first().cloned());
+            let key = pending.in_the_way().filter(|it| keys.contains(it)).or_else(|| keys.first().cloned());
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
                 // A grant that came too late is being given back. No other holder has the lease.
-                if place.has_claimed(held.token) {
-                    return Ok(Turn::Silent);
+                if pending.has_claimed(held.token) {
+                    return Ok(Outcome::Silent);
                 }
-                place.saw(&held);
+                pending.saw(&held);
                 if self.keys().contains(&key) {
-                    place.set_in_the_way(key);
+                    pending.set_in_the_way(key);
                 }
-                return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
+                return Ok(Outcome::Held { free_in: Some(held.info.expires_in) });
             }
         }
         keys.iter().try_for_each(Key::check)?;
         // A token is sent again only for a claim that the store queues. Any other claim may have been granted and given back.
-        let queued = place.take_queued();
+        let queued = pending.take_queued();
         let token = || queued.as_ref().map_or_else(Token::random, |it| it.token());
-        let claims = keys.iter().map(|key| self.claim(place, key, token())).collect();
+        let claims = keys.iter().map(|key| self.claim(pending, key, token())).collect();
         match attempt(self.inner.clone(), claims, queued, self.terms()).await? {
-            Attempt::Granted(leases) => Ok(Turn::Done(leases)),
+            Attempt::Granted(leases) => Ok(Outcome::Done(leases)),
             Attempt::Held { key, free_in, queued } => {
-                place.set_queued(queued);
+                pending.set_queued(queued);
                 if self.keys().contains(&key) {
-                    place.set_in_the_way(key);
+                    pending.set_in_the_way(key);
                 }
-                Ok(Turn::Held { free_in })
+                Ok(Outcome::Held { free_in })
             }
-            Attempt::Silent => Ok(Turn::Silent),
+            Attempt::Silent => Ok(Outcome::Silent),
         }
     }
 
@@ -521,7 +522,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// The key of the request's queue in this process. Readers and writers of one key share one queue. Requests for the
     /// same key set share one queue, separate from the single keys' queues.
-    pub(super) fn line(&self) -> Key {
+    pub(super) fn queue(&self) -> Key {
         match self.mode {
             Mode::Exclusive | Mode::All(_) => self.key.clone(),
             Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => format!("{}/permit", self.key).into(),
@@ -534,23 +535,23 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         !self.wait.is_zero()
     }
 
-    pub(super) fn claim(&self, place: &Place<S>, key: &Key, token: Token) -> Claim {
+    pub(super) fn claim(&self, pending: &Pending<S>, key: &Key, token: Token) -> Claim {
         let holder = self.inner.keeper.holder().clone();
-        place.claims(token);
+        pending.claims(token);
         let is_the_key = self.mode == Mode::Exclusive && *key == self.key;
-        let queue = place.waits && self.waits() && is_the_key && self.inner.store().profile().queues;
+        let queue = pending.waits && self.waits() && is_the_key && self.inner.store().profile().queues;
         Claim { key: key.clone(), token, holder, ttl: self.ttl, queue }
     }
 
     pub(super) fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
-        let line = match self.mode {
+        let queue = match self.mode {
             // Each of several leases wakes the queue of its own key. The queue of a fair request is that of all processes.
             Mode::All(_) => None,
             Mode::Exclusive if self.fair => None,
-            _ => Some(self.line()),
+            _ => Some(self.queue()),
         };
-        Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, line }
+        Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, queue }
     }
 }
 

@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use super::{
     Leases,
     held::Lease,
-    place::Place,
+    pending::Pending,
     request::{LeaseRequest, Mode},
 };
 use crate::{
     error::Result,
     key::Key,
-    lease::{bounded::limit_for, store::LeaseStore, wait::Turn},
+    lease::{bounded::limit_for, store::LeaseStore, wait::Outcome},
 };
 
 /// Maximum number of concurrent readers. It bounds the number of rows that they leave behind.
@@ -97,7 +97,7 @@ impl<S: LeaseStore> ReadWrite<S> {
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// A reader first takes its lease and then looks for a writer. A writer first takes its lease and then looks for
     /// readers. So the second of the two always sees the first.
-    pub(super) async fn try_read(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
+    pub(super) async fn try_read(&self, pending: &Pending<S>, likely_free: bool) -> Result<Outcome<Vec<Lease<S>>>> {
         let writer = self.writer();
         // The read lease of this task already blocks writers. A writer that waits now would wait for this lease too.
         let passes_writer = self.reads_already();
@@ -105,43 +105,43 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             && !likely_free
             && let Some(held) = self.inner.store().look(&writer, limit_for(self.ttl)).await?
         {
-            return Ok(Turn::Held { free_in: Some(held.info.expires_in) });
+            return Ok(Outcome::Held { free_in: Some(held.info.expires_in) });
         }
-        let leases = match self.try_slot(place, "reader", READERS, true).await? {
-            Turn::Done(leases) => leases,
+        let leases = match self.try_slot(pending, "reader", READERS, true).await? {
+            Outcome::Done(leases) => leases,
             held => return Ok(held),
         };
         match self.inner.store().look(&writer, limit_for(self.ttl)).await? {
-            None => Ok(Turn::Done(leases)),
+            None => Ok(Outcome::Done(leases)),
             // Checked after this lease was granted, so the writer must wait for one of the two read leases.
-            Some(_) if passes_writer && self.still_reads().await? => Ok(Turn::Done(leases)),
+            Some(_) if passes_writer && self.still_reads().await? => Ok(Outcome::Done(leases)),
             Some(held) => {
                 for lease in leases {
                     lease.back_out().await?;
                 }
-                Ok(Turn::Held { free_in: Some(held.info.expires_in) })
+                Ok(Outcome::Held { free_in: Some(held.info.expires_in) })
             }
         }
     }
 
     /// See [`try_read`](Self::try_read). The writer keeps its lease while it waits for the earlier readers.
-    pub(super) async fn try_write(&self, place: &Place<S>, likely_free: bool) -> Result<Turn<Vec<Lease<S>>>> {
-        if !place.has_gate() {
-            match self.try_keys(place, &[self.writer()], likely_free).await? {
-                Turn::Done(writer) => writer.into_iter().for_each(|it| place.set_gate(it)),
+    pub(super) async fn try_write(&self, pending: &Pending<S>, likely_free: bool) -> Result<Outcome<Vec<Lease<S>>>> {
+        if !pending.has_gate() {
+            match self.try_keys(pending, &[self.writer()], likely_free).await? {
+                Outcome::Done(writer) => writer.into_iter().for_each(|it| pending.set_gate(it)),
                 held => return Ok(held),
             }
         }
         let readers = self.list(&format!("{}/reader/", self.key), READERS).await?;
-        match (readers.iter().map(|it| it.info.expires_in).max(), place.take_gate()) {
-            (None, Some(writer)) => Ok(Turn::Done(vec![writer])),
+        match (readers.iter().map(|it| it.info.expires_in).max(), pending.take_gate()) {
+            (None, Some(writer)) => Ok(Outcome::Done(vec![writer])),
             (last, Some(writer)) => {
-                place.set_gate(writer);
-                Ok(Turn::Held { free_in: last })
+                pending.set_gate(writer);
+                Ok(Outcome::Held { free_in: last })
             }
             // The trust of the writer's lease ended in the meantime.
-            (None, None) => Ok(Turn::Silent),
-            (last, None) => Ok(Turn::Held { free_in: last }),
+            (None, None) => Ok(Outcome::Silent),
+            (last, None) => Ok(Outcome::Held { free_in: last }),
         }
     }
 
@@ -150,18 +150,18 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// were faster [`TRIES`] times.
     pub(super) async fn try_slot(
         &self,
-        place: &Place<S>,
+        pending: &Pending<S>,
         role: &str,
         slots: u32,
         likely_free: bool,
-    ) -> Result<Turn<Vec<Lease<S>>>> {
+    ) -> Result<Outcome<Vec<Lease<S>>>> {
         let prefix = format!("{}/{role}/", self.key);
         let mut number = likely_free.then(|| fastrand::u32(..slots));
         for _ in 0..TRIES {
             if let Some(number) = number {
-                match self.try_keys(place, &[Key::from(format!("{prefix}{number}"))], true).await? {
-                    Turn::Held { .. } => {}
-                    turn => return Ok(turn),
+                match self.try_keys(pending, &[Key::from(format!("{prefix}{number}"))], true).await? {
+                    Outcome::Held { .. } => {}
+                    outcome => return Ok(outcome),
                 }
             }
             let held = self.list(&prefix, MAX_PERMITS).await?;
@@ -170,12 +170,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 held.iter().filter_map(|it| Some((slot(&it.info.key)?, it.info.expires_in))).collect();
             let free = slots.saturating_sub(u32::try_from(taken.len()).unwrap_or(slots));
             if free == 0 {
-                return Ok(Turn::Held { free_in: taken.into_values().min() });
+                return Ok(Outcome::Held { free_in: taken.into_values().min() });
             }
             number = Some(nth_free(taken.into_keys(), fastrand::u32(..free)));
         }
         // Other requests were faster each time.
-        Ok(Turn::Held { free_in: None })
+        Ok(Outcome::Held { free_in: None })
     }
 
     pub(super) fn writer(&self) -> Key {

@@ -1,4 +1,4 @@
-//! The wait loop: how the first caller of a queue asks the store, and how the others wait. See [`lines`](super::lines).
+//! The wait loop: how the first caller of a queue asks the store, and how the others wait. See [`queue`](super::queue).
 
 use std::{
     future::{Future, poll_fn},
@@ -14,7 +14,7 @@ use crate::{
     key::Key,
     lease::{
         life::kept::Wants,
-        lines::{Lines, Seat},
+        queue::{Queued, Queues},
     },
     observe,
     policy::{Backoff, half_jitter},
@@ -30,7 +30,7 @@ const ASK_ANYWAY: Duration = Duration::from_secs(1);
 pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(500);
 
 /// The result of one attempt.
-pub(crate) enum Turn<T> {
+pub(crate) enum Outcome<T> {
     /// The lease is taken.
     Done(T),
     /// Another holder has the lease. It becomes free after `free_in`, unless it is renewed or released earlier. `None`:
@@ -63,7 +63,7 @@ pub(crate) enum Refused {
     NoAnswer,
     /// This caller had not reached the head of the queue: other callers of this process were before it. `answered`: the
     /// store had answered one of those in the meantime.
-    NoTurn { answered: bool },
+    NotFirst { answered: bool },
 }
 
 /// Completes when a store reports that a lease was released.
@@ -73,7 +73,7 @@ pub(crate) type Freed<'k> = Pin<Box<dyn Future<Output = ()> + Send + 'k>>;
 #[derive(Debug)]
 pub(crate) struct Wait<'k> {
     /// The queue.
-    pub(crate) line: Key,
+    pub(crate) queue: Key,
     /// The keys of the leases, if they are known in advance.
     pub(crate) keys: &'k [Key],
     pub(crate) deadline: Instant,
@@ -83,7 +83,7 @@ pub(crate) struct Wait<'k> {
     pub(crate) under: Vec<Key>,
 }
 
-impl<H> Lines<H> {
+impl<H> Queues<H> {
     /// Asks the store until the lease is granted or the deadline has passed. The first attempt may take up to
     /// [`FIRST_ANSWER`] even if the deadline is earlier, so a short wait still gets an answer.
     ///
@@ -93,27 +93,27 @@ impl<H> Lines<H> {
     /// store is not asked.
     pub(crate) async fn wait<'k, T, Fut>(
         &self,
-        Wait { line, keys, deadline, wants, under }: Wait<'k>,
+        Wait { queue, keys, deadline, wants, under }: Wait<'k>,
         freed_in_store: impl Fn(&'k Key) -> Freed<'k>,
         mut ask: impl FnMut(bool) -> Fut,
     ) -> Result<Waited<T, H>>
     where
-        Fut: Future<Output = Result<Turn<T>>>,
+        Fut: Future<Output = Result<Outcome<T>>>,
     {
-        let others: Vec<_> = keys.iter().filter(|it| **it != line).map(|it| self.line(it)).collect();
+        let others: Vec<_> = keys.iter().filter(|it| **it != queue).map(|it| self.queue(it)).collect();
         let takes_over = wants.is_some();
         if let Some(other) = self.opposite(keys, &under) {
-            observe::opposite_order(&line, &other);
+            observe::opposite_order(&queue, &other);
         }
-        let seat = self.line(&line).join(wants, under);
-        match timeout_at(deadline, seat.first_or_handed()).await {
+        let queued = self.queue(&queue).join(wants, under);
+        match timeout_at(deadline, queued.first_or_handed()).await {
             Ok(None) => {}
             Ok(Some(handed)) => return Ok(Waited::Handed(handed)),
-            Err(_) => return Ok(seat.handed_or(Refused::NoTurn { answered: seat.is_answered() })),
+            Err(_) => return Ok(queued.handed_or(Refused::NotFirst { answered: queued.is_answered() })),
         }
         // Boxed, because only the first of the queue needs it.
         Box::pin(async move {
-            let line = &seat.line;
+            let queue = &queued.queue;
             let mut told: Vec<Freed<'k>> = Vec::new();
             let (mut pauses, mut locked_pauses) = (PAUSES.ceilings(), PAUSES.ceilings());
             let mut likely_free = true;
@@ -122,55 +122,55 @@ impl<H> Lines<H> {
             let mut asked_at = Instant::now();
             loop {
                 // Created before the attempt, so that a release during the attempt is not missed.
-                let mut freed: Vec<_> = others.iter().chain([line]).map(|it| Box::pin(it.freed.notified())).collect();
+                let mut freed: Vec<_> = others.iter().chain([queue]).map(|it| Box::pin(it.freed.notified())).collect();
                 let freed = poll_fn(|context| {
                     let is_freed = freed.iter_mut().any(|it| it.as_mut().poll(context).is_ready());
                     if is_freed { Poll::Ready(()) } else { Poll::Pending }
                 });
                 // Also asks from time to time: the lease may have been stolen from its holder.
                 let is_known = takes_over && asked_at.elapsed() < ASK_ANYWAY;
-                let holder = if is_known { line.holder() } else { None };
+                let holder = if is_known { queue.holder() } else { None };
                 let asking = Instant::now();
-                let (turn, is_here) = if let Some(holder) = holder {
+                let (outcome, is_here) = if let Some(holder) = holder {
                     // Its holder wakes this caller. If it is lost instead, nobody does.
                     let left = holder.until().saturating_duration_since(Instant::now());
-                    (Turn::Held { free_in: Some(left) }, true)
+                    (Outcome::Held { free_in: Some(left) }, true)
                 } else {
                     let asked = tokio::select! {
                         biased;
-                        handed = seat.handed() => return Ok(Waited::Handed(handed)),
+                        handed = queued.handed() => return Ok(Waited::Handed(handed)),
                         asked = timeout_at(limit, ask(likely_free)) => asked,
                     };
-                    let Ok(turn) = asked else {
-                        return Ok(seat.handed_or(without));
+                    let Ok(outcome) = asked else {
+                        return Ok(queued.handed_or(without));
                     };
                     asked_at = Instant::now();
-                    (turn?, false)
+                    (outcome?, false)
                 };
                 let took = asking.elapsed();
                 limit = deadline;
-                if !matches!(turn, Turn::Silent) {
+                if !matches!(outcome, Outcome::Silent) {
                     without = Refused::Held;
-                    line.answered();
+                    queue.answered();
                 }
-                let (ahead, pause) = match turn {
-                    Turn::Done(taken) => return Ok(Waited::Done(taken)),
-                    Turn::Held { free_in: Some(free_in) } => {
+                let (ahead, pause) = match outcome {
+                    Outcome::Done(taken) => return Ok(Waited::Done(taken)),
+                    Outcome::Held { free_in: Some(free_in) } => {
                         locked_pauses = PAUSES.ceilings();
                         let pause = if is_here { PAUSES.cap } else { half_jitter(pauses.next().unwrap_or(PAUSES.cap)) };
                         // Never sleep past the expiry of the holder's lease.
                         (0, pause.min(free_in + Duration::from_millis(1)))
                     }
-                    Turn::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
+                    Outcome::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
                     // The attempt itself took its full time limit, so the pause is short.
-                    Turn::Silent if took > PAUSES.cap => (0, PAUSES.base),
+                    Outcome::Silent if took > PAUSES.cap => (0, PAUSES.base),
                     // Neither a row lock nor a quick failure tells how long the lease is held, so these pauses grow on their own.
-                    Turn::Held { free_in: None } | Turn::Silent => {
+                    Outcome::Held { free_in: None } | Outcome::Silent => {
                         (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap)))
                     }
                 };
                 if Instant::now() >= deadline {
-                    return Ok(seat.handed_or(without));
+                    return Ok(queued.handed_or(without));
                 }
                 if told.is_empty() && !is_here {
                     told = keys.iter().map(&freed_in_store).collect();
@@ -182,14 +182,14 @@ impl<H> Lines<H> {
                     }
                     for _ in 1..ahead {
                         tokio::select! {
-                            () = line.freed.notified() => {}
+                            () = queue.freed.notified() => {}
                             () = first_of(keys, &mut told, &freed_in_store) => {}
                         }
                     }
                 };
                 likely_free = tokio::select! {
                     biased;
-                    handed = seat.handed() => return Ok(Waited::Handed(handed)),
+                    handed = queued.handed() => return Ok(Waited::Handed(handed)),
                     () = freed => true,
                     () = sleep(pause.min(deadline.saturating_duration_since(Instant::now()))) => false,
                 };
@@ -199,7 +199,7 @@ impl<H> Lines<H> {
     }
 }
 
-impl<H> Seat<H> {
+impl<H> Queued<H> {
     /// The lease that was handed to this caller, or else the end of its wait.
     fn handed_or<T>(&self, refused: Refused) -> Waited<T, H> {
         self.take().map_or(Waited::Refused(refused), Waited::Handed)
@@ -228,33 +228,33 @@ mod tests {
     use super::*;
 
     /// Waits in a queue in which nothing is handed on, for a store that never reports releases.
-    async fn wait<T, Fut: Future<Output = Result<Turn<T>>>>(
-        lines: &Lines<()>,
+    async fn wait<T, Fut: Future<Output = Result<Outcome<T>>>>(
+        queues: &Queues<()>,
         deadline: Instant,
         ask: impl FnMut(bool) -> Fut,
     ) -> Waited<T, ()> {
-        let wait = Wait { line: Key::from("k"), keys: &[], deadline, wants: None, under: Vec::new() };
+        let wait = Wait { queue: Key::from("k"), keys: &[], deadline, wants: None, under: Vec::new() };
         let never = |_: &Key| -> Freed<'_> { Box::pin(std::future::pending()) };
-        lines.wait(wait, never, ask).await.unwrap()
+        queues.wait(wait, never, ask).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_process_asks_with_one_voice_and_serves_in_order() {
-        let lines = Arc::new(Lines::default());
+        let queues = Arc::new(Queues::default());
         let (asked, served) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut waiters = Vec::new();
         for number in 0..10 {
-            let (lines, asked, served) = (lines.clone(), asked.clone(), served.clone());
+            let (queues, asked, served) = (queues.clone(), asked.clone(), served.clone());
             waiters.push(tokio::spawn(async move {
                 let ask = |_| async {
                     // Held for the first 20 attempts.
                     if asked.fetch_add(1, Ordering::Relaxed) < 20 {
-                        return Ok(Turn::Held { free_in: None });
+                        return Ok(Outcome::Held { free_in: None });
                     }
-                    Ok(Turn::Done(()))
+                    Ok(Outcome::Done(()))
                 };
-                assert_eq!(wait(&lines, deadline, ask).await, Waited::Done(()));
+                assert_eq!(wait(&queues, deadline, ask).await, Waited::Done(()));
                 served.lock().unwrap().push(number);
             }));
             tokio::task::yield_now().await;
@@ -268,70 +268,70 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_never_sleeps_past_the_holders_expiry() {
-        let (lines, started) = (Lines::default(), Instant::now());
+        let (queues, started) = (Queues::default(), Instant::now());
         let expiry = started + Duration::from_millis(700);
         let ask = |_| async {
             let left = expiry.saturating_duration_since(Instant::now());
-            Ok(if left.is_zero() { Turn::Done(()) } else { Turn::Held { free_in: Some(left) } })
+            Ok(if left.is_zero() { Outcome::Done(()) } else { Outcome::Held { free_in: Some(left) } })
         };
-        assert_eq!(wait(&lines, started + Duration::from_secs(60), ask).await, Waited::Done(()));
+        assert_eq!(wait(&queues, started + Duration::from_secs(60), ask).await, Waited::Done(()));
         assert!(started.elapsed() <= Duration::from_millis(702), "{:?}", started.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_release_in_the_same_process_ends_the_pause() {
-        let (lines, started) = (Arc::new(Lines::default()), Instant::now());
+        let (queues, started) = (Arc::new(Queues::default()), Instant::now());
         let free = Arc::new(AtomicU32::new(0));
         let ask = |likely_free| {
             let free = free.clone();
             async move {
                 let is_free = likely_free && free.load(Ordering::Relaxed) == 1;
-                Ok(if is_free { Turn::Done(()) } else { Turn::Held { free_in: None } })
+                Ok(if is_free { Outcome::Done(()) } else { Outcome::Held { free_in: None } })
             }
         };
         let key = Key::from("k");
         let release = async {
             sleep(Duration::from_secs(5)).await;
             free.store(1, Ordering::Relaxed);
-            lines.freed(&key);
+            queues.freed(&key);
         };
-        let (taken, ()) = tokio::join!(wait(&lines, started + Duration::from_secs(60), ask), release);
+        let (taken, ()) = tokio::join!(wait(&queues, started + Duration::from_secs(60), ask), release);
         assert_eq!(taken, Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_secs(5));
     }
 
     #[tokio::test(start_paused = true)]
     async fn releases_that_are_for_others_wake_nobody() {
-        let (lines, started) = (Lines::default(), Instant::now());
+        let (queues, started) = (Queues::default(), Instant::now());
         let asked = AtomicU32::new(0);
         let ask = |likely_free| {
             let asked = asked.fetch_add(1, Ordering::Relaxed);
             assert_eq!(likely_free, asked != 2);
             let (ahead, pause) =
                 if asked == 0 { (3, Duration::from_millis(200)) } else { (0, Duration::from_millis(20)) };
-            async move { Ok(if asked < 2 { Turn::Queued { ahead, pause } } else { Turn::Done(()) }) }
+            async move { Ok(if asked < 2 { Outcome::Queued { ahead, pause } } else { Outcome::Done(()) }) }
         };
         let key = Key::from("k");
         let releases = async {
             for _ in 0..3 {
                 sleep(Duration::from_millis(10)).await;
-                lines.freed(&key);
+                queues.freed(&key);
             }
         };
-        let (taken, ()) = tokio::join!(wait(&lines, started + Duration::from_secs(60), ask), releases);
+        let (taken, ()) = tokio::join!(wait(&queues, started + Duration::from_secs(60), ask), releases);
         assert_eq!(taken, Waited::Done(()));
         assert_eq!(started.elapsed(), Duration::from_millis(50), "asked after the third release, and after the pause");
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_ends_at_the_deadline_and_asks_at_least_once() {
-        let (lines, started) = (Lines::default(), Instant::now());
-        let held = |_| async { Ok(Turn::<()>::Held { free_in: None }) };
-        assert_eq!(wait(&lines, started + Duration::from_secs(2), held).await, Waited::Refused(Refused::Held));
+        let (queues, started) = (Queues::default(), Instant::now());
+        let held = |_| async { Ok(Outcome::<()>::Held { free_in: None }) };
+        assert_eq!(wait(&queues, started + Duration::from_secs(2), held).await, Waited::Refused(Refused::Held));
         assert_eq!(started.elapsed(), Duration::from_secs(2));
-        let free = |_| async { Ok(Turn::Done(1)) };
-        assert_eq!(wait(&lines, Instant::now(), free).await, Waited::Done(1));
-        let silent = |_| std::future::pending::<Result<Turn<()>>>();
-        assert_eq!(wait(&lines, Instant::now(), silent).await, Waited::Refused(Refused::NoAnswer));
+        let free = |_| async { Ok(Outcome::Done(1)) };
+        assert_eq!(wait(&queues, Instant::now(), free).await, Waited::Done(1));
+        let silent = |_| std::future::pending::<Result<Outcome<()>>>();
+        assert_eq!(wait(&queues, Instant::now(), silent).await, Waited::Refused(Refused::NoAnswer));
     }
 }

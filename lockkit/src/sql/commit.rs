@@ -57,7 +57,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// The transaction may or may not have locked the row; roll it back.
     pub async fn verify(&self, conn: &mut DB::Connection) -> Result<()> {
         self.visit();
-        self.pin()?;
+        self.verifying()?;
         let outside = "needs a transaction: outside of one it would protect nothing";
         in_transaction::<DB>(conn, false, "verify", outside).await?;
         let pinned = DB::lease_pin(conn, &self.kept().key, self.kept().token, self.kept().ttl())

@@ -12,11 +12,13 @@ use std::{
     collections::HashMap,
     future::Future,
     sync::{
-        Arc, LazyLock, Mutex, PoisonError,
+        Arc, LazyLock,
         atomic::{AtomicU8, Ordering},
     },
     time::{Duration, SystemTime},
 };
+
+use parking_lot::Mutex;
 
 use sqlx::Database;
 use tokio::time::{Instant, sleep};
@@ -177,8 +179,7 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
     retention: Duration,
     limit: u32,
 ) -> sqlx::Result<u64> {
-    // No code panics while it holds the lock.
-    let swept_to = || SWEPT_TO.lock().unwrap_or_else(PoisonError::into_inner);
+    let swept_to = || SWEPT_TO.lock();
     let started = Instant::now();
     let mut after = swept_to().get(&pool).cloned().unwrap_or_default();
     let mut swept = 0;
@@ -223,8 +224,7 @@ impl LastClaims {
     pub(super) fn through(pool: usize) -> Arc<Self> {
         static OF_POOLS: LazyLock<Mutex<HashMap<usize, Arc<LastClaims>>>> = LazyLock::new(Mutex::default);
 
-        // No code panics while it holds the lock.
-        let mut of_pools = OF_POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_pools = OF_POOLS.lock();
         of_pools.entry(pool).or_insert_with(|| Arc::new(Self::new())).clone()
     }
 

@@ -6,10 +6,12 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use sqlx::Pool;
 use tokio::{
@@ -98,7 +100,7 @@ impl<DB: ListenOps> Listening<DB> {
 impl<DB: ListenOps> TellsReleases for Listening<DB> {
     fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
         // A task that is spawned on a runtime that ends is dropped at once, and locks this again.
-        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let stopped = self.stopped.lock().take();
         if let Some(listener) = stopped {
             let running = Guard::new(Running { listener, stopped: self.stopped.clone() });
             tokio::spawn(listen(self.pool.clone(), running));
@@ -159,7 +161,7 @@ struct Running {
 
 impl Hold for Running {
     fn abandon(self) {
-        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.listener);
+        *self.stopped.lock() = Some(self.listener);
     }
 }
 

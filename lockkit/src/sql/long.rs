@@ -8,14 +8,12 @@
 use std::{
     collections::BTreeMap,
     panic::Location,
-    sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Condvar, Mutex};
 use tracing::Dispatch;
 
 use crate::{key::Key, observe};
@@ -95,14 +93,16 @@ impl OpenSince {
     pub(crate) fn now(begun_at: &'static Location<'static>) -> Self {
         let events = tracing::dispatcher::get_default(Clone::clone);
         let begun = Transaction { since: Instant::now(), begun_at, locks: Vec::new(), events, is_told: false };
-        let mut transactions = transactions();
+        let mut transactions = OPEN.lock();
         transactions.number += 1;
         let number = transactions.number;
         transactions.open.insert(number, begun);
         match transactions.watcher {
             Watcher::Looks => {}
             Watcher::Waits if warn_after().is_none() => {}
-            Watcher::Waits => BEGUN.notify_one(),
+            Watcher::Waits => {
+                BEGUN.notify_one();
+            }
             Watcher::NotStarted => {
                 let started = thread::Builder::new().name("lockkit-open".to_owned()).spawn(watch);
                 // Without a thread there is no warning; the next transaction tries again.
@@ -116,7 +116,7 @@ impl OpenSince {
 
     /// The transaction has taken this lock.
     pub(crate) fn locked(&self, kind: &'static str, key: &Key) {
-        if let Some(it) = transactions().open.get_mut(&self.0) {
+        if let Some(it) = OPEN.lock().open.get_mut(&self.0) {
             let lock = (kind, key.clone());
             if it.locks.len() < MOST_LOCKS && it.locks.last() != Some(&lock) {
                 it.locks.push(lock);
@@ -127,7 +127,7 @@ impl OpenSince {
 
 impl Drop for OpenSince {
     fn drop(&mut self) {
-        let ended = transactions().open.remove(&self.0);
+        let ended = OPEN.lock().open.remove(&self.0);
         // Outside of the mutex: it may be the last owner of a subscriber.
         drop(ended);
     }
@@ -138,24 +138,23 @@ fn watch() {
     let mut looked_at_none = false;
     loop {
         let after = warn_after();
-        let late = after.map(|after| transactions().open_for(after)).unwrap_or_default();
+        let late = after.map(|after| OPEN.lock().open_for(after)).unwrap_or_default();
         for it in late {
             tracing::dispatcher::with_default(&it.events, || {
                 observe::open_for_long(&it.locks, it.begun_at, it.since.elapsed());
             });
         }
-        let mut transactions = transactions();
+        let mut transactions = OPEN.lock();
         // Transactions that follow each other wake the thread only if there was none for a whole pause.
         let waits = looked_at_none && transactions.open.is_empty() || after.is_none();
         looked_at_none = transactions.open.is_empty();
-        let woken = if waits {
+        if waits {
             transactions.watcher = Watcher::Waits;
-            BEGUN.wait(transactions).unwrap_or_else(PoisonError::into_inner)
+            BEGUN.wait(&mut transactions);
         } else {
             let pause = (after.unwrap_or(LOOKS.1) / 4).clamp(LOOKS.0, LOOKS.1);
-            BEGUN.wait_timeout(transactions, pause).unwrap_or_else(PoisonError::into_inner).0
-        };
-        transactions = woken;
+            BEGUN.wait_for(&mut transactions, pause);
+        }
         transactions.watcher = Watcher::Looks;
     }
 }
@@ -167,9 +166,4 @@ impl Transactions {
         let late = self.open.values_mut().take_while(|it| now.duration_since(it.since) >= after);
         late.filter_map(|it| (!std::mem::replace(&mut it.is_told, true)).then(|| it.clone())).collect()
     }
-}
-
-/// Ignores poisoning: no code panics while it holds the lock.
-fn transactions() -> MutexGuard<'static, Transactions> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }

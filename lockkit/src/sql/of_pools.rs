@@ -4,9 +4,10 @@ use std::{
     collections::HashMap,
     future::Future,
     pin::Pin,
-    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Waker},
 };
+
+use parking_lot::Mutex;
 
 use sqlx::{Pool, pool::CloseEvent};
 
@@ -25,7 +26,7 @@ impl<T> Default for OfPools<T> {
 impl<T> OfPools<T> {
     /// Reads or changes the value of this pool. `change` must not use any value of this `OfPools` again.
     pub(super) fn with<DB: Dialect, R>(&self, pool: &Pool<DB>, change: impl FnOnce(&mut Option<T>) -> R) -> R {
-        let mut values = self.values();
+        let mut values = self.0.lock();
         let known = values
             .remove(&address(pool))
             .and_then(|(mut closed, value)| is_open(&mut closed).then_some((closed, value)));
@@ -43,14 +44,9 @@ impl<T> OfPools<T> {
 
     /// Takes the value of the pool that has this address, or had it before it was dropped, if it is the one meant.
     pub(super) fn take(&self, address: usize, is_meant: impl FnOnce(&T) -> bool) -> Option<T> {
-        let mut values = self.values();
+        let mut values = self.0.lock();
         let is_meant = values.get(&address).is_some_and(|(_, value)| is_meant(value));
         if is_meant { values.remove(&address).map(|(_, value)| value) } else { None }
-    }
-
-    /// Ignores poisoning: a value that was taken out meanwhile is forgotten, and nothing else.
-    fn values(&self) -> MutexGuard<'_, HashMap<usize, (CloseEvent, T)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::LazyLock,
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use sqlx::{Connection, Pool};
 use tokio::time::timeout;
@@ -30,25 +32,20 @@ pub(super) struct Waiting(usize);
 
 impl Waiting {
     pub(super) fn at<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        *waiting().entry(address(pool)).or_default() += 1;
+        *WAITING.lock().entry(address(pool)).or_default() += 1;
         Self(address(pool))
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut waiters) = waiting().entry(self.0) {
+        if let Entry::Occupied(mut waiters) = WAITING.lock().entry(self.0) {
             *waiters.get_mut() -= 1;
             if *waiters.get() == 0 {
                 waiters.remove();
             }
         }
     }
-}
-
-/// No code panics while it holds the lock.
-fn waiting() -> MutexGuard<'static, HashMap<usize, u32>> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether the pool has as many connections as it may have, and all of them are in use.
@@ -91,7 +88,7 @@ pub(super) async fn leases_starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error
 
 async fn starved_if<DB: Dialect>(pool: &Pool<DB>, hint: impl FnOnce(Server) -> Option<&'static str>) -> Option<Error> {
     let (held, size) = (pool.size(), pool.options().get_max_connections());
-    let waiting = waiting().get(&address(pool)).copied().unwrap_or(0).max(1);
+    let waiting = WAITING.lock().get(&address(pool)).copied().unwrap_or(0).max(1);
     if !is_full(pool) {
         return None;
     }

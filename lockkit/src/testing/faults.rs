@@ -6,9 +6,10 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use tokio::{sync::watch, task::yield_now, time::sleep};
 
@@ -109,7 +110,7 @@ impl Faults {
 
     /// Ends all faults and clears the scripts.
     pub fn heal(&self) {
-        self.scripts().values_mut().for_each(|it| it.next.clear());
+        self.scripts.lock().values_mut().for_each(|it| it.next.clear());
         self.lasting.send_replace(Lasting { paused: false, slow: Duration::ZERO, otherwise: Failure::None });
     }
 
@@ -129,12 +130,12 @@ impl Faults {
     /// # Ok(()) }
     /// ```
     pub fn script(&self, operation: Operation, failures: impl IntoIterator<Item = Failure>) {
-        self.scripts().entry(operation).or_default().next.extend(failures);
+        self.scripts.lock().entry(operation).or_default().next.extend(failures);
     }
 
     /// The number of calls of an operation so far, including failed ones.
     pub fn calls(&self, operation: Operation) -> u64 {
-        self.scripts().get(&operation).map_or(0, |it| it.calls)
+        self.scripts.lock().get(&operation).map_or(0, |it| it.calls)
     }
 
     /// Runs one call: to the store, `act`, and back.
@@ -145,7 +146,7 @@ impl Faults {
         act: impl FnOnce() -> T + Send,
     ) -> Result<T> {
         let scripted = {
-            let mut scripts = self.scripts();
+            let mut scripts = self.scripts.lock();
             let script = scripts.entry(operation).or_default();
             script.calls += 1;
             script.next.pop_front()
@@ -168,10 +169,6 @@ impl Faults {
         let answer = act();
         travel(slow / 2).await;
         Ok(answer)
-    }
-
-    fn scripts(&self) -> MutexGuard<'_, HashMap<Operation, Script>> {
-        self.scripts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,9 +6,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
+
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -172,31 +174,27 @@ impl MemoryStore {
     /// Steps the store's clock forward, in addition to the time that passes. Leases expire early; no lease algorithm
     /// can prevent that. Fences still rise.
     pub fn step_forward(&self, by: Duration) {
-        let mut state = self.state();
+        let mut state = self.server.state.lock();
         state.stepped = state.stepped.saturating_add(micros(by));
     }
 
     /// Steps the store's clock back. A lease then lives longer than its ttl, but at most its ttl from the first request
     /// after the step that touches it. Fences still rise.
     pub fn step_back(&self, by: Duration) {
-        let mut state = self.state();
+        let mut state = self.server.state.lock();
         state.stepped = state.stepped.saturating_sub(micros(by));
     }
 
     /// The current time of the store's clock.
     pub fn now(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + duration(self.server.now(&self.state()))
+        SystemTime::UNIX_EPOCH + duration(self.server.now(&self.server.state.lock()))
     }
 
     /// Runs one atomic operation at one instant.
     fn act<T>(&self, act: impl FnOnce(&mut BTreeMap<Key, Row>, i64) -> T) -> T {
-        let mut state = self.state();
+        let mut state = self.server.state.lock();
         let now = self.server.now(&state);
         act(&mut state.rows, now)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.server.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,11 +2,9 @@
 //!
 //! Each of them must fail the check it is listed with, and each check must fail for one of them.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use tokio::task::yield_now;
 
@@ -97,16 +95,12 @@ impl Mutant {
         }
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn current(&self, key: &Key) -> Option<LeaseRecord> {
         self.store.lease_look(key).await.expect("no faults were scripted")
     }
 
     fn counted(&self, key: &Key) -> Fence {
-        let mut memory = self.memory();
+        let mut memory = self.memory.lock();
         let counter = memory.counters.entry(key.clone()).or_default();
         *counter += 1;
         Fence::from(*counter)
@@ -146,7 +140,7 @@ impl LeaseStore for Mutant {
                 return Ok(Acquired::Granted(held.info.fence.into()));
             }
             (Bug::SameTokenIsShortened, Some(_)) if is_own => {
-                self.memory().expiries.insert(claim.key.clone(), claim.ttl);
+                self.memory.lock().expiries.insert(claim.key.clone(), claim.ttl);
             }
             (Bug::WaitsForTheHolder, Some(_)) if !is_own => return std::future::pending().await,
             _ => {}
@@ -155,7 +149,7 @@ impl LeaseStore for Mutant {
             Acquired::Granted(grant) => {
                 let grant = self.changed(claim, grant);
                 if let Some(held) = self.current(&claim.key).await {
-                    self.memory().held.insert(claim.key.clone(), held);
+                    self.memory.lock().held.insert(claim.key.clone(), held);
                 }
                 Acquired::Granted(grant)
             }
@@ -198,17 +192,17 @@ impl LeaseStore for Mutant {
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let key = &self.key(key);
         if self.has(Bug::LooksAtWhatWas) {
-            return Ok(self.memory().held.get(key).cloned());
+            return Ok(self.memory.lock().held.get(key).cloned());
         }
         let mut held = self.store.lease_look(key).await?;
         if let Some(held) = &mut held {
             match self.bug {
                 Bug::RenewalsAreNotCounted => held.info.renewals = 0,
                 Bug::FenceIsACounterThatASweepForgets | Bug::FenceIsLostOnRelease => {
-                    held.info.fence = Fence::from(self.memory().counters.get(key).copied().unwrap_or(0));
+                    held.info.fence = Fence::from(self.memory.lock().counters.get(key).copied().unwrap_or(0));
                 }
                 Bug::RenewalShortens | Bug::SameTokenIsShortened => {
-                    let expiries = &self.memory().expiries;
+                    let expiries = &self.memory.lock().expiries;
                     held.info.expires_in = expiries.get(key).copied().unwrap_or(held.info.expires_in);
                 }
                 _ => {}
@@ -237,7 +231,7 @@ impl LeaseStore for Mutant {
             }
             Bug::RenewalDoesNothing => return Ok(vec![Answer::Done; renewals.len()]),
             Bug::RenewalShortens => {
-                let mut memory = self.memory();
+                let mut memory = self.memory.lock();
                 memory.expiries.extend(renewals.iter().map(|it| (it.key.clone(), it.ttl)));
             }
             _ => {}
@@ -264,7 +258,7 @@ impl LeaseStore for Mutant {
                 self.store.steal(key.clone());
                 return Ok(Answer::Done);
             }
-            Bug::FenceIsLostOnRelease => drop(self.memory().counters.remove(key)),
+            Bug::FenceIsLostOnRelease => drop(self.memory.lock().counters.remove(key)),
             Bug::LeastHoldingTimeIsIgnored => return self.store.lease_release(key, token, Duration::ZERO).await,
             Bug::LeastHoldingTimeKeepsTheToken if !min_hold.is_zero() => {
                 let renewal = Renewal::new(key.clone(), token, min_hold);
@@ -311,7 +305,7 @@ impl LeaseStore for Mutant {
             }
             Bug::SweepsNothing => return Ok(0),
             Bug::SweepsWithoutLimit => return self.store.lease_sweep(retention, u32::MAX).await,
-            Bug::FenceIsACounterThatASweepForgets => self.memory().counters.clear(),
+            Bug::FenceIsACounterThatASweepForgets => self.memory.lock().counters.clear(),
             _ => {}
         }
         self.store.lease_sweep(retention, limit).await

@@ -4,12 +4,9 @@
 //! the trust. Trust never returns, so it is enough to check at each grant of a key whether another holder still trusts
 //! it. A grant whose answer arrived after its trust had ended does not count.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -144,7 +141,7 @@ impl Oracle {
 
     /// All violations so far.
     pub fn violations(&self) -> Vec<Violation> {
-        self.log().violations.clone()
+        self.0.lock().violations.clone()
     }
 
     /// Asserts that there were no violations. Returns the number of recorded grants, so that a test can check that
@@ -154,14 +151,14 @@ impl Oracle {
     /// If there were violations. The message lists all of them.
     #[track_caller]
     pub fn assert_exclusive(&self) -> u64 {
-        let Log { violations, grants, .. } = &*self.log();
+        let Log { violations, grants, .. } = &*self.0.lock();
         let list: Vec<_> = violations.iter().map(Violation::to_string).collect();
         assert!(list.is_empty(), "leases broke their promises:\n{}", list.join("\n"));
         *grants
     }
 
     fn granted(&self, key: &Key, token: Token, fence: Fence, is_held: impl Fn() -> bool + Send + Sync + 'static) {
-        let Log { open, fences, violations, grants } = &mut *self.log();
+        let Log { open, fences, violations, grants } = &mut *self.0.lock();
         *grants += 1;
         // The answer came so late that the trust had already ended. Another holder may have had the lease since.
         if !is_held() {
@@ -185,10 +182,6 @@ impl Oracle {
             _ => drop(fences.insert(key.clone(), fence)),
         }
         open.push(Entry { token, fence, granted: Instant::now(), is_held: Box::new(is_held) });
-    }
-
-    fn log(&self) -> MutexGuard<'_, Log> {
-        lock(&self.0)
     }
 }
 
@@ -216,18 +209,18 @@ impl<S> Watched<S> {
         let Claim { key, token, ttl, .. } = claim;
         let ttl = grant.ttl.map_or(*ttl, |most| most.min(*ttl));
         let life = Arc::new(Mutex::new(Life::new(sent, ttl)));
-        lock(&self.held).insert(*token, life.clone());
-        self.oracle.granted(key, *token, grant.fence, move || lock(&life).lost(Instant::now()).is_none());
+        self.held.lock().insert(*token, life.clone());
+        self.oracle.granted(key, *token, grant.fence, move || life.lock().lost(Instant::now()).is_none());
     }
 
     fn of(&self, token: Token) -> Option<Arc<Mutex<Life>>> {
-        lock(&self.held).get(&token).cloned()
+        self.held.lock().get(&token).cloned()
     }
 
     fn ended(&self, token: Token) {
-        let life = lock(&self.held).remove(&token);
+        let life = self.held.lock().remove(&token);
         if let Some(life) = life {
-            lock(&life).on(Instant::now(), Event::Released);
+            life.lock().on(Instant::now(), Event::Released);
         }
     }
 }
@@ -261,7 +254,7 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         for (Renewal { token, ttl, .. }, answer) in renewals.iter().zip(&answers) {
             match (answer, self.of(*token)) {
                 (Answer::Done, Some(life)) => {
-                    lock(&life).on(Instant::now(), Event::Renewed { sent, ttl: *ttl });
+                    life.lock().on(Instant::now(), Event::Renewed { sent, ttl: *ttl });
                 }
                 (Answer::Gone, _) => self.ended(*token),
                 _ => {}
@@ -300,11 +293,6 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
     fn profile(&self) -> Profile {
         self.store.profile()
     }
-}
-
-/// Ignores poisoning: no code panics while it holds one of these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

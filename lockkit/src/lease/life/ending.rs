@@ -29,7 +29,7 @@ use crate::{
         Inner,
         bounded::limit_for,
         held::Lease,
-        lines::Line,
+        queue::Queue,
         store::{BUSY_PAUSE, LeaseStore},
     },
 };
@@ -46,7 +46,7 @@ pub enum Released {
 impl<S: LeaseStore> Owned<S> {
     /// Gives the lease away instead of releasing it, if somebody in this process waits for it.
     pub(in crate::lease) fn give(&self) -> bool {
-        self.line.as_ref().is_some_and(|line| give(&self.inner, &self.kept, line, false))
+        self.queue.as_ref().is_some_and(|queue| give(&self.inner, &self.kept, queue, false))
     }
 }
 
@@ -54,16 +54,16 @@ impl<S: LeaseStore> Owned<S> {
 pub(in crate::lease) fn give<S: LeaseStore>(
     inner: &Arc<Inner<S>>,
     kept: &Arc<Kept>,
-    line: &Arc<Line<Lease<S>>>,
+    queue: &Arc<Queue<Lease<S>>>,
     after_commit: bool,
 ) -> bool {
     let next = |wants: &Wants| {
         inner.hand_over().filter(|it| kept.suits(wants, *it))?;
         let next = inner.keeper.give(kept, wants, after_commit)?;
         let weak = Arc::downgrade(&next);
-        Some((Lease::handed(inner.clone(), next, Some(line.clone())), weak))
+        Some((Lease::handed(inner.clone(), next, Some(queue.clone())), weak))
     };
-    let is_given = line.hand_on(kept, next);
+    let is_given = queue.hand_on(kept, next);
     if is_given {
         kept.report();
     }
@@ -75,11 +75,11 @@ pub(in crate::lease) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &
     let pin = inner.keeper.end(kept);
     if inner.store().release_now(&kept.release(), pin, limit_for(kept.ttl())).await? {
         kept.on(Event::Released);
-        inner.lines.given_back(kept.line());
+        inner.queues.given_back(kept.queue());
         return Ok(Released::WhileHeld);
     }
     kept.on(Event::Gone);
-    inner.lines.freed(kept.line());
+    inner.queues.freed(kept.queue());
     Ok(Released::AlreadyLost)
 }
 
@@ -133,7 +133,7 @@ pub(in crate::lease) struct Owned<S: LeaseStore> {
     pub(in crate::lease) kept: Arc<Kept>,
     pub(in crate::lease) inner: Arc<Inner<S>>,
     /// The queue of those to whom it may be handed on.
-    pub(in crate::lease) line: Option<Arc<Line<Lease<S>>>>,
+    pub(in crate::lease) queue: Option<Arc<Queue<Lease<S>>>>,
 }
 
 impl<S: LeaseStore> Hold for Owned<S> {
@@ -141,7 +141,7 @@ impl<S: LeaseStore> Hold for Owned<S> {
         if self.give() {
             return;
         }
-        let Self { kept, inner, line: _ } = self;
+        let Self { kept, inner, queue: _ } = self;
         let unfinished = inner.keeper.unfinished();
         inner.keeper.forget(&kept);
         // Nothing to release: the body under the lease or `close` has released it.

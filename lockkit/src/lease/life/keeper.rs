@@ -16,11 +16,13 @@ use std::{
     collections::{BTreeSet, HashMap},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use tokio::{
     runtime::{Handle, Id},
@@ -150,7 +152,7 @@ impl<S: LeaseStore> Keeper<S> {
 
     /// Starts to renew the lease on the current runtime. Returns `false` if the keeper is closed.
     pub(crate) fn keep(&self, kept: &Arc<Kept>) -> bool {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         if state.is_closed {
             return false;
         }
@@ -181,7 +183,7 @@ impl<S: LeaseStore> Keeper<S> {
 
     fn enter(&self, handed: Option<&Kept>) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         let is_adopting = state.visit(&runtime);
         let moved = handed.and_then(|it| state.renew_on(it, runtime.id()));
         let Some(round) = state.round_of(runtime.id()) else { return };
@@ -199,7 +201,7 @@ impl<S: LeaseStore> Keeper<S> {
         if let Some(here) = Handle::try_current().ok().filter(is_other) {
             return Some(here);
         }
-        let state = self.0.state();
+        let state = self.0.state.lock();
         let mut living = state.rounds.iter().filter(|it| it.task != Task::Ended).map(|it| &it.runtime);
         living.find(|it| is_other(it)).cloned()
     }
@@ -213,13 +215,18 @@ impl<S: LeaseStore> Keeper<S> {
     /// its next holder.
     pub(crate) fn forget(&self, kept: &Kept) {
         kept.on(Event::Bound);
-        self.0.state().stop_renewing(kept);
+        self.remove(kept);
+    }
+
+    /// Stops renewing the lease, unless it was given away before.
+    pub(crate) fn remove(&self, kept: &Kept) {
+        self.0.state.lock().stop_renewing(kept);
     }
 
     /// Whether the lease with this token has this fence now. If so, only the store frees it from now on. `None` if this process
     /// does not renew it.
     pub(crate) fn bind(&self, token: Token, fence: Fence) -> Option<bool> {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         let kept = &state.entries.get(&token)?.kept;
         let has_it = kept.grant.fence == fence;
         if has_it {
@@ -231,18 +238,18 @@ impl<S: LeaseStore> Keeper<S> {
     /// Stops renewing the lease, of which a release is about to be sent. Returns whether a transaction may have pinned it.
     pub(crate) fn end(&self, kept: &Kept) -> Pin {
         let pin = kept.end(Event::Releasing);
-        self.forget(kept);
+        self.remove(kept);
         pin
     }
 
     /// The lease with this token was taken away. Returns the one who held it.
     pub(crate) fn stolen(&self, token: Token) -> Option<Arc<Kept>> {
-        self.0.state().forget(token)
+        self.0.state.lock().forget(token)
     }
 
     /// Ends the lease and renews that of the next holder in its place, on the same schedule. `None` if it may not be given away.
     pub(crate) fn give(&self, kept: &Kept, wants: &Wants, after_commit: bool) -> Option<Arc<Kept>> {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         let entry = state.entries.get_mut(&kept.token).filter(|it| it.is_of(kept))?;
         let Effect::Give(life) = kept.on_unreported(Event::Giving { after_commit }) else { return None };
         entry.kept = Arc::new(kept.next(life, wants));
@@ -251,14 +258,14 @@ impl<S: LeaseStore> Keeper<S> {
 
     /// Refuses new leases and stops all renewals. Returns the leases that were renewed until now.
     pub(crate) fn close(&self) -> Vec<Arc<Kept>> {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.is_closed = true;
         state.rounds.iter_mut().for_each(|it| it.schedule.clear());
         state.entries.drain().map(|(_, entry)| entry.kept).collect()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.state().is_closed
+        self.0.state.lock().is_closed
     }
 
     /// Whether the lease with this token is renewed.
@@ -268,7 +275,7 @@ impl<S: LeaseStore> Keeper<S> {
 
     /// The number of leases that are renewed.
     pub(crate) fn held(&self) -> usize {
-        self.0.state().entries.len()
+        self.0.state.lock().entries.len()
     }
 
     /// Registers an operation in flight. [`finished`](Self::finished) waits until the result is dropped.
@@ -413,18 +420,13 @@ impl Waking {
 impl<S> Shared<S> {
     /// The lease that is renewed with this token.
     fn kept(&self, token: Token) -> Option<Arc<Kept>> {
-        self.state().entries.get(&token).map(|it| it.kept.clone())
-    }
-
-    /// Ignores poisoning: no code panics while it holds the lock.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().entries.get(&token).map(|it| it.kept.clone())
     }
 }
 
 impl<S: LeaseStore> Shared<S> {
     fn reschedule(self: &Arc<Self>, token: Token, due: Instant) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(entry) = state.entries.get_mut(&token) else { return };
         let (old, runtime) = (std::mem::replace(&mut entry.due, due), entry.runtime);
         let Some(round) = state.round_of(runtime) else { return };
@@ -437,7 +439,7 @@ impl<S: LeaseStore> Shared<S> {
 
     /// The due leases of this runtime, together with those that are due soon, and the time of the next check.
     fn take_due(&self, runtime: Id, now: Instant) -> Due {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State { entries, rounds, .. } = &mut *state;
         let Some(round) = rounds.iter_mut().find(|it| it.runtime.id() == runtime) else {
             return Due::default();
@@ -457,7 +459,6 @@ impl<S: LeaseStore> Shared<S> {
                     continue;
                 }
                 round.schedule.remove(&(at, token));
-                kept.on_unreported(Event::Elapsed);
                 if kept.is_lost() {
                     entries.remove(&token);
                     lost.push(kept);
@@ -477,7 +478,7 @@ impl<S: LeaseStore> Shared<S> {
     /// Whether a sweep is due, and when the next one is.
     fn take_sweep(&self, now: Instant) -> (bool, Option<Instant>) {
         let Some(sweep) = self.sweep else { return (false, None) };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let (due, next) = match state.next_sweep {
             Some(next) if next > now => (false, next),
             before => (before.is_some(), now + half_jitter(sweep.every)),
@@ -488,7 +489,7 @@ impl<S: LeaseStore> Shared<S> {
 
     /// This runtime has ended. Its leases move to another runtime, or to the next one that is registered.
     fn leave(self: &Arc<Self>, runtime: Id) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(round) = state.round_of(runtime) else { return };
         round.task = Task::Ended;
         let living = state.rounds.iter().filter(|it| it.task != Task::Ended);
@@ -505,7 +506,7 @@ impl<S: LeaseStore> Shared<S> {
 
 impl<S> Drop for Shared<S> {
     fn drop(&mut self) {
-        self.state().rounds.iter().for_each(|it| it.changed.notify_one());
+        self.state.lock().rounds.iter().for_each(|it| it.changed.notify_one());
     }
 }
 
@@ -535,8 +536,8 @@ async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
         let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
         renew_all(&shared, &renewals);
         for kept in lost {
-            // This runs code of the application, so the state must not be locked here.
-            kept.report();
+            // Reports it, which runs code of the application: the state must not be locked here.
+            kept.lost();
         }
         let (sweeps, next_sweep) = shared.take_sweep(now);
         if sweeps && let Some(sweep) = shared.sweep {
@@ -587,11 +588,11 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                     Answer::Done => {
                         // It was lost, or given away since.
                         if kept.on(Event::Renewed { sent, ttl: renewal.ttl }) == Effect::Refuse {
-                            shared.state().stop_renewing(&kept);
+                            shared.state.lock().stop_renewing(&kept);
                         }
                     }
                     Answer::Gone => {
-                        let forgotten = shared.state().forget(renewal.token);
+                        let forgotten = shared.state.lock().forget(renewal.token);
                         if let Some(kept) = forgotten {
                             kept.on(Event::Gone);
                         }

@@ -48,7 +48,7 @@ pub(crate) struct Terms {
     pub(crate) min_hold: Duration,
     pub(crate) on_lost: OnLost,
     /// The queue that a release of this lease wakes. `None` for the queue of the lease's own key.
-    pub(crate) line: Option<Key>,
+    pub(crate) queue: Option<Key>,
 }
 
 /// How long the holders of one process may hand a lease on while other processes wait for it.
@@ -122,8 +122,8 @@ impl Kept {
     }
 
     /// The queue that a release of this lease wakes.
-    pub(crate) fn line(&self) -> &Key {
-        self.terms.line.as_ref().unwrap_or(&self.key)
+    pub(crate) fn queue(&self) -> &Key {
+        self.terms.queue.as_ref().unwrap_or(&self.key)
     }
 
     /// The ttl of later renewals.
@@ -198,7 +198,7 @@ impl Kept {
 
     /// Whether those who wait in the queue of its key wait for this lease alone.
     pub(crate) fn is_of_queue(&self) -> bool {
-        self.terms.line.as_ref() == Some(&self.key)
+        self.terms.queue.as_ref() == Some(&self.key)
     }
 
     /// Whether the lease may be handed to a caller of this process who wants this, instead of being released: other
@@ -257,7 +257,7 @@ mod tests {
 
     fn kept() -> Kept {
         let claim = Claim::new("k", Token::random(), "holder", TTL);
-        let terms = Terms { renew_every: None, min_hold: Duration::ZERO, on_lost: OnLost::Stop, line: None };
+        let terms = Terms { renew_every: None, min_hold: Duration::ZERO, on_lost: OnLost::Stop, queue: None };
         Kept::new(claim, Grant::from(Fence::from(1)), Instant::now(), terms)
     }
 

@@ -9,8 +9,8 @@
 //! the database and do not depend on the clock.
 //!
 //! Only the holder's own process can pin its lease: `verify` is an event before its statement is sent, and is refused
-//! once a release or a commit has begun. So the process knows when nothing can have pinned the lease, and the cheap
-//! release (`lease_release_unpinned`) follows.
+//! once a release has begun, or a commit that releases. So the process knows when nothing can have pinned the lease, and
+//! the cheap release (`lease_release_unpinned`) follows.
 //!
 //! A lease that is given away keeps its token in the store, which cannot tell its last holder from the next. Here each
 //! has a `Life` of its own: the last one is `Over` before the next begins.
@@ -55,7 +55,7 @@ enum Phase {
     Over(LossReason),
 }
 
-/// Whether a transaction of this process has the lease's row locked, so that no other process can take the lease.
+/// Whether a transaction of this process has had the lease's row locked, so that no other process could take the lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Pin {
     #[default]
@@ -90,7 +90,7 @@ pub(crate) enum Event {
     Gone,
     /// It was taken away.
     Stolen,
-    /// The `Leases` were closed, which release it unless a commit does.
+    /// The `Leases` were closed, which release it unless a release or a commit is in flight.
     Closed,
     /// From now on only the store frees it.
     Bound,
@@ -160,9 +160,20 @@ impl Life {
         }
     }
 
+    /// The life of the next holder's lease, which has the trust of this one.
+    fn next(&self) -> Self {
+        let Self { until, ttl, is_silent, .. } = *self;
+        Self { phase: Phase::Held, pin: Pin::No, until, ttl, is_silent, is_handed_out: false, report: Report::None }
+    }
+
     pub(crate) fn on(&mut self, now: Instant, event: Event) -> Effect {
-        if let Some(expired) = self.lost(now) {
-            self.lose(expired);
+        if let Some(expired) = self.lost(now).filter(|_| !self.is_over()) {
+            // The commit may still succeed, and then it is no loss.
+            let commits = matches!(self.phase, Phase::Giving | Phase::Cut);
+            self.phase = Phase::Over(expired);
+            if !commits {
+                self.report_soon(expired);
+            }
         }
         match event {
             Event::Elapsed => {}
@@ -187,8 +198,9 @@ impl Life {
             Event::Stolen => self.lose(LossReason::Stolen),
             Event::Closed => match self.phase {
                 Phase::Giving | Phase::Cut => self.phase = Phase::Cut,
+                Phase::Ending { .. } => {}
                 Phase::Over(_) => return Effect::Release(self.pin),
-                Phase::Held | Phase::Bound | Phase::Ending { .. } => {
+                Phase::Held | Phase::Bound => {
                     self.phase = Phase::Over(LossReason::Closed);
                     return Effect::Release(self.pin);
                 }
@@ -202,39 +214,29 @@ impl Life {
                 self.pin = self.pin.max(Pin::Possible);
             }
             Event::Verified => self.pin = Pin::Certain,
-            Event::Committing(Step::Gives) => {
-                if self.phase != Phase::Held {
-                    return Effect::Refuse;
-                }
-                self.phase = Phase::Giving;
-                self.pin = Pin::Possible;
-            }
-            Event::Committing(Step::Releases) => {
-                let before = self.pin;
-                self.end();
-                self.pin = self.pin.max(Pin::Possible);
-                return Effect::Release(before);
-            }
-            Event::Committing(Step::GaveUp) => {
-                if let Phase::Ending { given_up, .. } = &mut self.phase {
-                    *given_up = true;
-                }
-            }
+            Event::Committing(step) => return self.commit(step),
             // However long the answer took: while the commit was in flight, nobody could take the lease.
             Event::Committed => {
                 self.phase = Phase::Over(LossReason::Released);
                 self.report_soon(LossReason::Released);
             }
             Event::Refused(step) => {
-                if self.is_over() {
+                if let Phase::Over(reason) = self.phase {
+                    self.report_loss(reason);
                     return Effect::Nothing;
                 }
                 self.go_on(step);
-                return Effect::Renew;
+                // Otherwise, what else is to end it has stopped the renewals.
+                if self.phase == Phase::Bound {
+                    return Effect::Renew;
+                }
             }
             Event::Unanswered => {
-                if !self.is_over() {
+                if let Phase::Over(reason) = self.phase {
+                    self.report_loss(reason);
+                } else {
                     self.phase = Phase::Over(LossReason::Released);
+                    self.report_soon(LossReason::Released);
                 }
             }
             Event::Releasing => {
@@ -251,13 +253,36 @@ impl Life {
                 if self.phase != if after_commit { Phase::Giving } else { Phase::Held } {
                     return Effect::Refuse;
                 }
-                let Self { until, ttl, is_silent, .. } = *self;
+                let next = self.next();
                 self.phase = Phase::Over(LossReason::Released);
                 self.report_soon(LossReason::Released);
-                return Effect::Give(Self { until, is_silent, ..Self::new(until, ttl) });
+                return Effect::Give(next);
             }
         }
         Effect::Nothing
+    }
+
+    fn commit(&mut self, step: Step) -> Effect {
+        match step {
+            Step::Gives if self.phase != Phase::Held => Effect::Refuse,
+            Step::Gives => {
+                self.phase = Phase::Giving;
+                self.pin = Pin::Possible;
+                Effect::Nothing
+            }
+            Step::Releases => {
+                let before = self.pin;
+                self.end();
+                self.pin = self.pin.max(Pin::Possible);
+                Effect::Release(before)
+            }
+            Step::GaveUp => {
+                if let Phase::Ending { given_up, .. } = &mut self.phase {
+                    *given_up = true;
+                }
+                Effect::Nothing
+            }
+        }
     }
 
     /// Why it is over. `None` while it is trusted.
@@ -306,6 +331,13 @@ impl Life {
         }
     }
 
+    /// Reports a loss that was held back while a commit was in flight.
+    fn report_loss(&mut self, reason: LossReason) {
+        if !matches!(reason, LossReason::Released | LossReason::Closed) {
+            self.report_soon(reason);
+        }
+    }
+
     fn report_soon(&mut self, reason: LossReason) {
         if self.report != Report::Done {
             self.report = Report::Due(reason);
@@ -343,6 +375,8 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const TTL: Duration = Duration::from_secs(10);
@@ -404,9 +438,9 @@ mod tests {
                 ("·", _) => {}
                 ("refuse" | "renew" | "release" | "give", _) => effect = word,
                 ("+1", Phase::Ending { ends, .. }) => *ends += 1,
-                ("-1", Phase::Ending { ends: 1, .. }) => next = Phase::Bound,
+                ("-1", Phase::Ending { ends: 1, .. }) => (next, effect) = (Phase::Bound, "renew"),
                 ("-1", Phase::Ending { ends, .. }) => *ends -= 1,
-                (name, Phase::Ending { ends, .. }) => next = phase(name, *ends),
+                ("Ending" | "GaveUp", Phase::Ending { ends, .. }) => next = phase(word, *ends),
                 (name, _) => next = phase(name, 1),
             }
         }
@@ -423,6 +457,37 @@ mod tests {
         }
     }
 
+    const KINDS: u32 = 23;
+
+    /// The number of the kind of event, with each step. Does not compile until a new event has one.
+    fn discriminant(event: Event) -> u32 {
+        let step = |step| match step {
+            Step::Gives => 0,
+            Step::Releases => 1,
+            Step::GaveUp => 2,
+        };
+        match event {
+            Event::Elapsed => 0,
+            Event::HandedOut => 1,
+            Event::Renewed { .. } => 2,
+            Event::Extended { .. } => 3,
+            Event::Silent => 4,
+            Event::Gone => 5,
+            Event::Stolen => 6,
+            Event::Closed => 7,
+            Event::Bound => 8,
+            Event::Verifying => 9,
+            Event::Verified => 10,
+            Event::Committed => 11,
+            Event::Unanswered => 12,
+            Event::Releasing => 13,
+            Event::Released => 14,
+            Event::Giving { after_commit } => 15 + u32::from(after_commit),
+            Event::Committing(at) => 17 + step(at),
+            Event::Refused(at) => 20 + step(at),
+        }
+    }
+
     fn cells(line: &str) -> Vec<&str> {
         line.trim_matches('|').split('|').map(str::trim).collect()
     }
@@ -432,12 +497,18 @@ mod tests {
         let now = Instant::now();
         let mut rows = include_str!("table.md").lines().filter(|it| it.starts_with('|'));
         assert_eq!(cells(rows.next().unwrap())[1..], PHASES);
-        let mut pairs = 0;
+        let mut events = BTreeSet::new();
         for row in rows.skip(1).map(cells) {
             assert_eq!(row.len(), 1 + PHASES.len(), "{row:?}");
             for (name, cell) in PHASES.iter().zip(&row[1..]) {
-                for ends in ENDS {
-                    let before = Life { phase: phase(name, ends), ..Life::new(now, TTL) };
+                let reasons = [LossReason::Expired, LossReason::Unreachable, LossReason::Stolen, LossReason::Released];
+                let phases = match *name {
+                    "Over" => reasons.map(Phase::Over).to_vec(),
+                    "Ending" | "GaveUp" => ENDS.map(|it| phase(name, it)).to_vec(),
+                    _ => vec![phase(name, 1)],
+                };
+                for phase in phases {
+                    let before = Life { phase, ..Life::new(now, TTL) };
                     let mut life = before.clone();
                     let done = life.on(now, event(row[0], now));
                     assert_eq!(
@@ -460,10 +531,10 @@ mod tests {
                     );
                     assert_eq!(expired.phase, over.phase, "{} in {name}, expired", row[0]);
                 }
-                pairs += 1;
             }
+            events.insert(discriminant(event(row[0], now)));
         }
-        assert_eq!(pairs, 23 * PHASES.len(), "each event and step has a row");
+        assert_eq!(events, (0..KINDS).collect(), "each event has a row");
     }
 
     #[test]
@@ -552,8 +623,33 @@ mod tests {
         assert_eq!(reports(&[out, Event::Closed, Event::Gone]), [], "a release by `close` is none by its holder");
         assert_eq!(reports(&[out, commit, given_up, Event::Gone]), [], "the commit may still be refused");
         assert_eq!(reports(&[out, commit, given_up, Event::Gone, Event::Committed]), [LossReason::Released]);
-        assert_eq!(reports(&[out, commit, Event::Unanswered]), [], "its release is on its way");
         assert_eq!(reports(&[out, commit, Event::Unanswered, Event::Released]), [LossReason::Released]);
+        assert_eq!(reports(&[out, commit, Event::Unanswered, Event::Gone]), [LossReason::Released]);
         assert_eq!(reports(&[out, Event::Giving { after_commit: false }]), [LossReason::Released]);
+    }
+
+    #[test]
+    fn an_expiry_is_reported_but_not_while_the_commit_may_still_succeed() {
+        let now = Instant::now();
+        let late = |before: &[Event], after: &[Event]| {
+            let mut life = Life::new(now, TTL);
+            life.on(now, Event::HandedOut);
+            for event in before {
+                life.on(now, *event);
+            }
+            let mut reports = Vec::new();
+            for event in [&[Event::Elapsed], after].concat() {
+                life.on(now + TTL, event);
+                reports.extend(life.take_report());
+            }
+            reports
+        };
+        let gives = Event::Committing(Step::Gives);
+        assert_eq!(late(&[], &[Event::Gone]), [LossReason::Expired]);
+        assert_eq!(late(&[Event::Silent], &[]), [LossReason::Unreachable]);
+        assert_eq!(late(&[gives], &[Event::Committed]), [LossReason::Released]);
+        assert_eq!(late(&[gives, Event::Bound], &[Event::Committed]), [LossReason::Released]);
+        assert_eq!(late(&[gives], &[Event::Refused(Step::Gives)]), [LossReason::Expired]);
+        assert_eq!(late(&[gives], &[Event::Unanswered]), [LossReason::Expired]);
     }
 }

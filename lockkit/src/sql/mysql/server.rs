@@ -1,9 +1,8 @@
 //! What kind of server a pool is connected to, asked once for each server.
 
-use std::{
-    path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::path::PathBuf;
+
+use parking_lot::Mutex;
 
 use sqlx::{MySql, MySqlConnection, Pool, Row};
 
@@ -81,12 +80,12 @@ pub(super) fn is_galera(pool: &Pool<MySql>) -> bool {
 }
 
 fn kind(pool: &Pool<MySql>) -> Option<Kind> {
-    servers().iter().find(|it| it.is_at(pool)).map(|it| it.kind)
+    SERVERS.lock().iter().find(|it| it.is_at(pool)).map(|it| it.kind)
 }
 
 /// Returns whether this is news.
 fn learn(pool: &Pool<MySql>, kind: Kind) -> bool {
-    let mut servers = servers();
+    let mut servers = SERVERS.lock();
     if servers.iter().any(|it| it.is_at(pool)) {
         return false;
     }
@@ -103,9 +102,4 @@ impl Server {
             && self.host == options.get_host()
             && self.socket.as_ref() == options.get_socket()
     }
-}
-
-/// Ignores poisoning: no code panics while it holds the lock.
-fn servers() -> MutexGuard<'static, Vec<Server>> {
-    SERVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,10 +16,12 @@ use std::{
     collections::HashSet,
     fmt::Write,
     sync::{
-        LazyLock, Mutex, PoisonError,
+        LazyLock,
         atomic::{AtomicU8, Ordering},
     },
 };
+
+use parking_lot::Mutex;
 
 use sqlx::{
     Arguments, AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row, SqlSafeStr, SqlStr,
@@ -81,7 +83,7 @@ pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
     }
     let options = pool.connect_options();
     let target = (options.get_host().to_owned(), options.get_port(), options.get_database().map(str::to_owned));
-    if ASKED.lock().unwrap_or_else(PoisonError::into_inner).contains(&target) {
+    if ASKED.lock().contains(&target) {
         return;
     }
     // sqlx sets it at the start of every session.
@@ -89,7 +91,7 @@ pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
     let asked = raw_sql(sql).fetch_one(conn).await;
     // An error is left to the next statement, which fails in the same way; the probe runs again after it.
     if let Ok(is_ours) = asked.and_then(|row| row.try_get::<bool, _>("is_ours")) {
-        ASKED.lock().unwrap_or_else(PoisonError::into_inner).insert(target);
+        ASKED.lock().insert(target);
         if !is_ours {
             meet();
         }

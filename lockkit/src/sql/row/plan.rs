@@ -5,11 +5,9 @@
 //! scan is not refused. The key has a hash of the values where another value may be read in another way (a partial
 //! index), and on MySQL and MariaDB their types, since a number is not looked up in an index of text.
 
-use std::{
-    any::TypeId,
-    collections::HashMap,
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
-};
+use std::{any::TypeId, collections::HashMap, sync::LazyLock};
+
+use parking_lot::Mutex;
 
 use crate::{
     error::{Error, Result},
@@ -51,11 +49,11 @@ pub(crate) async fn access<DB: RowOps>(
         return Ok(Access::default());
     }
     let of_any = of_any_values::<DB>(query, values);
-    if let Some(access) = served_by_index().get(&of_any) {
+    if let Some(access) = SERVED_BY_INDEX.lock().get(&of_any) {
         return Ok(access.clone());
     }
     let of_these = of_these_values(&of_any, values);
-    if let Some(access) = served_by_index().get(&of_these) {
+    if let Some(access) = SERVED_BY_INDEX.lock().get(&of_these) {
         return Ok(access.clone());
     }
     let plan = DB::row_plan(conn, query, values)
@@ -83,7 +81,7 @@ pub(crate) async fn access<DB: RowOps>(
 }
 
 fn remember(statement: Statement, access: Access) -> Access {
-    let mut served = served_by_index();
+    let mut served = SERVED_BY_INDEX.lock();
     if served.len() >= REMEMBERED {
         served.clear();
     }
@@ -94,7 +92,7 @@ fn remember(statement: Statement, access: Access) -> Access {
 /// Removes a selection from the cache, because its index or column no longer exists.
 pub(crate) fn forget<DB: RowOps>(query: &RowQuery, values: &Values<DB>) {
     let of_any = of_any_values::<DB>(query, values);
-    let mut served = served_by_index();
+    let mut served = SERVED_BY_INDEX.lock();
     served.remove(&of_these_values(&of_any, values));
     served.remove(&of_any);
 }
@@ -105,8 +103,4 @@ fn of_any_values<DB: RowOps>(query: &RowQuery, values: &Values<DB>) -> Statement
 
 fn of_these_values<DB: RowOps>((database, text, _): &Statement, values: &Values<DB>) -> Statement {
     (*database, text.clone(), Some(values.hash()))
-}
-
-fn served_by_index() -> MutexGuard<'static, HashMap<Statement, Access>> {
-    SERVED_BY_INDEX.lock().unwrap_or_else(PoisonError::into_inner)
 }

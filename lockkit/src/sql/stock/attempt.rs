@@ -31,7 +31,7 @@ use crate::{
         starved::answers,
         stock::{
             Stock, Taken,
-            lane::Lone,
+            queue::Single,
             segment::{Segment, TOO_MANY, even, sum},
         },
         tx::{Tx, begin_within},
@@ -63,13 +63,13 @@ impl<DB: StockOps> Stock<DB> {
         Waiting { started, bound, unanswered: AtomicBool::new(false) }
     }
 
-    /// Takes in one statement, or if that fails, in its own transaction. `lone` ends with the statement.
+    /// Takes in one statement, or if that fails, in its own transaction. `single` ends with the statement.
     pub(super) async fn take_alone(
         &self,
         amount: u64,
         wanted: i64,
         waiting: &Waiting,
-        lone: Option<Lone>,
+        single: Option<Single>,
     ) -> Result<Taken> {
         let first = self.random_segments();
         let taken = write(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn, tries| {
@@ -81,7 +81,7 @@ impl<DB: StockOps> Stock<DB> {
             })
         });
         let taken = taken.await;
-        drop(lone);
+        drop(single);
         let segments = match taken {
             Ok(ControlFlow::Break(segment)) => return Ok(Taken::from_one(segment, amount)),
             Ok(ControlFlow::Continue(segments)) => segments,

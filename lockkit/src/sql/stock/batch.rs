@@ -27,8 +27,8 @@ use crate::{
         stock::{
             Stock, Taken,
             attempt::{DOING, answered},
-            lane::{Answer, Runner, Taker, sums},
             notes::Borrowed,
+            queue::{Answer, Runner, Waiter, sums},
             segment::sum,
         },
     },
@@ -43,10 +43,10 @@ const SETTLE_TRY: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
 const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes batches from the queue until it is empty, or the database does not answer. Then each taker that is left goes on
+/// Takes batches from the queue until it is empty, or the database does not answer. Then each waiter that is left goes on
 /// alone, with its own wait.
 pub(super) async fn run<DB: StockOps>(stock: Stock<DB>, runner: Runner) {
-    while runner.has_takers() {
+    while runner.has_waiters() {
         if !one(&stock, &runner).await {
             return;
         }
@@ -55,10 +55,10 @@ pub(super) async fn run<DB: StockOps>(stock: Stock<DB>, runner: Runner) {
     }
 }
 
-/// What the database said to a batch.
-enum Said {
+/// What became of a batch.
+enum Outcome {
     Took(Portion),
-    /// No unlocked segment has enough for the first taker. `left` is what all segments have.
+    /// No unlocked segment has enough for the first waiter. `left` is what all segments have.
     TooFew {
         left: u64,
     },
@@ -71,15 +71,15 @@ enum Said {
 async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let Stock { pool, key, .. } = stock;
     let mut noted = Borrowed::new(pool.connect_options());
-    let mut takers = Vec::new();
+    let mut waiters = Vec::new();
     let mut is_new = true;
-    let said = write(pool, Reach::POOL, DOING, Some(key), async |conn, tries| {
-        takers = runner.next();
-        let tries = tries.by(takers.iter().filter_map(|it| it.wait_ends).min());
-        let sums: Vec<_> = sums(takers.iter().map(|it| it.amount)).collect();
+    let outcome = write(pool, Reach::POOL, DOING, Some(key), async |conn, tries| {
+        waiters = runner.next();
+        let tries = tries.by(waiters.iter().filter_map(|it| it.wait_ends).min());
+        let sums: Vec<_> = sums(waiters.iter().map(|it| it.amount)).collect();
         let first = stock.random_segments();
         let took = match &*sums {
-            [] => return Ok(Said::TooFew { left: 0 }),
+            [] => return Ok(Outcome::TooFew { left: 0 }),
             // A single take needs no note: its caller gets an error when the answer was lost.
             [amount] => {
                 let segment = tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, key, *amount, first)))?;
@@ -95,48 +95,48 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
             }
         };
         if let Some(portion) = took {
-            return Ok(Said::Took(portion));
+            return Ok(Outcome::Took(portion));
         }
         if DB::IS_REMOTE && sums.len() > 1 {
             match answered::<DB, _>(DB::stock_note_look(conn, noted.note)).await? {
                 // A proxy has sent the statement again after the answer to it was lost.
-                Some((number, portion)) if number == noted.note.number => return Ok(Said::Took(portion)),
-                None if !is_new => return Ok(Said::NoNote),
+                Some((number, portion)) if number == noted.note.number => return Ok(Outcome::Took(portion)),
+                None if !is_new => return Ok(Outcome::NoNote),
                 _ => {}
             }
         }
         let look = answered::<DB, _>(DB::stock_look(conn, key)).await?;
-        Ok(Said::TooFew { left: sum(&look.segments) })
+        Ok(Outcome::TooFew { left: sum(&look.segments) })
     })
     .await;
-    match said {
-        Ok(Said::Took(portion)) => {
+    match outcome {
+        Ok(Outcome::Took(portion)) => {
             noted.free();
-            runner.put_back(tell(takers, portion));
+            runner.put_back(answer_first(waiters, portion));
         }
-        Ok(Said::TooFew { left }) => {
+        Ok(Outcome::TooFew { left }) => {
             noted.free();
-            runner.put_back(refuse(takers, left));
+            runner.put_back(refuse(waiters, left));
         }
-        Ok(Said::NoNote) => runner.put_back(takers),
+        Ok(Outcome::NoNote) => runner.put_back(waiters),
         // No connection.
-        Err(err) if takers.is_empty() => {
+        Err(err) if waiters.is_empty() => {
             fail(runner.next(), err);
             return false;
         }
         // The batch was refused, or was not sent because its note could not be made.
-        Err(err) if !is_lost(&err) || DB::IS_REMOTE && takers.len() > 1 && !noted.is_made => {
+        Err(err) if !is_lost(&err) || DB::IS_REMOTE && waiters.len() > 1 && !noted.is_made => {
             noted.free();
-            for taker in takers {
-                taker.answer(Answer::Alone);
+            for waiter in waiters {
+                waiter.answer(Answer::Alone);
             }
         }
-        Err(err) if DB::IS_REMOTE && takers.len() > 1 => {
-            tokio::spawn(settle(stock.clone(), noted.note, takers, err));
+        Err(err) if DB::IS_REMOTE && waiters.len() > 1 => {
+            tokio::spawn(settle(stock.clone(), noted.note, waiters, err));
             return false;
         }
         Err(err) => {
-            fail(takers, err);
+            fail(waiters, err);
             return false;
         }
     }
@@ -152,36 +152,36 @@ fn is_lost(err: &Error) -> bool {
     }
 }
 
-/// Tells the first takers that they took, and returns the others.
-fn tell(mut takers: Vec<Taker>, Portion { segment, takers: first }: Portion) -> Vec<Taker> {
-    let others = takers.split_off(first.min(takers.len()));
-    for taker in takers {
-        let taken = Taken::from_one(segment, taker.amount);
-        taker.answer(Answer::Taken(taken));
+/// Answers the first waiters, and returns the others.
+fn answer_first(mut waiters: Vec<Waiter>, Portion { segment, takers: first }: Portion) -> Vec<Waiter> {
+    let others = waiters.split_off(first.min(waiters.len()));
+    for waiter in waiters {
+        let taken = Taken::from_one(segment, waiter.amount);
+        waiter.answer(Answer::Taken(taken));
     }
     others
 }
 
-/// Refuses the takers that want more than is left. Those that want no less than the first go on alone, because they may
+/// Refuses the waiters that want more than is left. Those that want no less than the first go on alone, because they may
 /// have to wait. Returns the others.
-fn refuse(takers: Vec<Taker>, left: u64) -> Vec<Taker> {
-    let most = takers.first().map_or(0, |it| it.amount);
+fn refuse(waiters: Vec<Waiter>, left: u64) -> Vec<Waiter> {
+    let most = waiters.first().map_or(0, |it| it.amount);
     let mut others = Vec::new();
-    for taker in takers {
-        if taker.amount > left {
-            taker.answer(Answer::SoldOut { left });
-        } else if taker.amount >= most {
-            taker.answer(Answer::Alone);
+    for waiter in waiters {
+        if waiter.amount > left {
+            waiter.answer(Answer::SoldOut { left });
+        } else if waiter.amount >= most {
+            waiter.answer(Answer::Alone);
         } else {
-            others.push(taker);
+            others.push(waiter);
         }
     }
     others
 }
 
-/// Finds out whether the batch was executed, and answers the takers. Refuses it first, so that it cannot be executed
+/// Finds out whether the batch was executed, and answers the waiters. Refuses it first, so that it cannot be executed
 /// later.
-async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, err: Error) {
+async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, waiters: Vec<Waiter>, err: Error) {
     let Stock { pool, key, .. } = &stock;
     let deadline = Instant::now() + SETTLE_LIMIT;
     let executed = loop {
@@ -198,24 +198,24 @@ async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, takers: Vec<Taker>, 
         }
     };
     let others = match executed {
-        Some(Some(portion)) => tell(takers, portion),
-        Some(None) => takers,
+        Some(Some(portion)) => answer_first(waiters, portion),
+        Some(None) => waiters,
         None => {
             let source = Arc::new(BoxError::from(err));
             let unknown = || Error::OutcomeUnknown { source: Shared(source.clone()).into() };
-            for taker in takers {
-                taker.answer(Answer::Failed(unknown()));
+            for waiter in waiters {
+                waiter.answer(Answer::Failed(unknown()));
             }
             return;
         }
     };
-    for taker in others {
-        taker.answer(Answer::Alone);
+    for waiter in others {
+        waiter.answer(Answer::Alone);
     }
 }
 
-/// Tells all takers of one failure.
-fn fail(takers: Vec<Taker>, err: Error) {
+/// Answers all waiters with one failure.
+fn fail(waiters: Vec<Waiter>, err: Error) {
     let failed: Box<dyn Fn() -> Error> = match err {
         Error::PoolStarved { held, waiting, size, hint } => {
             Box::new(move || Error::PoolStarved { held, waiting, size, hint })
@@ -229,12 +229,12 @@ fn fail(takers: Vec<Taker>, err: Error) {
             Box::new(move || Error::database(DOING, None, Fault::Other, Shared(source.clone())))
         }
     };
-    for taker in takers {
-        taker.answer(Answer::Failed(failed()));
+    for waiter in waiters {
+        waiter.answer(Answer::Failed(failed()));
     }
 }
 
-/// The error of a batch, as one of its takers gets it.
+/// The error of a batch, as one of its waiters gets it.
 #[derive(Debug)]
 struct Shared(Arc<BoxError>);
 

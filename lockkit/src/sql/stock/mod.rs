@@ -6,7 +6,7 @@ use sqlx::Pool;
 
 use self::{
     attempt::{DOING, FIRST, Waiting},
-    lane::{Answer, Entered, Place},
+    queue::{Answer, Entered, Group},
     segment::{column, sum},
 };
 use crate::{
@@ -19,9 +19,9 @@ use crate::{
 
 mod attempt;
 mod batch;
-mod lane;
 mod notes;
 pub(crate) mod ops;
+mod queue;
 pub(crate) mod segment;
 mod taken;
 
@@ -155,10 +155,10 @@ impl<DB: StockOps> Stock<DB> {
         self.check()?;
         let wanted = column(amount)?;
         refuse_under_own_lock(&self.pool)?;
-        let place = Place::new(address(&self.pool), self.key.clone());
+        let group = Group::new(address(&self.pool), self.key.clone());
         let waiting = &self.waiting();
-        let (queued, mut lone) = match lane::enter(place, amount, waiting.bound) {
-            Entered::Alone(lone) => (None, Some(lone)),
+        let (queued, mut single) = match queue::enter(group, amount, waiting.bound) {
+            Entered::Alone(single) => (None, Some(single)),
             Entered::Queued(queued) => (Some(queued), None),
             Entered::First(queued, runner) => {
                 tokio::spawn(batch::run(self.clone(), runner));
@@ -174,7 +174,7 @@ impl<DB: StockOps> Stock<DB> {
                 None => return Err(runtime_ended(DOING, Some(&self.key))),
             }
         }
-        RetryPolicy::new().retry(|_| self.take_alone(amount, wanted, waiting, lone.take())).await
+        RetryPolicy::new().retry(|_| self.take_alone(amount, wanted, waiting, single.take())).await
     }
 
     /// Takes this many pieces as part of your transaction. A rollback returns them.

@@ -2,11 +2,9 @@
 //!
 //! A process reuses a note, but not one that was settled. Notes unused for a day are deleted when a new one is made.
 
-use std::{
-    any::Any,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{any::Any, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
@@ -36,7 +34,7 @@ pub(super) struct Borrowed {
 
 impl Borrowed {
     pub(super) fn new(pool: Options) -> Self {
-        let mut free = free();
+        let mut free = FREE.lock();
         free.retain(|it| it.since.elapsed() < KEPT);
         let found = free
             .iter()
@@ -51,12 +49,7 @@ impl Borrowed {
     pub(super) fn free(self) {
         let Self { pool, note: Note { id, number }, is_made } = self;
         if is_made {
-            free().push(Free { pool, note: Note { id, number: number + 1 }, since: Instant::now() });
+            FREE.lock().push(Free { pool, note: Note { id, number: number + 1 }, since: Instant::now() });
         }
     }
-}
-
-/// No code panics while it holds the lock.
-fn free() -> MutexGuard<'static, Vec<Free>> {
-    FREE.lock().unwrap_or_else(PoisonError::into_inner)
 }

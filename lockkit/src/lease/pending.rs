@@ -1,9 +1,8 @@
 //! What a request holds while it waits, and releases when it stops waiting.
 
-use std::{
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
-    time::Duration,
-};
+use std::{sync::OnceLock, time::Duration};
+
+use parking_lot::Mutex;
 
 use tokio::time::{Instant, timeout};
 
@@ -28,7 +27,7 @@ const ANSWERS_DIFFER: Duration = Duration::from_millis(5);
 
 /// The state of one waiting request. Dropping it releases in the background what the request took.
 #[derive(Debug)]
-pub(super) struct Place<S: LeaseStore> {
+pub(super) struct Pending<S: LeaseStore> {
     /// Whether the request asks until its wait is over.
     pub(super) waits: bool,
     asked: OnceLock<Instant>,
@@ -43,7 +42,7 @@ struct Taken<S: LeaseStore> {
     gate: Option<Lease<S>>,
     /// Permits that were granted so far, until there are enough.
     gathered: Vec<Lease<S>>,
-    /// The claim that has a place in the store's own queue.
+    /// The claim that has a pending in the store's own queue.
     queued: Option<Guard<Unheard<S>>>,
     /// The requested key that was last found held.
     in_the_way: Option<Key>,
@@ -55,7 +54,7 @@ struct Taken<S: LeaseStore> {
     late: Option<(String, Instant)>,
 }
 
-/// The place of this request in the queue of the processes.
+/// The pending of this request in the queue of the processes.
 #[derive(Debug)]
 struct Ticket<S: LeaseStore> {
     lease: Lease<S>,
@@ -92,8 +91,8 @@ impl Progress {
     }
 }
 
-impl<S: LeaseStore> Place<S> {
-    /// The place of a request that asks until its wait is over.
+impl<S: LeaseStore> Pending<S> {
+    /// The pending of a request that asks until its wait is over.
     pub(super) fn waiting() -> Self {
         Self { waits: true, ..Self::default() }
     }
@@ -109,7 +108,7 @@ impl<S: LeaseStore> Place<S> {
 
     /// The fence and key of the ticket, if it is still trusted.
     pub(super) fn ticket(&self) -> Option<(Fence, Key)> {
-        let taken = self.taken();
+        let taken = self.taken.lock();
         let ticket = taken.ticket.as_ref().filter(|it| it.lease.is_trusted())?;
         Some((ticket.lease.fence(), ticket.lease.key().clone()))
     }
@@ -117,12 +116,12 @@ impl<S: LeaseStore> Place<S> {
     /// Sets the ticket, or replaces a lost one.
     pub(super) fn set_ticket(&self, lease: Lease<S>) {
         let progress = Progress { seen: None, moved: Instant::now(), expires: None, free_since: None };
-        self.taken().ticket = Some(Ticket { lease, progress });
+        self.taken.lock().ticket = Some(Ticket { lease, progress });
     }
 
     /// Applies `change` to what the owner of the ticket has seen, and returns the result. `None` without a ticket.
     pub(super) fn progress(&self, change: impl FnOnce(&mut Progress)) -> Option<Progress> {
-        let mut taken = self.taken();
+        let mut taken = self.taken.lock();
         let progress = &mut taken.ticket.as_mut()?.progress;
         change(progress);
         Some(*progress)
@@ -131,81 +130,81 @@ impl<S: LeaseStore> Place<S> {
     /// Releases the ticket in the background.
     pub(super) fn drop_ticket(&self) {
         // Dropped after the mutex is unlocked.
-        let ticket = self.taken().ticket.take();
+        let ticket = self.taken.lock().ticket.take();
         drop(ticket);
     }
 
     /// Whether the request holds the gate lease, and the lease is still trusted.
     pub(super) fn has_gate(&self) -> bool {
-        self.taken().gate.as_ref().is_some_and(Lease::is_trusted)
+        self.taken.lock().gate.as_ref().is_some_and(Lease::is_trusted)
     }
 
     pub(super) fn set_gate(&self, gate: Lease<S>) {
-        let before = self.taken().gate.replace(gate);
+        let before = self.taken.lock().gate.replace(gate);
         // Dropped after the mutex is unlocked.
         drop(before);
     }
 
     pub(super) fn take_gate(&self) -> Option<Lease<S>> {
-        let gate = self.taken().gate.take();
+        let gate = self.taken.lock().gate.take();
         gate.filter(Lease::is_trusted)
     }
 
     /// Keeps these permits.
     pub(super) fn gather(&self, leases: impl IntoIterator<Item = Lease<S>>) {
-        self.taken().gathered.extend(leases);
+        self.taken.lock().gathered.extend(leases);
     }
 
     /// The number of kept permits that are still trusted. Drops the others.
     pub(super) fn gathered(&self) -> u32 {
-        let lost: Vec<_> = self.taken().gathered.extract_if(.., |it| !it.is_trusted()).collect();
+        let lost: Vec<_> = self.taken.lock().gathered.extract_if(.., |it| !it.is_trusted()).collect();
         drop(lost);
-        u32::try_from(self.taken().gathered.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.taken.lock().gathered.len()).unwrap_or(u32::MAX)
     }
 
     pub(super) fn take_gathered(&self) -> Vec<Lease<S>> {
-        std::mem::take(&mut self.taken().gathered)
+        std::mem::take(&mut self.taken.lock().gathered)
     }
 
     pub(super) fn take_queued(&self) -> Option<Guard<Unheard<S>>> {
-        self.taken().queued.take()
+        self.taken.lock().queued.take()
     }
 
     pub(super) fn set_queued(&self, queued: Option<Guard<Unheard<S>>>) {
-        let before = std::mem::replace(&mut self.taken().queued, queued);
+        let before = std::mem::replace(&mut self.taken.lock().queued, queued);
         // Drop outside the lock.
         drop(before);
     }
 
     pub(super) fn in_the_way(&self) -> Option<Key> {
-        self.taken().in_the_way.clone()
+        self.taken.lock().in_the_way.clone()
     }
 
     pub(super) fn set_in_the_way(&self, key: Key) {
-        self.taken().in_the_way = Some(key);
+        self.taken.lock().in_the_way = Some(key);
     }
 
     /// Notes that a claim is sent with this token.
     pub(super) fn claims(&self, token: Token) {
-        self.taken().claimed.push(token);
+        self.taken.lock().claimed.push(token);
     }
 
     /// Notes that an attempt was answered.
     pub(super) fn answered(&self) {
-        self.taken().claimed.clear();
+        self.taken.lock().claimed.clear();
     }
 
     /// Whether the token is that of a claim of this request whose answer did not come.
     pub(super) fn has_claimed(&self, token: Token) -> bool {
-        self.taken().claimed.contains(&token)
+        self.taken.lock().claimed.contains(&token)
     }
 
     pub(super) fn set_unanswered(&self, err: Error) {
-        self.taken().unanswered = Some(err);
+        self.taken.lock().unanswered = Some(err);
     }
 
     pub(super) fn take_unanswered(&self) -> Option<Error> {
-        self.taken().unanswered.take()
+        self.taken.lock().unanswered.take()
     }
 
     /// Notes who was seen to hold the requested lease.
@@ -213,12 +212,12 @@ impl<S: LeaseStore> Place<S> {
         let LeaseRecord { token, info } = held;
         // A lease that stays taken for its `min_hold` was released by a live process.
         let is_late = !token.is_nobody() && info.ttl.is_some_and(|it| info.expires_in < it / 2);
-        self.taken().late = is_late.then(|| (info.holder.clone(), Instant::now() + info.expires_in));
+        self.taken.lock().late = is_late.then(|| (info.holder.clone(), Instant::now() + info.expires_in));
     }
 
     /// The last holder that was seen, if it let its lease expire.
     pub(super) fn let_expire(&self) -> Option<String> {
-        let taken = self.taken();
+        let taken = self.taken.lock();
         let (holder, expires) = taken.late.as_ref()?;
         (*expires <= Instant::now()).then(|| holder.clone())
     }
@@ -227,7 +226,7 @@ impl<S: LeaseStore> Place<S> {
     pub(super) async fn give_back(&self) {
         drop(self.take_queued());
         let leases: Vec<_> = {
-            let Taken { ticket, gate, gathered, .. } = &mut *self.taken();
+            let Taken { ticket, gate, gathered, .. } = &mut *self.taken.lock();
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
         let giving_back = async {
@@ -238,13 +237,9 @@ impl<S: LeaseStore> Place<S> {
         // A release that takes longer continues in the background.
         drop(timeout(GIVE_BACK, giving_back).await);
     }
-
-    fn taken(&self) -> MutexGuard<'_, Taken<S>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-impl<S: LeaseStore> Default for Place<S> {
+impl<S: LeaseStore> Default for Pending<S> {
     fn default() -> Self {
         let taken = Taken {
             ticket: None,
