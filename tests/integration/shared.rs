@@ -110,6 +110,10 @@ on_databases! {
     async fn the_holder_is_named_while_a_statement_with_bytes_runs<S>(db: TestDb<S>) {
         let (name, lock) = (|| NamedLock::new("order:42").wait(Wait::Never), || SessionLock::new("leader"));
         let leader = lock().acquire(&db.pool).await.unwrap();
+        // A name that a transaction makes has no lock that is listed until somebody asks for it.
+        let mut maker = lockkit::begin(&db.pool).await.unwrap();
+        name().lock(&mut *maker).await.unwrap();
+        maker.commit().await.unwrap();
         let mut holder = lockkit::begin(&db.pool).await.unwrap();
         name().lock(&mut *holder).await.unwrap();
         let mut other = db.connect().await;

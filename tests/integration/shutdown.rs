@@ -1,5 +1,6 @@
 //! The orderly end of a process that holds leases.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lockkit::testing::{Failure, MemoryStore, Operation};
@@ -134,7 +135,9 @@ on_databases! { [postgres]
         let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
         // The leases have connections of their own, and the transaction's is held up.
         let leases = Leases::builder(db.pool.clone()).ttl(Duration::from_secs(300)).build().unwrap();
+        let is_granted = AtomicBool::new(false);
         let running = leases.lease("k").run(async |lease| {
+            is_granted.store(true, Ordering::Relaxed);
             let mut tx = lockkit::begin(&pool).await?;
             <S as Server>::execute(&mut tx, "INSERT INTO child VALUES (1)").await.unwrap();
             proxy.hold_replies_to("COMMIT");
@@ -142,7 +145,8 @@ on_databases! { [postgres]
             std::future::pending::<Result<(), Error>>().await
         });
         let closing = async {
-            while leases.health().held > 0 || leases.show("k").await.unwrap().is_none() {
+            // Until the commit has taken the lease over.
+            while !is_granted.load(Ordering::Relaxed) || leases.health().held > 0 {
                 sleep(Duration::from_millis(10)).await;
             }
             let closing = tokio::spawn({
