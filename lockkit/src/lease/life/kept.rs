@@ -78,8 +78,13 @@ impl Kept {
 
     /// Tells the lease what has happened, and reports its end.
     pub(crate) fn on(&self, event: Event) -> Effect {
-        let effect = self.on_unreported(event);
-        self.report();
+        let mut due = None;
+        let effect = self.change(|life| {
+            let effect = life.on(Instant::now(), event);
+            due = life.take_report();
+            effect
+        });
+        self.tell(due);
         effect
     }
 
@@ -93,14 +98,7 @@ impl Kept {
 
     /// As [`on`](Self::on), for who holds a lock: a report runs code of the application.
     pub(super) fn on_unreported(&self, event: Event) -> Effect {
-        let mut effect = Effect::Nothing;
-        self.life.send_if_modified(|life| {
-            let was_over = life.is_over();
-            effect = life.on(Instant::now(), event);
-            // A release is no loss.
-            !was_over && life.is_over() && life.lost(Instant::now()) != Some(LossReason::Released)
-        });
-        effect
+        self.change(|life| life.on(Instant::now(), event))
     }
 
     /// Reports the end of the lease, unless it was reported.
@@ -110,6 +108,21 @@ impl Kept {
             due = life.take_report();
             false
         });
+        self.tell(due);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Life) -> Effect) -> Effect {
+        let mut effect = Effect::Nothing;
+        self.life.send_if_modified(|life| {
+            let was_over = life.is_over();
+            effect = change(life);
+            // A release is no loss.
+            !was_over && life.is_over() && life.lost(Instant::now()) != Some(LossReason::Released)
+        });
+        effect
+    }
+
+    fn tell(&self, due: Option<LossReason>) {
         match due {
             None => {}
             Some(LossReason::Released) => {
