@@ -9,7 +9,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use tokio::time::Instant;
 
 use crate::{

@@ -11,7 +11,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{

@@ -3,7 +3,6 @@
 use std::{sync::OnceLock, time::Duration};
 
 use parking_lot::Mutex;
-
 use tokio::time::{Instant, timeout};
 
 use super::{attempt::Unheard, held::Lease};

@@ -19,7 +19,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use sqlx::Database;
 use tokio::time::{Instant, sleep};
 

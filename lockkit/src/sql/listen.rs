@@ -12,7 +12,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use sqlx::Pool;
 use tokio::{
     sync::{

@@ -8,7 +8,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use sqlx::{Pool, pool::CloseEvent};
 
 use crate::sql::{Dialect, pool::address};

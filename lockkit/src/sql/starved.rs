@@ -7,7 +7,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use sqlx::{Connection, Pool};
 use tokio::time::timeout;
 

@@ -10,7 +10,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use tokio::{sync::watch, task::yield_now, time::sleep};
 
 use crate::{

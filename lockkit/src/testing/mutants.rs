@@ -5,7 +5,6 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-
 use tokio::task::yield_now;
 
 use super::conformance;

@@ -7,7 +7,6 @@
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-
 use tokio::time::Instant;
 
 use crate::{

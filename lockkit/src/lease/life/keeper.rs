@@ -23,7 +23,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, watch},

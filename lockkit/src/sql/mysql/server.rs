@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use parking_lot::Mutex;
-
 use sqlx::{MySql, MySqlConnection, Pool, Row};
 
 use crate::observe;

@@ -22,7 +22,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
 use sqlx::{
     Arguments, AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row, SqlSafeStr, SqlStr,
     error::{BoxDynError, DatabaseError},

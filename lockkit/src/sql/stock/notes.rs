@@ -5,7 +5,6 @@
 use std::{any::Any, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-
 use tokio::time::Instant;
 
 use crate::{lease::store::Token, sql::Note};
