@@ -66,21 +66,12 @@
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod attempt;
 mod body;
-mod error;
-mod fence;
 mod fifo;
-mod guard;
-mod holder;
-mod key;
 mod lease;
-mod locking;
 mod observe;
 mod policy;
-mod reason;
 mod retry;
-mod scope;
 mod shards;
 #[cfg(feature = "sql")]
 // Without a database nothing implements the operations.
@@ -89,9 +80,7 @@ mod shards;
     allow(dead_code, unused_imports, unused_macros, unused_variables)
 )]
 mod sql;
-mod task;
-mod turn;
-mod version;
+mod value;
 
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -105,16 +94,19 @@ pub mod store {
     #[cfg(feature = "sql")]
     pub use crate::sql::shedlock::ShedLockTable;
     pub use crate::{
-        error::{BoxError, Raced},
-        holder::LeaseInfo,
         lease::{
             Health, LeasesBuilder, ReadWrite, Yields,
             store::{
                 Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Profile, Release,
-                Renewal, Token,
+                Renewal,
             },
         },
         shards::Shards,
+        value::{
+            error::{BoxError, Raced},
+            holder::LeaseInfo,
+            token::Token,
+        },
     };
 }
 
@@ -126,7 +118,6 @@ pub mod dialect {
     #[cfg(feature = "postgres")]
     pub use crate::sql::behind_pooler;
     pub use crate::{
-        holder::LockHolder,
         sql::{
             AsConnection, Dialect, FenceGuardOps, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps,
             ShedLockOps, StockOps, VersionOps,
@@ -136,13 +127,10 @@ pub mod dialect {
             tx::AnyTx,
             version::{Bumped, Columns, Expected, Saved, VersionField},
         },
+        value::holder::LockHolder,
     };
 }
 
-pub use error::{Error, Fault, LossReason, Result};
-pub use fence::Fence;
-pub use holder::Holder;
-pub use key::Key;
 pub use lease::{Lease, LeaseRequest, Leases, MultiLease, Released, store::LeaseStore};
 pub use policy::{Backoff, OnLost, RetryPolicy, Wait};
 pub use retry::is_retryable;
@@ -157,7 +145,11 @@ pub use sql::{
     tx::{Tx, begin},
     version::{OrConflict, Versioned, VersionedRow, VersionedStruct},
 };
-pub use version::Version;
+pub use value::error::{Error, Fault, LossReason, Result};
+pub use value::fence::Fence;
+pub use value::holder::Holder;
+pub use value::key::Key;
+pub use value::version::Version;
 
 #[cfg(feature = "macros")]
 pub use lockkit_macros::{Versioned, with_lock};

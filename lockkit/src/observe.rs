@@ -12,7 +12,7 @@ use std::panic::Location;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-use crate::{
+use crate::value::{
     error::{LossReason, Result},
     fence::Fence,
     key::Key,

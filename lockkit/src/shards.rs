@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{
+use crate::value::{
     error::{Error, Result},
     key::Key,
 };

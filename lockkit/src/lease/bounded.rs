@@ -14,15 +14,16 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
-    error::{Error, Fault, Result, chain},
-    key::Key,
+    body::task::no_answer,
     lease::{
         life::state::Pin,
-        store::{
-            Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token,
-        },
+        store::{Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     },
-    task::no_answer,
+    value::{
+        error::{Error, Fault, Result, chain},
+        key::Key,
+        token::Token,
+    },
 };
 
 /// Upper bound of the limit of an answer about one lease.
@@ -203,4 +204,9 @@ impl<S: LeaseStore> Bounded<S> {
 
 fn saturated(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// Pause before a release without an answer is retried.
+pub(super) fn retry_pause(ttl: Duration) -> Duration {
+    (ttl / 10).clamp(BUSY_PAUSE, Duration::from_secs(1))
 }

@@ -4,19 +4,20 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{Inner, Leases};
 use crate::{
-    error::{Error, Result},
-    key::Key,
     lease::{
         bounded::Bounded,
         life::{
             keeper::{Keeper, Sweep},
             kept::HandOver,
         },
-        queue::Queues,
+        queue::{Queues, wait::Freed},
         store::{LeaseStore, Profile},
-        wait::Freed,
     },
     policy::{Wait, check_duration},
+    value::{
+        error::{Error, Result},
+        key::Key,
+    },
 };
 
 /// How long the store remembers a key after its last holder. A clock that steps back by less than this cannot lower a

@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Inner, Leases};
 use crate::{
-    error::{Error, Fault, Result},
+    body::task::finished,
     lease::{
         life::{
             keeper::BATCH,
@@ -14,7 +14,7 @@ use crate::{
         },
         store::{Answer, BUSY_PAUSE, LeaseStore},
     },
-    task::finished,
+    value::error::{Error, Fault, Result},
 };
 
 /// Time limit of [`Leases::close`].

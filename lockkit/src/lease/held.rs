@@ -1,28 +1,31 @@
 //! A granted lease: the operations of its holder, and how it ends.
 
-use std::{fmt, iter::once_with, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use super::{Inner, check_ttl, reentry::realm, request::Yields};
+use super::{Inner, check_ttl};
 use crate::{
-    error::{Error, LossReason, Result},
-    fence::Fence,
-    guard::{Guard, Watch},
-    key::Key,
+    body::{
+        guard::{Guard, Watch},
+        scope::Lock,
+    },
     lease::{
         bounded::limit_for,
         life::{
             ending::{Owned, Released, give_back},
-            kept::{Kept, release_failed},
+            kept::Kept,
             state::Event,
         },
         queue::Queue,
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},
     },
     observe::{Strategy, holding},
-    policy::OnLost,
-    scope::{Lock, Record},
+    value::{
+        error::{Error, LossReason, Result},
+        fence::Fence,
+        key::Key,
+    },
 };
 
 /// A lease that this process holds. lockkit renews it in the background until it is released.
@@ -38,7 +41,7 @@ pub struct Lease<S: LeaseStore> {
 }
 
 /// Who releases the lease.
-enum Owner<S: LeaseStore> {
+pub(super) enum Owner<S: LeaseStore> {
     /// The last of its shares.
     Shares(Arc<Guard<Owned<S>>>),
     /// The request whose body has this handle, unless the body does.
@@ -74,7 +77,7 @@ impl<S: LeaseStore> Lease<S> {
     }
 
     /// A handle to the same lease for a body that runs under it. Dropping the handle releases nothing.
-    fn owned_by(&self, owner: Owner<S>) -> Self {
+    pub(super) fn owned_by(&self, owner: Owner<S>) -> Self {
         Self { kept: self.kept.clone(), inner: self.inner.clone(), owner }
     }
 
@@ -85,7 +88,7 @@ impl<S: LeaseStore> Lease<S> {
 
     /// The token of this acquisition.
     #[cfg(feature = "testing")]
-    pub(crate) fn token(&self) -> crate::lease::store::Token {
+    pub(crate) fn token(&self) -> crate::value::token::Token {
         self.kept.token
     }
 
@@ -243,7 +246,7 @@ impl<S: LeaseStore> Lease<S> {
     }
 
     /// The watch that runs a body under this lease.
-    fn watch(&self) -> Watch<'_> {
+    pub(super) fn watch(&self) -> Watch<'_> {
         self.inner.keeper.visit();
         let lost = async { self.lost_error(self.kept.wait_until_lost().await) };
         let span = holding(Strategy::Lease, self.key());
@@ -255,7 +258,7 @@ impl<S: LeaseStore> Lease<S> {
         let kept = self.kept.clone();
         Lock {
             key: kept.key.clone(),
-            realm: realm(&self.inner),
+            realm: self.inner.realm(),
             token: Some(kept.token),
             still: Box::new(move || kept.lost().is_none()),
         }
@@ -277,32 +280,6 @@ impl<S: LeaseStore> Lease<S> {
         match self.kept.lost() {
             None => Ok(()),
             Some(reason) => Err(self.lost_error(reason)),
-        }
-    }
-}
-
-impl<S: LeaseStore> Yields for Lease<S> {
-    type Store = S;
-
-    fn of(leases: Vec<Self>, _on_lost: OnLost) -> Self {
-        leases.into_iter().next().expect("BUG: one lease was asked for")
-    }
-
-    fn borrowed(&self) -> Self {
-        self.owned_by(Owner::Request)
-    }
-
-    fn lent(&self) -> Self {
-        self.owned_by(Owner::Attribute)
-    }
-
-    fn watched(&self) -> (Watch<'_>, Record) {
-        (self.watch(), Record::new(once_with(|| self.lock())))
-    }
-
-    async fn end_after_body(self) {
-        if self.kept.lost().is_none() {
-            release_failed(self.release().await);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A lease in a transaction of its own database: verified in it, or ended by its commit.
 //!
 //! A body whose commit is in flight is not stopped, because a caller that gets `Lost` repeats the work. Until the answer
-//! to COMMIT arrives, the end of the trust does not end the body ([`CommitSent`](crate::guard::CommitSent)), and the
+//! to COMMIT arrives, the end of the trust does not end the body ([`CommitSent`](crate::body::guard::CommitSent)), and the
 //! answer decides. Without one the lease is released again, in case the commit did not happen.
 //!
 //! A commit for which a task of this process waits renews the lease instead of releasing it, and gives it away after the
@@ -12,9 +12,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 use crate::{
-    error::{LossReason, Result},
-    guard::{Guard, Hold},
-    key::Key,
+    body::guard::{Guard, Hold},
     lease::{
         Inner,
         held::Lease,
@@ -26,6 +24,10 @@ use crate::{
         },
         queue::Queue,
         store::LeaseStore,
+    },
+    value::{
+        error::{LossReason, Result},
+        key::Key,
     },
 };
 
@@ -154,7 +156,7 @@ impl<S: LeaseStore> Hold for Committing<S> {
 mod tests {
     use tokio::time::sleep;
 
-    use crate::{Error, Leases, guard::CommitSent, testing::MemoryStore};
+    use crate::{Error, Leases, body::guard::CommitSent, testing::MemoryStore};
 
     use super::*;
 

@@ -16,7 +16,6 @@
 //! If a request is dropped while a query is in flight, a separate task still receives the answer and releases a granted
 //! lease.
 
-mod attempt;
 pub(crate) mod bounded;
 pub(crate) mod builder;
 mod close;
@@ -24,17 +23,9 @@ mod held;
 #[cfg(feature = "sql")]
 pub(crate) mod in_transaction;
 pub(crate) mod life;
-mod pending;
-mod permits;
 pub(crate) mod queue;
-mod reentry;
-mod refused;
 mod request;
-mod set;
-mod shared;
 pub(crate) mod store;
-mod tickets;
-pub(crate) mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -45,24 +36,27 @@ pub use self::{
     close::Health,
     held::Lease,
     life::ending::Released,
-    request::{LeaseRequest, Yields},
-    set::MultiLease,
-    shared::ReadWrite,
+    request::{LeaseRequest, MultiLease, ReadWrite, Yields},
 };
 use self::{
     builder::{TellsReleases, check_ttl},
-    request::Mode,
+    request::mode::Mode,
 };
 use crate::{
-    error::{Error, Result},
-    fence::Fence,
-    key::Key,
+    body::scope::Realm,
     lease::{
         bounded::{Bounded, LIMIT},
         life::{keeper::Keeper, kept::HandOver, state::Event},
-        queue::Queues,
+        queue::{
+            Queues,
+            wait::{FIRST_ANSWER, Freed},
+        },
         store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Release},
-        wait::{FIRST_ANSWER, Freed},
+    },
+    value::{
+        error::{Error, Result},
+        fence::Fence,
+        key::Key,
     },
 };
 
@@ -114,9 +108,25 @@ impl<S: LeaseStore> Inner<S> {
         self.keeper.store()
     }
 
+    /// The realm of these leases, in which two leases of one key exclude each other.
+    fn realm(self: &Arc<Self>) -> Realm {
+        Realm::Leases(Arc::as_ptr(self).addr())
+    }
+
     /// How long a lease may be handed on in this process without asking the store. `None` if it may not.
     fn hand_over(&self) -> Option<HandOver> {
         Some(self.hand_over).filter(|it| it.times > 0 && self.store().profile().shows_writes_at_once)
+    }
+
+    /// The public description of a held lease.
+    fn shown(&self, held: LeaseRecord) -> LeaseInfo {
+        let LeaseRecord { token, mut info } = held;
+        if let Some(kept) = self.keeper.kept(token) {
+            info.is_this_process = true;
+            // The store knows only the first holder of those to whom the lease was handed on.
+            info.fence = kept.grant.fence;
+        }
+        info
     }
 
     /// Completes when the store reports a release of the lease.

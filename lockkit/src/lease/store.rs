@@ -1,14 +1,15 @@
 //! The interface between leases and their stores: the operations and their types. Knows no SQL.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
-pub(crate) use crate::holder::LeaseInfo;
-use crate::{
+pub(crate) use crate::value::holder::LeaseInfo;
+use crate::value::{
     error::{Error, Result},
     fence::Fence,
     key::Key,
+    token::Token,
 };
 
 /// A place that keeps leases: a pool of any supported database, or a store of your own.
@@ -221,49 +222,6 @@ impl Claim {
     /// A claim that does not queue.
     pub fn new(key: impl Into<Key>, token: Token, holder: impl Into<Arc<str>>, ttl: Duration) -> Self {
         Self { key: key.into(), token, holder: holder.into(), ttl, queue: false }
-    }
-}
-
-/// 128 random bits, new for every acquisition. Every statement uses them as proof of ownership.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Token([u8; 16]);
-
-impl Token {
-    /// The greatest token.
-    pub(crate) const LAST: Self = Self([u8::MAX; 16]);
-
-    /// A new token. No other acquisition has it.
-    pub fn random() -> Self {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).expect("the operating system's random numbers are always there");
-        Self(bytes)
-    }
-
-    /// The token with the bytes that a store has kept.
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-
-    /// A token without an owner, for a key that stays taken after its release: eight zero bytes, then random ones. They
-    /// need no entropy of the operating system: the token proves nothing.
-    pub fn nobody() -> Self {
-        Self(u128::from(fastrand::u64(..)).to_be_bytes())
-    }
-
-    /// Whether this is a token without an owner.
-    pub fn is_nobody(&self) -> bool {
-        self.0[..8] == [0; 8]
-    }
-
-    /// The bytes of the token, for the store to keep.
-    pub fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token({:02x}{:02x}…)", self.0[0], self.0[1])
     }
 }
 

@@ -6,8 +6,8 @@
 use std::{error::Error as StdError, fmt, future::Future};
 
 use crate::{
-    error::{Error, Result},
     retry::is_retryable,
+    value::error::{Error, Result},
 };
 
 /// The error of a function with `map_err`, until it is converted.

@@ -23,19 +23,16 @@ mod template;
 pub use self::sql::*;
 pub use self::{mapped::*, template::*};
 use crate::{
-    body::Bounded,
-    error::{BoxError, Result},
-    guard::Watch,
+    body::{guard::Watch, scope::Record},
     lease::{Yields, store::LeaseStore},
-    retry::is_retryable,
-    scope::Record,
+    retry::{bounds::Bounded, is_retryable},
+    value::error::{BoxError, Result},
 };
 pub use crate::{
-    error::Error,
-    key::Key,
     lease::{Lease, LeaseRequest, Leases, MultiLease},
     policy::{OnLost, RetryPolicy, Wait},
     retry::Retry,
+    value::{error::Error, key::Key},
 };
 
 /// The return type of a function under `#[with_lock]`.

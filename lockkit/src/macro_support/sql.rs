@@ -14,19 +14,22 @@ pub use crate::sql::{
     version::load,
 };
 use crate::{
-    body::{Bounded, Under},
-    error::{Error, Result},
-    holder::LockHolder,
-    key::Key,
+    body::{
+        scope::{Lock, Realm, Record, Under, is_under},
+        task::timed_out,
+    },
     lease::{Lease, Leases, MultiLease, store::LeaseStore},
-    retry::Retry,
-    scope::{Lock, Realm, Record, is_under},
+    retry::{Retry, bounds::Bounded},
     sql::{
         AsConnection, Dialect, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
         holder::with_holder,
         tx::{PASS_TX, begin_within},
     },
-    task::timed_out,
+    value::{
+        error::{Error, Result},
+        holder::LockHolder,
+        key::Key,
+    },
 };
 use tokio::time::{Instant, timeout};
 

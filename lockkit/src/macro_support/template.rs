@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::key::Key;
+use crate::value::key::Key;
 
 /// A piece of a key template.
 #[derive(Debug)]

@@ -11,12 +11,14 @@ use std::{error::Error as StdError, time::Duration};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    attempt::Attempts,
-    error::{BoxError, Error, Raced, Result, chain},
+    body::task::timed_out,
     observe,
     policy::{Pauses, RetryPolicy},
-    task::timed_out,
-    turn::Row,
+    retry::context::Attempts,
+    value::{
+        error::{BoxError, Error, Raced, Result, chain},
+        version::Row,
+    },
 };
 
 /// The state of a retry loop. [`RetryPolicy::retry`] and the macro's loops use it.
@@ -184,7 +186,10 @@ mod tests {
 
     use tokio::task::{JoinSet, yield_now};
 
-    use crate::{attempt, policy::Backoff, turn::Turn};
+    use crate::{
+        policy::Backoff,
+        retry::{context, turn::Turn},
+    };
 
     use super::*;
 
@@ -263,7 +268,7 @@ mod tests {
 
     impl Memory {
         async fn load(&self) -> u64 {
-            attempt::turn(|| Some(self.row)).await;
+            context::turn(|| Some(self.row)).await;
             self.version.load(Relaxed)
         }
 
@@ -472,7 +477,7 @@ mod tests {
             assert_eq!(number, 1, "what was not read is no attempt");
             begun.set(begun.get() + 1);
             sleep(MILLI).await;
-            if attempt::stands_back(|| cell.row) {
+            if context::stands_back(|| cell.row) {
                 drop(held.take());
                 return Err(conflict_of(cell.row));
             }
@@ -488,7 +493,7 @@ mod tests {
     fn only_the_rows_that_conflicted_are_locked_and_only_after_that_many_conflicts() {
         let (row, other) = (cell().row, cell().row);
         let mut retry = Retry::new(RetryPolicy::new().then_lock(2)).unwrap();
-        let locks = |retry: &Retry, row| retry.attempts().enter(|| attempt::lock_wait(|| row).is_some());
+        let locks = |retry: &Retry, row| retry.attempts().enter(|| context::lock_wait(|| row).is_some());
         retry.start();
         retry.next(Some(&Raced { row: Some(row) }));
         assert!(!locks(&retry, row), "this read shows that it can be locked");
@@ -508,7 +513,7 @@ mod tests {
         next.start();
         assert!(locks(&next, row));
         next.start();
-        next.attempts().enter(|| attempt::cannot_lock(row));
+        next.attempts().enter(|| context::cannot_lock(row));
         assert!(!locks(&next, row) && !next.attempts().can_lock(row));
         drop(next);
         let after = Retry::new(RetryPolicy::new().then_lock(1)).unwrap();

@@ -16,8 +16,7 @@ use sqlx::Pool;
 use tokio::time::timeout;
 
 use crate::{
-    error::{Error, Fault, LossReason, Result},
-    key::Key,
+    body::task::{no_answer, timed_out},
     lease::{
         Lease, MultiLease,
         in_transaction::Committing,
@@ -31,7 +30,10 @@ use crate::{
         LeaseOps, failed_on_own_table, in_transaction, is_answered,
         tx::{AnyTx, ROLLBACK_LIMIT},
     },
-    task::{no_answer, timed_out},
+    value::{
+        error::{Error, Fault, LossReason, Result},
+        key::Key,
+    },
 };
 
 /// Lower and upper limit of the time for a commit; between them the limit is the lease's ttl.

@@ -8,9 +8,9 @@ use std::{
 use sqlx::Pool;
 
 use crate::{
-    error::Result,
-    guard::Guard,
+    body::guard::Guard,
     sql::{AsConnection, Dialect, check_in, connection, tx::Unsettled},
+    value::error::Result,
 };
 
 mod sealed {

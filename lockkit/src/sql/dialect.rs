@@ -6,10 +6,12 @@ use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault},
-    key::Key,
     policy::Wait,
     sql::failed,
+    value::{
+        error::{Error, Fault},
+        key::Key,
+    },
 };
 
 pub(crate) mod sealed {

@@ -7,12 +7,12 @@
 
 use std::error::Error as StdError;
 
-use sqlx::error::DatabaseError;
-
 use crate::{
-    error::{Error, Fault, chain},
-    key::Key,
     sql::Dialect,
+    value::{
+        error::{Error, Fault, chain},
+        key::Key,
+    },
 };
 
 impl Error {
@@ -59,32 +59,6 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
         };
     }
     failed::<DB>(doing, key, source)
-}
-
-/// The fault of an error of any kind: the first that a driver reported, down its chain of sources.
-pub(crate) fn fault_in_chain(err: &(dyn StdError + 'static)) -> Option<Fault> {
-    chain(err).find_map(driver_fault)
-}
-
-/// The fault of a driver's own error.
-pub(crate) fn driver_fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
-    let err = match err.downcast_ref::<Box<dyn DatabaseError>>() {
-        Some(boxed) => boxed.as_error(),
-        None => err,
-    };
-    #[cfg(feature = "postgres")]
-    if let Some(err) = err.downcast_ref() {
-        return Some(super::postgres::fault_of(err));
-    }
-    #[cfg(feature = "mysql")]
-    if let Some(err) = err.downcast_ref() {
-        return Some(super::mysql::fault_of(err));
-    }
-    #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
-    if let Some(err) = err.downcast_ref() {
-        return Some(super::sqlite::fault_of(err));
-    }
-    None
 }
 
 /// The faults that every driver reports alike.

@@ -22,16 +22,18 @@ use sqlx::Database;
 use tokio::time::Instant;
 
 use crate::{
-    error::{Error, Fault, Result},
-    fence::Fence,
-    key::Key,
+    body::task::until,
     lease::{Lease, MultiLease, builder::check_fence_domain, life::state::Event, store::LeaseStore},
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
         depth, failed_on_own_table, heard,
     },
-    task::until,
+    value::{
+        error::{Error, Fault, Result},
+        fence::Fence,
+        key::Key,
+    },
 };
 
 /// Inside a transaction: refuses it unless `fence` is the greatest fence of this key that a transaction has committed with, or

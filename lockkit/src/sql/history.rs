@@ -5,7 +5,7 @@ use sqlx::{
     migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
-use crate::{error::Error, sql::Dialect};
+use crate::{sql::Dialect, value::error::Error};
 
 /// The table of the history. It is separate from the application's own history, so both can be mixed.
 pub(super) const HISTORY: &str = "_lockkit_migrations";

@@ -18,12 +18,14 @@ use sqlx::Pool;
 use tokio::time::timeout;
 
 use crate::{
-    error::Error,
-    holder::{Holder, LockHolder},
-    key::Key,
     sql::{
         AsConnection, Dialect, failed, heard,
         pool::{Reach, call},
+    },
+    value::{
+        error::Error,
+        holder::{Holder, LockHolder},
+        key::Key,
     },
 };
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
+use crate::value::error::{Error, Result};
 
 /// A checked table or column name.
 ///

@@ -23,17 +23,14 @@ use sqlx::Database;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    error::Fault,
-    fence::Fence,
-    key::Key,
     lease::store::{
         Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, Grant, LeaseInfo, LeaseRecord, Previous, Release, Renewal,
-        Token,
     },
     sql::{
         Dialect,
         units::{duration, fence, micros},
     },
+    value::{error::Fault, fence::Fence, key::Key, token::Token},
 };
 
 /// How many fences belong to each grant. A fence is made from a clock in microseconds, so the clock is past them soon after the

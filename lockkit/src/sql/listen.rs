@@ -23,12 +23,14 @@ use tokio::{
 };
 
 use crate::{
-    guard::{Guard, Hold},
-    key::Key,
-    lease::{LeasesBuilder, bounded::LIMIT, builder::TellsReleases, wait::Freed},
+    body::{
+        guard::{Guard, Hold},
+        task::timed_out,
+    },
+    lease::{LeasesBuilder, bounded::LIMIT, builder::TellsReleases, queue::wait::Freed},
     observe::tolerated,
     sql::{Driver, LeaseOps},
-    task::timed_out,
+    value::key::Key,
 };
 
 /// Pause before a listener that lost its connection reconnects.

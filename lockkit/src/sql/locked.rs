@@ -1,7 +1,7 @@
 //! What a refused statement says of a lease: another transaction has its row, or the whole database.
 
 use super::Dialect;
-use crate::{
+use crate::value::{
     error::{BoxError, Error, Fault, Result},
     key::Key,
 };

@@ -16,7 +16,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use tracing::Dispatch;
 
-use crate::{key::Key, observe};
+use crate::{observe, value::key::Key};
 
 /// Defaults to 10 s.
 static WARN_AFTER_MS: AtomicU64 = AtomicU64::new(10_000);

@@ -8,6 +8,7 @@
 mod commit;
 pub(crate) mod conn;
 mod dialect;
+mod drivers;
 mod fault;
 pub(crate) mod fence_guard;
 mod history;
@@ -45,7 +46,8 @@ pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{
     Driver, Known, Sessions, counted_depth, depth, heard, in_transaction, is_answered, sealed, still_in_transaction,
 };
-pub(crate) use fault::{driver_fault, failed, failed_on_own_table, fault_in_chain};
+pub(crate) use drivers::{driver_fault, fault_in_chain};
+pub(crate) use fault::{failed, failed_on_own_table};
 pub use fence_guard::FenceGuardOps;
 pub(crate) use fence_guard::FenceGuardStatements;
 #[cfg(any(feature = "postgres", feature = "mysql"))]

@@ -6,9 +6,7 @@ use sqlx::Database;
 use tokio::time::Instant;
 
 use crate::{
-    error::{Error, Fault, Result},
-    holder::LockHolder,
-    key::Key,
+    body::task::until,
     observe::{Strategy, observed},
     policy::Wait,
     sql::{
@@ -16,7 +14,11 @@ use crate::{
         conn::{Finish, On},
         failed, failed_on_own_table, heard, holder, in_transaction, still_in_transaction,
     },
-    task::until,
+    value::{
+        error::{Error, Fault, Result},
+        holder::LockHolder,
+        key::Key,
+    },
 };
 
 const OUTSIDE: &str = "needs a transaction: outside of one the name would be unlocked at once";

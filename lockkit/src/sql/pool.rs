@@ -13,18 +13,23 @@ use tokio::{
 
 use super::{Dialect, LeaseOps, failed, failed_on_own_table};
 use crate::{
-    error::{Error, Fault, Result},
-    guard::{Guard, Hold},
-    key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
-    scope::Realm,
+    body::{
+        guard::{Guard, Hold},
+        scope::Realm,
+        task::no_answer,
+    },
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     sql::{
         lease::{LastClaims, lease_sweep},
         locked::{database_locked, read, unless_held, unless_locked},
         spare::spare,
         starved::{Waiting, is_full, leases_starved, starved},
     },
-    task::no_answer,
+    value::{
+        error::{Error, Fault, Result},
+        key::Key,
+        token::Token,
+    },
 };
 
 /// Longest time for an idle connection to prove that it still works. The connection may have died silently, and sqlx

@@ -9,12 +9,12 @@ use std::{
 use sqlx::{Arguments, Database, Encode, Type};
 
 use crate::{
-    error::{BoxError, Error},
     policy::Wait,
     sql::{
         Dialect,
         ident::{Ident, TableName},
     },
+    value::error::{BoxError, Error},
 };
 
 /// The values that a statement binds, with the types that they are sent as.

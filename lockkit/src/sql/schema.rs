@@ -14,11 +14,11 @@ use std::{fs, io, path::Path, time::Duration};
 use sqlx::{Pool, migrate::MigrateError};
 
 use crate::{
-    error::{Error, Fault, Result},
+    body::task::finished,
     lease::{Leases, store::LeaseStore},
     policy::{Backoff, RetryPolicy},
     sql::{Dialect, fault_in_chain},
-    task::finished,
+    value::error::{Error, Fault, Result},
 };
 
 /// Creates lockkit's tables, or updates them to the current version.

@@ -15,7 +15,7 @@ use sqlx::{Pool, pool::CloseEvent};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    guard::{Guard, Hold},
+    body::guard::{Guard, Hold},
     lease::builder::LeasesBuilder,
     observe,
     sql::{Dialect, LeaseOps, of_pools::OfPools, pool::address},

@@ -11,12 +11,12 @@ use sqlx::{Connection, Pool};
 use tokio::time::timeout;
 
 use crate::{
-    error::Error,
     sql::{
         Dialect,
         pool::address,
         spare::{WhyNot, why_not},
     },
+    value::error::Error,
 };
 
 /// Number of callers that wait for a connection, by pool; reported in [`Error::PoolStarved`]. A pool without waiters

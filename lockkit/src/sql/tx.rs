@@ -30,17 +30,21 @@ use tokio::{
 };
 
 use crate::{
-    error::{Error, Fault, Result},
-    guard::{CommitSent, Guard, Hold},
-    key::Key,
+    body::{
+        guard::{CommitSent, Guard, Hold},
+        scope::is_under,
+        task::no_answer,
+    },
     observe,
     policy::Wait,
-    scope::is_under,
     sql::{
         AsConnection, Dialect, check_in, checked_in, connection, counted_depth, depth, failed, is_answered,
         long::OpenSince, sealed,
     },
-    task::no_answer,
+    value::{
+        error::{Error, Fault, Result},
+        key::Key,
+    },
 };
 
 /// Time limit of the rollback of a dropped transaction. After it, the connection is closed.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::fence::Fence;
+use crate::value::fence::Fence;
 
 pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)

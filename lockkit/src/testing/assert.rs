@@ -6,8 +6,8 @@
 use std::future::Future;
 
 use crate::{
-    key::Key,
-    scope::{Lock, Realm, Record, is_locked},
+    body::scope::{Lock, Realm, Record, is_locked},
+    value::key::Key,
 };
 
 /// The implementation of [`assert_locked!`](crate::assert_locked).
@@ -44,10 +44,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        error::Error,
         lease::{Lease, Leases},
         policy::OnLost,
         testing::MemoryStore,
+        value::error::Error,
     };
 
     fn is_under(key: &str) -> bool {

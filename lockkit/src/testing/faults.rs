@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::watch, task::yield_now, time::sleep};
 
-use crate::{
+use crate::value::{
     error::{Error, Fault, Result},
     key::Key,
 };

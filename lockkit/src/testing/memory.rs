@@ -14,13 +14,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
-    error::Result,
-    fence::Fence,
-    key::Key,
     lease::store::{
-        Acquired, AcquiredAll, Answer, Claim, Grant, LeaseInfo, LeaseRecord, LeaseStore, Previous, Renewal, Token,
+        Acquired, AcquiredAll, Answer, Claim, Grant, LeaseInfo, LeaseRecord, LeaseStore, Previous, Renewal,
     },
     testing::faults::{Faults, Operation},
+    value::{error::Result, fence::Fence, key::Key, token::Token},
 };
 
 /// The start time of every store's clock, 2026-01-01 in UTC, so that a test sees the same fences in every run.

@@ -9,11 +9,9 @@ use tokio::task::yield_now;
 
 use super::conformance;
 use crate::{
-    error::Result,
-    fence::Fence,
-    key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Renewal, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Renewal},
     testing::MemoryStore,
+    value::{error::Result, fence::Fence, key::Key, token::Token},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,9 +7,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::cancel::{Check, Checked, DropAtEveryAwait};
 use crate::{
-    error::{Error, Result},
-    lease::store::{LeaseStore, Token},
+    lease::store::LeaseStore,
     sql::{LeaseOps, counted_depth, tx::begin},
+    value::{
+        error::{Error, Result},
+        token::Token,
+    },
 };
 
 /// Time limit of the cleanup in the background after a drop.

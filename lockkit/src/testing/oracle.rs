@@ -10,14 +10,12 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
-    error::Result,
-    fence::Fence,
-    key::Key,
     lease::{
         Lease, Yields,
         life::state::{Event, Life},
-        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal, Token},
+        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal},
     },
+    value::{error::Result, fence::Fence, key::Key, token::Token},
 };
 
 /// Records every grant and every end of a lease. Reports when two holders held one key at the same time, and when a
@@ -281,7 +279,7 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         self.store.lease_sweep(retention, limit).await
     }
 
-    async fn unanswered(&self) -> Option<crate::error::Error> {
+    async fn unanswered(&self) -> Option<crate::value::error::Error> {
         self.store.unanswered().await
     }
 

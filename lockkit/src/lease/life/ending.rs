@@ -10,7 +10,7 @@
 //! ([`Profile::shows_writes_at_once`](crate::store::Profile)): a token that the store grants exists only where the last
 //! holder's work has arrived. A theft is known to the next renewal; until then the lease may be given away.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::{
     runtime,
@@ -23,15 +23,15 @@ use super::{
     state::Event,
 };
 use crate::{
-    error::{LossReason, Result},
-    guard::{Guard, Hold},
+    body::guard::{Guard, Hold},
     lease::{
         Inner,
-        bounded::limit_for,
+        bounded::{limit_for, retry_pause},
         held::Lease,
         queue::Queue,
-        store::{BUSY_PAUSE, LeaseStore},
+        store::LeaseStore,
     },
+    value::error::{LossReason, Result},
 };
 
 /// The result of a release.
@@ -108,11 +108,6 @@ pub(in crate::lease) fn give_back_later<S: LeaseStore>(
     });
 }
 
-/// Pause before a release without an answer is retried.
-pub(in crate::lease) fn retry_pause(ttl: Duration) -> Duration {
-    (ttl / 10).clamp(BUSY_PAUSE, Duration::from_secs(1))
-}
-
 /// A release in the background. If its runtime ends, it continues on another one.
 struct Releasing<S: LeaseStore> {
     inner: Arc<Inner<S>>,
@@ -154,6 +149,8 @@ impl<S: LeaseStore> Hold for Owned<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::{
         Error, LeaseStore, Leases,
         testing::{MemoryStore, Operation},

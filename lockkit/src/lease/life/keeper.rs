@@ -30,18 +30,17 @@ use tokio::{
 };
 
 use crate::{
-    error::Result,
-    fence::Fence,
     lease::{
         bounded::{Bounded, LIMIT},
         life::{
             kept::{Kept, Wants},
             state::{Effect, Event, Pin},
         },
-        store::{Acquired, Answer, Claim, LeaseStore, Release, Renewal, Token},
+        store::{Acquired, Answer, Claim, LeaseStore, Release, Renewal},
     },
     observe,
     policy::half_jitter,
+    value::{error::Result, fence::Fence, token::Token},
 };
 
 /// Maximum number of leases in one renewal or release statement.

@@ -8,12 +8,15 @@ use tokio::{
 };
 
 use crate::{
-    error::{LossReason, Result},
-    fence::Fence,
-    key::Key,
-    lease::store::{Claim, Grant, Release, Renewal, Token},
+    lease::store::{Claim, Grant, Release, Renewal},
     observe::{self, Strategy},
     policy::OnLost,
+    value::{
+        error::{LossReason, Result},
+        fence::Fence,
+        key::Key,
+        token::Token,
+    },
 };
 
 use super::state::{Effect, Event, Life, Pin};

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::LossReason;
+use crate::value::error::LossReason;
 
 /// What has become of one lease, and how long this process may trust in it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,9 +3,8 @@
 use sqlx::{MySql, MySqlConnection};
 
 use crate::{
-    fence::Fence,
-    key::Key,
     sql::{FenceGuardStatements, GUARD_SECONDS, history::hex, statement::statement},
+    value::{fence::Fence, key::Key},
 };
 
 impl FenceGuardStatements for MySql {

@@ -23,10 +23,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::NOW;
 use crate::{
-    error::Fault,
-    fence::Fence,
-    key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Previous, Release, Renewal, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Previous, Release, Renewal},
     sql::{
         Driver, LeaseStatements,
         lease::{
@@ -36,6 +33,7 @@ use crate::{
         statement::statement,
         units::{duration, fence, micros},
     },
+    value::{error::Fault, fence::Fence, key::Key, token::Token},
 };
 
 // The record locks that hold a lease (https://dev.mysql.com/doc/refman/8.4/en/innodb-locks-set.html): a transaction

@@ -3,12 +3,12 @@
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Pool, Row, migrate::MigrateError};
 
 use crate::{
-    error::Error,
     sql::{
         Driver,
         history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
         pool::using,
     },
+    value::error::Error,
 };
 
 pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {

@@ -26,12 +26,14 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault},
-    holder::LockHolder,
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
         Sessions, ShedLockOps, StockOps, VersionOps, fault::connection_fault,
+    },
+    value::{
+        error::{Error, Fault},
+        holder::LockHolder,
     },
 };
 

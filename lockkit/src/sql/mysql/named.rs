@@ -13,11 +13,9 @@ use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection};
 
 use super::{RESTORE_WAIT, SHARED, bounded, holder};
 use crate::{
-    error::Fault,
-    holder::LockHolder,
-    key::Key,
     policy::Wait,
     sql::{Driver, NamedStatements, Sharing, history::hex},
+    value::{error::Fault, holder::LockHolder, key::Key},
 };
 
 /// Locks the row, and inserts it if it does not exist. Never waits for another session's lock.

@@ -18,14 +18,13 @@ use sqlx::{
 
 use super::{SHARED, bounded, holder, placeholder};
 use crate::{
-    holder::LockHolder,
-    key::Key,
     policy::Wait,
     sql::{
         Access, By, Columns, Plan, RowQuery, RowStatements, Strength, Values,
         ident::Ident,
         query::{filter, order_and_limit},
     },
+    value::{holder::LockHolder, key::Key},
 };
 
 impl RowStatements for MySql {

@@ -8,9 +8,8 @@ use sqlx::{MySql, MySqlConnection, Row};
 
 use super::holder;
 use crate::{
-    error::Fault,
-    holder::LockHolder,
     sql::{Driver, ServerSession, SessionAnswer, SessionName, SessionStatements, Sharing, statement::statement},
+    value::{error::Fault, holder::LockHolder},
 };
 
 /// The name of the lock of the bound key: 64 hexadecimal digits, which is the longest name that MySQL allows. Its case

@@ -3,15 +3,13 @@
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use crate::{
-    error::Fault,
-    fence::Fence,
-    key::Key,
-    lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal, Token},
+    lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal},
     sql::{
         Driver, ShedLockStatements,
         shedlock::ops::{Columns, Place, RELEASED, Row, locked_by, tag},
         units::micros,
     },
+    value::{error::Fault, fence::Fence, key::Key, token::Token},
 };
 
 /// Microseconds since 1970. Other programs may write a zero date, which is no number.

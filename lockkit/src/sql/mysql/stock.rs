@@ -10,14 +10,13 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlQueryResult};
 
 use super::{NOW, bounded};
 use crate::{
-    error::Fault,
-    key::Key,
     policy::Wait,
     sql::{
         Driver, Look, Note, Portion, Segment, StockStatements, counted_depth,
         statement::statement,
         stock::segment::{quantity, segment},
     },
+    value::{error::Fault, key::Key},
 };
 
 /// Takes from the first unlocked segment among these. The order is not random, because the servers would lock all

@@ -4,9 +4,8 @@ use sqlx::{PgConnection, Postgres, Row};
 
 use super::pooler;
 use crate::{
-    fence::Fence,
-    key::Key,
     sql::{FenceGuardStatements, GUARD_SECONDS, units::fence},
+    value::{fence::Fence, key::Key},
 };
 
 impl FenceGuardStatements for Postgres {

@@ -15,8 +15,7 @@ use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
 use super::{NOW, bell, pooler::query, ring};
 use crate::{
-    key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal},
     sql::{
         LeaseStatements,
         lease::{
@@ -25,6 +24,7 @@ use crate::{
         statement::statement,
         units::{duration, fence, micros},
     },
+    value::{key::Key, token::Token},
 };
 
 // The row locks that hold a lease (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a

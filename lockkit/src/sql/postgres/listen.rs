@@ -9,8 +9,8 @@ use sqlx::{Pool, Postgres, postgres::PgListener};
 
 use super::bell;
 use crate::{
-    key::Key,
     sql::{ListenOps, ListenStatements},
+    value::key::Key,
 };
 
 impl ListenOps for Postgres {}

@@ -14,8 +14,8 @@ use sqlx::{
 
 use super::advisory_number;
 use crate::{
-    error::Error,
     sql::history::{Applied, HISTORY, Schema, failed, hex, migrated, migrator, schema},
+    value::error::Error,
 };
 
 pub(super) async fn migrate(pool: &Pool<Postgres>) -> Result<(), Error> {

@@ -20,13 +20,15 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault},
-    holder::LockHolder,
-    key::Key,
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
         Sessions, ShedLockOps, StockOps, VersionOps, fault::connection_fault, units::duration,
+    },
+    value::{
+        error::{Error, Fault},
+        holder::LockHolder,
+        key::Key,
     },
 };
 

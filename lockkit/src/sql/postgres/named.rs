@@ -4,10 +4,9 @@ use sqlx::{PgConnection, Postgres, Row};
 
 use super::{advisory_number, feigned, holder, holder_since, lock_timeout, pooler};
 use crate::{
-    holder::LockHolder,
-    key::Key,
     policy::Wait,
     sql::{NamedStatements, Sharing, statement::statement},
+    value::{holder::LockHolder, key::Key},
 };
 
 /// The functions that take an advisory lock until the end of the transaction: one that waits, and one that only tries.

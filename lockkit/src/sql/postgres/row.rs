@@ -15,13 +15,12 @@ use sqlx::{
 
 use super::{FIRST_OF_USERS, holder, lock_timeout, placeholder, pooler, typed};
 use crate::{
-    holder::LockHolder,
-    key::Key,
     policy::Wait,
     sql::{
         Access, By, Columns, Plan, RowQuery, RowStatements, Strength, Values,
         query::{filter, order_and_limit},
     },
+    value::{holder::LockHolder, key::Key},
 };
 
 impl RowStatements for Postgres {

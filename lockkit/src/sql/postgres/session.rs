@@ -6,12 +6,11 @@ use sqlx::{PgConnection, Postgres, Row};
 
 use super::{advisory_number, holder, holder_since};
 use crate::{
-    error::Fault,
-    holder::LockHolder,
     sql::{
         AdvisoryNumber, Driver, ServerSession, SessionAnswer, SessionName, SessionStatements, Sharing,
         statement::statement,
     },
+    value::{error::Fault, holder::LockHolder},
 };
 
 /// The arguments of the functions that lock: one number, or the halves of it as two. Also the `objsubid` that tells the

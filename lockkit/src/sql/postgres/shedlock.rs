@@ -4,13 +4,13 @@ use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _, postgres::PgRow};
 
 use super::pooler::query;
 use crate::{
-    key::Key,
-    lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal, Token},
+    lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal},
     sql::{
         ShedLockStatements,
         shedlock::ops::{Columns, Place, RELEASED, Row, locked_by, tag},
         units::{fence, micros},
     },
+    value::{key::Key, token::Token},
 };
 
 /// The clock, as ShedLock writes it: UTC in a column without a time zone. Read once for each statement.

@@ -6,13 +6,13 @@ use sqlx::{Executor, PgConnection, Postgres, Row};
 
 use super::{NOW, pooler::query};
 use crate::{
-    key::Key,
     policy::Wait,
     sql::{
         Look, Note, Portion, Segment, StockStatements, counted_depth,
         statement::statement,
         stock::segment::{quantity, segment},
     },
+    value::key::Key,
 };
 
 impl StockStatements for Postgres {

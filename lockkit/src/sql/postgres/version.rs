@@ -10,7 +10,7 @@ use crate::{
         query::{matching, save, timestamp_step},
         version::ops::{VersionKind, bind_expected, parse_version},
     },
-    version::Version,
+    value::version::Version,
 };
 
 impl VersionStatements for Postgres {

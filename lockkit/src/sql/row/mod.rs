@@ -17,14 +17,16 @@ use sqlx::{Database, Encode, FromRow, Type};
 use tokio::time::Instant;
 
 use crate::{
-    error::{Error, Fault, Result},
-    key::Key,
     observe::{Strategy, observed},
     policy::Wait,
     sql::{
         Access, AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, failed, heard, holder,
         ident::{Ident, TableName},
         in_transaction, still_in_transaction,
+    },
+    value::{
+        error::{Error, Fault, Result},
+        key::Key,
     },
 };
 

@@ -5,9 +5,8 @@ use std::future::Future;
 use sqlx::Database;
 
 use crate::{
-    holder::LockHolder,
-    key::Key,
     sql::{Dialect, RowQuery, Values},
+    value::{holder::LockHolder, key::Key},
 };
 
 /// Row locks.

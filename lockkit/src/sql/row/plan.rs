@@ -10,10 +10,12 @@ use std::{any::TypeId, collections::HashMap, sync::LazyLock};
 use parking_lot::Mutex;
 
 use crate::{
-    error::{Error, Result},
-    key::Key,
     observe,
     sql::{Access, Plan, RowOps, RowQuery, Values, failed},
+    value::{
+        error::{Error, Result},
+        key::Key,
+    },
 };
 
 /// Whether a row lock that would read the whole table is refused. Defaults to [`Deny`](Self::Deny).

@@ -3,7 +3,7 @@
 use crc::{CRC_32_ISO_HDLC, Crc};
 
 use super::{AdvisoryNumber, SessionLock, SessionName};
-use crate::key::Key;
+use crate::value::key::Key;
 
 /// The factor of Rails' migrations, which keeps their locks apart from those of others.
 const RAILS_SALT: i64 = 2_053_462_845;

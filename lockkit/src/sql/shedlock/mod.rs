@@ -17,15 +17,18 @@ use sqlx::{Database, Pool};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    error::{Error, Result},
-    key::Key,
-    lease::store::{Acquired, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal, Token},
+    lease::store::{Acquired, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     sql::{
         ident::TableName,
         locked::{unless_held, unless_locked},
         pool::{Reach, call, is_of_ended_runtime, on_living_connection, tried, write},
         shedlock::ops::{Columns, Place, Row, ShedLockOps},
         starved::leases_starved,
+    },
+    value::{
+        error::{Error, Result},
+        key::Key,
+        token::Token,
     },
 };
 

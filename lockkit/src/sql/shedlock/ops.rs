@@ -8,13 +8,13 @@ use std::{
 use sqlx::Database;
 
 use crate::{
-    key::Key,
-    lease::store::{Acquired, Answer, Claim, LeaseInfo, LeaseRecord, Previous, Release, Renewal, Token},
+    lease::store::{Acquired, Answer, Claim, LeaseInfo, LeaseRecord, Previous, Release, Renewal},
     sql::{
         Dialect,
         ident::TableName,
         units::{duration, fence},
     },
+    value::{key::Key, token::Token},
 };
 
 /// The greatest number of characters in ShedLock's column `locked_by`.

@@ -3,9 +3,8 @@
 use sqlx::{Sqlite, SqliteConnection};
 
 use crate::{
-    fence::Fence,
-    key::Key,
     sql::{FenceGuardStatements, units::fence},
+    value::{fence::Fence, key::Key},
 };
 
 impl FenceGuardStatements for Sqlite {

@@ -10,8 +10,7 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::NOW;
 use crate::{
-    key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Release, Renewal, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Release, Renewal},
     sql::{
         LeaseStatements,
         lease::{
@@ -21,6 +20,7 @@ use crate::{
         statement::statement,
         units::{fence, micros},
     },
+    value::{key::Key, token::Token},
 };
 
 /// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written ahead of

@@ -3,8 +3,8 @@
 use sqlx::{AssertSqlSafe, Executor, Pool, Row, Sqlite, SqliteConnection};
 
 use crate::{
-    error::Error,
     sql::history::{Applied, HISTORY, Schema, failed, migrated, migrator, schema},
+    value::error::Error,
 };
 
 pub(super) async fn migrate(pool: &Pool<Sqlite>) -> Result<(), Error> {

@@ -22,12 +22,12 @@ use sqlx::{
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
-    error::{Error, Fault},
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, ShedLockOps,
         StockOps, VersionOps, counted_depth, fault::connection_fault,
     },
+    value::error::{Error, Fault},
 };
 
 /// The clock in microseconds, with a resolution of a millisecond. It is constant during a statement, and is read after

@@ -4,10 +4,9 @@ use sqlx::{Sqlite, SqliteConnection};
 
 use super::take_write_lock;
 use crate::{
-    holder::LockHolder,
-    key::Key,
     policy::Wait,
     sql::{NamedStatements, Sharing},
+    value::{holder::LockHolder, key::Key},
 };
 
 impl NamedStatements for Sqlite {

@@ -7,13 +7,12 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::{placeholder, take_write_lock};
 use crate::{
-    holder::LockHolder,
-    key::Key,
     policy::Wait,
     sql::{
         Access, Columns, Plan, RowQuery, RowStatements, Values,
         query::{filter, order_and_limit},
     },
+    value::{holder::LockHolder, key::Key},
 };
 
 impl RowStatements for Sqlite {

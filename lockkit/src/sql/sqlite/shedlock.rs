@@ -3,13 +3,13 @@
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    key::Key,
-    lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal, Token},
+    lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal},
     sql::{
         ShedLockStatements,
         shedlock::ops::{Columns, Place, RELEASED, Row, locked_by, tag},
         units::{fence, micros},
     },
+    value::{key::Key, token::Token},
 };
 
 /// The clock in milliseconds. It is constant during a statement, and is read after the wait for the write lock.

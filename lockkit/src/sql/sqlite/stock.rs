@@ -6,12 +6,12 @@ use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection};
 
 use super::take_write_lock;
 use crate::{
-    key::Key,
     policy::Wait,
     sql::{
         Look, Note, Portion, Segment, StockStatements,
         stock::segment::{quantity, segment},
     },
+    value::key::Key,
 };
 
 impl StockStatements for Sqlite {

@@ -10,7 +10,7 @@ use crate::{
         query::{matching, save},
         version::ops::{VersionKind, bind_expected, parse_version},
     },
-    version::Version,
+    value::version::Version,
 };
 
 impl VersionStatements for Sqlite {

@@ -23,7 +23,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    error::{Error, Fault, Result},
+    body::task::{no_answer, timed_out, until},
     policy::Wait,
     sql::{
         Look, StockOps, failed_on_own_table,
@@ -36,7 +36,7 @@ use crate::{
         },
         tx::{Tx, begin_within},
     },
-    task::{no_answer, timed_out, until},
+    value::error::{Error, Fault, Result},
 };
 
 /// Where there is one lock for all writers: the shortest time that a take stays in the queue, even if it does not wait.

@@ -20,7 +20,6 @@ use tokio::{
 };
 
 use crate::{
-    error::{BoxError, Error, Fault},
     sql::{
         Note, Portion, StockOps,
         pool::{Reach, call, tried, write},
@@ -32,6 +31,7 @@ use crate::{
             segment::sum,
         },
     },
+    value::error::{BoxError, Error, Fault},
 };
 
 /// Longest time to find out whether a batch was executed whose answer was lost.

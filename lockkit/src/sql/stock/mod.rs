@@ -10,11 +10,13 @@ use self::{
     segment::{column, sum},
 };
 use crate::{
-    error::{Error, Result},
-    key::Key,
+    body::task::runtime_ended,
     policy::{RetryPolicy, Wait},
     sql::{AsConnection, StockOps, heard, in_transaction, pool::address, tx::refuse_under_own_lock},
-    task::runtime_ended,
+    value::{
+        error::{Error, Result},
+        key::Key,
+    },
 };
 
 mod attempt;

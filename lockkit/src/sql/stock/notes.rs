@@ -7,7 +7,7 @@ use std::{any::Any, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{lease::store::Token, sql::Note};
+use crate::{sql::Note, value::token::Token};
 
 /// How long a free note is kept. The database deletes notes that were unused for a day.
 const KEPT: Duration = Duration::from_hours(1);

@@ -5,10 +5,9 @@ use std::{future::Future, ops::RangeInclusive};
 use sqlx::Database;
 
 use crate::{
-    key::Key,
-    lease::store::Token,
     policy::Wait,
     sql::{Dialect, stock::segment::Segment},
+    value::{key::Key, token::Token},
 };
 
 /// Stocks in the table `lockkit_stock`.

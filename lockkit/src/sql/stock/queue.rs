@@ -23,11 +23,10 @@ use tokio::{
 };
 
 use crate::{
-    error::Error,
+    body::task::until,
     fifo::{Fifo, Place},
-    key::Key,
     sql::stock::Taken,
-    task::until,
+    value::{error::Error, key::Key},
 };
 
 /// Largest number of takes in one batch.

@@ -1,6 +1,6 @@
 //! The segments of a stock and the amounts in them. Pure: no database.
 
-use crate::error::{Error, Result};
+use crate::value::error::{Error, Result};
 
 /// More than any stock can hold.
 pub(super) const TOO_MANY: u64 = 1 << 63;

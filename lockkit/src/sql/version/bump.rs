@@ -3,9 +3,11 @@
 use std::fmt;
 
 use crate::{
-    error::{Error, Result},
     sql::{Dialect, tx::AnyTx},
-    version::Version,
+    value::{
+        error::{Error, Result},
+        version::Version,
+    },
 };
 
 /// The new version of a row, as written by [`bump`](crate::VersionedRow::bump).

@@ -1,8 +1,8 @@
 //! Turns "zero rows changed" into an error.
 
 use crate::{
-    error::{Error, Result},
     sql::RowsAffected,
+    value::error::{Error, Result},
 };
 
 /// Turns "no row was changed" into [`Error::Conflict`]. Implemented for the query result of every database, and for the

@@ -14,17 +14,18 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    attempt,
-    error::{Error, Fault, Raced, Result},
-    key::Key,
     observe::{Strategy, observed},
     policy::Wait,
+    retry::context,
     sql::{
         Columns, RowQuery, Strength, Values, VersionOps, VersionQuery, depth, failed,
         row::plan::{self, PlanCheck},
     },
-    turn::Row,
-    version::Version,
+    value::{
+        error::{Error, Fault, Raced, Result},
+        key::Key,
+        version::{Row, Version},
+    },
 };
 
 /// The row of a query.
@@ -43,7 +44,7 @@ pub(crate) fn conflict(table: Key, row: Row, expected: Version, found: Option<Ve
 
 /// Fails if the running attempt has to wait for its turn first. To be called on a connection of the caller.
 pub(crate) fn stand_back<DB: VersionOps>(query: &VersionQuery, table: &Key, values: &Values<DB>) -> Result<()> {
-    if attempt::stands_back(|| row_of(query, values)) {
+    if context::stands_back(|| row_of(query, values)) {
         return Err(not_read(table, row_of(query, values)));
     }
     Ok(())
@@ -62,7 +63,7 @@ pub(crate) async fn lock_if_asked<DB: VersionOps>(
     table: &Key,
     values: &Values<DB>,
 ) -> Result<Option<(DB::Row, Version)>> {
-    match attempt::lock_wait(|| row_of(query, values)) {
+    match context::lock_wait(|| row_of(query, values)) {
         // Boxed: it is larger than a read, and rarely runs.
         Some(wait) => Box::pin(lock(conn, query, table, values, wait)).await,
         None => Ok(None),
@@ -78,7 +79,7 @@ async fn lock<DB: VersionOps>(
 ) -> Result<Option<(DB::Row, Version)>> {
     // Outside a transaction the lock would end with its statement.
     if depth::<DB>(conn).await? == 0 {
-        attempt::cannot_lock(row_of(query, values));
+        context::cannot_lock(row_of(query, values));
         return Ok(None);
     }
     let lock = RowQuery {
@@ -95,7 +96,7 @@ async fn lock<DB: VersionOps>(
         Ok(access) => access,
         // A lock that scans would be on other rows too.
         Err(Error::FullScan { .. } | Error::InvalidOption { .. }) => {
-            attempt::cannot_lock(row_of(query, values));
+            context::cannot_lock(row_of(query, values));
             return Ok(None);
         }
         Err(err) => return Err(err),

@@ -6,7 +6,7 @@ use sqlx::{Arguments, Database, Encode, Type};
 
 use crate::{
     sql::{RowOps, SaveQuery, Values, VersionQuery, dialect::sealed},
-    version::Version,
+    value::version::Version,
 };
 
 /// Versions of rows.

@@ -5,13 +5,13 @@ use std::{fmt, future::Future};
 use sqlx::{Database, Encode, Type};
 
 use crate::{
-    error::{Error, Result},
     sql::{
         Values, VersionOps,
         conn::On,
         ident::Ident,
         version::save::{self, Saved},
     },
+    value::error::{Error, Result},
 };
 
 /// A struct that is one row of a table, with an integer version that every save increments.

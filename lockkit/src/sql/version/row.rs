@@ -5,9 +5,7 @@ use std::{fmt, ops::Deref};
 use sqlx::{Database, Encode, FromRow, Type};
 
 use crate::{
-    attempt,
-    error::{Error, Result},
-    key::Key,
+    retry::context,
     sql::{
         AsConnection, By, Values, VersionOps, VersionQuery,
         conn::{Finish, On},
@@ -18,8 +16,11 @@ use crate::{
             contention::{conflict, lock_if_asked, row_of, stand_back},
         },
     },
-    turn::Row,
-    version::Version,
+    value::{
+        error::{Error, Result},
+        key::Key,
+        version::{Row, Version},
+    },
 };
 
 /// A row together with the version that it had when it was read.
@@ -313,7 +314,7 @@ where
     O: On<DB>,
 {
     if O::IS_POOL {
-        attempt::turn(|| row.which()).await;
+        context::turn(|| row.which()).await;
     }
     let mut conn = on.reach("reading the version of a row of").await?;
     let found = row.read_on(&mut conn, !O::IS_POOL).await;

@@ -19,8 +19,6 @@ use std::{
 use sqlx::Database;
 
 use crate::{
-    error::{Error, Result},
-    key::Key,
     sql::{
         By, SaveQuery, Values, VersionOps, VersionQuery,
         conn::{Finish, On},
@@ -34,8 +32,11 @@ use crate::{
             row::delete_row,
         },
     },
-    turn::Row,
-    version::Version,
+    value::{
+        error::{Error, Result},
+        key::Key,
+        version::{Row, Version},
+    },
 };
 
 /// A struct that was saved and whose new version may not be committed yet.

@@ -15,9 +15,8 @@ use tokio::{
 
 use super::{Check, Failed, ensure};
 use crate::{
-    fence::Fence,
-    key::Key,
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Renewal, Token},
+    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Renewal},
+    value::{fence::Fence, key::Key, token::Token},
 };
 
 /// So long that nothing expires before the check is over.

@@ -1,0 +1,5 @@
+//! A body of the caller's that runs under locks: its guards, what its task holds, and work in the background.
+
+pub(crate) mod guard;
+pub(crate) mod scope;
+pub(crate) mod task;

@@ -1,0 +1,254 @@
+//! What a request holds while it waits, and releases when it stops waiting.
+
+use std::{sync::OnceLock, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+
+use super::claim::Unheard;
+use crate::lease::held::Lease;
+use crate::{
+    body::guard::Guard,
+    lease::{
+        life::kept::release_failed,
+        store::{LeaseRecord, LeaseStore},
+    },
+    value::{error::Error, fence::Fence, key::Key, token::Token},
+};
+
+/// Time limit for releasing what was taken while waiting. A release that takes longer continues in the background.
+const GIVE_BACK: Duration = Duration::from_secs(1);
+
+/// Minimum difference between two expiries that are treated as different. Smaller differences come from the varying
+/// latency of answers.
+const ANSWERS_DIFFER: Duration = Duration::from_millis(5);
+
+/// The state of one waiting request. Dropping it releases in the background what the request took.
+#[derive(Debug)]
+pub(super) struct Pending<S: LeaseStore> {
+    /// Whether the request asks until its wait is over.
+    pub(super) waits: bool,
+    asked: OnceLock<Instant>,
+    taken: Mutex<Taken<S>>,
+}
+
+#[derive(Debug)]
+struct Taken<S: LeaseStore> {
+    ticket: Option<Ticket<S>>,
+    /// The lease that lets one request of its kind keep other leases while it waits. For a writer it is the writer's
+    /// lease, for a request that gathers permits the gather lease.
+    gate: Option<Lease<S>>,
+    /// Permits that were granted so far, until there are enough.
+    gathered: Vec<Lease<S>>,
+    /// The claim that has a pending in the store's own queue.
+    queued: Option<Guard<Unheard<S>>>,
+    /// The requested key that was last found held.
+    in_the_way: Option<Key>,
+    /// The tokens of the claims since the last answer.
+    claimed: Vec<Token>,
+    /// The reason why the last unanswered attempt got no answer, if the store gave one.
+    unanswered: Option<Error>,
+    /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews earlier.
+    late: Option<(String, Instant)>,
+}
+
+/// The pending of this request in the queue of the processes.
+#[derive(Debug)]
+struct Ticket<S: LeaseStore> {
+    lease: Lease<S>,
+    progress: Progress,
+}
+
+/// What the owner of a ticket has seen of the queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Progress {
+    /// The number of older tickets, and the oldest of them. `None` before the first look.
+    pub(super) seen: Option<(u32, Fence)>,
+    /// The last time that `seen` changed or the lease got another holder.
+    pub(super) moved: Instant,
+    /// When the holder's lease expires.
+    pub(super) expires: Option<Instant>,
+    /// Since when the lease has been seen free, while no older ticket took it.
+    pub(super) free_since: Option<Instant>,
+}
+
+impl Progress {
+    /// Records that the lease is held. A new holder or a renewal has a later expiry. `None`: a row lock hides the
+    /// expiry.
+    pub(super) fn held(&mut self, free_in: Option<Duration>) {
+        let now = Instant::now();
+        let expires = free_in.map(|it| now + it);
+        let changed = match (expires, self.expires) {
+            (Some(expires), Some(before)) => expires > before + ANSWERS_DIFFER,
+            (expires, before) => expires.is_some() != before.is_some(),
+        };
+        if changed {
+            self.moved = now;
+            self.expires = expires;
+        }
+    }
+}
+
+impl<S: LeaseStore> Pending<S> {
+    /// The pending of a request that asks until its wait is over.
+    pub(super) fn waiting() -> Self {
+        Self { waits: true, ..Self::default() }
+    }
+
+    /// Time since the first attempt. `None` if this is the first one.
+    pub(super) fn waited(&self) -> Option<Duration> {
+        if let Some(asked) = self.asked.get() {
+            return Some(asked.elapsed());
+        }
+        self.asked.get_or_init(Instant::now);
+        None
+    }
+
+    /// The fence and key of the ticket, if it is still trusted.
+    pub(super) fn ticket(&self) -> Option<(Fence, Key)> {
+        let taken = self.taken.lock();
+        let ticket = taken.ticket.as_ref().filter(|it| it.lease.is_trusted())?;
+        Some((ticket.lease.fence(), ticket.lease.key().clone()))
+    }
+
+    /// Sets the ticket, or replaces a lost one.
+    pub(super) fn set_ticket(&self, lease: Lease<S>) {
+        let progress = Progress { seen: None, moved: Instant::now(), expires: None, free_since: None };
+        self.taken.lock().ticket = Some(Ticket { lease, progress });
+    }
+
+    /// Applies `change` to what the owner of the ticket has seen, and returns the result. `None` without a ticket.
+    pub(super) fn progress(&self, change: impl FnOnce(&mut Progress)) -> Option<Progress> {
+        let mut taken = self.taken.lock();
+        let progress = &mut taken.ticket.as_mut()?.progress;
+        change(progress);
+        Some(*progress)
+    }
+
+    /// Releases the ticket in the background.
+    pub(super) fn drop_ticket(&self) {
+        // Dropped after the mutex is unlocked.
+        let ticket = self.taken.lock().ticket.take();
+        drop(ticket);
+    }
+
+    /// Whether the request holds the gate lease, and the lease is still trusted.
+    pub(super) fn has_gate(&self) -> bool {
+        self.taken.lock().gate.as_ref().is_some_and(Lease::is_trusted)
+    }
+
+    pub(super) fn set_gate(&self, gate: Lease<S>) {
+        let before = self.taken.lock().gate.replace(gate);
+        // Dropped after the mutex is unlocked.
+        drop(before);
+    }
+
+    pub(super) fn take_gate(&self) -> Option<Lease<S>> {
+        let gate = self.taken.lock().gate.take();
+        gate.filter(Lease::is_trusted)
+    }
+
+    /// Keeps these permits.
+    pub(super) fn gather(&self, leases: impl IntoIterator<Item = Lease<S>>) {
+        self.taken.lock().gathered.extend(leases);
+    }
+
+    /// The number of kept permits that are still trusted. Drops the others.
+    pub(super) fn gathered(&self) -> u32 {
+        let lost: Vec<_> = self.taken.lock().gathered.extract_if(.., |it| !it.is_trusted()).collect();
+        drop(lost);
+        u32::try_from(self.taken.lock().gathered.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn take_gathered(&self) -> Vec<Lease<S>> {
+        std::mem::take(&mut self.taken.lock().gathered)
+    }
+
+    pub(super) fn take_queued(&self) -> Option<Guard<Unheard<S>>> {
+        self.taken.lock().queued.take()
+    }
+
+    pub(super) fn set_queued(&self, queued: Option<Guard<Unheard<S>>>) {
+        let before = std::mem::replace(&mut self.taken.lock().queued, queued);
+        // Drop outside the lock.
+        drop(before);
+    }
+
+    pub(super) fn in_the_way(&self) -> Option<Key> {
+        self.taken.lock().in_the_way.clone()
+    }
+
+    pub(super) fn set_in_the_way(&self, key: Key) {
+        self.taken.lock().in_the_way = Some(key);
+    }
+
+    /// Notes that a claim is sent with this token.
+    pub(super) fn claims(&self, token: Token) {
+        self.taken.lock().claimed.push(token);
+    }
+
+    /// Notes that an attempt was answered.
+    pub(super) fn answered(&self) {
+        self.taken.lock().claimed.clear();
+    }
+
+    /// Whether the token is that of a claim of this request whose answer did not come.
+    pub(super) fn has_claimed(&self, token: Token) -> bool {
+        self.taken.lock().claimed.contains(&token)
+    }
+
+    pub(super) fn set_unanswered(&self, err: Error) {
+        self.taken.lock().unanswered = Some(err);
+    }
+
+    pub(super) fn take_unanswered(&self) -> Option<Error> {
+        self.taken.lock().unanswered.take()
+    }
+
+    /// Notes who was seen to hold the requested lease.
+    pub(super) fn saw(&self, held: &LeaseRecord) {
+        let LeaseRecord { token, info } = held;
+        // A lease that stays taken for its `min_hold` was released by a live process.
+        let is_late = !token.is_nobody() && info.ttl.is_some_and(|it| info.expires_in < it / 2);
+        self.taken.lock().late = is_late.then(|| (info.holder.clone(), Instant::now() + info.expires_in));
+    }
+
+    /// The last holder that was seen, if it let its lease expire.
+    pub(super) fn let_expire(&self) -> Option<String> {
+        let taken = self.taken.lock();
+        let (holder, expires) = taken.late.as_ref()?;
+        (*expires <= Instant::now()).then(|| holder.clone())
+    }
+
+    /// Releases what was taken while waiting, so that it blocks no other request after this one is answered.
+    pub(super) async fn give_back(&self) {
+        drop(self.take_queued());
+        let leases: Vec<_> = {
+            let Taken { ticket, gate, gathered, .. } = &mut *self.taken.lock();
+            gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
+        };
+        let giving_back = async {
+            for lease in leases {
+                release_failed(lease.release().await);
+            }
+        };
+        // A release that takes longer continues in the background.
+        drop(timeout(GIVE_BACK, giving_back).await);
+    }
+}
+
+impl<S: LeaseStore> Default for Pending<S> {
+    fn default() -> Self {
+        let taken = Taken {
+            ticket: None,
+            gate: None,
+            gathered: Vec::new(),
+            queued: None,
+            in_the_way: None,
+            claimed: Vec::new(),
+            unanswered: None,
+            late: None,
+        };
+        Self { waits: false, asked: OnceLock::new(), taken: Mutex::new(taken) }
+    }
+}

@@ -1,0 +1,111 @@
+//! Detects requests that would wait for their own task, and describes holders of the same process.
+//!
+//! A lease is not re-entrant: "the same caller" has no meaning among tasks. Two tasks of one process would both be
+//! admitted, and the first of two releases would free the lease under the other. `Lease::share` states in code that two
+//! parts hold one lease together. Where other `Leases` refuse a request for the same key, the holder's token decides
+//! whether the store is the same.
+
+use std::time::Duration;
+
+use super::{LeaseRequest, mode::Mode};
+use crate::lease::Inner;
+use crate::{
+    body::scope::{Realm, count, is_under, leases},
+    lease::{bounded::limit_for, store::LeaseStore},
+    value::{
+        error::{Error, Result},
+        key::Key,
+        token::Token,
+    },
+};
+
+const LEASE: &str = "lease";
+const SHARE: &str = "hand the lease that it has to the code that needs it (`lease.share()`; `as = lease` names it under \
+                     `#[with_lock]`), and take the lock in one place";
+const SHARE_PERMIT: &str = "hand the permit that it has to the code that needs it (`lease.share()`), or give the semaphore \
+                            more permits";
+const SHARE_WRITER: &str = "a writer may read, so hand the write lease that it has to the code that needs it \
+                            (`lease.share()`)";
+const WRITE_FIRST: &str =
+    "a writer waits for all readers, so ask to write from the start, or give the read lease back before";
+
+impl<S: LeaseStore, L> LeaseRequest<S, L> {
+    /// Refuses a request that would wait for a lock of the body that makes it.
+    pub(super) fn check_not_reentrant(&self) -> Result<()> {
+        let realm = self.inner.realm();
+        let held = |is_it: &dyn Fn(&Key) -> bool| count(|it| it.realm == realm && is_it(&it.key));
+        let writer = self.writer();
+        let keeps_too_many = |of: u32, take: u32| {
+            // A held permit with a number of `of` or more blocks none of the requested ones.
+            let held = held(&|it| self.number_of("permit", it).is_some_and(|it| it < of));
+            let held = u32::try_from(held).unwrap_or(u32::MAX);
+            held > 0 && held.saturating_add(take) > of
+        };
+        if let Mode::All(keys) = &self.mode {
+            let held = keys.iter().find(|key| held(&|it| it == *key) > 0);
+            return held.map_or(Ok(()), |key| Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE }));
+        }
+        let (waits_for_itself, lock, hint) = match self.mode {
+            Mode::All(_) | Mode::NoPermits => (false, LEASE, SHARE),
+            Mode::Exclusive => (held(&|it| *it == self.key) > 0, LEASE, SHARE),
+            Mode::Permit(of) => (keeps_too_many(of, 1), "semaphore", SHARE_PERMIT),
+            Mode::Permits { of, take } => (keeps_too_many(of, take), "semaphore", SHARE_PERMIT),
+            Mode::Read => (held(&|it| *it == writer) > 0, "write lease", SHARE_WRITER),
+            Mode::Write if held(&|it| *it == writer) > 0 => (true, "write lease", SHARE),
+            Mode::Write => (held(&|it| self.number_of("reader", it).is_some()) > 0, "read lease", WRITE_FIRST),
+        };
+        if waits_for_itself { Err(Error::Reentrant { lock, key: self.key.clone(), hint }) } else { Ok(()) }
+    }
+
+    /// The leases that the body which makes this request runs under.
+    pub(super) fn under(&self) -> Vec<Key> {
+        let realm = self.inner.realm();
+        leases(|it| it.realm == realm).into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// Whether this is a read request from a body that holds a read lease of the same key.
+    pub(super) fn reads_already(&self) -> bool {
+        !self.reading().is_empty()
+    }
+
+    /// Whether the store still has one of the body's read leases. A stolen read lease does not block a writer.
+    pub(super) async fn still_reads(&self) -> Result<bool> {
+        for (key, token) in self.reading() {
+            let held = self.inner.store().look(&key, limit_for(self.ttl)).await?;
+            if held.is_some_and(|it| it.token == token) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The read leases of this key that the body runs under.
+    fn reading(&self) -> Vec<(Key, Token)> {
+        if self.mode != Mode::Read {
+            return Vec::new();
+        }
+        let realm = self.inner.realm();
+        leases(|it| it.realm == realm && self.number_of("reader", &it.key).is_some())
+    }
+
+    /// The number of a permit or read lease of this request's key.
+    fn number_of(&self, role: &str, key: &Key) -> Option<u32> {
+        let number = key.strip_prefix(self.key.as_str())?.strip_prefix('/')?.strip_prefix(role)?.strip_prefix('/')?;
+        number.parse().ok()
+    }
+}
+
+impl<S: LeaseStore> Inner<S> {
+    /// Refuses the request if the body runs under the very lease that blocks it, acquired through other `Leases`. Asks
+    /// the store, because the other `Leases` may be in a different store.
+    pub(super) async fn check_other_leases(&self, key: &Key, ttl: Duration) -> Result<()> {
+        if !is_under(|it| matches!(it.realm, Realm::Leases(_)) && it.key == *key) {
+            return Ok(());
+        }
+        let held = self.store().look(key, limit_for(ttl)).await?;
+        if held.is_some_and(|held| is_under(|it| it.token == Some(held.token))) {
+            return Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,292 @@
+//! The end of a wait without success: whether another holder has the lease, or what else was the case.
+//!
+//! `Contended` decides whether a job is skipped, so it needs an answer of the store, perhaps to a caller before this
+//! one in the same process. It may not stand for a store that did not answer: a job would be skipped that nobody runs.
+//! No such answer are a grant that arrived after its trust had ended, the request's own late claim that a last look
+//! finds, and the error of a claim that did not get SQLite's one lock for writers, which may be the caller's own. A row
+//! that another transaction has locked is one, and so is a statement of the waiting loop that another transaction
+//! undid.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
+use super::{LeaseRequest, mode::Mode, pending::Pending};
+use crate::{
+    lease::{
+        bounded::{is_silence, limit_for},
+        queue::wait::{FIRST_ANSWER, Outcome, Refused},
+        store::{BUSY_PAUSE, LeaseRecord, LeaseStore},
+    },
+    value::error::{Error, Result},
+};
+
+/// What lockkit does in a request.
+const ACQUIRING: &str = "acquiring lease";
+
+/// Time limit of the query for the holder after the wait has ended.
+const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
+
+/// The result of an attempt. An error after which another attempt may help is no answer. If another transaction undid a
+/// statement of the attempt, this is a refusal: others ask for the lease at this moment.
+pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result<Outcome<T>>) -> Result<Outcome<T>> {
+    match outcome {
+        Err(err) if is_silence(&err) => {
+            pending.set_unanswered(err);
+            Ok(Outcome::Silent)
+        }
+        Err(err) if err.is_transient() => Ok(Outcome::Held { free_in: None }),
+        Ok(Outcome::Silent) => Ok(Outcome::Silent),
+        outcome => {
+            pending.answered();
+            outcome
+        }
+    }
+}
+
+impl<S: LeaseStore, L> LeaseRequest<S, L> {
+    /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if an answer
+    /// of the store said that another holder has the lease.
+    pub(super) async fn given_up(&self, pending: &Pending<S>, started: Instant, refused: Refused) -> Error {
+        pending.give_back().await;
+        let waited = started.elapsed();
+        // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
+        let (answered, limit) = match refused {
+            Refused::Held => (true, QUICK),
+            Refused::NoAnswer => (pending.in_the_way().is_some(), QUICK),
+            Refused::NotFirst { answered } => (answered, FIRST_ANSWER),
+        };
+        let held = match timeout(limit, self.in_the_way(pending)).await {
+            // A grant that came too late is being given back.
+            Ok(Ok(held)) => held.filter(|it| !pending.has_claimed(it.token)),
+            Ok(Err(err)) if !answered && !err.is_transient() => return err,
+            Ok(Err(_)) | Err(_) => None,
+        };
+        if !answered && held.is_none() {
+            return self.silence(pending).await;
+        }
+        let key = match &self.mode {
+            Mode::All(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
+            _ => None,
+        };
+        let holder = held.map(|it| Box::new(self.inner.shown(it).into()));
+        Error::Contended { key: key.unwrap_or_else(|| self.key.clone()), waited, holder }
+    }
+
+    /// The reason why no answer came.
+    pub(super) async fn silence(&self, pending: &Pending<S>) -> Error {
+        if let Some(err) = pending.take_unanswered() {
+            return err;
+        }
+        let key = self.keys().first().unwrap_or(&self.key);
+        self.inner.store().silence(ACQUIRING, Some(key)).await
+    }
+
+    /// The error of the request. An error of the store that names no lease, such as that of a list, names the request's.
+    pub(super) fn named(&self, err: Error) -> Error {
+        match err {
+            Error::Database { key: None, fault, source, doing: _ } => {
+                Error::Database { doing: ACQUIRING, key: Some(self.key.clone()), fault, source }
+            }
+            err => err,
+        }
+    }
+
+    /// The current holder of the requested lease.
+    async fn in_the_way(&self, pending: &Pending<S>) -> Result<Option<LeaseRecord>> {
+        let (store, limit) = (self.inner.store(), limit_for(self.ttl));
+        Ok(match &self.mode {
+            Mode::Exclusive => store.look(&self.key, limit).await?,
+            Mode::All(keys) => {
+                for key in pending.in_the_way().iter().chain(keys) {
+                    if let Some(held) = store.look(key, limit).await? {
+                        return Ok(Some(held));
+                    }
+                }
+                None
+            }
+            Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => {
+                self.first_of(&format!("{}/permit/", self.key)).await?
+            }
+            Mode::Read => store.look(&self.writer(), limit).await?,
+            Mode::Write => match self.first_of(&format!("{}/reader/", self.key)).await? {
+                Some(reader) => Some(reader),
+                None => store.look(&self.writer(), limit).await?,
+            },
+        })
+    }
+
+    async fn first_of(&self, prefix: &str) -> Result<Option<LeaseRecord>> {
+        Ok(self.list(prefix, 1).await?.pop())
+    }
+
+    /// The held leases whose key starts with `prefix`, in the time of an answer about the requested lease.
+    pub(super) async fn list(&self, prefix: &str, most: u32) -> Result<Vec<LeaseRecord>> {
+        self.inner.store().list(prefix, most, limit_for(self.ttl)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicU32, Ordering},
+        },
+        time::Duration,
+    };
+
+    use crate::{
+        Error, Fault, Key, LeaseStore, Leases,
+        lease::store::{Acquired, Answer, Claim, LeaseRecord, Renewal},
+        testing::{Failure, MemoryStore, Operation},
+        value::token::Token,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn leases() -> Leases<MemoryStore> {
+        Leases::new(MemoryStore::new())
+    }
+
+    #[track_caller]
+    fn assert_unanswered<T: std::fmt::Debug>(acquired: Result<T, Error>) {
+        let err = acquired.unwrap_err();
+        assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
+        assert!(err.key().is_some_and(|it| it.starts_with('k')), "{err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_no_claim_is_answered_nobody_is_said_to_hold_the_lease() {
+        for wait in [Duration::ZERO, SECOND / 3, 2 * SECOND, 20 * SECOND] {
+            let leases = leases();
+            leases.store().faults().script(Operation::Acquire, [Failure::Silent; 1000]);
+            assert_unanswered(leases.lease("k").wait(wait).acquire().await);
+            assert_unanswered(leases.lease("k").fair().wait(wait).acquire().await);
+            assert_unanswered(leases.all(["k", "k2"]).wait(wait).acquire().await);
+            assert_unanswered(leases.semaphore("k", 2).wait(wait).acquire().await);
+            assert_unanswered(leases.semaphore("k", 2).take(2).wait(wait).acquire().await);
+            assert_unanswered(leases.rw("k").read().wait(wait).acquire().await);
+            assert_unanswered(leases.rw("k").write().wait(wait).acquire().await);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_no_claim_is_answered_the_callers_behind_are_told_the_same() {
+        let leases = leases();
+        leases.store().faults().script(Operation::Acquire, [Failure::Silent; 1000]);
+        let first = leases.lease("k").wait(20 * SECOND).acquire();
+        let second = async {
+            tokio::task::yield_now().await;
+            leases.lease("k").wait(SECOND).acquire().await
+        };
+        let (first, second) = tokio::join!(first, second);
+        assert_unanswered(first);
+        assert_unanswered(second);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_that_came_too_late_is_no_sign_of_another_holder() {
+        let ttl = SECOND * 3 / 10;
+        for wait in [Duration::ZERO, 2 * SECOND] {
+            let leases = Leases::builder(MemoryStore::new()).ttl(ttl).build().unwrap();
+            leases.store().faults().script(Operation::Acquire, [Failure::Slow(ttl + ttl / 3); 1000]);
+            assert_unanswered(leases.lease("k").wait(wait).acquire().await);
+            assert_unanswered(leases.all(["k", "k2"]).wait(wait).acquire().await);
+            assert_unanswered(leases.rw("k").write().wait(wait).acquire().await);
+            assert_unanswered(leases.lease("k").try_acquire().await);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_the_lease_is_held_the_callers_behind_are_told_by_whom() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let lease = here.lease("k").acquire().await.unwrap();
+        let first = there.lease("k").wait(20 * SECOND).acquire();
+        let second = there.lease("k").wait(SECOND).acquire();
+        let (first, second) = tokio::join!(first, second);
+        for err in [first.unwrap_err(), second.unwrap_err()] {
+            let Error::Contended { holder: Some(holder), .. } = err else { panic!("{err:?}") };
+            assert_eq!(holder.as_lease().map(|it| it.fence), Some(lease.fence()));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_of_a_request_names_its_key_whatever_it_was_doing() {
+        let leases = leases();
+        leases.store().faults().script(Operation::List, [Failure::Refused; 10]);
+        for err in [
+            leases.lease("k").fair().acquire().await.unwrap_err(),
+            leases.rw("k").write().acquire().await.unwrap_err(),
+            leases.semaphore("k", 2).take(2).acquire().await.unwrap_err(),
+            leases.lease("k").fair().try_acquire().await.unwrap_err(),
+        ] {
+            assert_eq!(err.to_string(), "database error while acquiring lease `k`");
+        }
+    }
+
+    /// A store in which other transactions undo every third read.
+    #[derive(Clone, Default)]
+    struct Undone {
+        store: MemoryStore,
+        reads: Arc<AtomicU32>,
+    }
+
+    impl Undone {
+        fn read(&self, key: Option<&Key>) -> Result<(), Error> {
+            match self.reads.fetch_add(1, Ordering::Relaxed) % 3 {
+                0 => Err(Error::database("reading", key, Fault::Serialization, "could not serialize access")),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    impl LeaseStore for Undone {
+        async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired, Error> {
+            self.store.lease_acquire(claim).await
+        }
+
+        async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>, Error> {
+            self.read(Some(key))?;
+            self.store.lease_look(key).await
+        }
+
+        async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>, Error> {
+            self.store.lease_renew(renewals).await
+        }
+
+        async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer, Error> {
+            self.store.lease_release(key, token, min_hold).await
+        }
+
+        async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>, Error> {
+            self.read(None)?;
+            self.store.lease_list(prefix, limit).await
+        }
+
+        async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64, Error> {
+            self.store.lease_sweep(retention, limit).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_another_transaction_undid_is_a_refusal() {
+        let store = Undone::default();
+        let (here, there) = (Leases::new(store.clone()), Leases::new(store));
+        let (lease, writer) = (here.lease("k").acquire().await.unwrap(), here.rw("k").write().acquire().await.unwrap());
+        for fair in [false, true] {
+            let request = || if fair { there.lease("k").fair() } else { there.lease("k") };
+            let waits = (request().wait(SECOND).acquire(), request().wait(SECOND / 2).acquire());
+            let (first, second) = tokio::join!(waits.0, waits.1);
+            assert!(first.unwrap_err().is_contended() && second.unwrap_err().is_contended());
+            assert!(request().try_acquire().await.unwrap().is_none());
+        }
+        assert!(there.rw("k").read().wait(SECOND).acquire().await.unwrap_err().is_contended());
+        let reading = tokio::spawn(there.rw("k").read().acquire());
+        let waiting = tokio::spawn(there.lease("k").acquire());
+        tokio::time::sleep(SECOND).await;
+        drop((lease, writer));
+        assert!(waiting.await.unwrap().unwrap().is_trusted() && reading.await.unwrap().unwrap().is_trusted());
+    }
+}

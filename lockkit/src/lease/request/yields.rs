@@ -1,0 +1,90 @@
+//! What a request yields: one lease, or several.
+
+use std::{future::Future, iter::once_with};
+
+use crate::{
+    body::{
+        guard::{Watch, guarded},
+        scope::Record,
+    },
+    lease::{
+        held::{Lease, Owner},
+        life::kept::release_failed,
+        store::LeaseStore,
+    },
+    policy::OnLost,
+    value::error::{Error, Result},
+};
+
+/// The type that a request yields: a [`Lease`] or a [`MultiLease`](crate::MultiLease).
+pub trait Yields: Sized + sealed::Sealed {
+    /// The store of the leases.
+    type Store: LeaseStore;
+
+    #[doc(hidden)]
+    fn of(leases: Vec<Lease<Self::Store>>, on_lost: OnLost) -> Self;
+
+    /// Handles to the same leases for a body that runs under them.
+    #[doc(hidden)]
+    #[must_use]
+    fn borrowed(&self) -> Self;
+
+    /// Handles to the same leases for the body of a function under the attribute. The body cannot release them.
+    #[doc(hidden)]
+    #[must_use]
+    fn lent(&self) -> Self;
+
+    /// The watch that runs a body under the leases, and the record of its locks.
+    #[doc(hidden)]
+    fn watched(&self) -> (Watch<'_>, Record);
+
+    /// Releases the leases after their body. A failed release does not change the result of the body.
+    #[doc(hidden)]
+    fn end_after_body(self) -> impl Future<Output = ()>;
+
+    /// Runs `body` under the leases, drops it when a lease is lost, and releases the leases.
+    #[doc(hidden)]
+    fn end_with<T, E: From<Error>>(
+        self,
+        body: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, E>> {
+        async move {
+            let (watch, record) = self.watched();
+            let result = guarded(watch, record.run(body)).await;
+            self.end_after_body().await;
+            result
+        }
+    }
+}
+
+pub(super) mod sealed {
+    pub trait Sealed {}
+}
+
+impl<S: LeaseStore> sealed::Sealed for Lease<S> {}
+
+impl<S: LeaseStore> Yields for Lease<S> {
+    type Store = S;
+
+    fn of(leases: Vec<Self>, _on_lost: OnLost) -> Self {
+        leases.into_iter().next().expect("BUG: one lease was asked for")
+    }
+
+    fn borrowed(&self) -> Self {
+        self.owned_by(Owner::Request)
+    }
+
+    fn lent(&self) -> Self {
+        self.owned_by(Owner::Attribute)
+    }
+
+    fn watched(&self) -> (Watch<'_>, Record) {
+        (self.watch(), Record::new(once_with(|| self.lock())))
+    }
+
+    async fn end_after_body(self) {
+        if self.kept.lost().is_none() {
+            release_failed(self.release().await);
+        }
+    }
+}

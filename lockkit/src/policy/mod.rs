@@ -1,0 +1,308 @@
+//! Waits, retries and pauses. Pure: no clock, no I/O, no database.
+
+mod pauses;
+
+pub use self::pauses::Backoff;
+pub(crate) use self::pauses::{Pauses, half_jitter};
+
+use std::time::Duration;
+
+use crate::value::error::{Error, Result};
+
+/// Refuses invalid durations: zero, or more than 365 days.
+pub(crate) fn check_duration(option: &'static str, value: Duration) -> Result<()> {
+    if value.is_zero() {
+        return Err(Error::InvalidOption { option, reason: "is zero; give it a duration".to_owned() });
+    }
+    check_wait(option, value)
+}
+
+/// Refuses durations of more than 365 days. Zero means "do not wait".
+pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
+    if value > Wait::MAX {
+        return Err(Error::InvalidOption {
+            option,
+            reason: format!("is {value:?}, more than a year; give it a shorter duration"),
+        });
+    }
+    Ok(())
+}
+
+/// How long to wait for the holder of a lock before [`Error::Contended`].
+///
+/// All locks have the same default: [`Wait::DEFAULT`], 10 s. It applies to single and multiple leases, permits, readers
+/// and writers, to row, named and session locks, to stocks, to the write lock that [`begin`](crate::begin) takes on
+/// SQLite, and to each of them under `#[with_lock]`. Leases may have another default
+/// ([`LeasesBuilder::wait`](crate::store::LeasesBuilder::wait)). Under an attribute with a `deadline`, the default wait
+/// lasts until the deadline. A lock waits without a bound only with [`Wait::Unbounded`].
+///
+/// The server enforces the wait of row locks, named locks and stocks.
+///
+/// ```
+/// use lockkit::{NamedLock, Wait};
+/// use std::time::Duration;
+///
+/// let bounded = NamedLock::new("order:42").wait(Wait::AtMost(Duration::from_secs(2)));
+/// let short = NamedLock::new("order:42").wait(Duration::from_millis(200)); // the same, shorter to write
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Does not wait: fails with [`Error::Contended`] at once.
+    Never,
+    /// Waits at most this long, then fails with [`Error::Contended`]. At least one millisecond.
+    AtMost(Duration),
+    /// Waits without a bound set by lockkit. Leases and session locks then wait for ever. Row locks, named locks and
+    /// stocks wait as long as the server lets a statement wait: for ever on PostgreSQL unless `lock_timeout` is set,
+    /// `innodb_lock_wait_timeout` (50 s) on MySQL and MariaDB, the connection's busy timeout on SQLite.
+    Unbounded,
+}
+
+impl Wait {
+    /// The longest duration that any option accepts: 365 days.
+    pub const MAX: Duration = Duration::from_hours(365 * 24);
+
+    /// The default wait of every lock: 10 s.
+    pub const DEFAULT: Self = Self::AtMost(Duration::from_secs(10));
+
+    /// The given wait or the default, cut to the time that is left until a deadline. Without a given wait, the deadline
+    /// is the only bound.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn within(asked: Option<Self>, left: Option<Duration>) -> Self {
+        match (asked, left) {
+            (None, None) => Self::DEFAULT,
+            (None, Some(left)) => Self::AtMost(left),
+            (Some(wait), left) => wait.cut(left),
+        }
+    }
+
+    /// The longest wait as a duration: zero for [`Never`](Self::Never), 365 days for [`Unbounded`](Self::Unbounded).
+    pub(crate) fn limit(self) -> Duration {
+        match self {
+            Self::Never => Duration::ZERO,
+            Self::AtMost(bound) => bound,
+            Self::Unbounded => Wait::MAX,
+        }
+    }
+
+    /// The wait in milliseconds: 0 for [`Never`](Self::Never), at least 1 for [`AtMost`](Self::AtMost), `None` for
+    /// [`Unbounded`](Self::Unbounded).
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn millis(self) -> Option<u64> {
+        match self {
+            Self::Never => Some(0),
+            // Rounded up: the server must not give up before the time is over.
+            Self::AtMost(bound) => Some(u64::try_from(bound.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)),
+            Self::Unbounded => None,
+        }
+    }
+
+    pub(crate) fn check(self) -> Result<()> {
+        match self {
+            Self::AtMost(bound) => check_wait("wait", bound),
+            Self::Never | Self::Unbounded => Ok(()),
+        }
+    }
+
+    /// This wait, cut to the time that is left until a deadline.
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(crate) fn cut(self, left: Option<Duration>) -> Self {
+        match (self, left) {
+            (Self::Never, _) | (_, None) => self,
+            (Self::AtMost(bound), Some(left)) => Self::AtMost(bound.min(left)),
+            (Self::Unbounded, Some(left)) => Self::AtMost(left),
+        }
+    }
+}
+
+impl Default for Wait {
+    /// [`Wait::DEFAULT`].
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl From<Duration> for Wait {
+    fn from(bound: Duration) -> Self {
+        if bound.is_zero() { Self::Never } else { Self::AtMost(bound) }
+    }
+}
+
+/// What happens to a body when its lease is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnLost {
+    /// The body is dropped at its next await point.
+    #[default]
+    Stop,
+    /// The body runs to its end, for work that must not stop half-way. It can check
+    /// [`is_trusted`](crate::Lease::is_trusted). A successful result is replaced by
+    /// [`Error::Lost`](crate::Error::Lost).
+    Continue,
+}
+
+/// How often and how long to retry: a number of attempts and a deadline. Whichever is reached first ends the retries.
+///
+/// A policy without either stops after [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, so nothing in lockkit retries for
+/// ever. A policy with only a deadline makes as many attempts as fit before it.
+///
+/// ```
+/// use lockkit::RetryPolicy;
+/// use std::time::Duration;
+///
+/// # async fn f(pool: sqlx::SqlitePool) -> Result<(), Box<dyn std::error::Error>> {
+/// let policy = RetryPolicy::new().attempts(3).deadline(Duration::from_millis(100));
+/// let left: i64 = policy
+///     .retry(async |_attempt| {
+///         // read, decide, write with the version that was read
+///         Ok::<_, lockkit::Error>(7)
+///     })
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct RetryPolicy {
+    /// The maximum number of attempts, including the first one.
+    pub attempts: Option<u32>,
+    /// The total time for everything: waiting for a connection, lock waits, the body and the pauses.
+    pub deadline: Option<Duration>,
+    /// The pauses between attempts. With the default they adapt: see [`RetryPolicy::backoff`].
+    pub backoff: Backoff,
+    /// The number of conflicts after which attempts lock the row: see [`RetryPolicy::then_lock`].
+    pub then_lock: Option<u32>,
+}
+
+impl RetryPolicy {
+    /// The number of attempts of a policy that sets neither attempts nor a deadline.
+    pub const DEFAULT_ATTEMPTS: u32 = 5;
+
+    /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline, pauses that adapt, and no locks.
+    pub const fn new() -> Self {
+        Self { attempts: None, deadline: None, backoff: Backoff::new(), then_lock: None }
+    }
+
+    /// Sets the maximum number of attempts, including the first one.
+    #[must_use]
+    pub const fn attempts(mut self, attempts: u32) -> Self {
+        self.attempts = Some(attempts);
+        self
+    }
+
+    /// Sets the total time for everything.
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Sets the pauses between attempts.
+    ///
+    /// By default the pauses adapt to what the attempts cost: with full jitter, the first lasts at most as long as the
+    /// fastest attempt so far (at least 1 ms), the next at most twice as long, and so on up to 250 ms. There is none
+    /// where the next attempt first waits for its turn, or for a lock that it begins to take.
+    #[must_use]
+    pub const fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// After this many conflicts, locks the row of the conflict in the transaction of each further attempt, when the
+    /// attempt reads it. Defaults to never.
+    ///
+    /// For rows that several processes write often: the attempt waits in the queue of the database instead of failing,
+    /// and cannot conflict again. It never changes the result, only what it costs. The tasks of one process need no lock
+    /// for that, because they [take turns](Self::retry).
+    ///
+    /// The row is locked by [`VersionedRow::read`](crate::VersionedRow::read) and a derived `load` on a transaction, if
+    /// the conflict was one of lockkit's own statements (`save`, `delete`, `bump`). The lock is that of
+    /// [`RowLock`](crate::RowLock), in the statement that reads, and held until the transaction ends: on SQLite the write lock of
+    /// the database, which [`begin`](crate::begin) has already. On a pool or outside a transaction nothing is locked,
+    /// since nothing would hold the lock until the save. While any retry of this process locks a row, retries that may
+    /// lock do so from their first attempt on. A row that no index serves is not locked, because the lock
+    /// would include other rows.
+    ///
+    /// The wait for the lock ends at the deadline of the policy, or after [`Wait::DEFAULT`] without one. It is a conflict
+    /// then. Attempts that lock several rows can deadlock with each other; the database ends one of them, which is
+    /// retried.
+    ///
+    /// ```
+    /// use lockkit::{RetryPolicy, VersionedRow};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+    /// # sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)").execute(&pool).await?;
+    /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await?;
+    /// RetryPolicy::new()
+    ///     .then_lock(2)
+    ///     .retry(async |_attempt| {
+    ///         let item = || VersionedRow::table("t_items").by("item_id", 7);
+    ///         let mut tx = lockkit::begin(&pool).await?;
+    ///         let found = item().read::<(i64, i64, i64)>(&mut tx).await?; // locks the row from the third attempt on
+    ///         item().expected(found.version).bump(&mut tx).await?;
+    ///         // write the other columns
+    ///         tx.commit().await
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub const fn then_lock(mut self, conflicts: u32) -> Self {
+        self.then_lock = Some(conflicts);
+        self
+    }
+
+    /// The number of attempts after which this policy ends, regardless of the time.
+    pub(crate) fn most_attempts(&self) -> u32 {
+        match (self.attempts, self.deadline) {
+            (Some(attempts), _) => attempts,
+            (None, Some(_)) => u32::MAX,
+            (None, None) => Self::DEFAULT_ATTEMPTS,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.attempts == Some(0) {
+            return Err(Error::InvalidOption {
+                option: "attempts",
+                reason: "is zero; at least one attempt is needed to do anything".to_owned(),
+            });
+        }
+        if let Some(deadline) = self.deadline {
+            check_duration("deadline", deadline)?;
+        }
+        if self.then_lock == Some(0) {
+            return Err(Error::InvalidOption {
+                option: "then_lock",
+                reason: "is zero; to lock the row from the first attempt on, use a `RowLock`".to_owned(),
+            });
+        }
+        let Backoff { base, cap } = self.backoff;
+        check_wait("backoff", base)?;
+        check_wait("backoff", cap)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_always_ends() {
+        assert_eq!(RetryPolicy::new().most_attempts(), RetryPolicy::DEFAULT_ATTEMPTS);
+        assert_eq!(RetryPolicy::new().attempts(3).most_attempts(), 3);
+        assert_eq!(RetryPolicy::new().deadline(Duration::from_secs(1)).most_attempts(), u32::MAX);
+        assert!(RetryPolicy::new().attempts(0).check().is_err());
+        assert!(RetryPolicy::new().deadline(Duration::ZERO).check().is_err());
+        assert!(RetryPolicy::new().deadline(Duration::MAX).check().is_err());
+    }
+
+    #[test]
+    fn a_wait_is_cut_to_the_deadline() {
+        let second = Duration::from_secs(1);
+        assert_eq!(Wait::Unbounded.cut(Some(second)), Wait::AtMost(second));
+        assert_eq!(Wait::AtMost(second * 2).cut(Some(second)), Wait::AtMost(second));
+        assert_eq!(Wait::Never.cut(Some(second)), Wait::Never);
+        assert_eq!(Wait::from(Duration::ZERO), Wait::Never);
+        assert_eq!(Wait::within(None, Some(second * 60)), Wait::AtMost(second * 60), "a deadline alone is the bound");
+        assert_eq!(Wait::within(None, None), Wait::DEFAULT);
+        assert_eq!(Wait::within(Some(Wait::Unbounded), None), Wait::Unbounded);
+    }
+}

@@ -1,0 +1,109 @@
+//! The promises of [`LeaseStore`], each as a check that any store can be put to.
+//!
+//! The checks wait for leases to expire, a second or two in all; on a [`MemoryStore`](crate::testing::MemoryStore) in
+//! paused time they take none. They use keys of their own, so the store may hold other leases; do not run them on one that
+//! a service is using all the same, because they sweep.
+//!
+//! ```
+//! use lockkit::testing::{MemoryStore, conformance};
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+//! conformance::run(async || MemoryStore::new()).await;
+//! # }
+//! ```
+
+mod checks;
+
+use std::{fmt, future::Future, time::Duration};
+
+use tokio::time::timeout;
+
+pub use self::checks::PROMISES;
+use crate::{
+    lease::store::LeaseStore,
+    value::error::{Error, chain},
+};
+
+/// Longer than any check takes on a store that does not wait for other holders.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A promise that a store does not keep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broken {
+    /// The promise: one of [`PROMISES`].
+    pub promise: &'static str,
+    /// What the store did instead.
+    pub found: String,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { promise, found } = self;
+        write!(f, "{}: {found}", promise.replace('_', " "))
+    }
+}
+
+/// Puts the store to every check, each on what `make` returns: a new store, or a handle to the same one. Returns how many
+/// promises it kept.
+///
+/// # Panics
+/// If it breaks one, with all that it breaks.
+#[track_caller]
+pub fn run<S: LeaseStore>(make: impl AsyncFnMut() -> S) -> impl Future<Output = usize> {
+    let caller = std::panic::Location::caller();
+    async move {
+        let broken = find(make).await;
+        let list: Vec<_> = broken.iter().map(|it| format!("- {it}")).collect();
+        assert!(broken.is_empty(), "the store at {caller} breaks promises:\n{}", list.join("\n"));
+        PROMISES.len()
+    }
+}
+
+/// As [`run`], and returns the promises that the store breaks.
+pub async fn find<S: LeaseStore>(mut make: impl AsyncFnMut() -> S) -> Vec<Broken> {
+    let mut broken = Vec::new();
+    for promise in PROMISES {
+        if let Err(found) = check(promise, make().await).await {
+            broken.push(Broken { promise, found });
+        }
+    }
+    broken
+}
+
+/// Puts the store to one check, by the name of its promise.
+///
+/// # Errors
+/// What the store did instead of what it promised.
+///
+/// # Panics
+/// If there is no such promise.
+pub async fn check<S: LeaseStore>(promise: &str, store: S) -> Result<(), String> {
+    match timeout(PATIENCE, checks::check(promise, store)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(Failed(found))) => Err(found),
+        Err(_) => Err(format!("it was not over after {PATIENCE:?}: an operation waits")),
+    }
+}
+
+/// What went wrong in a check.
+#[derive(Debug)]
+struct Failed(String);
+
+impl From<Error> for Failed {
+    fn from(err: Error) -> Self {
+        let texts: Vec<_> = chain(&err).map(ToString::to_string).collect();
+        Self(format!("an error: {}", texts.join(": ")))
+    }
+}
+
+type Check = Result<(), Failed>;
+
+/// Fails the check unless this holds.
+macro_rules! ensure {
+    ($holds:expr, $($text:tt)+) => {
+        if !$holds {
+            return Err(Failed(format!($($text)+)));
+        }
+    };
+}
+use ensure;

@@ -1,0 +1,46 @@
+//! The proof of one acquisition.
+
+use std::fmt;
+
+/// 128 random bits, new for every acquisition. Every statement uses them as proof of ownership.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token([u8; 16]);
+
+impl Token {
+    /// The greatest token.
+    pub(crate) const LAST: Self = Self([u8::MAX; 16]);
+
+    /// A new token. No other acquisition has it.
+    pub fn random() -> Self {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the operating system's random numbers are always there");
+        Self(bytes)
+    }
+
+    /// The token with the bytes that a store has kept.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// A token without an owner, for a key that stays taken after its release: eight zero bytes, then random ones. They
+    /// need no entropy of the operating system: the token proves nothing.
+    pub fn nobody() -> Self {
+        Self(u128::from(fastrand::u64(..)).to_be_bytes())
+    }
+
+    /// Whether this is a token without an owner.
+    pub fn is_nobody(&self) -> bool {
+        self.0[..8] == [0; 8]
+    }
+
+    /// The bytes of the token, for the store to keep.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({:02x}{:02x}…)", self.0[0], self.0[1])
+    }
+}
