@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use lockkit::{Error, LeaseStore, Leases, Released};
-use support::{Server, TestDb, on_every_database};
+use support::{Server, TestDb, on_every_database, refusal};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -20,7 +20,7 @@ on_every_database! {
 
         assert!(leases.all(["c", "b"]).try_acquire().await.unwrap().is_none());
         assert_eq!(leases.show("c").await.unwrap(), None, "none is kept");
-        let refused = leases.all(["c", "b"]).wait(MILLIS(50)).acquire().await.unwrap_err();
+        let refused = refusal(async || leases.all(["c", "b"]).wait(MILLIS(50)).acquire().await).await;
         let Error::Contended { key, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
         assert_eq!((key.as_str(), holder.as_lease().unwrap().fence), ("b", both.get("b").unwrap().fence()));
 
@@ -108,7 +108,7 @@ on_every_database! {
 
         let leases = Leases::new(db.pool.clone());
         let all = [leases.semaphore("report", 1).acquire().await.unwrap()];
-        let refused = leases.semaphore("report", 1).wait(MILLIS(20)).acquire().await.unwrap_err();
+        let refused = refusal(async || leases.semaphore("report", 1).wait(MILLIS(20)).acquire().await).await;
         let Error::Contended { key, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
         assert_eq!((key.as_str(), holder.as_lease().unwrap().fence), ("report", all[0].fence()));
         assert!(matches!(

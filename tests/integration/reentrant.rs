@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkit::testing::MemoryStore;
 use lockkit::{Error, Lease, LeaseRequest, LeaseStore, Leases, SessionLock, Wait, with_lock};
-use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{Server, TestDb, on_databases, on_every_database, on_every_server, refusal};
 use tokio::{task::JoinHandle, time::timeout};
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -98,7 +98,7 @@ on_every_database! {
         let leases = Leases::builder(db.pool.clone()).holder("me").build().unwrap();
         let (asking, others) = (leases.clone(), Leases::builder(db.pool.clone()).holder("them").build().unwrap());
         let body = async |_| {
-            let refused = tokio::spawn(async move { asking.lease("k").wait(MILLIS(60)).acquire().await.unwrap_err() });
+            let refused = tokio::spawn(refusal(async move || asking.lease("k").wait(MILLIS(60)).acquire().await));
             Ok::<_, Error>(refused.await.unwrap())
         };
         let refused = leases.lease("k").run(body).await.unwrap();
@@ -109,7 +109,7 @@ on_every_database! {
         assert!(told.contains("): held for ") && told.contains(", expires in ") && told.contains(" unless renewed ("), "{told}");
 
         let held = leases.lease("k").acquire().await.unwrap();
-        let told = others.lease("k").wait(MILLIS(60)).acquire().await.unwrap_err().to_string();
+        let told = refusal(async || others.lease("k").wait(MILLIS(60)).acquire().await).await.to_string();
         assert!(told.starts_with("lock `k` is held by somebody else (waited ") && told.contains("): me, held for "), "{told}");
         let told = leases.all(["j", "k"]).wait(MILLIS(60)).acquire().await.unwrap_err().to_string();
         assert!(told.starts_with("lock `k` is held by this process (waited "), "{told}");

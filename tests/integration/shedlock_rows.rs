@@ -135,16 +135,26 @@ on_every_server! {
             });
         }
         let leases = Leases::builder(ShedLockTable::new(pool)).wait(Duration::from_secs(60)).build().unwrap();
-        for _ in 0..20 {
-            let lease = leases.lease("job").acquire().await.unwrap();
-            sleep(PAUSE).await;
-            lease.release().await.unwrap();
-            sleep(PAUSE).await;
-        }
+        // A busy machine holds up one round or another; a waiter that is starved loses each.
+        let mut rounds = Vec::new();
+        let is_served = loop {
+            let before = polled.load(Ordering::Relaxed);
+            for _ in 0..20 {
+                let lease = leases.lease("job").acquire().await.unwrap();
+                sleep(PAUSE).await;
+                lease.release().await.unwrap();
+                sleep(PAUSE).await;
+            }
+            rounds.push(polled.load(Ordering::Relaxed) - before);
+            let is_served = rounds.last().is_some_and(|polled| *polled < 20 * 20);
+            if is_served || rounds.len() == 3 {
+                break is_served;
+            }
+        };
         is_over.store(true, Ordering::Relaxed);
         polling.join_all().await;
-        let polled = polled.load(Ordering::Relaxed);
-        println!("{}: 20 grants to a waiter beside {polled} to three programs that poll every {PAUSE:?}", S::NAME);
-        assert!(polled < 20 * 20, "{polled} grants to three others for 20");
+        let told = format!("{}: 20 grants to a waiter beside {rounds:?} to three programs that poll every {PAUSE:?}", S::NAME);
+        println!("{told}");
+        assert!(is_served, "{told}");
     }
 }

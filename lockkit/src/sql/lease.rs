@@ -9,12 +9,8 @@
 //! whose fence is a week below the clock, so a clock that steps back by less cannot repeat a number.
 
 use std::{
-    collections::HashMap,
     future::Future,
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::atomic::{AtomicU8, Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -164,20 +160,20 @@ pub(super) const PAGE: u32 = 1000;
 /// How long one sweep may take.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
 
-/// Where the last sweep of each pool ended that did not reach the last key in time, by the address of the pool. A sweep of a
-/// large table goes on there the next time.
-static SWEPT_TO: LazyLock<Mutex<HashMap<usize, String>>> = LazyLock::new(Mutex::default);
+/// Where the last sweep through a pool ended, if it did not reach the last key in time. A sweep of a large table goes on
+/// there the next time.
+#[derive(Default)]
+pub(super) struct SweptTo(Mutex<Option<String>>);
 
 /// See [`LeaseStore::lease_sweep`](crate::LeaseStore::lease_sweep).
 pub(super) async fn lease_sweep<DB: LeaseOps>(
     conn: &mut DB::Connection,
-    pool: usize,
+    swept_to: &SweptTo,
     retention: Duration,
     limit: u32,
 ) -> sqlx::Result<u64> {
-    let swept_to = || SWEPT_TO.lock();
     let started = Instant::now();
-    let mut after = swept_to().get(&pool).cloned().unwrap_or_default();
+    let mut after = swept_to.0.lock().clone().unwrap_or_default();
     let mut swept = 0;
     loop {
         // Before the sweep, which makes the page shorter.
@@ -188,12 +184,12 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
             return Ok(swept);
         }
         let Some(end) = end.filter(|it| *it != after) else {
-            swept_to().remove(&pool);
+            *swept_to.0.lock() = None;
             return Ok(swept);
         };
         after = end;
         // Kept at each step: the time of a call may end in the middle.
-        swept_to().insert(pool, after.clone());
+        *swept_to.0.lock() = Some(after.clone());
         if started.elapsed() >= SWEEP_TIME {
             return Ok(swept);
         }
@@ -204,25 +200,13 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
 /// that takes released leases only, which costs the server least. A lease that has no row yet, or has expired, would need a
 /// second statement then, as does on PostgreSQL one that is held; so after one of these, claims are sent as the statement for
 /// all of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LastClaims(AtomicU8);
 
 #[cfg_attr(not(any(feature = "mysql", feature = "postgres")), allow(dead_code))]
 impl LastClaims {
     /// How many of them decide.
     const ENOUGH: u8 = 3;
-
-    fn new() -> Self {
-        Self(AtomicU8::new(0))
-    }
-
-    /// Those of the pool with this address.
-    pub(super) fn through(pool: usize) -> Arc<Self> {
-        static OF_POOLS: LazyLock<Mutex<HashMap<usize, Arc<LastClaims>>>> = LazyLock::new(Mutex::default);
-
-        let mut of_pools = OF_POOLS.lock();
-        of_pools.entry(pool).or_insert_with(|| Arc::new(Self::new())).clone()
-    }
 
     pub(super) fn were_of_released(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= Self::ENOUGH
@@ -246,7 +230,7 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
 ) -> sqlx::Result<AcquiredAll> {
     let mut grants = Vec::with_capacity(claims.len());
     for claim in claims {
-        let free_in = match DB::lease_acquire(conn, claim, &LastClaims::new()).await {
+        let free_in = match DB::lease_acquire(conn, claim, &LastClaims::default()).await {
             Ok(Acquired::Granted(grant)) => {
                 grants.push(grant);
                 continue;

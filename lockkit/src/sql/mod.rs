@@ -21,8 +21,8 @@ pub(crate) mod long;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub(crate) mod named;
-mod of_pools;
 mod pool;
+mod pool_state;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod query;

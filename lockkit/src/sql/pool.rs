@@ -20,8 +20,9 @@ use crate::{
     },
     lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     sql::{
-        lease::{LastClaims, lease_sweep},
+        lease::{LastClaims, SweptTo, lease_sweep},
         locked::{database_locked, read, unless_held, unless_locked},
+        pool_state::of_pool,
         spare::spare,
         starved::{Waiting, is_full, leases_starved, starved},
     },
@@ -326,7 +327,7 @@ pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let last = LastClaims::through(address(self));
+        let last = of_pool::<LastClaims, _>(self);
         let answer = on_living_connection!(
             self,
             write(self, Reach::lease(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
@@ -407,7 +408,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         on_living_connection!(
             self,
             call(self, Reach::LEASE, "sweeping leases", None, async |conn| {
-                lease_sweep::<DB>(conn, address(self), retention, limit).await
+                lease_sweep::<DB>(conn, &of_pool::<SweptTo, _>(self), retention, limit).await
             })
         )
     }

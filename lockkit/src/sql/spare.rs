@@ -9,8 +9,9 @@
 //! stocks and versions hold nothing while they wait for a connection, and a second pool for them would only raise the
 //! limit that the application has set. Each connection is used for one statement at a time, so two are enough.
 
-use std::{any::Any, sync::LazyLock, time::Duration};
+use std::{any::Any, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use sqlx::{Pool, pool::CloseEvent};
 use tokio::time::{sleep, timeout};
 
@@ -18,7 +19,7 @@ use crate::{
     body::guard::{Guard, Hold},
     lease::builder::LeasesBuilder,
     observe,
-    sql::{Dialect, LeaseOps, of_pools::OfPools, pool::address},
+    sql::{Dialect, LeaseOps, pool::address, pool_state::of_pool},
 };
 
 /// Number of connections. Each is used for one statement about leases at a time, so few are enough for many leases.
@@ -30,9 +31,10 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Longest time for closing the connections in order.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-static BESIDE: LazyLock<OfPools<Beside>> = LazyLock::new(OfPools::default);
-
 /// What leases use when the pool is full.
+#[derive(Default)]
+struct WhenFull(Mutex<Option<Beside>>);
+
 enum Beside {
     /// The second pool, a `Pool<DB>`.
     Spare(Box<dyn Any + Send>),
@@ -57,10 +59,10 @@ pub(super) fn why_not<DB: Dialect>(pool: &Pool<DB>) -> Option<WhyNot> {
     if !DB::IS_REMOTE {
         return Some(WhyNot::IsLocal);
     }
-    BESIDE.with(pool, |beside| match beside {
+    match &*of_pool::<WhenFull, _>(pool).0.lock() {
         Some(Beside::Nothing(why)) => Some(*why),
         Some(Beside::Spare(_)) | None => None,
-    })
+    }
 }
 
 /// The second pool of this pool, which is opened if it is not open.
@@ -68,31 +70,29 @@ pub(super) fn spare<DB: Dialect>(pool: &Pool<DB>) -> Option<Pool<DB>> {
     if why_not(pool).is_some() || pool.is_closed() {
         return None;
     }
-    let (spare, is_new) = BESIDE.with(pool, |beside| {
-        if let Some(Beside::Spare(spare)) = beside
-            && let Some(spare) = spare.downcast_ref::<Pool<DB>>().filter(|it| !it.is_closed())
-        {
-            return (spare.clone(), false);
-        }
-        let most = MOST.min(pool.options().get_max_connections());
-        let options = pool.options().clone().min_connections(0).max_connections(most).idle_timeout(IDLE);
-        let spare = options.connect_lazy_with((*pool.connect_options()).clone());
-        *beside = Some(Beside::Spare(Box::new(spare.clone())));
-        (spare, true)
-    });
-    if is_new {
-        let open = Guard::new(Open { pool: address(pool), spare: spare.clone() });
-        tokio::spawn(keep_open(open, pool.close_event()));
-    } else {
+    let when_full = of_pool::<WhenFull, _>(pool);
+    let mut beside = when_full.0.lock();
+    if let Some(Beside::Spare(spare)) = &*beside
+        && let Some(spare) = spare.downcast_ref::<Pool<DB>>().filter(|it| !it.is_closed())
+    {
         // The password may have changed since.
         spare.set_connect_options((*pool.connect_options()).clone());
+        return Some(spare.clone());
     }
+    let most = MOST.min(pool.options().get_max_connections());
+    let options = pool.options().clone().min_connections(0).max_connections(most).idle_timeout(IDLE);
+    let spare = options.connect_lazy_with((*pool.connect_options()).clone());
+    let before = beside.replace(Beside::Spare(Box::new(spare.clone())));
+    drop(beside);
+    drop(before);
+    let open = Guard::new(Open { when_full, spare: spare.clone() });
+    tokio::spawn(keep_open(open, pool.close_event()));
     Some(spare)
 }
 
-/// A second pool that can be found by the address of the first one.
+/// A second pool that can be found by the first one.
 struct Open<DB: Dialect> {
-    pool: usize,
+    when_full: Arc<WhenFull>,
     spare: Pool<DB>,
 }
 
@@ -105,7 +105,8 @@ impl<DB: Dialect> Hold for Open<DB> {
             Beside::Nothing(_) => false,
         };
         // Closes its idle connections, if this was the last handle.
-        drop(BESIDE.take(self.pool, is_this));
+        let beside = self.when_full.0.lock().take_if(|it| is_this(it));
+        drop(beside);
     }
 }
 
@@ -130,7 +131,7 @@ async fn keep_open<DB: Dialect>(open: Guard<Open<DB>>, mut closed: CloseEvent) {
 
 /// A second pool that was open ends when its connections are idle.
 fn has_none<DB: Dialect>(pool: &Pool<DB>, why: WhyNot) {
-    let before = BESIDE.with(pool, |beside| beside.replace(Beside::Nothing(why)));
+    let before = of_pool::<WhenFull, _>(pool).0.lock().replace(Beside::Nothing(why));
     drop(before);
 }
 

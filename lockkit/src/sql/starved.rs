@@ -1,49 +1,46 @@
 //! Why no connection of a pool came free: how many are in use, how many callers wait, and what to do about it.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::LazyLock,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use sqlx::{Connection, Pool};
 use tokio::time::timeout;
 
 use crate::{
     sql::{
         Dialect,
-        pool::address,
+        pool_state::of_pool,
         spare::{WhyNot, why_not},
     },
     value::error::Error,
 };
 
-/// Number of callers that wait for a connection, by pool; reported in [`Error::PoolStarved`]. A pool without waiters
-/// has no entry.
-static WAITING: LazyLock<Mutex<HashMap<usize, u32>>> = LazyLock::new(Mutex::default);
+/// Number of callers that wait for a connection of a pool; reported in [`Error::PoolStarved`].
+#[derive(Default)]
+struct Waiters(AtomicU32);
 
 /// Longest time for the new connection that tests whether the server answers at all.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 /// One caller that waits for a connection.
-pub(super) struct Waiting(usize);
+pub(super) struct Waiting(Arc<Waiters>);
 
 impl Waiting {
     pub(super) fn at<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        *WAITING.lock().entry(address(pool)).or_default() += 1;
-        Self(address(pool))
+        let waiters = of_pool::<Waiters, _>(pool);
+        waiters.0.fetch_add(1, Ordering::Relaxed);
+        Self(waiters)
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut waiters) = WAITING.lock().entry(self.0) {
-            *waiters.get_mut() -= 1;
-            if *waiters.get() == 0 {
-                waiters.remove();
-            }
-        }
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -87,7 +84,7 @@ pub(super) async fn leases_starved<DB: Dialect>(pool: &Pool<DB>) -> Option<Error
 
 async fn starved_if<DB: Dialect>(pool: &Pool<DB>, hint: impl FnOnce(Server) -> Option<&'static str>) -> Option<Error> {
     let (held, size) = (pool.size(), pool.options().get_max_connections());
-    let waiting = WAITING.lock().get(&address(pool)).copied().unwrap_or(0).max(1);
+    let waiting = of_pool::<Waiters, _>(pool).0.load(Ordering::Relaxed).max(1);
     if !is_full(pool) {
         return None;
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit::{Error, Leases, LossReason, Released};
-use support::{Server, TestDb, on_every_database, on_every_server};
+use support::{Server, TestDb, on_every_database, on_every_server, refusal};
 use tokio::time::{sleep, timeout};
 
 use super::{MILLIS, expire};
@@ -17,7 +17,7 @@ on_every_database! {
         assert!(second.lease("order:42").try_acquire().await.unwrap().is_none());
         assert!(first.lease("order:42").try_acquire().await.unwrap().is_none(), "leases are not re-entrant");
 
-        let refused = second.lease("order:42").wait(MILLIS(100)).acquire().await.unwrap_err();
+        let refused = refusal(async || second.lease("order:42").wait(MILLIS(100)).acquire().await).await;
         assert!(refused.is_contended());
         let Error::Contended { key, waited, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
         assert_eq!(key, "order:42");

@@ -63,7 +63,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
-    /// Dropping this future loses the pending in the queue. If a query is in flight, its answer is still received, and a
+    /// Dropping this future loses the place in the queue. If a query is in flight, its answer is still received, and a
     /// granted lease is released at once.
     ///
     /// # Panics

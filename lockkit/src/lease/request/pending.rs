@@ -40,7 +40,7 @@ struct Taken<S: LeaseStore> {
     gate: Option<Lease<S>>,
     /// Permits that were granted so far, until there are enough.
     gathered: Vec<Lease<S>>,
-    /// The claim that has a pending in the store's own queue.
+    /// The claim that has a place in the store's own queue.
     queued: Option<Guard<Unheard<S>>>,
     /// The requested key that was last found held.
     in_the_way: Option<Key>,
@@ -52,7 +52,7 @@ struct Taken<S: LeaseStore> {
     late: Option<(String, Instant)>,
 }
 
-/// The pending of this request in the queue of the processes.
+/// The place of this request in the queue of the processes.
 #[derive(Debug)]
 struct Ticket<S: LeaseStore> {
     lease: Lease<S>,
@@ -90,7 +90,7 @@ impl Progress {
 }
 
 impl<S: LeaseStore> Pending<S> {
-    /// The pending of a request that asks until its wait is over.
+    /// The state of a request that asks until its wait is over.
     pub(super) fn waiting() -> Self {
         Self { waits: true, ..Self::default() }
     }

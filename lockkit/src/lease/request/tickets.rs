@@ -374,7 +374,7 @@ mod tests {
         lease.release().await.unwrap();
         assert!(again.await.unwrap() > fence);
 
-        // A request that does not wait has no pending in the queue, so it asks at once.
+        // A request that does not wait has no place in the queue, so it asks at once.
         let lease = there.lease("k").acquire().await.unwrap();
         let waiting = self::waiting(&here);
         sleep(SECOND).await;

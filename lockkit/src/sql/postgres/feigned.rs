@@ -4,15 +4,12 @@
 //! The first transaction that lockkit begins in a pool looks for that. A connection does not know its pool, so once such a
 //! server was found, each named lock of this process is looked for after it was granted.
 
-use std::sync::{
-    LazyLock,
-    atomic::{AtomicU8, Ordering},
-};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row, raw_sql};
 
 use super::pooler::query;
-use crate::sql::{of_pools::OfPools, statement::statement};
+use crate::sql::{pool_state::of_pool, statement::statement};
 
 /// What the servers of this process do.
 static FOUND: AtomicU8 = AtomicU8::new(NOTHING);
@@ -21,8 +18,9 @@ const NOTHING: u8 = 0;
 const LOCKS: u8 = 1;
 const PRETENDS: u8 = 2;
 
-/// The pools whose server was probed.
-static PROBED: LazyLock<OfPools<()>> = LazyLock::new(OfPools::default);
+/// Whether the server of a pool was probed.
+#[derive(Default)]
+struct Probed(AtomicBool);
 
 /// Whether this session holds the advisory lock with this number.
 fn holds(number: &str) -> String {
@@ -37,7 +35,8 @@ fn holds(number: &str) -> String {
 
 /// Probes the server of this pool, unless that was done. One round trip, if the server shows its locks.
 pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
-    if PROBED.with(pool, |probed| probed.is_some()) {
+    let probed = of_pool::<Probed, _>(pool);
+    if probed.0.load(Ordering::Relaxed) {
         return;
     }
     match pretends(conn, pool).await {
@@ -48,7 +47,7 @@ pub(super) async fn look_for(conn: &mut PgConnection, pool: &Pool<Postgres>) {
         // The next statement fails in the same way, and the probe runs again after it.
         Err(_) => return,
     }
-    PROBED.with(pool, |probed| *probed = Some(()));
+    probed.0.store(true, Ordering::Relaxed);
 }
 
 fn found_locks() {

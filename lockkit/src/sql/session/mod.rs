@@ -15,7 +15,14 @@
 
 mod foreign;
 
-use std::{fmt, future::Future, io::ErrorKind, marker::PhantomData, sync::LazyLock, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    io::ErrorKind,
+    marker::PhantomData,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use sqlx::{Connection, Database, Pool};
 use tokio::{
@@ -36,7 +43,7 @@ use crate::{
         Dialect, Known, Sessions, Sharing, checkout,
         conn::{Finish, On},
         failed,
-        of_pools::OfPools,
+        pool_state::of_pool,
         starved,
         tx::Unsettled,
     },
@@ -64,8 +71,9 @@ const POOLER_LOOKS: u32 = 5;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// The pools whose server has held a lock that it granted.
-static HOLDS: LazyLock<OfPools<()>> = LazyLock::new(OfPools::default);
+/// Whether the server of a pool has held a lock that it granted.
+#[derive(Default)]
+struct Holds(AtomicBool);
 
 /// Advice in the error when a task requests a lock that it already holds.
 const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the code that \
@@ -285,7 +293,8 @@ impl SessionLock {
     /// Checks, for the first session lock of this pool, that the server holds what it has granted. The heartbeat would find out
     /// later.
     async fn check_held<DB: SessionOps>(&self, pool: &Pool<DB>, conn: &mut DB::Connection, id: i64) -> Result<()> {
-        if HOLDS.with(pool, |holds| holds.is_some()) {
+        let holds = of_pool::<Holds, _>(pool);
+        if holds.0.load(Ordering::Relaxed) {
             return Ok(());
         }
         let failed = |err| failed::<DB>("looking for session lock", Some(&self.name.key), err);
@@ -293,7 +302,7 @@ impl SessionLock {
             let server = answered(Duration::ZERO, DB::session_server(conn)).await.map_err(failed)?;
             return Err(Error::FeignedLock { lock: "session lock", key: self.name.key.clone(), server });
         }
-        HOLDS.with(pool, |holds| *holds = Some(()));
+        holds.0.store(true, Ordering::Relaxed);
         Ok(())
     }
 

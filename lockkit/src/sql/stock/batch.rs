@@ -23,10 +23,11 @@ use crate::{
     sql::{
         Note, Portion, StockOps,
         pool::{Reach, call, tried, write},
+        pool_state::of_pool,
         stock::{
             Stock, Taken,
             attempt::{DOING, answered},
-            notes::Borrowed,
+            notes::{Borrowed, Notes},
             queue::{Answer, Runner, Waiter, sums},
             segment::sum,
         },
@@ -70,7 +71,7 @@ enum Outcome {
 /// `false` if the database did not answer.
 async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let Stock { pool, key, .. } = stock;
-    let mut noted = Borrowed::new(pool.connect_options());
+    let mut noted = Borrowed::new(of_pool::<Notes, _>(pool));
     let mut waiters = Vec::new();
     let mut is_new = true;
     let outcome = write(pool, Reach::POOL, DOING, Some(key), async |conn, tries| {

@@ -12,7 +12,7 @@ use self::{
 use crate::{
     body::task::runtime_ended,
     policy::{RetryPolicy, Wait},
-    sql::{AsConnection, StockOps, heard, in_transaction, pool::address, tx::refuse_under_own_lock},
+    sql::{AsConnection, StockOps, heard, in_transaction, pool_state::of_pool, tx::refuse_under_own_lock},
     value::{
         error::{Error, Result},
         key::Key,
@@ -157,7 +157,7 @@ impl<DB: StockOps> Stock<DB> {
         self.check()?;
         let wanted = column(amount)?;
         refuse_under_own_lock(&self.pool)?;
-        let group = Group::new(address(&self.pool), self.key.clone());
+        let group = Group::new(of_pool::<queue::Queues, _>(&self.pool), self.key.clone());
         let waiting = &self.waiting();
         let (queued, mut single) = match queue::enter(group, amount, waiting.bound) {
             Entered::Alone(single) => (None, Some(single)),

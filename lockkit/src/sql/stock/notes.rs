@@ -2,7 +2,7 @@
 //!
 //! A process reuses a note, but not one that was settled. Notes unused for a day are deleted when a new one is made.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -12,43 +12,40 @@ use crate::{sql::Note, value::token::Token};
 /// How long a free note is kept. The database deletes notes that were unused for a day.
 const KEPT: Duration = Duration::from_hours(1);
 
-static FREE: Mutex<Vec<Free>> = Mutex::new(Vec::new());
+/// The free notes of a pool.
+#[derive(Default)]
+pub(super) struct Notes(Mutex<Vec<Free>>);
 
 struct Free {
-    pool: Options,
     note: Note,
     since: Instant,
 }
 
-/// The options of a pool, which tell pools apart. A free note keeps them, so that no other pool gets their address.
-type Options = Arc<dyn Any + Send + Sync>;
-
-/// A note for the next batch through the pool with these options.
+/// A note for the next batch through the pool.
 pub(super) struct Borrowed {
-    pool: Options,
+    notes: Arc<Notes>,
     pub(super) note: Note,
     /// Whether the database has the note, as far as is known.
     pub(super) is_made: bool,
 }
 
 impl Borrowed {
-    pub(super) fn new(pool: Options) -> Self {
-        let mut free = FREE.lock();
-        free.retain(|it| it.since.elapsed() < KEPT);
-        let found = free
-            .iter()
-            .rposition(|it| std::ptr::addr_eq(Arc::as_ptr(&it.pool), Arc::as_ptr(&pool)))
-            .map(|it| free.swap_remove(it).note);
+    pub(super) fn new(notes: Arc<Notes>) -> Self {
+        let found = {
+            let mut free = notes.0.lock();
+            free.retain(|it| it.since.elapsed() < KEPT);
+            free.pop().map(|it| it.note)
+        };
         let is_made = found.is_some();
-        Self { pool, note: found.unwrap_or_else(|| Note { id: Token::random(), number: 1 }), is_made }
+        Self { notes, note: found.unwrap_or_else(|| Note { id: Token::random(), number: 1 }), is_made }
     }
 
     /// Frees the note for another batch. Only after the answer to its last batch: a note whose batch may still be
     /// executed is dropped instead.
     pub(super) fn free(self) {
-        let Self { pool, note: Note { id, number }, is_made } = self;
+        let Self { notes, note: Note { id, number }, is_made } = self;
         if is_made {
-            FREE.lock().push(Free { pool, note: Note { id, number: number + 1 }, since: Instant::now() });
+            notes.0.lock().push(Free { note: Note { id, number: number + 1 }, since: Instant::now() });
         }
     }
 }

@@ -12,10 +12,10 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::LazyLock,
+    sync::Arc,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     runtime::{Handle, Id},
     sync::oneshot,
@@ -32,21 +32,25 @@ use crate::{
 /// Largest number of takes in one batch.
 const MOST: usize = 256;
 
-/// The queues of this process.
-static QUEUES: LazyLock<Mutex<HashMap<Group, Queue>>> = LazyLock::new(Mutex::default);
+/// The queues of a pool.
+#[derive(Default)]
+pub(super) struct Queues(Mutex<HashMap<(Key, Id), Queue>>);
 
 /// The takes that share a queue.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub(super) struct Group {
-    pool: usize,
-    key: Key,
-    runtime: Id,
+    queues: Arc<Queues>,
+    /// The key of the stock, and the runtime.
+    which: (Key, Id),
 }
 
 impl Group {
-    /// `pool` is the address of a pool, which every user of the queue keeps alive.
-    pub(super) fn new(pool: usize, key: Key) -> Self {
-        Self { pool, key, runtime: Handle::current().id() }
+    pub(super) fn new(queues: Arc<Queues>, key: Key) -> Self {
+        Self { queues, which: (key, Handle::current().id()) }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<(Key, Id), Queue>> {
+        self.queues.0.lock()
     }
 }
 
@@ -98,10 +102,11 @@ pub(super) enum Entered {
 
 /// Enters the queue.
 pub(super) fn enter(group: Group, amount: u64, wait_ends: Option<Instant>) -> Entered {
-    let mut queues = QUEUES.lock();
-    let queue = match queues.entry(group.clone()) {
+    let mut queues = group.queues();
+    let queue = match queues.entry(group.which.clone()) {
         Entry::Vacant(empty) => {
             empty.insert(Queue { has_single: true, ..Queue::default() });
+            drop(queues);
             return Entered::Alone(Single(group));
         }
         Entry::Occupied(queue) => queue.into_mut(),
@@ -114,6 +119,7 @@ pub(super) fn enter(group: Group, amount: u64, wait_ends: Option<Instant>) -> En
         return Entered::Queued(waiting);
     }
     queue.has_runner = true;
+    drop(queues);
     Entered::First(waiting, Runner(group))
 }
 
@@ -132,7 +138,8 @@ impl Queued {
         if let Some(answer) = until(leave, &mut self.answer).await {
             return answer.ok();
         }
-        let was_in_queue = QUEUES.lock().get_mut(&self.group).and_then(|it| it.waiting.leave(self.place)).is_some();
+        let was_in_queue =
+            self.group.queues().get_mut(&self.group.which).and_then(|it| it.waiting.leave(self.place)).is_some();
         if was_in_queue { Some(Answer::Alone) } else { self.answer.await.ok() }
     }
 }
@@ -170,8 +177,8 @@ impl Runner {
     }
 
     fn with_waiting<T>(&self, work: impl FnOnce(&mut Fifo<Waiter>) -> T) -> T {
-        let mut queues = QUEUES.lock();
-        let queue = queues.get_mut(&self.0).expect("BUG: a queue exists while it has a runner");
+        let mut queues = self.0.queues();
+        let queue = queues.get_mut(&self.0.which).expect("BUG: a queue exists while it has a runner");
         queue.waiting.retain(|it| !it.answer.is_closed());
         work(&mut queue.waiting)
     }
@@ -201,11 +208,11 @@ pub(super) fn sums(amounts: impl Iterator<Item = u64>) -> impl Iterator<Item = i
 
 /// Changes a queue, and removes it if nothing is in flight.
 fn change(group: &Group, change: impl FnOnce(&mut Queue)) {
-    let mut queues = QUEUES.lock();
-    if let Some(queue) = queues.get_mut(group) {
+    let mut queues = group.queues();
+    if let Some(queue) = queues.get_mut(&group.which) {
         change(queue);
         if !queue.has_single && !queue.has_runner {
-            queues.remove(group);
+            queues.remove(&group.which);
         }
     }
 }
