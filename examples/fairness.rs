@@ -6,9 +6,9 @@
 //! cargo run --example fairness -- --processes 20 --seconds 30 --url mysql://user:password@localhost/shop
 //! ```
 //!
-//! A plain request takes a ticket after 50 ms, so no process is kept out, but the order is kept only roughly. With `.fair()`
-//! the processes are served in the order in which they came, and nobody's wait is much longer than another's. On PostgreSQL
-//! both are measured once more with `.listen()`, where a release wakes those who wait.
+//! A plain request takes a ticket after 50 ms, so no process is kept out, but the order is kept only roughly. With
+//! `.fair()` the processes are served in the order in which they came, and nobody's wait is much longer than another's.
+//! On PostgreSQL both are measured once more with `.listen()`, where a release wakes those who wait.
 
 use std::{
     env,
@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use lockkit::{LeaseStore, Leases, dialect::LeaseOps, store::LeasesBuilder};
+use lockkit::{LeaseStore, Leases, dialect::LeaseOps, lease::LeasesBuilder};
 use serde::{Deserialize, Serialize};
 use sqlx::{MySql, Pool, Postgres, Sqlite, SqlitePool, pool::PoolOptions};
 use tokio::{

@@ -1,5 +1,5 @@
-//! A store of leases of one's own: one JSON file under a file lock, written against the public `LeaseStore` trait alone.
-//! The public conformance suite says whether it is one.
+//! A store of leases of one's own: one JSON file under a file lock, written against the public `LeaseStore` trait
+//! alone. The public conformance suite says whether it is one.
 //!
 //! ```text
 //! cargo run --example json_store                  # in a temporary file

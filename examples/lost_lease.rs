@@ -6,10 +6,11 @@
 //! cargo run --example lost_lease -- --url mysql://user:password@localhost/shop
 //! ```
 //!
-//! The first process takes a lease and works; SIGSTOP stops it in the middle, as a long pause of a virtual machine would.
-//! Its lease expires, the second process takes it over, is told from whom, and commits. Then the first goes on. It still
-//! has what it worked out, and believes what it believed; but its body is dropped at the next await, and a commit with
-//! the old lease is refused. The standard error has lockkit's log of both. The table `t_reports` is made anew.
+//! The first process takes a lease and works; SIGSTOP stops it in the middle, as a long pause of a virtual machine
+//! would. Its lease expires, the second process takes it over, is told from whom, and commits. Then the first goes on.
+//! It still has what it worked out, and believes what it believed; but its body is dropped at the next await, and a
+//! commit with the old lease is refused. The standard error has lockkit's log of both. The table `t_reports` is made
+//! anew.
 
 use std::{
     env,

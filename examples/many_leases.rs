@@ -1,4 +1,5 @@
-//! One process holds a thousand leases: what that costs, and what one long transaction under one of them does to the rest.
+//! One process holds a thousand leases: what that costs, and what one long transaction under one of them does to the
+//! rest.
 //!
 //! ```text
 //! cargo run --example many_leases                                   # on a temporary SQLite file
@@ -6,8 +7,8 @@
 //! cargo run --example many_leases -- --leases 5000 --ttl 30 --seconds 60 --url mysql://user:password@localhost/shop
 //! ```
 //!
-//! Renewals are counted where anybody can count them: in the event `renewed` that lockkit gives to `tracing`, one for each
-//! statement. Fails if a lease is lost.
+//! Renewals are counted where anybody can count them: in the event `renewed` that lockkit gives to `tracing`, one for
+//! each statement. Fails if a lease is lost.
 
 use std::{
     fs,

@@ -5,11 +5,11 @@
 //! cargo run --example nightly_job -- 20            # twenty
 //! ```
 //!
-//! A lease lets one process in at a time, which is not once. So the process that gets the lease runs the job, and the others
-//! do not wait for it (`wait = "0s"`); and the job leaves a mark, so that a process that comes when the lease is free again
-//! finds that the job is done. The mark is written in a short transaction that commits only while the lease is held: a
-//! process that was stopped in the middle, and lost the lease to another, cannot say that the job is done.
-//! A process that is told to end (SIGTERM) gives its lease back first.
+//! A lease lets one process in at a time, which is not once. So the process that gets the lease runs the job, and the
+//! others do not wait for it (`wait = "0s"`); and the job leaves a mark, so that a process that comes when the lease is
+//! free again finds that the job is done. The mark is written in a short transaction that commits only while the lease
+//! is held: a process that was stopped in the middle, and lost the lease to another, cannot say that the job is done. A
+//! process that is told to end (SIGTERM) gives its lease back first.
 
 use std::{env, path::Path, process::Stdio, time::Duration};
 

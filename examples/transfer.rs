@@ -6,8 +6,8 @@
 //! cargo run --example transfer -- mysql://user:password@localhost/bank
 //! ```
 //!
-//! Locking first the payer and then the payee, as it is often written, deadlocks as soon as two customers pay each other
-//! at the same moment. `by_any` locks both rows with one statement in the order of their key, whoever pays whom.
+//! Locking first the payer and then the payee, as it is often written, deadlocks as soon as two customers pay each
+//! other at the same moment. `by_any` locks both rows with one statement in the order of their key, whoever pays whom.
 //! The table `t_accounts` is made anew.
 
 use std::{env, future::Future, time::Duration};

@@ -5,9 +5,9 @@
 //! cargo run --example versioned -- sqlite://shop.db?mode=rwc
 //! ```
 //!
-//! Both have the item on their screens. One sells five, the other puts in ten. Written back blindly, the second save would
-//! undo the first; here it is a conflict, and the change is made again to what is there now. The table `t_items` is made
-//! anew.
+//! Both have the item on their screens. One sells five, the other puts in ten. Written back blindly, the second save
+//! would undo the first; here it is a conflict, and the change is made again to what is there now. The table `t_items`
+//! is made anew.
 
 use std::env;
 

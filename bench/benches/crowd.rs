@@ -1,4 +1,5 @@
-//! What a crowd of processes costs that all want one lease, in memory and in paused time: every second is processor time.
+//! What a crowd of processes costs that all want one lease, in memory and in paused time: every second is processor
+//! time.
 //!
 //! ```text
 //! cargo bench -p lockkit-bench --bench crowd

@@ -1,5 +1,5 @@
-//! How many instructions lockkit executes in memory alone. The counts are the same in each run, so a change shows where times are
-//! lost in noise. Counted by callgrind; see `bench/README.md` for what to install.
+//! How many instructions lockkit executes in memory alone. The counts are the same in each run, so a change shows where
+//! times are lost in noise. Counted by callgrind; see `bench/README.md` for what to install.
 //!
 //! ```text
 //! cargo bench -p lockkit-bench --bench instructions

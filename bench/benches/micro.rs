@@ -1,4 +1,5 @@
-//! What lockkit costs in memory alone: keys, policies, the queue of a process, and the attribute, all without a database.
+//! What lockkit costs in memory alone: keys, policies, the queue of a process, and the attribute, all without a
+//! database.
 //!
 //! ```text
 //! cargo bench -p lockkit-bench

@@ -43,7 +43,8 @@ pub(crate) fn complaints(lines: &[Line]) -> Vec<String> {
         // The best round, because a busy machine spoils some of them.
         let Some(ratio) = line.ratio().map(|it| it.greatest).filter(|it| it < least) else { continue };
         complaints.push(format!(
-            "{contender} of {} on {} with {tasks} tasks reached {ratio:.2} of the baseline in its best round, at least {least} is expected",
+            "{contender} of {} on {} with {tasks} tasks reached {ratio:.2} of the baseline in its best round, at \
+             least {least} is expected",
             setting.scenario.name(),
             setting.database.name(),
         ));

@@ -46,7 +46,8 @@ impl Step {
     }
 }
 
-/// Lets all tasks do the operation once, so that connections are open and statements prepared, and sums up what they did.
+/// Lets all tasks do the operation once, so that connections are open and statements prepared, and sums up what they
+/// did.
 pub(crate) async fn warm_up<W: Work>(job: &Job, work: &Arc<W>) -> Result<Seen> {
     repeat(job, work, Duration::ZERO).await
 }

@@ -1,5 +1,5 @@
-//! `bench selfcheck`: locks and counters with planted bugs, under the same load as the real ones, and oracles that must see
-//! each of them. A correct lock is measured too, and nothing must be said of it.
+//! `bench selfcheck`: locks and counters with planted bugs, under the same load as the real ones, and oracles that must
+//! see each of them. A correct lock is measured too, and nothing must be said of it.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! The databases that are measured: throwaway servers, or those whose URLs were given. Each run has a database of its own.
+//! The databases that are measured: throwaway servers, or those whose URLs were given. Each run has a database of its
+//! own.
 
 use std::fs::{File, Permissions};
 use std::net::TcpStream;

@@ -15,8 +15,8 @@
 //! DATABASE_URL=postgres://user:password@localhost/shop cargo run --example axum_orders --features orders-on-postgres
 //! ```
 //!
-//! A client that disconnects makes axum drop the handler, wherever it is waiting. Its transaction is rolled back then, and
-//! its lock is free.
+//! A client that disconnects makes axum drop the handler, wherever it is waiting. Its transaction is rolled back then,
+//! and its lock is free.
 
 mod client;
 

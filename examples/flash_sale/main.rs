@@ -1,7 +1,8 @@
 //! A lottery and flash sale: buyers draw items with limited stock, all at once, from many tasks in many processes.
 //!
-//! Each draw looks (is something left? does this buyer hold one already?) and then writes. Without a lock the shop gives
-//! out more than it has; under each kind of lock of lockkit it gives out exactly its stock, and nobody wins twice.
+//! Each draw looks (is something left? does this buyer hold one already?) and then writes. Without a lock the shop
+//! gives out more than it has; under each kind of lock of lockkit it gives out exactly its stock, and nobody wins
+//! twice.
 //!
 //! ```text
 //! cargo run --release -p flash_sale                              # on a temporary SQLite file

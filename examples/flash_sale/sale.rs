@@ -258,8 +258,8 @@ where
         Ok(Outcome::Won)
     }
 
-    /// Buyers do not wait for each other, only for themselves: the same buyer may draw twice at once. The piece and the win
-    /// are committed together.
+    /// Buyers do not wait for each other, only for themselves: the same buyer may draw twice at once. The piece and the
+    /// win are committed together.
     #[with_lock(named, on = &self.db, key = "item:{item_id}:{buyer_id}", wait = "30s", attempts = 10, as = attempt, tx = tx)]
     async fn draw_from_stock(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
         if attempt > 1 {
@@ -278,7 +278,8 @@ where
         Ok(Outcome::Won)
     }
 
-    /// The snippet of the articles. The key expires while its owner still works, and `DEL` then frees the lock of another one.
+    /// The snippet of the articles. The key expires while its owner still works, and `DEL` then frees the lock of
+    /// another one.
     #[cfg(feature = "redis")]
     async fn draw_with_set_nx(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
         use redis::{AsyncCommands, ExistenceCheck::NX, SetExpiry::PX, SetOptions};

@@ -43,8 +43,8 @@ impl Store {
                 Ok(Self::Etcd(lockkit_etcd::EtcdStore::connect(&hosts, options).await?))
             }
             _ => bail!(
-                "the store must be a URL with redis://, zk:// or etcd://, and the demo built with it: `--features redis`, \
-                 `zookeeper` or `etcd` after `-p flash_sale`; not `{scheme}://{rest}`"
+                "the store must be a URL with redis://, zk:// or etcd://, and the demo built with it: `--features \
+                 redis`, `zookeeper` or `etcd` after `-p flash_sale`; not `{scheme}://{rest}`"
             ),
         }
     }

@@ -48,7 +48,8 @@ use proc_macro::TokenStream;
 ///         if stock == 0 {
 ///             return Err(OrderError::SoldOut);
 ///         }
-///         sqlx::query("UPDATE t_items SET stock = stock - 1 WHERE item_id = ?").bind(item_id).execute(&mut *tx).await?;
+///         let sql = "UPDATE t_items SET stock = stock - 1 WHERE item_id = ?";
+///         sqlx::query(sql).bind(item_id).execute(&mut *tx).await?;
 ///         Ok(stock - 1)
 ///     }
 ///
@@ -66,7 +67,9 @@ use proc_macro::TokenStream;
 ///     }
 ///
 ///     /// Holds a lease, because it takes long; another process that comes at the same time does nothing.
-///     #[with_lock(lease, on = &self.leases, key = "nightly", ttl = "30s", wait = "0s", as = lease, on_busy = Ok(None))]
+///     #[with_lock(
+///         lease, on = &self.leases, key = "nightly", ttl = "30s", wait = "0s", as = lease, on_busy = Ok(None)
+///     )]
 ///     async fn nightly(&self) -> Result<Option<u64>, OrderError> {
 ///         // … long work, which is stopped when the lease is lost …
 ///         Ok(Some(lease.fence().get()))
@@ -94,7 +97,8 @@ use proc_macro::TokenStream;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
 /// # lockkit::migrate(&db).await?;
-/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)").execute(&db).await?;
+/// # let sql = "CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)";
+/// # sqlx::query(sql).execute(&db).await?;
 /// # sqlx::query("CREATE TABLE t_orders (user_id INTEGER)").execute(&db).await?;
 /// # sqlx::query("INSERT INTO t_items VALUES (7, 1, 1)").execute(&db).await?;
 /// let orders = Orders { leases: Leases::new(db.clone()), db };
@@ -115,20 +119,20 @@ use proc_macro::TokenStream;
 /// **Durations** are text (`"30s"`, `"1.5s"`, `"500ms"`, `"100us"`, `"2m"`, `"1h"`), checked at compile time, or an
 /// expression of type `Duration`.
 ///
-/// **Keys** are a template that captures variables as `format!` does, `"order:{user_id}:{kind:?}"`, also their fields and
-/// calls without arguments, `"order:{user.id}:{item.number()}"`; or an expression that is `Into<Key>`. Two different sets
-/// of captured values never make the same key of one template. For this, two neighbouring captures need a character
-/// between them that is not a letter, a digit or `%`; this separator, `%` and control characters are percent-encoded in
-/// the captured values. [`lockkit::key!`](../lockkit/macro.key.html) makes the same key by hand, and says the whole rule.
-/// The key is made once, before the body and before any second attempt.
+/// **Keys** are a template that captures variables as `format!` does, `"order:{user_id}:{kind:?}"`, also their fields
+/// and calls without arguments, `"order:{user.id}:{item.number()}"`; or an expression that is `Into<Key>`. Two
+/// different sets of captured values never make the same key of one template. For this, two neighbouring captures need
+/// a character between them that is not a letter, a digit or `%`; this separator, `%` and control characters are
+/// percent-encoded in the captured values. [`lockkit::key!`](../lockkit/macro.key.html) makes the same key by hand, and
+/// says the whole rule. The key is made once, before the body and before any second attempt.
 ///
 /// A key that captures nothing, while the function has arguments that no attribute mentions, is a warning: all calls
 /// share the lock. `key = const "nightly"` says that this is meant. A `const` key is plain text, and no template.
 ///
 /// **Several keys** are an array of templates and expressions, `keys = ["account:{from}", "account:{to}"]`, or any
 /// other expression that is an `IntoIterator` of `Into<Key>`. Strings are templates only in an array that is written in
-/// the attribute; a captured `{name}` in the strings of a `vec![…]` is an error. The order of the keys does not matter, and a key that is given
-/// twice is taken once, as with `Leases::all`:
+/// the attribute; a captured `{name}` in the strings of a `vec![…]` is an error. The order of the keys does not matter,
+/// and a key that is given twice is taken once, as with `Leases::all`:
 ///
 /// ```
 /// # use lockkit::{Leases, with_lock};
@@ -146,8 +150,8 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// **One row.** `row = item: Item` gives the body the one row that matches. More than one are `Error::InvalidOption`, none
-/// is `Error::NoSuchRow`.
+/// **One row.** `row = item: Item` gives the body the one row that matches. More than one are `Error::InvalidOption`,
+/// none is `Error::NoSuchRow`.
 ///
 /// **Several rows.** `by_any(item_id = ids)` locks the rows of all these values, in their order, and fails with
 /// `Error::NoSuchRow` when one is missing. With `limit` or `skip_locked` the attribute may lock fewer rows than match,
@@ -192,8 +196,8 @@ use proc_macro::TokenStream;
 /// **Attempts.** With `attempts` or `deadline`, `row` and `named` run the whole transaction again after a deadlock, a
 /// serialization failure or a conflict. `version` always does. After the last attempt the function returns
 /// `Error::RetriesExhausted`. A body that may run again borrows its arguments: clone a value that it has to move. The
-/// function is `Send` only if these arguments are `Sync`. A body that runs once owns them, and they need only be `Send`.
-/// Without `retry_if`, `E` must be a `std::error::Error`, which `anyhow::Error` is not:
+/// function is `Send` only if these arguments are `Sync`. A body that runs once owns them, and they need only be
+/// `Send`. Without `retry_if`, `E` must be a `std::error::Error`, which `anyhow::Error` is not:
 ///
 /// ```
 /// # use lockkit::with_lock;
@@ -246,14 +250,15 @@ use proc_macro::TokenStream;
 /// async fn order(leases: &Leases<MemoryStore>, id: i64) -> Result<i64, Status> {
 ///     Ok(id)
 /// }
-/// # #[tokio::main(flavor = "current_thread")] async fn main() { order(&Leases::new(MemoryStore::new()), 7).await.unwrap(); }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # order(&Leases::new(MemoryStore::new()), 7).await.unwrap(); }
 /// ```
 ///
 /// # Generic functions
-/// A function may be generic over its database. Its bound is the trait of the lock: `DB: lockkit::dialect::RowOps` for `row`,
-/// `NamedOps` for `named`, `SessionOps` for `session`, `LeaseOps` for a `lease` in a `Leases<Pool<DB>>`, `Dialect` for
-/// `version` with `tx`. A `Leases<S>` of any store needs `S: lockkit::LeaseStore`. The statements on `tx` and the
-/// values of `by` need sqlx's own bounds:
+/// A function may be generic over its database. Its bound is the trait of the lock: `DB: lockkit::dialect::RowOps` for
+/// `row`, `NamedOps` for `named`, `SessionOps` for `session`, `LeaseOps` for a `lease` in a `Leases<Pool<DB>>`,
+/// `Dialect` for `version` with `tx`. A `Leases<S>` of any store needs `S: lockkit::LeaseStore`. The statements on `tx`
+/// and the values of `by` need sqlx's own bounds:
 ///
 /// ```
 /// # use lockkit::{dialect::NamedOps, with_lock};
@@ -313,8 +318,8 @@ use proc_macro::TokenStream;
 ///   transaction cannot begin, and no lease can be taken in the same file; put the lease above.
 /// - `version` without its own transaction cannot be below a `tx`, because all attempts would write into that
 ///   transaction.
-/// - The attributes find each other by the name `with_lock`, also in a `cfg_attr`. Under another name, the second one is
-///   an error.
+/// - The attributes find each other by the name `with_lock`, also in a `cfg_attr`. Under another name, the second one
+///   is an error.
 ///
 /// The attribute does not go on functions without a body, nor on `const`, `unsafe` or `extern` functions.
 ///
@@ -340,7 +345,8 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkit::Error> {
 /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
-/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await.unwrap();
+/// # let sql = "CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)";
+/// # sqlx::query(sql).execute(&pool).await.unwrap();
 /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await.unwrap();
 /// let mut item = Item::load(&pool, 7).await?;
 /// let mut stale = Item::load(&pool, 7).await?;
@@ -354,8 +360,9 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// # Ok(()) }
 /// ```
 ///
-/// After a conflict, load, change and save again. [`RetryPolicy::retry`](../lockkit/struct.RetryPolicy.html#method.retry) and
-/// [`#[with_lock(version, …)]`](macro@with_lock) do this up to the given number of attempts:
+/// After a conflict, load, change and save again.
+/// [`RetryPolicy::retry`](../lockkit/struct.RetryPolicy.html#method.retry) and [`#[with_lock(version,
+/// …)]`](macro@with_lock) do this up to the given number of attempts:
 ///
 /// ```
 /// # #[derive(sqlx::FromRow, lockkit::Versioned)]
@@ -370,7 +377,8 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkit::Error> {
 /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
-/// # sqlx::query("CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)").execute(&pool).await.unwrap();
+/// # let sql = "CREATE TABLE t_items (item_id INTEGER, stock INTEGER, version INTEGER)";
+/// # sqlx::query(sql).execute(&pool).await.unwrap();
 /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await.unwrap();
 /// # assert_eq!(sell(&pool, 7).await?, 4);
 /// let policy = lockkit::RetryPolicy::new().attempts(5);
@@ -388,9 +396,9 @@ pub fn with_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// `save(&mut *tx)` does not change the version in the struct. If the transaction or a savepoint rolls back, another
 /// writer will reach the same version number with other content, so the struct must not expect it. To give the struct
 /// its new version, commit through the value that `save` returns: `item.save(&mut *tx).await?.commit(tx).await?`. The
-/// struct changes if and only if the commit succeeds. See [`Saved`](../lockkit/dialect/struct.Saved.html). If the transaction
-/// is committed elsewhere, as under `#[with_lock(…, tx = tx)]`, and the struct is not used afterwards, write `let _ =
-/// item.save(&mut *tx).await?;`.
+/// struct changes if and only if the commit succeeds. See [`Saved`](../lockkit/version/struct.Saved.html). If the
+/// transaction is committed elsewhere, as under `#[with_lock(…, tx = tx)]`, and the struct is not used afterwards,
+/// write `let _ = item.save(&mut *tx).await?;`.
 ///
 /// `delete(&mut *tx)` does not change the struct: after a rollback it can be saved or deleted as before.
 ///

@@ -6,8 +6,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// A place in a queue. The places of one queue rise in the order of arrival. No other queue of this process has the same,
-/// so a place of a queue that has ended is not mistaken for one of the next.
+/// A place in a queue. The places of one queue rise in the order of arrival. No other queue of this process has the
+/// same, so a place of a queue that has ended is not mistaken for one of the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Place(u64);
 

@@ -5,16 +5,17 @@
 //!
 //! | | holds | for how long | use it when | use another when |
 //! |---|---|---|---|---|
-//! | [`RowLock`] | your own rows, `FOR UPDATE` | one transaction | read, check and write rows that exist | the work calls other services; the row may not exist |
-//! | [`NamedLock`] | a name | one transaction | there is no row to lock yet ("one order per user") | the work outlives a transaction |
-//! | [`Leases`] | a row in `lockkit_lease` with owner, expiry and fencing token | its ttl, renewed in the background | the work spans transactions, processes or services; cron-like jobs | the work is one short transaction |
-//! | [`SessionLock`] | a name, on a connection of its own | until it is released or its connection ends | a role such as leader, where a crash must free the lock at once | on SQLite; behind a pooler in transaction mode; what the lock protects is in the same database and must never be written by a stale holder |
+//! | [`RowLock`] | your own rows, `FOR UPDATE` | one transaction | the rows exist: read, check, write | the work calls other services |
+//! | [`NamedLock`] | a name | one transaction | there is no row yet ("one order per user") | the work outlives a transaction |
+//! | [`Leases`] | a row with owner, expiry and fence | its ttl, renewed | work spans transactions or services; jobs | the work is one short transaction |
+//! | [`SessionLock`] | a name, on its own connection | until released or cut off | a leader, freed at once by a crash | on SQLite; behind a pooler; for rows |
 //! | [`VersionedStruct`], [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |
-//! | [`Stock`] | one of the rows that a number of pieces is spread over | one statement, or your transaction | one very hot counter | the counter is not hot, or cannot be divided |
+//! | [`Stock`] | one of the rows of a divided counter | one statement, or your transaction | one very hot counter | the counter cannot be divided |
 //!
 #![cfg_attr(
     feature = "macros",
-    doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock). Versions are one line on a struct: \
+    doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock). Versions are one line on a \
+           struct: \
            [`#[derive(Versioned)]`](derive@Versioned) gives it `load` and `save`.\n"
 )]
 //! # What to rely on
@@ -23,13 +24,13 @@
 //!   in the same atomic act. The work of a holder that was stopped, slow or cut off is rolled back.
 //! - **Fencing tokens** ([`Fence`]) rise for ever, for resources outside the database.
 //! - **Commit before release**, by construction.
-//! - **Cancellation leaves nothing behind**: dropping any future of this crate at any await point leaves no lock past its
-//!   bound, no open transaction and no broken connection.
+//! - **Cancellation leaves nothing behind**: dropping any future of this crate at any await point leaves no lock past
+//!   its bound, no open transaction and no broken connection.
 //! - **Waiting for a lease holds no connection**, and one process sends one query per key, however many
 //!   tasks wait.
 //! - **A row lock that would scan the table is refused** before it is taken.
-//! - **Uncommitted versions never escape**: after a rollback, a stale save cannot overwrite the work of another writer that
-//!   reached the same number.
+//! - **Uncommitted versions never escape**: after a rollback, a stale save cannot overwrite the work of another writer
+//!   that reached the same number.
 //!
 //! What no lock can promise: that a process outside the database stops acting the instant its lease ends. Give such
 //! resources the fence and let them refuse older ones.
@@ -39,19 +40,19 @@
 //! By [`tracing`](https://docs.rs/tracing), with the target `lockkit`:
 //!
 //! - the spans `lockkit.acquire` and `lockkit.hold` (`strategy`, `key`);
-//! - the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `released` (`fence`, `held`), `committed`,
-//!   `retrying` (`attempt`, `pause`, `error`) and `swept` (`keys`);
+//! - the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `released` (`fence`, `held`),
+//!   `committed`, `retrying` (`attempt`, `pause`, `error`) and `swept` (`keys`);
 //! - the warning `lost` (`fence`, `held`, `reason`), once for each lease or session lock;
 //! - one warning for each outage in which renewals fail;
 //! - a warning for two bodies of one process that acquire two leases in opposite orders (`key`, `other`);
 //! - a warning for a row lock that scans its table or names a view, with [`PlanCheck::Warn`];
-//! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster and for a binary log of
-//!   statements.
+//! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster and for a binary log
+//!   of statements.
 //!
 //! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`: the counters `lockkit_acquired_total`,
-//! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms `lockkit_wait_seconds` and
-//! `lockkit_hold_seconds`. Their labels are `strategy` and `prefix`: the part of the key before the first `:` or `/`, empty for a
-//! key without one.
+//! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms
+//! `lockkit_wait_seconds` and `lockkit_hold_seconds`. Their labels are `strategy` and `prefix`: the part of the key
+//! before the first `:` or `/`, empty for a key without one.
 //!
 //! # Features
 //!
@@ -59,7 +60,8 @@
 //! |---|---|
 //! | `postgres`, `mysql` (also MariaDB), `sqlite` | locks in that database. None is on by default. No TLS is chosen; switch it on in sqlx |
 //! | `sqlite-unbundled` | as `sqlite`, linked with the system's library |
-//! | `sql` | sqlx, and what the databases have in common. Each of them switches it on. Without it, leases work over a [`LeaseStore`] that is not SQL |
+//! | `sql` | what the databases have in common; each of them switches it on. Without it, leases work over other stores |
+//! | `shedlock` | ShedLock's table as a [store](store::ShedLockTable) of leases |
 //! | `macros` (default) | the attribute and the derive |
 //! | `metrics` | counters and histograms |
 //! | `testing` | tools to test services that lock, in `lockkit::testing` |
@@ -68,11 +70,10 @@
 
 mod body;
 mod fifo;
-mod lease;
+pub mod lease;
 mod observe;
 mod policy;
 mod retry;
-mod shards;
 #[cfg(feature = "sql")]
 // Without a database nothing implements the operations.
 #[cfg_attr(
@@ -91,17 +92,12 @@ pub mod __private;
 
 /// What the author of a store needs: [`LeaseStore`], and the words in which leases and stores talk.
 pub mod store {
-    #[cfg(feature = "sql")]
+    #[cfg(feature = "shedlock")]
     pub use crate::sql::shedlock::ShedLockTable;
     pub use crate::{
-        lease::{
-            Health, LeasesBuilder, ReadWrite, Yields,
-            store::{
-                Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Profile, Release,
-                Renewal,
-            },
+        lease::store::{
+            Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Profile, Release, Renewal,
         },
-        shards::Shards,
         value::{
             error::{BoxError, Raced},
             holder::LeaseInfo,
@@ -110,28 +106,37 @@ pub mod store {
     };
 }
 
-/// Databases, as bounds of generic functions: [`Dialect`](dialect::Dialect) for all that lockkit speaks to, and one trait for each
-/// kind of lock. They are sealed, and their operations are called through the locks only. And lockkit's
+/// Beside [`Versioned`] and [`VersionedRow`]: what a row is read and written by, and what a write returns.
+#[cfg(feature = "sql")]
+pub mod version {
+    pub use crate::sql::version::{Bumped, Columns, Expected, Saved, VersionField};
+}
+
+/// Databases, as bounds of generic functions: [`Dialect`](dialect::Dialect) for all that lockkit speaks to, and one
+/// trait for each kind of lock. They are sealed, and their operations are called through the locks only. And lockkit's
 /// [migrations](dialect::write_migrations) for each of them as files.
 #[cfg(feature = "sql")]
 pub mod dialect {
+    #[cfg(feature = "shedlock")]
+    pub use crate::sql::ShedLockOps;
     #[cfg(feature = "postgres")]
     pub use crate::sql::behind_pooler;
     pub use crate::{
         sql::{
             AsConnection, Dialect, FenceGuardOps, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps,
-            ShedLockOps, StockOps, VersionOps,
-            conn::On,
-            long::warn_of_long_transactions,
-            schema::write_migrations,
-            tx::AnyTx,
-            version::{Bumped, Columns, Expected, Saved, VersionField},
+            StockOps, VersionOps, conn::On, long::warn_of_long_transactions, schema::write_migrations, tx::AnyTx,
         },
         value::holder::LockHolder,
     };
 }
 
-pub use lease::{Lease, LeaseRequest, Leases, MultiLease, Released, store::LeaseStore};
+pub use lease::{
+    held::Lease,
+    leases::Leases,
+    life::ending::Released,
+    request::{LeaseRequest, MultiLease},
+    store::LeaseStore,
+};
 pub use policy::{Backoff, OnLost, RetryPolicy, Wait};
 pub use retry::is_retryable;
 #[cfg(feature = "sql")]
@@ -154,11 +159,11 @@ pub use value::version::Version;
 #[cfg(feature = "macros")]
 pub use lockkit_macros::{Versioned, with_lock};
 
-/// The [`Key`] of a template that captures variables, as `format!` does. `#[with_lock]` makes its keys in the same way, so a
-/// lock taken by hand and one taken by the attribute exclude each other if both have the same template and values.
+/// The [`Key`] of a template that captures variables, as `format!` does. `#[with_lock]` makes its keys in the same way,
+/// so a lock taken by hand and one taken by the attribute exclude each other if both have the same template and values.
 ///
-/// A capture is a variable, or its fields and calls without arguments, `{user.id}` and `{id.value()}`, with a format after a
-/// colon, `{kind:?}`. Each capture is evaluated once.
+/// A capture is a variable, or its fields and calls without arguments, `{user.id}` and `{id.value()}`, with a format
+/// after a colon, `{kind:?}`. Each capture is evaluated once.
 ///
 /// A template never makes one key from two different sets of values, which a `format!` can:
 ///
@@ -173,12 +178,13 @@ pub use lockkit_macros::{Versioned, with_lock};
 /// assert_eq!(key!("order:{order.0}:{order.1:?}"), "order:7:Some(\"x\")");
 /// ```
 ///
-/// The rule, so that other programs can make the same key: between two captures, the first character that is neither a letter, a
-/// digit nor `%` is a separator. In each value, `%`, control characters and all separators of the template are replaced by `%`
-/// and two upper-case hexadecimal digits for each of their UTF-8 bytes. A template with one capture has no separator.
+/// The rule, so that other programs can make the same key: between two captures, the first character that is neither a
+/// letter, a digit nor `%` is a separator. In each value, `%`, control characters and all separators of the template
+/// are replaced by `%` and two upper-case hexadecimal digits for each of their UTF-8 bytes. A template with one capture
+/// has no separator.
 ///
-/// Keys of different templates can be equal: `order:{id}` and `order:{id}:{item}` both make `order:7:1`. Give each kind of lock a
-/// prefix of its own.
+/// Keys of different templates can be equal: `order:{id}` and `order:{id}:{item}` both make `order:7:1`. Give each kind
+/// of lock a prefix of its own.
 #[cfg(feature = "macros")]
 #[macro_export]
 macro_rules! key {
@@ -187,9 +193,9 @@ macro_rules! key {
     };
 }
 
-/// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock]`, nor in a body of
-/// [`LeaseRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the
-/// name of its table.
+/// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock]`, nor in a
+/// body of [`LeaseRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the name of
+/// its table.
 ///
 /// With the feature `testing`, for tests. Without the feature it expands to nothing, and the key is not evaluated: code
 /// whose safety depends on a lock that its callers take can say so, and pays for it in tests only.

@@ -1,8 +1,8 @@
-//! The telemetry of lockkit: events and spans by `tracing`, counters and histograms by `metrics`. Each name is written here
-//! and nowhere else.
+//! The telemetry of lockkit: events and spans by `tracing`, counters and histograms by `metrics`. Each name is written
+//! here and nowhere else.
 //!
-//! Keys are fields of events. As labels of metrics, keys would be unbounded; only the part before the first `:` or `/` is used, as
-//! `prefix`, which is empty for a key without one.
+//! Keys are fields of events. As labels of metrics, keys would be unbounded; only the part before the first `:` or `/`
+//! is used, as `prefix`, which is empty for a key without one.
 
 use std::{error::Error as StdError, future::Future, time::Duration};
 

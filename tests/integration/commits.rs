@@ -197,7 +197,8 @@ on_every_database! {
             tx.rollback().await.unwrap();
 
             let mut tx = other.pool.begin().await.unwrap();
-            S::execute(&mut tx, "INSERT INTO lockkit_stock (name, segment, quantity) VALUES ('x', 0, 1)").await.unwrap();
+            S::execute(&mut tx, "INSERT INTO lockkit_stock (name, segment, quantity) VALUES ('x', 0, \
+                                 1)").await.unwrap();
             let refused = lease.commit(tx).await.unwrap_err();
             assert!(matches!(refused, Error::InvalidOption { option: "commit", .. }), "{key}: {refused:?}");
             assert_eq!(other.fetch_i64("SELECT COUNT(*) FROM lockkit_stock").await, Some(0), "it was not committed");

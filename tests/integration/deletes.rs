@@ -126,7 +126,8 @@ on_every_database! {
             _ => "DATETIME(6)",
         };
         db.execute(&format!("CREATE TABLE t_times (id BIGINT PRIMARY KEY, changed {kind})")).await;
-        db.execute("INSERT INTO t_times VALUES (1, '2026-01-02 03:04:05.678901'), (2, '2026-01-02 03:04:05.678902')").await;
+        db.execute("INSERT INTO t_times VALUES (1, '2026-01-02 03:04:05.678901'), (2, '2026-01-02 \
+                    03:04:05.678902')").await;
         let row = |id: i64| VersionedRow::table("t_times").by("id", id).version("changed");
         let mut conn = db.connect().await;
         let version = async |conn: &mut _| row(1).read::<()>(conn).await.unwrap().version;

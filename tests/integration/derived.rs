@@ -36,7 +36,8 @@ on_every_database! {
              {extra} {json}, version INT NOT NULL, PRIMARY KEY ({tenant}, {number}))"
         ))
         .await;
-        db.execute("INSERT INTO t_orders VALUES ('a', 1, NULL, '[\"x\"]', NULL, 1), ('b', 1, 'new', '[]', '{\"n\": 1}', 1)").await;
+        db.execute("INSERT INTO t_orders VALUES ('a', 1, NULL, '[\"x\"]', NULL, 1), ('b', 1, 'new', '[]', '{\"n\": \
+                    1}', 1)").await;
 
         let mut order = Purchase::<Vec<String>>::load(&db.pool, "a", 1).await.unwrap();
         assert_eq!((&*order.order_lines, &order.extra_fields), (&["x".to_owned()][..], &None));

@@ -205,7 +205,8 @@ on_databases! {
 }
 
 on_every_database! {
-    /// sqlx rolls back the outer transaction when it could not begin a nested one. SQLite's worker thread does so later.
+    /// sqlx rolls back the outer transaction when it could not begin a nested one. SQLite's worker thread does so
+    /// later.
     async fn a_transaction_whose_nested_one_could_not_begin_takes_no_lock_and_is_not_committed<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t_outer (id BIGINT PRIMARY KEY)").await;
         db.execute("INSERT INTO t_outer VALUES (1)").await;

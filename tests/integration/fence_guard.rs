@@ -38,7 +38,8 @@ on_every_database! {
                 tx.commit().await.unwrap();
             } else {
                 let err = guarded.unwrap_err();
-                assert_eq!(err.to_string(), "lease `k` with fence 5 is stale: a transaction with fence 7 has passed the guard");
+                assert_eq!(err.to_string(), "lease `k` with fence 5 is stale: a transaction with fence 7 has passed \
+                                             the guard");
                 assert_eq!(seen(Err(err)), 7);
             }
         }
@@ -287,7 +288,8 @@ on_every_database! {
     }
 }
 
-/// 200 read-modify-writes by 8 holders at once, each with a fence of its own. Returns how many were committed and refused.
+/// 200 read-modify-writes by 8 holders at once, each with a fence of its own. Returns how many were committed and
+/// refused.
 async fn read_modify_write<S: support::Backend>(db: &TestDb<S>, guarded: bool) -> (u64, u64) {
     let fences = Arc::new(AtomicU64::new(1));
     let mut holders = JoinSet::new();

@@ -84,8 +84,8 @@ on_databases! {
         println!("{grants} leases were granted through three nodes");
     }
 
-    // MariaDB does not report each rollback for another node: one in some hundred that meet a PREPARE is lost, and what follows
-    // runs in a new transaction. Here the caller loses the report.
+    // MariaDB does not report each rollback for another node: one in some hundred that meet a PREPARE is lost, and what
+    // follows runs in a new transaction. Here the caller loses the report.
     async fn a_transaction_that_another_node_undid_is_transient_and_repeated<S>(db: TestDb<S>) {
         let rival = tokio::sync::Mutex::new(rival(&db).await);
         let attempts = AtomicU32::new(0);
@@ -202,14 +202,15 @@ async fn rival(db: &TestDb<Galera>) -> MySqlConnection {
     Galera::caught_up(&Galera::nodes(&db.url)[1]).await.unwrap()
 }
 
-/// Adds 10 to the first row through another node, and waits until the first node has applied it, for which it has rolled back
-/// every transaction that had written the row.
+/// Adds 10 to the first row through another node, and waits until the first node has applied it, for which it has
+/// rolled back every transaction that had written the row.
 async fn undo(rival: &mut MySqlConnection, db: &TestDb<Galera>) {
     Galera::execute(rival, "UPDATE hot SET n = n + 10 WHERE id = 0").await.unwrap();
     Galera::caught_up(&db.url).await.unwrap();
 }
 
-/// Runs the work again and again, in clients of all nodes, with a number that is never given twice and one of those shared.
+/// Runs the work again and again, in clients of all nodes, with a number that is never given twice and one of those
+/// shared.
 async fn on_all_nodes<F, Working>(db: &TestDb<Galera>, work: F) -> Told
 where
     F: Fn(MySqlPool, Report, u64, u64) -> Working + Copy + Send + 'static,

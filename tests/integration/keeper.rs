@@ -15,7 +15,8 @@ const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 fn connections<S: Server>() -> &'static str {
     match S::NAME {
         "PostgreSQL" => {
-            "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+            "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client \
+             backend'"
         }
         "MySQL" => "SELECT COUNT(*) FROM performance_schema.processlist WHERE DB = DATABASE()",
         _ => "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE()",
@@ -157,7 +158,7 @@ on_every_database! {
 
     async fn one_process_sweeps_at_a_time<S>(db: TestDb<S>) {
         // Somebody else holds the sweeper's lease.
-        let other = Leases::builder(db.pool.clone()).never_sweep().build().unwrap();
+        let other = Leases::builder(db.pool.clone()).sweep_every(None).build().unwrap();
         let sweeper = other.lease("lockkit/sweeper").acquire().await.unwrap();
         other.lease("old").acquire().await.unwrap().release().await.unwrap();
         db.execute("UPDATE lockkit_lease SET fence = 1000 WHERE name = 'old'").await;
@@ -341,7 +342,8 @@ on_databases! { [postgres]
             held.push(leases.lease(format!("k:{number}")).acquire().await.unwrap());
         }
         let count = async |column: &str| {
-            db.fetch_i64(&format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = 'lockkit_lease'")).await.unwrap()
+            db.fetch_i64(&format!("SELECT {column} FROM pg_stat_user_tables WHERE relname = \
+                                   'lockkit_lease'")).await.unwrap()
         };
         let updates = loop {
             match count("n_tup_upd").await {

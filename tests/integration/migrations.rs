@@ -21,7 +21,8 @@ on_databases! {
             "CREATE TABLE gone (n INT)",
             "CREATE VIEW of_nothing AS SELECT n FROM gone",
             "DROP TABLE gone",
-            "CREATE TRIGGER forgets AFTER DELETE ON lockkit_stock BEGIN DELETE FROM lockkit_lease WHERE name = OLD.name; END",
+            "CREATE TRIGGER forgets AFTER DELETE ON lockkit_stock BEGIN DELETE FROM lockkit_lease WHERE name = \
+             OLD.name; END",
         ] {
             db.execute(sql).await;
         }

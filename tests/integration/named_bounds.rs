@@ -38,7 +38,8 @@ on_databases! {
         let before = S::fetch_text(&mut pool.acquire().await.unwrap(), SETTING).await.unwrap();
         let waiting = || NamedLock::new("held").wait(Duration::from_secs(1));
 
-        // In a transaction that goes on, against the advice. The next statement gets the error of the one that was dropped.
+        // In a transaction that goes on, against the advice. The next statement gets the error of the one that was
+        // dropped.
         let mut tx = pool.begin().await.unwrap();
         let dropped = tokio::time::timeout(Duration::from_millis(200), waiting().lock(&mut *tx)).await;
         assert!(dropped.is_err());

@@ -27,7 +27,8 @@ on_databases! {
 
     async fn an_index_that_served_values_of_one_type_is_not_believed_to_serve_another<S>(db: TestDb<S>) {
         let table = format!("t_types_{}", S::NAME).to_lowercase();
-        db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, code VARCHAR(10) NOT NULL, KEY by_code (code))")).await;
+        db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, code VARCHAR(10) NOT NULL, KEY by_code \
+                             (code))")).await;
         db.execute(&format!("INSERT INTO {table} VALUES (1, '7'), (2, '8'), (3, '9')")).await;
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         assert_eq!(RowLock::table(&table).by("code", "7").lock(&mut *tx).await.unwrap(), 1);
@@ -51,7 +52,8 @@ on_databases! {
              INSERT INTO t_odd SELECT i, 'x' || i, 'x' || i, '{}', 'x' || i, i FROM generate_series(1, 100) AS i",
         )
         .await;
-        db.execute("CREATE TABLE t_parent (id BIGINT PRIMARY KEY); CREATE TABLE t_child () INHERITS (t_parent); INSERT INTO t_child SELECT generate_series(1, 100)").await;
+        db.execute("CREATE TABLE t_parent (id BIGINT PRIMARY KEY); CREATE TABLE t_child () INHERITS (t_parent); \
+                    INSERT INTO t_child SELECT generate_series(1, 100)").await;
         let lock = || RowLock::table("t_odd");
         let locks = [
             lock().by("id", 7.0_f64),

@@ -128,8 +128,8 @@ on_every_database! {
 
     async fn an_attempt_after_a_conflict_has_the_lock_of_the_row_that_conflicted<S>(db: TestDb<S>) {
         items(&db).await;
-        // What retries of a process lock is known by its kind of database, table and key. The other tests have the same, and
-        // MariaDB is a MySQL.
+        // What retries of a process lock is known by its kind of database, table and key. The other tests have the
+        // same, and MariaDB is a MySQL.
         let [row, other]: [i64; 2] = if S::NAME == "MariaDB" { [17, 18] } else { [27, 28] };
         db.execute(&format!("INSERT INTO t_items VALUES ({row}, 0, 1), ({other}, 0, 1)")).await;
         let pool = db.pool_of(4).await;

@@ -5,12 +5,13 @@ use support::{Backend, Server, TestDb, on_databases, on_every_database, on_every
 
 const SIZES: [i64; 4] = [6, 12, 60, 600];
 
-/// Jobs, of which the last one is the most urgent and the first half is ready. The table's name is that of no other database: a process remembers
-/// which statements an index serves.
+/// Jobs, of which the last one is the most urgent and the first half is ready. The table's name is that of no other
+/// database: a process remembers which statements an index serves.
 async fn jobs<S: Backend>(db: &TestDb<S>, name: &str, size: i64) -> String {
     let table = format!("{name}_{}_{size}", S::NAME).to_lowercase();
     db.execute(&format!(
-        "CREATE TABLE {table} (id BIGINT PRIMARY KEY, urgency BIGINT NOT NULL, shop BIGINT NOT NULL, state VARCHAR(10) NOT NULL)"
+        "CREATE TABLE {table} (id BIGINT PRIMARY KEY, urgency BIGINT NOT NULL, shop BIGINT NOT NULL, state \
+         VARCHAR(10) NOT NULL)"
     ))
     .await;
     let row = |id| format!("({id}, {}, 1, '{}')", size - id, if id > size / 2 { "done" } else { "ready" });

@@ -205,8 +205,8 @@ on_every_server! {
         assert_eq!(
             told,
             "this task already holds session lock `leader` and would wait for itself: hand the session that it holds \
-             (`&session`; `as = session` names it under `#[with_lock]`) to the code that needs the lock, and take the lock in \
-             one place"
+             (`&session`; `as = session` names it under `#[with_lock]`) to the code that needs the lock, and take the \
+             lock in one place"
         );
         lead(&db.pool, true).await.unwrap();
         db.assert_nothing_left().await;

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkit::store::{Acquired, Answer, Claim, LeaseRecord, Profile, Renewal, Token, Yields};
+use lockkit::lease::Yields;
+use lockkit::store::{Acquired, Answer, Claim, LeaseRecord, Profile, Renewal, Token};
 use lockkit::testing::{Failure, MemoryStore, Operation};
 use lockkit::{Error, Key, LeaseRequest, LeaseStore, Leases, Result};
 use tokio::sync::Notify;

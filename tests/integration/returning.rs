@@ -10,7 +10,8 @@ on_databases! {
     async fn a_statement_that_returns_no_row_is_a_conflict<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (id BIGINT, stock BIGINT, version BIGINT)").await;
         db.execute("INSERT INTO t VALUES (1, 5, 1)").await;
-        let write = "UPDATE t SET stock = stock - 1, version = version + 1 WHERE id = 1 AND version = 1 RETURNING stock";
+        let write = "UPDATE t SET stock = stock - 1, version = version + 1 WHERE id = 1 AND version = 1 RETURNING \
+                     stock";
         let row = sqlx::query(write).fetch_optional(&db.pool).await.unwrap().or_conflict().unwrap();
         assert_eq!(row.get::<i64, _>(0), 4);
         let conflict = sqlx::query(write).fetch_optional(&db.pool).await.unwrap().or_conflict().map(drop).unwrap_err();

@@ -37,9 +37,9 @@ on_every_server! {
 
         // A connection that goes back to its pool is pinged there: sqlx's price, not lockkit's, and paid after the
         // operation. Every count below waits for it, and takes it off. After a commit, sqlx's count of transactions is
-        // corrected there too on PostgreSQL, in the same message; on the others the session gets its autocommit back, in one
-        // before it. They take one more for the commit, too: it must be alone in its message, and so must the look
-        // whether the transaction is still there.
+        // corrected there too on PostgreSQL, in the same message; on the others the session gets its autocommit back,
+        // in one before it. They take one more for the commit, too: it must be alone in its message, and so must the
+        // look whether the transaction is still there.
         let (after_commit, look) = if S::NAME == "PostgreSQL" { (1, 0) } else { (2, 1) };
         let idle = || tokio::time::sleep(Duration::from_millis(30));
         let mut table = Vec::new();

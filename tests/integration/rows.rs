@@ -307,7 +307,8 @@ on_databases! {
         let file = tempfile::NamedTempFile::new().unwrap();
         let options = SqliteConnectOptions::new().filename(file.path()).busy_timeout(Duration::ZERO);
         let mut beside = options.connect().await.unwrap();
-        beside.execute("CREATE TABLE t_beside (id INTEGER PRIMARY KEY); INSERT INTO t_beside VALUES (1)").await.unwrap();
+        beside.execute("CREATE TABLE t_beside (id INTEGER PRIMARY KEY); INSERT INTO t_beside VALUES \
+                        (1)").await.unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut tx, &format!("ATTACH '{}' AS beside", file.path().display())).await.unwrap();
         assert_eq!(RowLock::table("beside.t_beside").by("id", 1_i64).lock(&mut tx).await.unwrap(), 1);
@@ -318,8 +319,8 @@ on_databases! {
 }
 
 on_databases! {
-    // REPEATABLE READ, in which the first plain read fixes what later ones see. With `innodb_snapshot_isolation` MariaDB refuses the
-    // lock instead.
+    // REPEATABLE READ, in which the first plain read fixes what later ones see. With `innodb_snapshot_isolation`
+    // MariaDB refuses the lock instead.
     [mariadb, mysql]
     async fn in_a_snapshot_the_locked_row_is_current_and_plain_reads_are_not<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t_seen (id BIGINT PRIMARY KEY, n BIGINT)").await;

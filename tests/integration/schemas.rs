@@ -120,7 +120,8 @@ on_databases! {
                 lockkit::migrate(pool).await.unwrap();
             }
             for schema in ["app2", "public"] {
-                let tables = format!("SELECT COUNT(*) FROM pg_tables WHERE schemaname = '{schema}' AND tablename LIKE '%lockkit%'");
+                let tables = format!("SELECT COUNT(*) FROM pg_tables WHERE schemaname = '{schema}' AND tablename LIKE \
+                                      '%lockkit%'");
                 assert_eq!(db.fetch_i64(&tables).await, Some(5), "in {schema}, app first: {app_first}");
             }
             let here = Leases::new(public.clone()).lease("k").acquire().await.unwrap();

@@ -28,7 +28,8 @@ on_every_database! {
         let leases = Leases::new(db.pool.clone());
         for number in 0..20 {
             let reader = leases.rw("k").read().try_acquire().await.unwrap();
-            reader.unwrap_or_else(|| panic!("reader {number} is refused, though nobody writes")).release().await.unwrap();
+            reader.unwrap_or_else(|| panic!("reader {number} is refused, though nobody \
+                                             writes")).release().await.unwrap();
         }
         // The last one is found too, and the one after it is refused.
         hold(&db.pool, (900..1023).map(|it| format!("k/reader/{it}"))).await;

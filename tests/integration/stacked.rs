@@ -1,5 +1,5 @@
-//! Two `#[with_lock]` on one function, in every order of the strategies: when each lock is taken and given back, against the
-//! commits.
+//! Two `#[with_lock]` on one function, in every order of the strategies: when each lock is taken and given back,
+//! against the commits.
 
 use std::{
     fmt::Write,
@@ -129,8 +129,8 @@ async fn done<S: Backend>(tx: &mut lockkit::Tx<S::DB>, which: &str) {
 
 /// Runs the function whose two attributes are of the kinds that the bench names: there is one for every pair.
 ///
-/// A kind is its arguments, and the name of its transaction in brackets, if it has one. The names in the arguments are given
-/// first, so that they are those of the function, too.
+/// A kind is its arguments, and the name of its transaction in brackets, if it has one. The names in the arguments are
+/// given first, so that they are those of the function, too.
 macro_rules! run_nested {
     ($bench:ident, upper: { $($upper:ident $above:tt $above_tx:tt)* }, lower: $lower:tt) => {
         match $bench.upper {
@@ -226,9 +226,11 @@ on_every_server! {
             let has_tx = |kind| matches!(kind, LeaseTx | Row | Named | Version);
             for (which, kind) in [("upper", upper), ("lower", lower)] {
                 let is_done = |done: &[String]| done.iter().any(|it| it == which);
-                assert!(!has_tx(kind) || upper == Version || is_done(&upper_free.1), "{what}: committed before the upper is free");
+                assert!(!has_tx(kind) || upper == Version || is_done(&upper_free.1), "{what}: committed before the \
+                                                                                      upper is free");
                 if which == "lower" {
-                    assert!(!has_tx(kind) || lower == Version || is_done(&lower_free.1), "{what}: committed before it is free");
+                    assert!(!has_tx(kind) || lower == Version || is_done(&lower_free.1), "{what}: committed before it \
+                                                                                          is free");
                 }
             }
             let at = |taken: &Mutex<Option<Duration>>| taken.lock().unwrap().unwrap().as_millis();
@@ -246,7 +248,8 @@ on_every_server! {
             )
             .unwrap();
         }
-        println!("{}\n| | upper taken by | lower taken by | lower free again | upper free again |\n|---|---|---|---|---|\n{table}", S::NAME);
+        println!("{}\n| | upper taken by | lower taken by | lower free again | upper free again \
+                  |\n|---|---|---|---|---|\n{table}", S::NAME);
         db.assert_nothing_left().await;
     }
 }

@@ -23,8 +23,8 @@ fn worker<S: Backend>(db: &TestDb<S>, work: &[&str]) -> Process {
 
 type Store<S> = Pool<<S as Server>::DB>;
 
-/// Kills a process that holds what `way` names, and two that wait for it longer than somebody here does. Returns how much
-/// later than the last of their leases ended it is granted here.
+/// Kills a process that holds what `way` names, and two that wait for it longer than somebody here does. Returns how
+/// much later than the last of their leases ended it is granted here.
 async fn lateness<S: Backend>(
     db: &TestDb<S>,
     way: &str,

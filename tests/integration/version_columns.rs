@@ -46,7 +46,8 @@ on_every_database! {
         let mut tx = db.pool.acquire().await.unwrap();
         for (number, (kind, value)) in kinds.iter().enumerate() {
             let table = format!("t_{number}");
-            db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, n BIGINT NOT NULL, version {kind})")).await;
+            db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, n BIGINT NOT NULL, version \
+                                 {kind})")).await;
             db.execute(&format!("INSERT INTO {table} VALUES (1, 5, {value})")).await;
             let read = VersionedRow::table(&table).by("id", 1_i64).read::<Content>(&mut *tx).await;
             assert!(matches!(read, Err(Error::Database { .. })), "{kind}: {read:?}");
@@ -60,7 +61,8 @@ on_databases! {
         let mut conn = db.pool.acquire().await.unwrap();
         for (number, kind) in ["TINYINT(1)", "TINYINT", "SMALLINT UNSIGNED", "MEDIUMINT", "INT", "BIGINT UNSIGNED"].iter().enumerate() {
             let table = format!("t_{number}");
-            db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, n BIGINT NOT NULL, version {kind})")).await;
+            db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, n BIGINT NOT NULL, version \
+                                 {kind})")).await;
             db.execute(&format!("INSERT INTO {table} VALUES (1, 5, 1)")).await;
             let row = || VersionedRow::table(&table).by("id", 1_i64);
             let read: Versioned<Content> = row().read(&mut *conn).await.unwrap();

@@ -16,8 +16,8 @@ struct Article {
     version: i64,
 }
 
-const TABLE: &str = "CREATE TABLE t_items (item_id BIGINT NOT NULL PRIMARY KEY, stock BIGINT NOT NULL, name VARCHAR(99) \
-                     NOT NULL, note VARCHAR(99), price INT, version BIGINT NOT NULL)";
+const TABLE: &str = "CREATE TABLE t_items (item_id BIGINT NOT NULL PRIMARY KEY, stock BIGINT NOT NULL, name \
+                     VARCHAR(99) NOT NULL, note VARCHAR(99), price INT, version BIGINT NOT NULL)";
 
 /// With item 7, of which there are 5, at version 1, and item 8.
 async fn items<S: Backend>(db: &TestDb<S>) {
@@ -215,7 +215,8 @@ on_every_database! {
     }
 
     async fn keys_of_several_columns_and_other_names_work<S>(db: TestDb<S>) {
-        db.execute("CREATE TABLE t_rows (tenant VARCHAR(20) NOT NULL, id INT NOT NULL, kind VARCHAR(9), twice BIGINT, revision SMALLINT NOT NULL, PRIMARY KEY (tenant, id))").await;
+        db.execute("CREATE TABLE t_rows (tenant VARCHAR(20) NOT NULL, id INT NOT NULL, kind VARCHAR(9), twice BIGINT, \
+                    revision SMALLINT NOT NULL, PRIMARY KEY (tenant, id))").await;
         db.execute("INSERT INTO t_rows VALUES ('a', 1, 'x', 2, 1), ('b', 1, 'y', 2, 1)").await;
         let mut row = Row::<String>::load(&db.pool, "b", 1).await.unwrap();
         assert_eq!((row.number, row.r#type.as_str(), row.twice), (1, "y", 2));

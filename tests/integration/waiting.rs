@@ -1,4 +1,5 @@
-//! Waiting among processes: nobody is kept out, and what a request took while it waited is given back before its answer.
+//! Waiting among processes: nobody is kept out, and what a request took while it waited is given back before its
+//! answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -151,8 +152,8 @@ on_every_database! {
     }
 }
 
-/// A wait ends a second after its time at the latest, and what a busy database has not answered by then is given back in
-/// the background.
+/// A wait ends a second after its time at the latest, and what a busy database has not answered by then is given back
+/// in the background.
 async fn no_ticket_is_left<S: LeaseStore>(leases: &Leases<S>) {
     let gone = async {
         while !leases.list("k/").await.unwrap().is_empty() {

@@ -62,7 +62,7 @@ async fn every_request_for_a_lease_waits_for_the_default() {
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_waited_for_without_end_where_that_is_asked_for() {
     const DAY: Duration = Duration::from_hours(24);
-    let builder = |store| Leases::builder(store).ttl(DAY).wait(Wait::Unbounded).never_sweep().build().unwrap();
+    let builder = |store| Leases::builder(store).ttl(DAY).wait(Wait::Unbounded).sweep_every(None).build().unwrap();
     let store = MemoryStore::new();
     let leases = builder(store.clone());
     let held = leases.all(["a", "b"]).acquire().await.unwrap();

@@ -1,5 +1,5 @@
-//! Rules that the attribute checks before lockkit does: both give the same answer. The macro's side is its own source, because a
-//! crate of macros exports nothing else.
+//! Rules that the attribute checks before lockkit does: both give the same answer. The macro's side is its own source,
+//! because a crate of macros exports nothing else.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,4 +1,5 @@
-//! The tests of `#[with_lock]` and `#[derive(Versioned)]`: what it does at run time, on SQLite, and what it says at compile time.
+//! The tests of `#[with_lock]` and `#[derive(Versioned)]`: what it does at run time, on SQLite, and what it says at
+//! compile time.
 
 #![deny(warnings, clippy::pedantic)]
 

@@ -1,7 +1,7 @@
 //! Takes the Rust snippets out of README.md and the pages in `docs/`, so that they are compiled as they stand there.
 //!
-//! A comment before each says where a reader pastes it: `items` into one file for all pages, `statements` into an `async fn`
-//! of that file, `module` into a file of its own.
+//! A comment before each says where a reader pastes it: `items` into one file for all pages, `statements` into an
+//! `async fn` of that file, `module` into a file of its own.
 //!
 //! Used by two packages: `stores/tests` compiles the modules, and the tests of the README the rest.
 
@@ -59,8 +59,8 @@ fn snippets(page: &Path, text: &str, code: &mut String, modules: &mut String) {
                 )
             }
             _ => panic!(
-                "{page}.md:{line}: say `<!-- items -->`, `<!-- statements -->` or `<!-- module -->` in the line before the \
-                 snippet"
+                "{page}.md:{line}: say `<!-- items -->`, `<!-- statements -->` or `<!-- module -->` in the line before \
+                 the snippet"
             ),
         }
         .expect("write to a string");

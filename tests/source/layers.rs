@@ -9,8 +9,8 @@ pub(crate) struct Layers(Vec<Layer>);
 type Layer = Vec<Vec<String>>;
 
 impl Layers {
-    /// The layers in the first column of the table: modules in backticks, parted by commas, or by ↔ where they know each
-    /// other.
+    /// The layers in the first column of the table: modules in backticks, parted by commas, or by ↔ where they know
+    /// each other.
     pub(crate) fn of(document: &str) -> Self {
         let rows = document.lines().skip_while(|it| !it.starts_with("| in `lockkit/src/` |")).skip(2);
         let rows = rows.map_while(|it| it.strip_prefix("| ")).filter_map(|it| it.split(" | ").next());
@@ -60,8 +60,8 @@ impl Layers {
         complaints
     }
 
-    /// The named module that the path is in, and the number of its layer. The longest name counts: `sql::ident` is not of
-    /// `sql`.
+    /// The named module that the path is in, and the number of its layer. The longest name counts: `sql::ident` is not
+    /// of `sql`.
     fn place_of(&self, path: &[String]) -> Option<(String, usize)> {
         let is_named = |module: &str| self.0.iter().position(|it| it.iter().flatten().any(|it| it == module));
         (1..=path.len()).rev().find_map(|length| {

@@ -7,12 +7,11 @@ use crate::{code::code, tree::files};
 /// Whether the source has a `static` with a value. One without is a task-local's.
 fn has_static(source: &str) -> bool {
     let tokens = code(source);
-    let text = |at: usize| tokens.get(at).map_or("", |it| it.text.as_str());
+    let is = |at: usize, text: &str| tokens.get(at).is_some_and(|it| it.text == text);
     (0..tokens.len()).any(|at| {
         // `'static` is a lifetime.
-        text(at) == "static"
-            && (at == 0 || text(at - 1) != "'")
-            && (at..).map(text).find(|it| ["=", ";", ""].contains(it)) == Some("=")
+        let is_item = is(at, "static") && (at == 0 || !is(at - 1, "'"));
+        is_item && (at..tokens.len()).find(|at| is(*at, "=") || is(*at, ";")).is_some_and(|at| is(at, "="))
     })
 }
 

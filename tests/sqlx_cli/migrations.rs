@@ -1,5 +1,5 @@
-//! Migrations by the `sqlx` command, by `lockkit::migrate` and by hand: each ends in the same state, and they can be mixed.
-//! The command runs in a project outside of the repository, with the files that lockkit has written into it.
+//! Migrations by the `sqlx` command, by `lockkit::migrate` and by hand: each ends in the same state, and they can be
+//! mixed. The command runs in a project outside of the repository, with the files that lockkit has written into it.
 
 use std::fs;
 use std::path::Path;

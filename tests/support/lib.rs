@@ -3,11 +3,13 @@
 //! - [`TestDb`] is one test's database; [`on_every_database!`] writes a test for each kind of it from one body.
 //! - [`Server`] is a kind of database, and [`Backend`] one that `lockkit` has its locks in.
 //! - [`PgBouncer`] is a pooler between a test and `PostgreSQL`.
-//! - [`User`] is a user of a server with few rights, [`Process`] a program of the tests, [`Deadlock`] what a deadlock leaves.
+//! - [`User`] is a user of a server with few rights, [`Process`] a program of the tests, [`Deadlock`] what a deadlock
+//!   leaves.
 //! - [`Proxy`] stands between a test and its server, counts round trips and breaks connections.
 //!
 //! The servers are throwaway ones, started by the first test that needs them; see `throwaway`. The environment
-//! variables `LOCKKIT_POSTGRES_URL`, `LOCKKIT_MARIADB_URL`, `LOCKKIT_MYSQL_URL` and `LOCKKIT_GALERA_URL` name servers to use instead.
+//! variables `LOCKKIT_POSTGRES_URL`, `LOCKKIT_MARIADB_URL`, `LOCKKIT_MYSQL_URL` and `LOCKKIT_GALERA_URL` name servers
+//! to use instead.
 
 mod deadlock;
 pub mod draws;

@@ -111,8 +111,8 @@ impl Galera {
         (0..GALERA_NODES).map(node).collect()
     }
 
-    /// A connection to this node on which each statement waits for what all nodes have committed before it. Without the wait, a
-    /// node may not have applied yet what another one has answered as committed.
+    /// A connection to this node on which each statement waits for what all nodes have committed before it. Without the
+    /// wait, a node may not have applied yet what another one has answered as committed.
     ///
     /// # Errors
     /// Those of the database.
@@ -143,8 +143,8 @@ fn drop_sql(name: &str) -> String {
 }
 
 async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
-    // Not from information_schema.innodb_trx, which is a cached copy for as long as anybody asks more often than every 0.1 s:
-    // https://dev.mysql.com/doc/refman/8.4/en/innodb-information-schema-internal-data.html
+    // Not from information_schema.innodb_trx, which is a cached copy for as long as anybody asks more often than every
+    // 0.1 s: https://dev.mysql.com/doc/refman/8.4/en/innodb-information-schema-internal-data.html
     let sql = "
         WITH others AS (
             SELECT * FROM performance_schema.threads

@@ -77,8 +77,8 @@ pub async fn grown<S: Backend>(db: &TestDb<S>, by: i64) -> u64 {
     panic!("nobody appends");
 }
 
-/// Checks that the entries were appended one after the other, each under a higher fence. Returns how many were handed a lease
-/// by the one before.
+/// Checks that the entries were appended one after the other, each under a higher fence. Returns how many were handed a
+/// lease by the one before.
 ///
 /// # Panics
 /// If they were not.

@@ -25,8 +25,8 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts a pooler in front of the server in this URL, such as [`TestDb::url`](crate::TestDb::url), in the pool mode
-    /// `session` or `transaction`.
+    /// Starts a pooler in front of the server in this URL, such as [`TestDb::url`](crate::TestDb::url), in the pool
+    /// mode `session` or `transaction`.
     ///
     /// # Panics
     /// If it does not start.

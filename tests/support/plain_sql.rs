@@ -11,7 +11,8 @@ pub trait PlainSql: Database {
     fn fetch_texts(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<Vec<Option<String>>>> + Send;
 }
 
-// An implementation for all drivers at once would need higher-ranked bounds on executors, which every caller would repeat.
+// An implementation for all drivers at once would need higher-ranked bounds on executors, which every caller would
+// repeat.
 macro_rules! impl_plain_sql {
     ($($driver:ty),+) => {$(
         impl PlainSql for $driver {

@@ -92,8 +92,8 @@ impl Proxy {
         self.state.drops_replies.store(dropped, Ordering::SeqCst);
     }
 
-    /// Makes all connections half-open: their packets vanish, in both directions and for ever, and nobody is told. New ones can be
-    /// made.
+    /// Makes all connections half-open: their packets vanish, in both directions and for ever, and nobody is told. New
+    /// ones can be made.
     pub fn half_open(&self) {
         self.state.first_heard.store(self.state.connections.load(Ordering::SeqCst), Ordering::SeqCst);
     }
@@ -200,8 +200,8 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies bytes until the end of the stream, unless one of the gates is shut, asking before each burst how long to hold it back and
-/// whether to pass it on.
+/// Copies bytes until the end of the stream, unless one of the gates is shut, asking before each burst how long to hold
+/// it back and whether to pass it on.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),

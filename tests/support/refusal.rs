@@ -1,7 +1,7 @@
 use lockkit::{Error, Result};
 
-/// The refusal of a request for a held lease, with its holder. The look for the holder has 50 ms, which a busy machine may
-/// not keep, so the request is repeated.
+/// The refusal of a request for a held lease, with its holder. The look for the holder has 50 ms, which a busy machine
+/// may not keep, so the request is repeated.
 ///
 /// # Panics
 /// If the request is granted.

@@ -220,7 +220,7 @@ pub(crate) async fn prepare<S: Rig>(url: &str) -> Result<()> {
 async fn held<S: Rig>(url: &str) -> Result<Vec<String>> {
     let pool = PoolOptions::<S::DB>::new().max_connections(2).acquire_timeout(Duration::from_secs(10)).connect(url);
     let pool = pool.await.context("the server does not answer after the lane")?;
-    let leases = Leases::builder(pool.clone()).never_sweep().build()?;
+    let leases = Leases::builder(pool.clone()).sweep_every(None).build()?;
     let held = leases.list("").await?.iter().map(|it| format!("{it:?}")).collect();
     drop(leases);
     pool.close().await;

@@ -23,8 +23,8 @@ use crate::server::{PrivateServer, Settings};
 
 #[derive(Args, Clone, Debug)]
 struct Common {
-    /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB; etcd, which gets its
-    /// probes alone.
+    /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB; etcd, which gets
+    /// its probes alone.
     #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "galera", "sqlite", ETCD])]
     databases: Vec<String>,
     /// How many worker processes compete.

@@ -1,5 +1,5 @@
-//! The floors: what each kind of lock costs at least, written by hand with sqlx. Each database has its statements in one
-//! file, with as few round trips as the work allows.
+//! The floors: what each kind of lock costs at least, written by hand with sqlx. Each database has its statements in
+//! one file, with as few round trips as the work allows.
 
 mod mysql;
 mod postgres;

@@ -147,7 +147,8 @@ impl Axis {
     }
 }
 
-/// The ratio to the floor, where there is one: of lockkit, in one process, with the tasks that the scenario begins and ends with.
+/// The ratio to the floor, where there is one: of lockkit, in one process, with the tasks that the scenario begins and
+/// ends with.
 fn bar(line: &Line) -> Option<(String, f64)> {
     let setting = line.setting;
     let has_floor = matches!(
@@ -171,8 +172,8 @@ fn points(lines: &[&Line], axis: Axis, number: impl Fn(&Line) -> Option<f64>) ->
     points.into_iter().map(|(name, points)| (format!("{name}, exponent {:.2}", exponent(&points)), points)).collect()
 }
 
-/// The slope of the line with the least squares through the logarithms: 0 for a number that stays, 1 for one that grows in
-/// proportion.
+/// The slope of the line with the least squares through the logarithms: 0 for a number that stays, 1 for one that grows
+/// in proportion.
 fn exponent(points: &[(f64, f64)]) -> f64 {
     let count = points.iter().map(|_| 1.0).sum::<f64>();
     let logs = || points.iter().map(|(x, y)| (x.ln(), y.ln()));

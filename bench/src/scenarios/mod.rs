@@ -145,7 +145,7 @@ impl<DB: Subject> Bench<DB> {
     /// Connects.
     pub(crate) async fn open(job: Job) -> Result<Arc<Self>> {
         let pool = DB::open(&job).await?;
-        let mut leases = Leases::builder(pool.clone()).ttl(TTL).wait(WAIT).never_sweep();
+        let mut leases = Leases::builder(pool.clone()).ttl(TTL).wait(WAIT).sweep_every(None);
         if job.contender == "lockkit without hand-over" {
             leases = leases.hand_over(0);
         }

@@ -43,8 +43,8 @@ impl Case {
     }
 }
 
-/// The words of a name. A word ends at an underscore, between a small and a capital letter, and before the last of several
-/// capitals that a small letter follows.
+/// The words of a name. A word ends at an underscore, between a small and a capital letter, and before the last of
+/// several capitals that a small letter follows.
 fn words(name: &str) -> Vec<String> {
     let mut words = Vec::new();
     for part in name.split('_').filter(|it| !it.is_empty()) {

@@ -58,12 +58,12 @@ fn described(plan: &Plan) -> TokenStream {
                 &mut self.#version_field
             }
 
-            fn key(&self, columns: &mut #krate::dialect::Columns<#database>) {
+            fn key(&self, columns: &mut #krate::version::Columns<#database>) {
                 #add_key
             }
 
             #[allow(unused_variables)]
-            fn values(&self, columns: &mut #krate::dialect::Columns<#database>) {
+            fn values(&self, columns: &mut #krate::version::Columns<#database>) {
                 #add_values
             }
         }
@@ -83,20 +83,20 @@ fn methods(plan: &Plan) -> TokenStream {
         .iter()
         .map(|Column { field, name, ty, .. }| quote!(.by(#name, <_ as ::core::convert::Into<#ty>>::into(#field))));
     let load_doc = format!(
-        "Loads the row of `{}` with this key.\n\n# Errors\n`NoSuchRow`; `Database`, also when the row does not fit the struct or \
-         its version is NULL.",
+        "Loads the row of `{}` with this key.\n\n# Errors\n`NoSuchRow`; `Database`, also when the row does not fit \
+         the struct or its version is NULL.",
         table.value()
     );
     let save_doc = format!(
-        "Writes the row of `{}` if nobody else did since it was read, and moves its version on.\n\nInside a transaction the \
-         struct gets its new version from `Saved::commit`, outside at once.\n\n# Errors\n`Conflict` when somebody else was \
-         faster or the row is gone; `Database`.",
+        "Writes the row of `{}` if nobody else did since it was read, and moves its version on.\n\nInside a \
+         transaction the struct gets its new version from `Saved::commit`, outside at once.\n\n# Errors\n`Conflict` \
+         when somebody else was faster or the row is gone; `Database`.",
         table.value()
     );
     let delete_doc = format!(
-        "Deletes the row of `{}` if nobody else wrote it since it was read.\n\nThe struct stays as it is; when the transaction \
-         around this is rolled back, it can be saved as before.\n\n# Errors\n`Conflict` when somebody else was faster or the \
-         row is gone; `Database`.",
+        "Deletes the row of `{}` if nobody else wrote it since it was read.\n\nThe struct stays as it is; when the \
+         transaction around this is rolled back, it can be saved as before.\n\n# Errors\n`Conflict` when somebody \
+         else was faster or the row is gone; `Database`.",
         table.value()
     );
     quote! {
@@ -124,7 +124,7 @@ fn methods(plan: &Plan) -> TokenStream {
             #vis async fn save<#database, #place>(
                 &mut self,
                 #on: #place,
-            ) -> #krate::Result<#place::Written<#krate::dialect::Saved<'_, #database, Self>>>
+            ) -> #krate::Result<#place::Written<#krate::version::Saved<'_, #database, Self>>>
             where
                 #database: #krate::dialect::VersionOps,
                 #place: #krate::dialect::On<#database>,

@@ -82,7 +82,8 @@ impl Plan {
         }
 
         if args.at.is_none() {
-            let message = r#"`Versioned` needs `#[versioned(table = "t_items", key = "item_id")]`: the table of the row, and the column that says which row it is"#;
+            let message = "`Versioned` needs `#[versioned(table = \"t_items\", key = \"item_id\")]`: the table of the \
+                           row, and the column that says which row it is";
             errors.push(syn::Error::new(Span::call_site(), message));
             return None;
         }
@@ -96,8 +97,8 @@ impl Plan {
         let key = key.map(|it| finder.key(&it));
         let version = finder.version(args.version.map(|it| it.value));
         for Json { at, .. } in key.iter().flatten().chain(&version).filter_map(|it| it.json.as_ref()) {
-            let message = "a row is found by values that the database compares, and it does not compare JSON; take another \
-                           column for the key or version";
+            let message = "a row is found by values that the database compares, and it does not compare JSON; take \
+                           another column for the key or version";
             finder.errors.push(syn::Error::new(at.span(), message));
         }
         let values = finder.columns;
@@ -143,8 +144,8 @@ impl Finder<'_> {
                 self.take(&LitStr::new("version", Span::call_site()))
             }
             None if let Some((_, at)) = self.taken.iter().find(|(name, _)| name == "version") => {
-                let message = "`version` counts the versions, unless another column does: name the column that says which row it \
-                               is, or give `version = \"revision\"`, too";
+                let message = "`version` counts the versions, unless another column does: name the column that says \
+                               which row it is, or give `version = \"revision\"`, too";
                 self.errors.push(syn::Error::new(*at, message));
                 None
             }

@@ -208,7 +208,8 @@ impl Args {
             self.key = None;
             self.broken.push("key");
             let message = format!(
-                "a key captures variables, and has no arguments: write `key = {key:?}`, or `key = format!(…)` for another value"
+                "a key captures variables, and has no arguments: write `key = {key:?}`, or `key = format!(…)` for \
+                 another value"
             );
             return error(name, message);
         }

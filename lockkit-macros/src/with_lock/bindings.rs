@@ -59,8 +59,8 @@ impl Bindings {
         names.visit_pat_mut(&mut pat.clone());
     }
 
-    /// Moves what the tokens mention into the block around this, so that it is `Send` without `Sync` arguments, and drops them in
-    /// the order of the function. `taken` are other variables of these names.
+    /// Moves what the tokens mention into the block around this, so that it is `Send` without `Sync` arguments, and
+    /// drops them in the order of the function. `taken` are other variables of these names.
     pub(crate) fn moved_into(&self, tokens: &TokenStream, taken: &[&Ident]) -> TokenStream {
         let mixed = Span::mixed_site();
         let is_moved = |it: &&Variable| !taken.contains(&&it.name) && mentions(tokens, &it.name);

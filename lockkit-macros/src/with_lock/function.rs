@@ -45,8 +45,8 @@ impl Parse for Function {
 }
 
 impl Function {
-    /// Removes the `#[with_lock]` attributes below this one, under any path, and returns their paths and arguments from the
-    /// upper to the lower.
+    /// Removes the `#[with_lock]` attributes below this one, under any path, and returns their paths and arguments from
+    /// the upper to the lower.
     pub(crate) fn take_stacked(&mut self) -> Vec<(Path, TokenStream)> {
         let is_with_lock = |it: &Attribute| it.path().segments.last().is_some_and(|it| it.ident == "with_lock");
         let (stacked, others) = std::mem::take(&mut self.attrs).into_iter().partition(is_with_lock);
@@ -103,7 +103,8 @@ impl Function {
 fn contains_leases(tokens: TokenStream, name: &Ident) -> bool {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let is_leases = |it: &[TokenTree]| {
-        matches!(it, [TokenTree::Ident(leases), TokenTree::Punct(open), TokenTree::Ident(store), TokenTree::Punct(close)]
+        use TokenTree::{Ident, Punct};
+        matches!(it, [Ident(leases), Punct(open), Ident(store), Punct(close)]
             if leases == "Leases" && open.as_char() == '<' && store == name && close.as_char() == '>')
     };
     tokens.windows(4).any(is_leases)

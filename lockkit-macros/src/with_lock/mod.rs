@@ -36,8 +36,8 @@ use crate::{
 /// The argument of an attribute that expands to nothing: it only uses an import.
 const IN_USE: &str = "__in_use";
 
-/// Expands the attribute. After an error, the function stays as it is, with the error beside it: rustc then does not report the
-/// names that the attribute would have given to the body.
+/// Expands the attribute. After an error, the function stays as it is, with the error beside it: rustc then does not
+/// report the names that the attribute would have given to the body.
 pub(crate) fn with_lock(args: TokenStream, item: &TokenStream) -> TokenStream {
     if matches!(&*args.clone().into_iter().collect::<Vec<_>>(), [TokenTree::Ident(only)] if only == IN_USE) {
         return TokenStream::new();
@@ -73,16 +73,17 @@ fn checked(attributes: &[TokenStream], function: &Function, errors: &mut Errors)
     let site = Site::of(sig, body);
     if site.is_none() && sig.constness.is_none() {
         let message = if uses::mentions(body, &Ident::new("block_on", Span::call_site())) {
-            "`#[with_lock]` waits for the lock, so it needs an `async fn`; an attribute above it, such as `#[tokio::main]` \
-             or `#[tokio::test]`, has made this one a plain `fn`: put `#[with_lock]` on a function that this one calls"
+            "`#[with_lock]` waits for the lock, so it needs an `async fn`; an attribute above it, such as \
+             `#[tokio::main]` or `#[tokio::test]`, has made this one a plain `fn`: put `#[with_lock]` on a function \
+             that this one calls"
         } else {
             "`#[with_lock]` waits for the lock, so it needs an `async fn`"
         };
         errors.push(syn::Error::new(sig.fn_token.span, message));
     }
     if uses::mentions(body, &own("body")) {
-        let message = "this lock would be taken before the one above it, which was expanded first; write both attributes as \
-                       `#[with_lock(…)]`, under that name";
+        let message = "this lock would be taken before the one above it, which was expanded first; write both \
+                       attributes as `#[with_lock(…)]`, under that name";
         errors.push(syn::Error::new(Span::call_site(), message));
     }
     let self_renamed = site.as_ref().is_some_and(|it| it.self_renamed);

@@ -15,8 +15,8 @@ use crate::{
     },
 };
 
-/// The warning, if the keys of the lock capture nothing while the function has arguments that no attribute mentions. It is the
-/// use of a deprecated item: macros have no other warnings.
+/// The warning, if the keys of the lock capture nothing while the function has arguments that no attribute mentions. It
+/// is the use of a deprecated item: macros have no other warnings.
 pub(crate) fn warning(lock: &Lock, arguments: &Bindings, attributes: &[TokenStream]) -> TokenStream {
     let (argument, key) = match lock {
         Lock::Lease(Lease { keys: Keys::One(key), .. }) | Lock::Named(Named { key, .. }) => ("key", constant(key)),

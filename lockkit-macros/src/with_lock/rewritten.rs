@@ -26,8 +26,8 @@ pub(crate) struct Site {
 const HOLE: &str = "__lockkit_hole";
 
 impl Site {
-    /// `None` if the function is neither async nor `fn … { Box::pin(async move { … }) }`, which `#[async_trait]` makes of an
-    /// `async fn`.
+    /// `None` if the function is neither async nor `fn … { Box::pin(async move { … }) }`, which `#[async_trait]` makes
+    /// of an `async fn`.
     pub(crate) fn of(sig: &Signature, body: &TokenStream) -> Option<Self> {
         if sig.asyncness.is_none() {
             return Self::boxed(sig, body);

@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// Refuses locks that do not nest. They are those of one function, from the upper to the lower, each with the word of its
-/// strategy.
+/// Refuses locks that do not nest. They are those of one function, from the upper to the lower, each with the word of
+/// its strategy.
 pub(crate) fn check(locks: &[(&Ident, &Lock)], errors: &mut Errors) {
     for (at, (strategy, lock)) in locks.iter().enumerate() {
         let above = || locks[..at].iter().map(|(_, above)| *above);
@@ -30,8 +30,8 @@ pub(crate) fn check(locks: &[(&Ident, &Lock)], errors: &mut Errors) {
         let outer = above().find_map(Lock::tx);
         if let (Some(_), None, Some(outer)) = (lock.retry(), lock.tx(), outer) {
             let message = format!(
-                "every attempt would write into the one transaction `{outer}` of an attribute above, also those that fail; put \
-                 `{strategy}` above that attribute, so that each attempt has a transaction of its own"
+                "every attempt would write into the one transaction `{outer}` of an attribute above, also those that \
+                 fail; put `{strategy}` above that attribute, so that each attempt has a transaction of its own"
             );
             errors.push(error(strategy, message));
         }
@@ -41,8 +41,8 @@ pub(crate) fn check(locks: &[(&Ident, &Lock)], errors: &mut Errors) {
 fn same_name(name: &Ident, role: Role, other: Role) -> String {
     if role == Role::Tx && other == Role::Tx {
         return format!(
-            "`{name}` is the transaction of an attribute above, and this attribute begins another one; give that another name, or \
-             remove this attribute and take its lock in the body, on `&mut *{name}`"
+            "`{name}` is the transaction of an attribute above, and this attribute begins another one; give that \
+             another name, or remove this attribute and take its lock in the body, on `&mut *{name}`"
         );
     }
     format!("an attribute above has the name `{name}` already; use another one")
@@ -82,16 +82,16 @@ fn refusal(name: &Ident, role: Role, misuse: &Misuse) -> Option<String> {
             Some(format!("a query of sqlx takes the connection in the transaction: `&mut *{name}`"))
         }
         (Role::Tx, "move") => Some(format!(
-            "`{name}` cannot leave the body: `#[with_lock]` commits it when the body returns `Ok`; remove `move`, or begin a \
-             transaction of its own in the task that is spawned here"
+            "`{name}` cannot leave the body: `#[with_lock]` commits it when the body returns `Ok`; remove `move`, or \
+             begin a transaction of its own in the task that is spawned here"
         )),
         (Role::Tx, "") => Some(format!(
-            "`{name}` stays in the body: `#[with_lock]` commits it when the body returns `Ok` and rolls it back on `Err`; lend it: \
-             `&mut {name}`"
+            "`{name}` stays in the body: `#[with_lock]` commits it when the body returns `Ok` and rolls it back on \
+             `Err`; lend it: `&mut {name}`"
         )),
         (Role::Lease { .. } | Role::Session, "release") => Some(format!(
-            "`#[with_lock]` gives `{name}` back when the body returns; remove this `release`, and return where the lock is not needed \
-             any more"
+            "`#[with_lock]` gives `{name}` back when the body returns; remove this `release`, and return where the \
+             lock is not needed any more"
         )),
         _ => None,
     }

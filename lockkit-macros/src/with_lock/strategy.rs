@@ -65,7 +65,8 @@ impl Strategy {
             _ => return None,
         };
         Some(format!(
-            "the attribute takes no permits, readers or writers; call `leases.{call}.run(async |lease| …)` in the function"
+            "the attribute takes no permits, readers or writers; call `leases.{call}.run(async |lease| …)` in the \
+             function"
         ))
     }
 

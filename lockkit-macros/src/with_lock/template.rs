@@ -1,5 +1,5 @@
-//! Key templates: `"order:{user.id}:{kind:?}"`. Pure: text in, pieces out. Its text keeps the rules of `lockkit::Key`, as a
-//! test checks.
+//! Key templates: `"order:{user.id}:{kind:?}"`. Pure: text in, pieces out. Its text keeps the rules of `lockkit::Key`,
+//! as a test checks.
 //!
 //! Two captures need text between them with a character that is neither a letter, a digit nor `%`; the first such
 //! character is their separator. Separators, `%` and control characters are percent-encoded in every value, so a key
@@ -80,8 +80,8 @@ fn gaps(pieces: &[Piece]) -> impl Iterator<Item = (&Captured, &str, &Captured)> 
     })
 }
 
-/// The separator of two captures: the first character between them that is neither a letter, a digit nor `%`, which starts an
-/// escape. Both captures escape it, so a key can be taken apart again at its first occurrence.
+/// The separator of two captures: the first character between them that is neither a letter, a digit nor `%`, which
+/// starts an escape. Both captures escape it, so a key can be taken apart again at its first occurrence.
 fn separator(between: &str) -> Option<char> {
     between.chars().find(|it| !it.is_alphanumeric() && *it != '%')
 }
@@ -138,8 +138,8 @@ fn capture(inside: &str) -> Result<Piece, String> {
     });
     let (Some(name), Some(steps)) = (name, steps.collect()) else {
         return Err(format!(
-            "a key captures a name, or its fields and calls without arguments, such as `{{user.id}}` and `{{id.value()}}`; \
-             for `{{{inside}}}` write `key = {{ let value = …; lockkit::key!(\"…{{value}}…\") }}`"
+            "a key captures a name, or its fields and calls without arguments, such as `{{user.id}}` and \
+             `{{id.value()}}`; for `{{{inside}}}` write `key = {{ let value = …; lockkit::key!(\"…{{value}}…\") }}`"
         ));
     };
     Ok(Piece::Capture { value: Captured { name: name.to_owned(), steps }, format: format.to_owned() })
@@ -180,9 +180,11 @@ fn is_invisible(char: char) -> bool {
         return false;
     }
     matches!(char,
-        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
+        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}'
+        | '\u{890}'..='\u{891}' | '\u{8e2}'
         | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
         | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}'
         | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
@@ -191,8 +193,8 @@ fn check_separators(pieces: &[Piece]) -> Result<(), String> {
     match gaps(pieces).find(|(_, text, _)| separator(text).is_none()) {
         None => Ok(()),
         Some((left, _, right)) => Err(format!(
-            "put a separator such as `:` between `{{{left}}}` and `{{{right}}}`; without one, two different pairs of values \
-             make the same key"
+            "put a separator such as `:` between `{{{left}}}` and `{{{right}}}`; without one, two different pairs of \
+             values make the same key"
         )),
     }
 }

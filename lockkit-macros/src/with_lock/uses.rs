@@ -1,5 +1,5 @@
-//! How a body uses the names that the attribute gives it. Reads the text alone and respects shadowing; a name inside a macro
-//! counts as used.
+//! How a body uses the names that the attribute gives it. Reads the text alone and respects shadowing; a name inside a
+//! macro counts as used.
 //!
 //! The expansion ends the transaction, which is a use, so the compiler alone would never warn of a body that does not
 //! use it. If the name does not occur, the expansion keeps the transaction under its own name, and the body gets an

@@ -139,8 +139,8 @@ impl<S: LeaseStore> Bounded<S> {
         self.or_silence("releasing lease", Some(key), answer).await
     }
 
-    /// Releases the lease. Waits for a transaction that has pinned it, which one may only have if `pin` says so. Returns `false` if
-    /// the token no longer held the lease.
+    /// Releases the lease. Waits for a transaction that has pinned it, which one may only have if `pin` says so.
+    /// Returns `false` if the token no longer held the lease.
     pub(crate) async fn release_now(&self, release: &Release, pin: Pin, limit: Duration) -> Result<bool> {
         let Release { key, token, min_hold } = release;
         loop {

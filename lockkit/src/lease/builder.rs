@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Inner, Leases};
+use super::leases::{Inner, Leases};
 use crate::{
     lease::{
         bounded::Bounded,
@@ -24,8 +24,8 @@ use crate::{
 /// fence.
 const RETENTION: Duration = Duration::from_hours(7 * 24);
 
-/// How long a lease is handed on. Holders who are done in microseconds would otherwise spend most of the time on the store,
-/// and no other process gains from their few milliseconds.
+/// How long a lease is handed on. Holders who are done in microseconds would otherwise spend most of the time on the
+/// store, and no other process gains from their few milliseconds.
 const HAND_OVER: HandOver = HandOver { times: 32, at_least: Duration::from_millis(10) };
 
 /// Settings of [`Leases`].
@@ -105,23 +105,19 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     /// lease. Nobody can commit with a stolen lease all the same.
     ///
     /// A lease is released in the store if the next caller asked for another ttl or for a
-    /// [`fair`](crate::LeaseRequest::fair) lease, if its `min_hold` is not over, and if a transaction has verified it. Leases
-    /// of semaphores, readers and writers, and of several keys, always are, and all leases in a Galera cluster and in a
-    /// replication group of MySQL ([`Profile::shows_writes_at_once`](crate::store::Profile::shows_writes_at_once)).
+    /// [`fair`](crate::LeaseRequest::fair) lease, if its `min_hold` is not over, and if a transaction has verified it.
+    /// Leases of semaphores, readers and writers, and of several keys, always are, and all leases in a Galera cluster
+    /// and in a replication group of MySQL
+    /// ([`Profile::shows_writes_at_once`](crate::store::Profile::shows_writes_at_once)).
     pub fn hand_over(mut self, times: u32) -> Self {
         self.hand_over = HandOver { times, at_least: Duration::ZERO };
         self
     }
 
-    /// How often to delete keys that had no holder for a week. Defaults to 10 minutes.
-    pub fn sweep_every(mut self, every: Duration) -> Self {
-        self.sweep = Some(Sweep { every, retention: RETENTION });
-        self
-    }
-
-    /// Never deletes old keys. This affects only the size of the table.
-    pub fn never_sweep(mut self) -> Self {
-        self.sweep = None;
+    /// How often to delete keys that had no holder for a week. Defaults to 10 minutes; `None` keeps them, which affects
+    /// only the size of the table.
+    pub fn sweep_every(mut self, every: impl Into<Option<Duration>>) -> Self {
+        self.sweep = every.into().map(|every| Sweep { every, retention: RETENTION });
         self
     }
 
@@ -131,9 +127,10 @@ impl<S: LeaseStore> LeasesBuilder<S> {
         self
     }
 
-    /// The domain of [`Lease::guard`](crate::Lease::guard): names the source of the fences in the table of the fence guard, 1 to
-    /// 64 bytes. Two stores whose leases guard one database need two domains, because their fences cannot be compared. Defaults
-    /// to the store's own ([`Profile::fence_domain`](crate::store::Profile::fence_domain)), such as `redis`.
+    /// The domain of [`Lease::guard`](crate::Lease::guard): names the source of the fences in the table of the fence
+    /// guard, 1 to 64 bytes. Two stores whose leases guard one database need two domains, because their fences cannot
+    /// be compared. Defaults to the store's own ([`Profile::fence_domain`](crate::store::Profile::fence_domain)), such
+    /// as `redis`.
     pub fn fence_domain(mut self, domain: impl Into<Key>) -> Self {
         self.fence_domain = Some(domain.into());
         self

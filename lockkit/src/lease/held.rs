@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use super::{Inner, check_ttl};
+use super::{builder::check_ttl, leases::Inner};
 use crate::{
     body::{
         guard::{Guard, Watch},
@@ -205,8 +205,8 @@ impl<S: LeaseStore> Lease<S> {
                 "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
             return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
         }
-        // Before the lease leaves the keeper, and until it is released in the background if this is dropped: `close` waits for a
-        // release that it does not see there.
+        // Before the lease leaves the keeper, and until it is released in the background if this is dropped: `close`
+        // waits for a release that it does not see there.
         let _unfinished = self.inner.keeper.unfinished();
         let owned = match std::mem::replace(&mut self.owner, Owner::Request) {
             Owner::Request | Owner::Attribute => None,

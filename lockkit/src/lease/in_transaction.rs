@@ -1,11 +1,12 @@
 //! A lease in a transaction of its own database: verified in it, or ended by its commit.
 //!
-//! A body whose commit is in flight is not stopped, because a caller that gets `Lost` repeats the work. Until the answer
-//! to COMMIT arrives, the end of the trust does not end the body ([`CommitSent`](crate::body::guard::CommitSent)), and the
-//! answer decides. Without one the lease is released again, in case the commit did not happen.
+//! A body whose commit is in flight is not stopped, because a caller that gets `Lost` repeats the work. Until the
+//! answer to COMMIT arrives, the end of the trust does not end the body
+//! ([`CommitSent`](crate::body::guard::CommitSent)), and the answer decides. Without one the lease is released again,
+//! in case the commit did not happen.
 //!
-//! A commit for which a task of this process waits renews the lease instead of releasing it, and gives it away after the
-//! answer. The renewal proves that the lease is held, and locks its row until then.
+//! A commit for which a task of this process waits renews the lease instead of releasing it, and gives it away after
+//! the answer. The renewal proves that the lease is held, and locks its row until then.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,8 +15,8 @@ use tokio::time::timeout;
 use crate::{
     body::guard::{Guard, Hold},
     lease::{
-        Inner,
         held::Lease,
+        leases::Inner,
         life::{
             ending::{give, give_back_later},
             keeper::Unfinished,
@@ -48,8 +49,8 @@ pub(crate) struct Committing<S: LeaseStore> {
 }
 
 impl<S: LeaseStore> Lease<S> {
-    /// Prepares to end the lease with the commit of a transaction: to give it away if it is committed alone and somebody in
-    /// this process waits for it, otherwise to release it.
+    /// Prepares to end the lease with the commit of a transaction: to give it away if it is committed alone and
+    /// somebody in this process waits for it, otherwise to release it.
     pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
         let (kept, inner) = (self.kept.clone(), self.inner.clone());
         let unfinished = inner.keeper.unfinished();
@@ -77,7 +78,8 @@ impl<S: LeaseStore> Lease<S> {
         self.inner.keeper.visit();
     }
 
-    /// Whether the store has the lease, for a transaction that does not see it. `false` also if the store does not answer in time.
+    /// Whether the store has the lease, for a transaction that does not see it. `false` also if the store does not
+    /// answer in time.
     pub(crate) async fn is_in_store(&self) -> bool {
         let Kept { key, token, .. } = &*self.kept;
         // SQLite's calls have no limit of their own, and the transaction may have the only connection.
@@ -85,28 +87,29 @@ impl<S: LeaseStore> Lease<S> {
         matches!(looked, Ok(Ok(Some(held))) if held.token == *token)
     }
 
-    /// The source of the fences, see [`LeasesBuilder::fence_domain`](crate::store::LeasesBuilder::fence_domain).
+    /// The source of the fences, see [`LeasesBuilder::fence_domain`](crate::lease::LeasesBuilder::fence_domain).
     pub(crate) fn fence_domain(&self) -> &Key {
         &self.inner.fence_domain
     }
 }
 
 impl<S: LeaseStore> Committing<S> {
-    /// Whether the transaction has to renew the lease, which is given away after the commit. That renewal extends nobody's
-    /// trust: the commit may not be durable yet.
+    /// Whether the transaction has to renew the lease, which is given away after the commit. That renewal extends
+    /// nobody's trust: the commit may not be durable yet.
     pub(crate) fn gives(&self) -> bool {
         self.step == Step::Gives
     }
 
-    /// The transaction will release the lease. A renewal after it finds no lease, which must not be reported as a loss. No other
-    /// transaction may pin the lease from now on.
+    /// The transaction will release the lease. A renewal after it finds no lease, which must not be reported as a loss.
+    /// No other transaction may pin the lease from now on.
     pub(crate) fn release(&mut self) {
         self.step = Step::Releases;
         self.pin = self.kept.end(Event::Committing(self.step));
         self.inner.keeper.remove(&self.kept);
     }
 
-    /// The transaction has released the lease. Who finds no lease from now on does not find a theft, unless it is rolled back.
+    /// The transaction has released the lease. Who finds no lease from now on does not find a theft, unless it is
+    /// rolled back.
     pub(crate) fn gave_up(&mut self) {
         self.step = Step::GaveUp;
         self.kept.on(Event::Committing(self.step));

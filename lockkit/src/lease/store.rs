@@ -20,8 +20,8 @@ use crate::value::{
 /// - each operation is atomic and uses the store's own clock;
 /// - a key is granted to at most one unexpired claim, and each grant of a key has a greater fence than every earlier
 ///   grant of that key, for the life of the store;
-/// - a claim with the token that already holds the lease is granted again, with the same fence and an expiry at least its ttl
-///   from now; it never shortens the lease;
+/// - a claim with the token that already holds the lease is granted again, with the same fence and an expiry at least
+///   its ttl from now; it never shortens the lease;
 /// - a token that no longer holds the lease changes nothing;
 /// - if an expiry is further away than the ttl of the last grant or renewal, the store's clock was set back. The lease
 ///   is then held for exactly that ttl from the operation that detects this. It is not free at once, because its holder
@@ -58,8 +58,9 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     fn lease_release(&self, key: &Key, token: Token, min_hold: Duration)
     -> impl Future<Output = Result<Answer>> + Send;
 
-    /// Releases an unexpired lease, as [`lease_release`](Self::lease_release) without `min_hold`. Only its holder calls this, who
-    /// knows that no transaction has pinned the lease, so a store need not look for one. By default, `lease_release`.
+    /// Releases an unexpired lease, as [`lease_release`](Self::lease_release) without `min_hold`. Only its holder calls
+    /// this, who knows that no transaction has pinned the lease, so a store need not look for one. By default,
+    /// `lease_release`.
     fn lease_release_unpinned(&self, key: &Key, token: Token) -> impl Future<Output = Result<Answer>> + Send {
         self.lease_release(key, token, Duration::ZERO)
     }
@@ -116,23 +117,24 @@ pub struct Profile {
     /// order with tickets.
     pub queues: bool,
     /// The name of the store's fences for [`Lease::guard`](crate::Lease::guard), unless the service sets its own
-    /// ([`LeasesBuilder::fence_domain`](crate::store::LeasesBuilder::fence_domain)). 1 to 64 bytes. Defaults to `lockkit`.
+    /// ([`LeasesBuilder::fence_domain`](crate::lease::LeasesBuilder::fence_domain)). 1 to 64 bytes. Defaults to
+    /// `lockkit`.
     pub fence_domain: &'static str,
     /// Whether every call completes on its own, because no network or other process is involved. Such calls have no
     /// time limit. Defaults to `false`.
     pub always_answers: bool,
     /// Whether lockkit may keep other leases beside the one that is asked for: tickets of waiting requests, permits,
     /// readers and writers. [`lease_list`](LeaseStore::lease_list) must then show every lease whose grant was answered
-    /// before the list was asked for, and fences of different keys must come from one clock. Defaults to `true`. Without
-    /// it, waiting requests only poll, and semaphores, readers and writers, and fair requests are refused.
+    /// before the list was asked for, and fences of different keys must come from one clock. Defaults to `true`.
+    /// Without it, waiting requests only poll, and semaphores, readers and writers, and fair requests are refused.
     pub side_leases: bool,
     /// Whether the store counts the renewals of a lease. Defaults to `true`. Without it, [`LeaseInfo::renewals`] is
     /// always 0.
     pub counts_renewals: bool,
-    /// Whether whoever uses the store sees at once what somebody else was told is written. Defaults to `true`. Where clients
-    /// may use nodes of a cluster that lag behind each other, a lease must not be handed on inside a process: the next
-    /// holder might read data from before the commit of the last one, and the store could not tell. Without it, leases are
-    /// never handed on ([`LeasesBuilder::hand_over`](crate::store::LeasesBuilder::hand_over)).
+    /// Whether whoever uses the store sees at once what somebody else was told is written. Defaults to `true`. Where
+    /// clients may use nodes of a cluster that lag behind each other, a lease must not be handed on inside a process:
+    /// the next holder might read data from before the commit of the last one, and the store could not tell. Without
+    /// it, leases are never handed on ([`LeasesBuilder::hand_over`](crate::lease::LeasesBuilder::hand_over)).
     pub shows_writes_at_once: bool,
     /// The number of characters of the longest key that the store can keep. Defaults to 255, the limit of [`Key`].
     pub longest_key: usize,
@@ -213,8 +215,8 @@ pub struct Claim {
     /// ([`Profile::queues`]) then keeps the claim's place until [`lease_release`](LeaseStore::lease_release) gives it
     /// up.
     ///
-    /// The place must end with the process of the claim at the latest: a release that the store does not hear is repeated for the
-    /// ttl of the claim and no longer. A claim that does not queue must be refused while others do.
+    /// The place must end with the process of the claim at the latest: a release that the store does not hear is
+    /// repeated for the ttl of the claim and no longer. A claim that does not queue must be refused while others do.
     pub queue: bool,
 }
 

@@ -29,7 +29,11 @@ use crate::{
     value::error::{BoxError, Result},
 };
 pub use crate::{
-    lease::{Lease, LeaseRequest, Leases, MultiLease},
+    lease::{
+        held::Lease,
+        leases::Leases,
+        request::{LeaseRequest, MultiLease},
+    },
     policy::{OnLost, RetryPolicy, Wait},
     retry::Retry,
     value::{error::Error, key::Key},
@@ -88,10 +92,13 @@ impl<T, E: Carries> Outcome for Result<T, E> {
 
 /// An error type that can hold a `lockkit::Error`.
 #[diagnostic::on_unimplemented(
-    message = "a function under `#[with_lock]` cannot return the error type `{Self}`, which is not `From<lockkit::Error>`",
+    message = "a function under `#[with_lock]` cannot return the error type `{Self}`, which is not \
+               `From<lockkit::Error>`",
     label = "taking the lock can fail, so this type must be able to carry `lockkit::Error`",
-    note = "if `{Self}` is a type of yours, write `impl From<lockkit::Error> for {Self}`, or with thiserror a variant `Lock(#[from] lockkit::Error)`",
-    note = "otherwise (`sqlx::Error`, `String`, …) return an error type of your own, `anyhow::Error` or `lockkit::Error`; a type parameter needs the bound `{Self}: From<lockkit::Error>`"
+    note = "if `{Self}` is a type of yours, write `impl From<lockkit::Error> for {Self}`, or with thiserror a variant \
+            `Lock(#[from] lockkit::Error)`",
+    note = "otherwise (`sqlx::Error`, `String`, …) return an error type of your own, `anyhow::Error` or \
+            `lockkit::Error`; a type parameter needs the bound `{Self}: From<lockkit::Error>`"
 )]
 pub trait Carries: From<Error> {}
 
@@ -130,7 +137,8 @@ pub async fn step<R: Outcome<Error: Judged>>(retry: &mut Retry, ended: Option<R>
     retry.step(ended.map(R::into_result), Judged::is_retryable).await.map(R::from_result)
 }
 
-/// The answer of the caller's test for retryable errors. No test is part of a future, where rustc would report a wrong one again.
+/// The answer of the caller's test for retryable errors. No test is part of a future, where rustc would report a wrong
+/// one again.
 pub fn is_worth_another<R: Outcome>(ended: &Option<R>, test: impl Fn(&R::Error) -> bool) -> bool {
     ended.as_ref().and_then(Outcome::error).is_some_and(test)
 }

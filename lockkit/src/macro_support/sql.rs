@@ -18,7 +18,7 @@ use crate::{
         scope::{Lock, Realm, Record, Under, is_under},
         task::timed_out,
     },
-    lease::{Lease, Leases, MultiLease, store::LeaseStore},
+    lease::{held::Lease, leases::Leases, request::MultiLease, store::LeaseStore},
     retry::{Retry, bounds::Bounded},
     sql::{
         AsConnection, Dialect, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
@@ -96,7 +96,8 @@ pub fn row_lock<DB: RowOps>(_pool: &Pool<DB>, table: &'static str) -> RowLock<DB
     message = "`{Self}` cannot be the value of a column in `{DB}`",
     label = "sqlx must be able to bind this: `sqlx::Encode` and `sqlx::Type` for `{DB}`, and `Clone`",
     note = "for one of several values write `by_any(column = values)`",
-    note = "give the value inside of it, or write `#[derive(Clone, sqlx::Type)] #[sqlx(transparent)]` on a type of yours"
+    note = "give the value inside of it, or write `#[derive(Clone, sqlx::Type)] #[sqlx(transparent)]` on a type of \
+            yours"
 )]
 pub trait Value<'v, DB: Database>: Encode<'v, DB> + Type<DB> + Clone {}
 
@@ -111,7 +112,8 @@ pub fn by<'v, DB: RowOps>(lock: RowLock<DB>, column: &str, value: &impl Value<'v
 /// Values of a column.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the values of a column in `{DB}`",
-    label = "this must be an `IntoIterator` of values that sqlx can bind: `sqlx::Encode` and `sqlx::Type` for `{DB}`, and `Ord`",
+    label = "this must be an `IntoIterator` of values that sqlx can bind: `sqlx::Encode` and `sqlx::Type` for `{DB}`, \
+             and `Ord`",
     note = "the values are cloned, so this must be `Clone`, too"
 )]
 pub trait Values<'v, DB: Database>: Clone {
@@ -165,8 +167,8 @@ impl<DB: SessionOps> Holding for Session<DB> {
     }
 }
 
-/// Begins a transaction in the database of the leases. This and the following functions are called where the attribute is, which a
-/// warning names.
+/// Begins a transaction in the database of the leases. This and the following functions are called where the attribute
+/// is, which a warning names.
 #[track_caller]
 pub fn lease_tx<DB: LeaseOps>(leases: &Leases<Pool<DB>>) -> impl Future<Output = Result<Tx<DB>>> {
     begin_within(leases.store(), None, None, Location::caller())
@@ -239,8 +241,8 @@ pub fn guarded_tx<DB: FenceGuardOps, H: Guarding<DB>>(
 /// Time limit of a guarded commit, whose lease is renewed meanwhile.
 const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Commits while the lock is held, or rolls back, and then releases the lock. If the lock is lost during the commit, the guard
-/// orders the commit before those of later holders.
+/// Commits while the lock is held, or rolls back, and then releases the lock. If the lock is lost during the commit,
+/// the guard orders the commit before those of later holders.
 pub async fn end_guarded_tx<DB: FenceGuardOps, H: Guarding<DB>, R: Outcome>(held: H, tx: Tx<DB>, result: R) -> R {
     let result = match result.into_result().and_then(|value| held.check().map(|()| value).map_err(R::Error::from)) {
         Ok(value) => {
@@ -279,8 +281,8 @@ pub fn row_tx<DB: RowOps>(
     }
 }
 
-/// The error of a transaction that could not take its lock, with the holder, after a rollback. Callers box it: it is larger than
-/// taking the lock, and part of the future of each function.
+/// The error of a transaction that could not take its lock, with the holder, after a rollback. Callers box it: it is
+/// larger than taking the lock, and part of the future of each function.
 async fn refused<DB: Dialect>(
     pool: &Pool<DB>,
     tx: Tx<DB>,

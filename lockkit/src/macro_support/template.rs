@@ -15,8 +15,8 @@ pub enum Piece<'a> {
 
 /// Builds the key of a template with these separators.
 ///
-/// In captured values, `%`, control characters and the separators are percent-encoded. Between two captures of a template there
-/// is a separator, so two different sets of captured values never yield the same key.
+/// In captured values, `%`, control characters and the separators are percent-encoded. Between two captures of a
+/// template there is a separator, so two different sets of captured values never yield the same key.
 pub fn key_of(separators: &'static str, pieces: &[Piece<'_>]) -> Key {
     let mut text = String::new();
     for piece in pieces {

@@ -33,7 +33,7 @@ pub(crate) fn check_wait(option: &'static str, value: Duration) -> Result<()> {
 /// All locks have the same default: [`Wait::DEFAULT`], 10 s. It applies to single and multiple leases, permits, readers
 /// and writers, to row, named and session locks, to stocks, to the write lock that [`begin`](crate::begin) takes on
 /// SQLite, and to each of them under `#[with_lock]`. Leases may have another default
-/// ([`LeasesBuilder::wait`](crate::store::LeasesBuilder::wait)). Under an attribute with a `deadline`, the default wait
+/// ([`LeasesBuilder::wait`](crate::lease::LeasesBuilder::wait)). Under an attribute with a `deadline`, the default wait
 /// lasts until the deadline. A lock waits without a bound only with [`Wait::Unbounded`].
 ///
 /// The server enforces the wait of row locks, named locks and stocks.
@@ -208,27 +208,28 @@ impl RetryPolicy {
     /// attempt reads it. Defaults to never.
     ///
     /// For rows that several processes write often: the attempt waits in the queue of the database instead of failing,
-    /// and cannot conflict again. It never changes the result, only what it costs. The tasks of one process need no lock
-    /// for that, because they [take turns](Self::retry).
+    /// and cannot conflict again. It never changes the result, only what it costs. The tasks of one process need no
+    /// lock for that, because they [take turns](Self::retry).
     ///
     /// The row is locked by [`VersionedRow::read`](crate::VersionedRow::read) and a derived `load` on a transaction, if
     /// the conflict was one of lockkit's own statements (`save`, `delete`, `bump`). The lock is that of
-    /// [`RowLock`](crate::RowLock), in the statement that reads, and held until the transaction ends: on SQLite the write lock of
-    /// the database, which [`begin`](crate::begin) has already. On a pool or outside a transaction nothing is locked,
-    /// since nothing would hold the lock until the save. While any retry of this process locks a row, retries that may
-    /// lock do so from their first attempt on. A row that no index serves is not locked, because the lock
-    /// would include other rows.
+    /// [`RowLock`](crate::RowLock), in the statement that reads, and held until the transaction ends: on SQLite the
+    /// write lock of the database, which [`begin`](crate::begin) has already. On a pool or outside a transaction
+    /// nothing is locked, since nothing would hold the lock until the save. While any retry of this process locks a
+    /// row, retries that may lock do so from their first attempt on. A row that no index serves is not locked, because
+    /// the lock would include other rows.
     ///
-    /// The wait for the lock ends at the deadline of the policy, or after [`Wait::DEFAULT`] without one. It is a conflict
-    /// then. Attempts that lock several rows can deadlock with each other; the database ends one of them, which is
-    /// retried.
+    /// The wait for the lock ends at the deadline of the policy, or after [`Wait::DEFAULT`] without one. It is a
+    /// conflict then. Attempts that lock several rows can deadlock with each other; the database ends one of them,
+    /// which is retried.
     ///
     /// ```
     /// use lockkit::{RetryPolicy, VersionedRow};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
-    /// # sqlx::query("CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)").execute(&pool).await?;
+    /// # let sql = "CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
     /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await?;
     /// RetryPolicy::new()
     ///     .then_lock(2)

@@ -22,8 +22,8 @@ use crate::{
 /// How long after its deadline a body may wait for the answer to its commit.
 const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs a body until a deadline. Yields `None` if the deadline comes first. A commit that is on its way then is waited for, because
-/// only its answer tells whether the work was done.
+/// Runs a body until a deadline. Yields `None` if the deadline comes first. A commit that is on its way then is waited
+/// for, because only its answer tells whether the work was done.
 pub(crate) struct Bounded<'a, F> {
     bound: Bound,
     body: Pin<&'a mut F>,
@@ -114,7 +114,8 @@ impl Deadline {
             self.has_passed = true;
             self.sleep = Box::pin(unconstrained(sleep_until(Instant::now() + COMMIT_LIMIT)));
         }
-        // The body may go on after the answer, to release a lease for example. Only its result tells what the answer was.
+        // The body may go on after the answer, to release a lease for example. Only its result tells what the answer
+        // was.
         ready!(self.sleep.as_mut().poll(context));
         Poll::Ready(Ended { commits: true })
     }

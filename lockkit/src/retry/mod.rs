@@ -65,31 +65,30 @@ impl RetryPolicy {
     /// Runs `attempt` until it succeeds, fails with an error that is not retryable, or this policy ends. The closure
     /// gets the number of the attempt, counted from 1.
     ///
-    /// [`is_retryable`] decides whether a failure is retried. The deadline bounds everything but a commit on its way: an
-    /// attempt that is still running at the deadline is dropped, and no pause lasts past it. No further attempt is started if the pause and
-    /// the fastest attempt so far would not fit before the deadline.
+    /// [`is_retryable`] decides whether a failure is retried. The deadline bounds everything but a commit on its way:
+    /// an attempt that is still running at the deadline is dropped, and no pause lasts past it. No further attempt is
+    /// started if the pause and the fastest attempt so far would not fit before the deadline.
     ///
     /// **Turns.** Retries of this process whose writes of one row conflicted write it one after the other, in the order
     /// of their conflicts, so that they do not conflict again. As long as they do, attempts of other retries wait for
     /// their turn as well before a derived `load` of the row on a pool. On a connection, `load` and
-    /// [`VersionedRow::read`](crate::VersionedRow::read) fail with [`Error::Conflict`] instead, at most once in a retry,
-    /// because the others may need that connection; the attempt starts again when its turn has come, and is not counted
-    /// twice. A turn excludes nobody. It ends with its retry,
-    /// and passes on after 250 ms while others wait. Waiting for it takes at most 10 s, nor longer than the deadline,
-    /// holds no connection, and is skipped by a retry in an attempt of another retry. The row is known where
-    /// lockkit wrote the statement that conflicted; other conflicts are followed by a pause, see
-    /// [`backoff`](Self::backoff).
+    /// [`VersionedRow::read`](crate::VersionedRow::read) fail with [`Error::Conflict`] instead, at most once in a
+    /// retry, because the others may need that connection; the attempt starts again when its turn has come, and is not
+    /// counted twice. A turn excludes nobody. It ends with its retry, and passes on after 250 ms while others wait.
+    /// Waiting for it takes at most 10 s, nor longer than the deadline, holds no connection, and is skipped by a retry
+    /// in an attempt of another retry. The row is known where lockkit wrote the statement that conflicted; other
+    /// conflicts are followed by a pause, see [`backoff`](Self::backoff).
     ///
     /// # Errors
     /// The attempt's own error if it is not retryable; [`Error::RetriesExhausted`], with the last error as its source,
-    /// when attempts or time ran out; [`Error::OutcomeUnknown`] when the deadline has passed and a COMMIT was not answered;
-    /// [`Error::InvalidOption`] for zero attempts or a zero deadline.
+    /// when attempts or time ran out; [`Error::OutcomeUnknown`] when the deadline has passed and a COMMIT was not
+    /// answered; [`Error::InvalidOption`] for zero attempts or a zero deadline.
     ///
     /// # Cancel safety
-    /// As cancel safe as `attempt` is. The deadline does not drop an attempt while a COMMIT of lockkit has no answer (of a
-    /// [`Tx`](crate::Tx), or of a lease): it waits for the answer, for 30 s at most, and the result of the attempt counts. Without an
-    /// answer the error is [`Error::OutcomeUnknown`]. Other commits, such as that of a `sqlx::Transaction` by itself, may have happened
-    /// when the deadline drops them: leave time for them.
+    /// As cancel safe as `attempt` is. The deadline does not drop an attempt while a COMMIT of lockkit has no answer
+    /// (of a [`Tx`](crate::Tx), or of a lease): it waits for the answer, for 30 s at most, and the result of the
+    /// attempt counts. Without an answer the error is [`Error::OutcomeUnknown`]. Other commits, such as that of a
+    /// `sqlx::Transaction` by itself, may have happened when the deadline drops them: leave time for them.
     ///
     /// # Example
     /// ```

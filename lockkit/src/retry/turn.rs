@@ -1,8 +1,8 @@
 //! Turns: tasks of this process whose writes of one row conflicted write it one after the other. Knows no database.
 //!
 //! A turn only saves attempts; exclusion comes from the versions. A task that does not get its turn in time continues
-//! without it: it passes on after 250 ms while others wait. An attempt that runs in another one, which may have a turn or
-//! locks, takes none, so nested retries cannot deadlock.
+//! without it: it passes on after 250 ms while others wait. An attempt that runs in another one, which may have a turn
+//! or locks, takes none, so nested retries cannot deadlock.
 //!
 //! The row is a hash of the kind of database, table, key columns and key. Two rows with one hash share their turns, and
 //! one key that is bound with two Rust types counts as two rows: both only cost time.
@@ -31,7 +31,8 @@ use crate::{
     value::version::Row,
 };
 
-/// How long a turn lasts while others wait for theirs. Afterwards it passes on, so a body that hangs delays others once.
+/// How long a turn lasts while others wait for theirs. Afterwards it passes on, so a body that hangs delays others
+/// once.
 const LASTS: Duration = Duration::from_millis(250);
 
 /// The longest wait for a turn.
@@ -77,8 +78,8 @@ impl Turn {
         row().filter(|it| QUEUES.lock().contains_key(it))
     }
 
-    /// Waits for the turn to write this row, in the order of the calls. `None` if the turn did not come until the deadline, or
-    /// within 10 s, or if it has passed on before this future was polled.
+    /// Waits for the turn to write this row, in the order of the calls. `None` if the turn did not come until the
+    /// deadline, or within 10 s, or if it has passed on before this future was polled.
     pub(crate) async fn wait(row: Row, deadline: Option<Instant>) -> Option<Self> {
         let patience = Instant::now() + PATIENCE;
         let until = deadline.map_or(patience, |it| it.min(patience));

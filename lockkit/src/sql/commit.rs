@@ -18,12 +18,13 @@ use tokio::time::timeout;
 use crate::{
     body::task::{no_answer, timed_out},
     lease::{
-        Lease, MultiLease,
+        held::Lease,
         in_transaction::Committing,
         life::{
             kept::Kept,
             state::{Event, Pin},
         },
+        request::MultiLease,
         store::Answer,
     },
     sql::{
@@ -52,8 +53,8 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// fixed. There `verify` itself renews, and the transaction must be shorter than the ttl.
     ///
     /// # Errors
-    /// [`Error::Lost`] unless the lease is current; [`Error::InvalidOption`] outside a transaction, and in a transaction of another
-    /// database, where the lease is kept; [`Error::NotMigrated`], [`Error::Database`].
+    /// [`Error::Lost`] unless the lease is current; [`Error::InvalidOption`] outside a transaction, and in a
+    /// transaction of another database, where the lease is kept; [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The transaction may or may not have locked the row; roll it back.
@@ -76,16 +77,17 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     }
 
     /// Commits the transaction if, and only if, the lease is still held at that moment, and releases the lease in the
-    /// same commit. If a caller of this process waits for it, the transaction renews the lease instead, and it is handed to
-    /// that caller after the commit ([`LeasesBuilder::hand_over`](crate::store::LeasesBuilder::hand_over)); if the caller has gone
-    /// by then, it is released in the background. Takes a [`Tx`](crate::Tx) or a `sqlx::Transaction`.
+    /// same commit. If a caller of this process waits for it, the transaction renews the lease instead, and it is
+    /// handed to that caller after the commit ([`LeasesBuilder::hand_over`](crate::lease::LeasesBuilder::hand_over));
+    /// if the caller has gone by then, it is released in the background. Takes a [`Tx`](crate::Tx) or a
+    /// `sqlx::Transaction`.
     ///
     /// This prevents a stale holder (stopped, slow or partitioned) from writing after another process took the lease.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is not held any more; the transaction is rolled back. [`Error::InvalidOption`] for a
-    /// transaction of another database, which is rolled back too. Otherwise the errors of [`Tx::commit`](crate::Tx::commit). But
-    /// for a loss, the lease is then released in the background.
+    /// [`Error::Lost`] when the lease is not held any more; the transaction is rolled back. [`Error::InvalidOption`]
+    /// for a transaction of another database, which is rolled back too. Otherwise the errors of
+    /// [`Tx::commit`](crate::Tx::commit). But for a loss, the lease is then released in the background.
     ///
     /// # Cancel safety
     /// If this future is dropped, the outcome of the commit is unknown, as with any commit. The lease is released in
@@ -204,8 +206,8 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
     let reason = format!(
         "got a transaction that does not see lease `{key}`, though the lease is held: the transaction is of another \
          database (or schema) than the leases. Begin it in the pool of the leases, or guard it by the fence \
-         (`lease.guard(&mut *tx)`). A snapshot that is older than the lease, and a node of a cluster that does not have \
-         the lease yet, look the same"
+         (`lease.guard(&mut *tx)`). A snapshot that is older than the lease, and a node of a cluster that does not \
+         have the lease yet, look the same"
     );
     Error::InvalidOption { option, reason }
 }

@@ -34,8 +34,10 @@ pub enum Sessions {}
 /// A database that lockkit supports: its faults, its transactions and its schema.
 #[diagnostic::on_unimplemented(
     message = "lockkit does not know the database `{Self}`",
-    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
-    note = "in a generic function, write the bound `DB: lockkit::dialect::Dialect`, or that of the lock, such as `DB: lockkit::dialect::RowOps`"
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature \
+            `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    note = "in a generic function, write the bound `DB: lockkit::dialect::Dialect`, or that of the lock, such as `DB: \
+            lockkit::dialect::RowOps`"
 )]
 pub trait Dialect:
     Database<Arguments: Clone + Debug + Sync, ArgumentBuffer: Default, Connection: AsConnection<Self>>
@@ -59,15 +61,15 @@ pub trait Driver: Database {
     /// Whether `commit` fails when the database has already ended the transaction, or sqlx has rolled it back.
     const COMMIT_CHECKS: bool = false;
 
-    /// Whether `check_begun` comes after the last statement before COMMIT, because a statement that fails to report the end of its
-    /// transaction runs in another one. Nothing that runs there is committed.
+    /// Whether `check_begun` comes after the last statement before COMMIT, because a statement that fails to report the
+    /// end of its transaction runs in another one. Nothing that runs there is committed.
     const CHECKED_LAST: bool = false;
 
     /// Whether `begin` changes settings of the session. If so, `restore_session` must run after the transaction.
     const CHANGES_SESSION: bool;
 
-    /// Whether a connection can be used after the future of one of its statements was dropped: whether the driver then skips the
-    /// rest of the answer.
+    /// Whether a connection can be used after the future of one of its statements was dropped: whether the driver then
+    /// skips the rest of the answer.
     const KEEPS_STEP: bool = true;
 
     /// What a driver's error means. Decided by code; text is never matched.
@@ -87,12 +89,12 @@ pub trait Driver: Database {
     /// that first statement fails in the same way.
     fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 
-    /// Probes, before the first transaction of this pool, whether the server only pretends to have the locks of which named locks
-    /// are made.
+    /// Probes, before the first transaction of this pool, whether the server only pretends to have the locks of which
+    /// named locks are made.
     fn probe_named_locks(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 
-    /// Whether what one connection of this pool has committed is known to be seen by all others at once. Not where they may
-    /// be connected to different nodes of a cluster.
+    /// Whether what one connection of this pool has committed is known to be seen by all others at once. Not where they
+    /// may be connected to different nodes of a cluster.
     fn shows_writes_at_once(pool: &Pool<Self>) -> bool;
 
     /// Begins a READ COMMITTED transaction on a connection of this pool. On SQLite it takes the write lock.
@@ -106,8 +108,8 @@ pub trait Driver: Database {
     /// then.
     fn check_begun(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// After `check_begun` has failed: whether the database is known to have rolled the transaction of `begin` back, so that
-    /// nothing of it was committed. `false` if a statement of the application may have committed it.
+    /// After `check_begun` has failed: whether the database is known to have rolled the transaction of `begin` back, so
+    /// that nothing of it was committed. `false` if a statement of the application may have committed it.
     fn was_undone(conn: &mut Self::Connection) -> impl Future<Output = bool> + Send;
 
     /// Commits the transaction of `begin`, which `check_begun` found open unless `COMMIT_CHECKS`.
@@ -116,8 +118,8 @@ pub trait Driver: Database {
     /// Rolls back the innermost transaction that sqlx counts.
     fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Restores the settings of the session that `begin` changed. Its transaction was committed or rolled back by the last
-    /// statement.
+    /// Restores the settings of the session that `begin` changed. Its transaction was committed or rolled back by the
+    /// last statement.
     fn restore_ended(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Restores the settings of the session that `begin` changed, and rolls back statements that ran after the
@@ -151,7 +153,8 @@ pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
     /// The connection.
     fn as_connection(&mut self) -> &mut DB::Connection;
 
-    /// Whether it is a [`Tx`](crate::Tx), which on SQLite has the write lock unless its transaction was ended behind its back.
+    /// Whether it is a [`Tx`](crate::Tx), which on SQLite has the write lock unless its transaction was ended behind
+    /// its back.
     #[doc(hidden)]
     fn is_begun(&self) -> bool {
         false

@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Error {
-    /// The error of sqlx that this one wraps, however deep; `None` if it wraps none. For its code, its message or the constraint
-    /// that it names.
+    /// The error of sqlx that this one wraps, however deep; `None` if it wraps none. For its code, its message or the
+    /// constraint that it names.
     ///
     /// ```
     /// use lockkit::{Error, Fault};
@@ -51,10 +51,10 @@ pub(crate) fn failed_on_own_table<DB: Dialect>(doing: &'static str, key: Option<
     }
     if fault == Fault::NoTable {
         return Error::NotMigrated {
-            hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or `sqlx migrate run` with \
-                   the files of `lockkit::dialect::write_migrations`; where that command has nothing to do, the table \
-                   was dropped and its history kept: delete the rows of \
-                   `_lockkit_migrations` first (the migrations can be repeated)",
+            hint: "run `leases.migrate().await` or `lockkit::migrate(&pool).await` once at start, or `sqlx migrate \
+                   run` with the files of `lockkit::dialect::write_migrations`; where that command has nothing to do, \
+                   the table was dropped and its history kept: delete the rows of `_lockkit_migrations` first (the \
+                   migrations can be repeated)",
             source: source.into(),
         };
     }

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::{
     body::task::until,
-    lease::{Lease, MultiLease, builder::check_fence_domain, life::state::Event, store::LeaseStore},
+    lease::{builder::check_fence_domain, held::Lease, life::state::Event, request::MultiLease, store::LeaseStore},
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
@@ -36,34 +36,36 @@ use crate::{
     },
 };
 
-/// Inside a transaction: refuses it unless `fence` is the greatest fence of this key that a transaction has committed with, or
-/// greater. Use it for a lease in another system than this database; `lease.guard(…)` is the same for a [`Lease`].
+/// Inside a transaction: refuses it unless `fence` is the greatest fence of this key that a transaction has committed
+/// with, or greater. Use it for a lease in another system than this database; `lease.guard(…)` is the same for a
+/// [`Lease`].
 ///
-/// `domain` names the source of the fences, such as `"redis:prod"`: 1 to 64 bytes. Fences of one domain must be comparable, so
-/// two stores need two domains, and so does a store that was set up anew with lower fences.
+/// `domain` names the source of the fences, such as `"redis:prod"`: 1 to 64 bytes. Fences of one domain must be
+/// comparable, so two stores need two domains, and so does a store that was set up anew with lower fences.
 ///
-/// The promise: guarded transactions of one key commit in the order of their fences, the guard of a greater fence returns only
-/// after the transactions with lower fences have ended, and once a transaction with a fence has committed, none with a lower
-/// fence does. It holds in each database by itself, for what the transaction does after the guard. So call it first, before
-/// anything that the lease protects is read: what was read before may be of the time of an earlier holder.
+/// The promise: guarded transactions of one key commit in the order of their fences, the guard of a greater fence
+/// returns only after the transactions with lower fences have ended, and once a transaction with a fence has committed,
+/// none with a lower fence does. It holds in each database by itself, for what the transaction does after the guard. So
+/// call it first, before anything that the lease protects is read: what was read before may be of the time of an
+/// earlier holder.
 ///
-/// Transactions of one key run one after the other, those with the same fence too. One round trip; on SQLite two if the fence is
-/// refused. The wait is at most [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s; on SQLite, in a transaction that did not begin
-/// with [`begin`](crate::begin), it is the connection's busy timeout. On MySQL, and on PostgreSQL in a queue of several
-/// transactions, it is 12 s, and the statement has not been answered then: drop the transaction, which closes its connection. (A rollback
-/// would wait for the answer.)
+/// Transactions of one key run one after the other, those with the same fence too. One round trip; on SQLite two if the
+/// fence is refused. The wait is at most [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s; on SQLite, in a transaction
+/// that did not begin with [`begin`](crate::begin), it is the connection's busy timeout. On MySQL, and on PostgreSQL in
+/// a queue of several transactions, it is 12 s, and the statement has not been answered then: drop the transaction,
+/// which closes its connection. (A rollback would wait for the answer.)
 ///
-/// In REPEATABLE READ and SERIALIZABLE on PostgreSQL, a guard that has waited for another transaction fails with a transient
-/// error, because its snapshot is from before the wait. Between nodes of a Galera cluster the guard does not wait: of two
-/// transactions that run concurrently, the commit of one fails with a transient error.
+/// In REPEATABLE READ and SERIALIZABLE on PostgreSQL, a guard that has waited for another transaction fails with a
+/// transient error, because its snapshot is from before the wait. Between nodes of a Galera cluster the guard does not
+/// wait: of two transactions that run concurrently, the commit of one fails with a transient error.
 ///
-/// In a transaction that began inside another one (a savepoint) the guard is refused: the row would be unlocked when the inner
-/// transaction is rolled back. Do not roll back to a savepoint of your own from before the guard either.
+/// In a transaction that began inside another one (a savepoint) the guard is refused: the row would be unlocked when
+/// the inner transaction is rolled back. Do not roll back to a savepoint of your own from before the guard either.
 ///
 /// # Errors
-/// [`Error::Fenced`] for a lower fence; [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`],
-/// also outside a transaction; [`Error::NotMigrated`]; [`Error::Database`], which may be transient. Roll the transaction back
-/// after an error.
+/// [`Error::Fenced`] for a lower fence; [`Error::Contended`] after the wait; [`Error::InvalidKey`];
+/// [`Error::InvalidOption`], also outside a transaction; [`Error::NotMigrated`]; [`Error::Database`], which may be
+/// transient. Roll the transaction back after an error.
 ///
 /// # Cancel safety
 /// The transaction may or may not have locked the row; roll it back.
@@ -95,11 +97,11 @@ pub async fn guard<DB: FenceGuardOps>(
     guard_on::<DB>(conn, &domain.into(), &key.into(), fence).await
 }
 
-/// Deletes what the guard knows of a domain, and returns of how many keys. For operators, when a store was set up anew and its
-/// fences are lower than before: its leases are refused until then.
+/// Deletes what the guard knows of a domain, and returns of how many keys. For operators, when a store was set up anew
+/// and its fences are lower than before: its leases are refused until then.
 ///
-/// Call it when no holder of an older lease can still write. From then on the guard accepts any fence of the domain. It waits
-/// for open transactions that are guarded in this domain.
+/// Call it when no holder of an older lease can still write. From then on the guard accepts any fence of the domain. It
+/// waits for open transactions that are guarded in this domain.
 ///
 /// # Errors
 /// [`Error::InvalidOption`]; [`Error::NotMigrated`]; [`Error::PoolStarved`]; [`Error::Database`].
@@ -129,15 +131,15 @@ impl<S: LeaseStore> Lease<S> {
     /// Inside a transaction of any database: refuses it if a later holder of this lease has written there. See
     /// [`guard`](crate::guard) for the promise. Works with leases of every store.
     ///
-    /// Call it before reading what the lease protects, and commit the transaction before the lease is released. The domain is
-    /// that of the [`Leases`](crate::store::LeasesBuilder::fence_domain).
+    /// Call it before reading what the lease protects, and commit the transaction before the lease is released. The
+    /// domain is that of the [`Leases`](crate::lease::LeasesBuilder::fence_domain).
     ///
-    /// It orders the transactions of one [key](Self::key). Each permit, each reader and the writers have keys of their own, so the guard
-    /// does not order a writer after the readers before it, nor two permits.
+    /// It orders the transactions of one [key](Self::key). Each permit, each reader and the writers have keys of their
+    /// own, so the guard does not order a writer after the readers before it, nor two permits.
     ///
     /// # Errors
-    /// [`Error::Fenced`] when a later holder was here; the lease is then lost. [`Error::Lost`] when the loss is known already.
-    /// Otherwise as [`guard`](crate::guard).
+    /// [`Error::Fenced`] when a later holder was here; the lease is then lost. [`Error::Lost`] when the loss is known
+    /// already. Otherwise as [`guard`](crate::guard).
     ///
     /// # Cancel safety
     /// The transaction may or may not have locked the row; roll it back.
@@ -167,11 +169,11 @@ impl<S: LeaseStore> Lease<S> {
         guarded
     }
 
-    /// [`guard`](Self::guard) as a statement for a client that is not sqlx (psql, `SeaORM`, Diesel). It fails if a later holder
-    /// of this lease has written. Send it first in a transaction, and roll back when it fails.
+    /// [`guard`](Self::guard) as a statement for a client that is not sqlx (psql, `SeaORM`, Diesel). It fails if a
+    /// later holder of this lease has written. Send it first in a transaction, and roll back when it fails.
     ///
-    /// The error says "stale fence" on PostgreSQL. On MySQL and MariaDB it is 1690 (value out of range), on SQLite a NOT NULL
-    /// constraint. Set a bound for the wait yourself (`lock_timeout`, `innodb_lock_wait_timeout`).
+    /// The error says "stale fence" on PostgreSQL. On MySQL and MariaDB it is 1690 (value out of range), on SQLite a
+    /// NOT NULL constraint. Set a bound for the wait yourself (`lock_timeout`, `innodb_lock_wait_timeout`).
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::InvalidOption`].
@@ -226,7 +228,8 @@ async fn guard_key<DB: FenceGuardOps>(conn: &mut DB::Connection, domain: &Key, k
         0 => Some("needs a transaction: outside of one it would protect nothing".to_owned()),
         1 => None,
         depth => Some(format!(
-            "needs the outermost transaction and got one at depth {depth}: a rollback to its savepoint would end the guard"
+            "needs the outermost transaction and got one at depth {depth}: a rollback to its savepoint would end the \
+             guard"
         )),
     };
     if let Some(reason) = unfit {
@@ -241,8 +244,8 @@ async fn guard_key<DB: FenceGuardOps>(conn: &mut DB::Connection, domain: &Key, k
         // The caller's lease is not lost by it.
         Some(Ok(seen)) if seen.get() >= FENCES => {
             let found = format!(
-                "the row of `{key}` in `lockkit_fence` has the fence {seen}, which no lease has, so lockkit did not write \
-                 it; delete the row, or the domain's by `lockkit::forget_fences`"
+                "the row of `{key}` in `lockkit_fence` has the fence {seen}, which no lease has, so lockkit did not \
+                 write it; delete the row, or the domain's by `lockkit::forget_fences`"
             );
             Err(Error::database("guarding with the fence of lease", key, Fault::Other, found))
         }
@@ -267,16 +270,18 @@ pub(crate) const GUARD_SECONDS: u64 = 10;
 /// The fence guard.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no fence guard in the database `{Self}`",
-    label = "the fence guard needs sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::FenceGuardOps`",
-    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    label = "the fence guard needs sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is \
+             `lockkit::dialect::FenceGuardOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature \
+            `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::dialect::FenceGuardOps`"
 )]
 pub trait FenceGuardOps: Dialect + FenceGuardStatements {}
 
 /// The statements of the fence guard. Hidden from the docs: users call [`guard`].
 pub trait FenceGuardStatements: Database {
-    /// Locks the row of the key until the transaction ends, and raises it to `fence`. Returns the greatest fence that it has
-    /// seen: a greater one than `fence` is a refusal.
+    /// Locks the row of the key until the transaction ends, and raises it to `fence`. Returns the greatest fence that
+    /// it has seen: a greater one than `fence` is a refusal.
     fn guard(
         conn: &mut Self::Connection,
         domain: &Key,

@@ -55,7 +55,11 @@ pub(super) fn schema<DB: Dialect>(
         Ok(_) if are_tables_there => Ok(Schema::UpToDate),
         Ok(_) => Ok(Schema::Dropped),
         Err(err) if DB::is_denied(&err) && are_tables_there => Ok(Schema::UpToDate),
-        Err(source) if DB::is_denied(&source) => Err(Error::HistoryDenied { source: source.into() }),
+        Err(source) if DB::is_denied(&source) => {
+            let hint = "their history may not be read: run them as a user who may create tables, and grant this one \
+                        the right to read `_lockkit_migrations`";
+            Err(Error::Migration { hint: Some(hint), source: source.into() })
+        }
         // The history does not exist, or the same error will occur when it is written.
         Err(_) => Ok(Schema::Behind),
     }
@@ -72,7 +76,7 @@ pub(super) fn migrated<DB: Dialect>(done: Result<(), MigrateError>, are_tables_t
 /// The error of one of lockkit's migrations. Not a `From`, because `?` would then also convert the errors of an
 /// application's own migrations.
 pub(super) fn failed(source: impl Into<MigrateError>) -> Error {
-    Error::Migration { source: Box::new(source.into()) }
+    Error::Migration { hint: None, source: Box::new(source.into()) }
 }
 
 /// Bytes as hexadecimal digits.

@@ -29,8 +29,8 @@ use crate::{
     value::{error::Fault, fence::Fence, key::Key, token::Token},
 };
 
-/// How many fences belong to each grant. A fence is made from a clock in microseconds, so the clock is past them soon after the
-/// answer arrives. Until then the next fence is made from the last one.
+/// How many fences belong to each grant. A fence is made from a clock in microseconds, so the clock is past them soon
+/// after the answer arrives. Until then the next fence is made from the last one.
 pub(super) const FENCES: u64 = 256;
 
 /// The grant of a lease whose first fence is this, before its last holder is known.
@@ -43,8 +43,10 @@ pub(super) fn granted(fence: Fence) -> Grant {
 /// Leases in the table `lockkit_lease`.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no leases in the database `{Self}`",
-    label = "leases need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::LeaseOps`",
-    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    label = "leases need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is \
+             `lockkit::dialect::LeaseOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature \
+            `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::dialect::LeaseOps`"
 )]
 pub trait LeaseOps: Dialect + LeaseStatements {}
@@ -119,8 +121,8 @@ pub trait LeaseStatements: Database {
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Inside a transaction: releases the lease as part of it. `false` when the token no longer holds it. With
-    /// `pinned`, an expired lease is released too: the pin prevented others from taking it. With `may_be_pinned`, another
-    /// transaction may have pinned it, and still be open after this one.
+    /// `pinned`, an expired lease is released too: the pin prevented others from taking it. With `may_be_pinned`,
+    /// another transaction may have pinned it, and still be open after this one.
     fn lease_give_up(
         conn: &mut Self::Connection,
         key: &Key,
@@ -153,15 +155,15 @@ pub trait LeaseStatements: Database {
     ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
 }
 
-/// How many leases one statement of a sweep looks at. A statement that looked for unused leases in the whole table would
-/// read all of the used ones.
+/// How many leases one statement of a sweep looks at. A statement that looked for unused leases in the whole table
+/// would read all of the used ones.
 pub(super) const PAGE: u32 = 1000;
 
 /// How long one sweep may take.
 const SWEEP_TIME: Duration = Duration::from_secs(2);
 
-/// Where the last sweep through a pool ended, if it did not reach the last key in time. A sweep of a large table goes on
-/// there the next time.
+/// Where the last sweep through a pool ended, if it did not reach the last key in time. A sweep of a large table goes
+/// on there the next time.
 #[derive(Default)]
 pub(super) struct SweptTo(Mutex<Option<String>>);
 
@@ -196,10 +198,10 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
     }
 }
 
-/// Whether the last claims through a pool were of leases that had been released. Then the next one is sent as a statement
-/// that takes released leases only, which costs the server least. A lease that has no row yet, or has expired, would need a
-/// second statement then, as does on PostgreSQL one that is held; so after one of these, claims are sent as the statement for
-/// all of them.
+/// Whether the last claims through a pool were of leases that had been released. Then the next one is sent as a
+/// statement that takes released leases only, which costs the server least. A lease that has no row yet, or has
+/// expired, would need a second statement then, as does on PostgreSQL one that is held; so after one of these, claims
+/// are sent as the statement for all of them.
 #[derive(Debug, Default)]
 pub struct LastClaims(AtomicU8);
 

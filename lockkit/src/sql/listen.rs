@@ -133,7 +133,8 @@ impl Drop for Waiting {
     }
 }
 
-/// Ends with a notification. The registration ends when this is dropped, so a waiter that registers again first stays registered.
+/// Ends with a notification. The registration ends when this is dropped, so a waiter that registers again first stays
+/// registered.
 struct Registered {
     freed: Pin<Box<OwnedNotified>>,
     _waiting: Waiting,

@@ -9,8 +9,8 @@ use crate::value::{
 /// The reason why a database with one lock for all writers did not grant a lease. It says nothing of the lease.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "another transaction has the whole database locked for writing; if it is the caller's own, end it first, or acquire the \
-     lease before it begins"
+    "another transaction has the whole database locked for writing; if it is the caller's own, end it first, or \
+     acquire the lease before it begins"
 )]
 struct DatabaseLocked {
     source: Option<BoxError>,

@@ -1,5 +1,5 @@
-//! The open transactions of this process, and the warning of one that stays open for long. A thread of its own looks at them, because
-//! a body that hangs may block its runtime. Knows no database.
+//! The open transactions of this process, and the warning of one that stays open for long. A thread of its own looks at
+//! them, because a body that hangs may block its runtime. Knows no database.
 //!
 //! Leases and session locks are not watched: they are meant to be held for long, and block no session on the server.
 //! The warning does not name the waiters: that query would need a connection of a pool that is often full in that
@@ -36,13 +36,14 @@ const LOOKS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_s
 /// How many locks of a transaction are named.
 const MOST_LOCKS: usize = 16;
 
-/// Sets how long a [`Tx`](crate::Tx) of this process may be open before lockkit warns of it, in all transactions from the next look
-/// on. Defaults to 10 s; `None` switches the warning off.
+/// Sets how long a [`Tx`](crate::Tx) of this process may be open before lockkit warns of it, in all transactions from
+/// the next look on. Defaults to 10 s; `None` switches the warning off.
 ///
-/// The warning is one event of `tracing` for each transaction, with the first 16 locks that were taken through `&mut tx` or by the
-/// attribute, and the line of the attribute or of the call of [`begin`](crate::begin). It comes up to a quarter of the time late, at most 1 s. A
-/// transaction that hangs has often run a statement on the pool instead of on the transaction: that statement waits for the lock of
-/// its own transaction. Leases and session locks are meant to be held for long, so lockkit does not warn of those.
+/// The warning is one event of `tracing` for each transaction, with the first 16 locks that were taken through `&mut
+/// tx` or by the attribute, and the line of the attribute or of the call of [`begin`](crate::begin). It comes up to a
+/// quarter of the time late, at most 1 s. A transaction that hangs has often run a statement on the pool instead of on
+/// the transaction: that statement waits for the lock of its own transaction. Leases and session locks are meant to be
+/// held for long, so lockkit does not warn of those.
 ///
 /// ```
 /// use std::time::Duration;

@@ -29,6 +29,7 @@ mod query;
 pub(crate) mod row;
 pub(crate) mod schema;
 pub(crate) mod session;
+#[cfg(feature = "shedlock")]
 pub(crate) mod shedlock;
 mod spare;
 #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
@@ -68,7 +69,9 @@ pub(crate) use session::AdvisoryNumber;
 pub use session::SessionOps;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use session::{ServerSession, SessionAnswer, SessionName, SessionStatements};
+#[cfg(feature = "shedlock")]
 pub use shedlock::ops::ShedLockOps;
+#[cfg(feature = "shedlock")]
 pub(crate) use shedlock::ops::ShedLockStatements;
 pub(crate) use starved::starved;
 pub use stock::ops::StockOps;

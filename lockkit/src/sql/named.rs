@@ -33,7 +33,7 @@ const BACKSTOP: Duration = Duration::from_secs(2);
 ///
 /// | database | what is locked |
 /// |---|---|
-/// | PostgreSQL | an advisory lock on 64 bits of SHA-256 of the key. Among a million names, two share a lock with probability 3 in 10^8; they then only wait for each other. Needs no table |
+/// | PostgreSQL | an advisory lock on 64 bits of SHA-256 of the key, which two of a million names share with probability 3 in 10^8. No table |
 /// | MySQL, MariaDB | a row of `lockkit_named` with the whole name. Rows are kept, so the table grows with the number of different names |
 /// | SQLite | the write lock of the database: all names are one lock |
 ///
@@ -129,8 +129,8 @@ impl NamedLock {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
-    /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::FeignedLock`] on a server behind PostgreSQL's
-    /// protocol that has no advisory locks; [`Error::Database`]. Roll the transaction back after an error.
+    /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::FeignedLock`] on a server behind
+    /// PostgreSQL's protocol that has no advisory locks; [`Error::Database`]. Roll the transaction back after an error.
     ///
     /// [`Error::Contended`] names the holder where it is known. On PostgreSQL that is for [`Wait::Never`] and under
     /// `#[with_lock]`: after a wait that timed out, the transaction answers no further statement. For the other
@@ -182,7 +182,7 @@ impl NamedLock {
     /// | database | holders that are visible |
     /// |---|---|
     /// | PostgreSQL | all |
-    /// | MySQL | all; the transaction that locks a name for the first time ever only once another one waits for it. Needs the privileges PROCESS, and SELECT on `performance_schema.data_locks` |
+    /// | MySQL | all; of a name locked for the first time ever, once another waits. Needs PROCESS, and SELECT on `performance_schema.data_locks` |
     /// | MariaDB | only a holder with a waiter, from data up to 0.1 s old. Needs the privilege PROCESS |
     /// | SQLite | none |
     ///
@@ -221,8 +221,10 @@ async fn check_held<DB: NamedOps>(conn: &mut DB::Connection, key: &Key) -> Resul
 /// Named locks for a transaction.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no named locks in the database `{Self}`",
-    label = "named locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::NamedOps`",
-    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    label = "named locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is \
+             `lockkit::dialect::NamedOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature \
+            `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::dialect::NamedOps`"
 )]
 pub trait NamedOps: Dialect + NamedStatements {}
@@ -238,8 +240,8 @@ pub trait NamedStatements: Database {
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
-    /// What the server calls itself, if it only pretends to hold the lock that it has just granted to this transaction. Asks
-    /// nothing once the server is known to lock.
+    /// What the server calls itself, if it only pretends to hold the lock that it has just granted to this transaction.
+    /// Asks nothing once the server is known to lock.
     fn named_feigned(
         conn: &mut Self::Connection,
         key: &Key,

@@ -43,8 +43,8 @@ const GREET_LIMIT: Duration = Duration::from_secs(5);
 /// Longest time for a connection to prove that it still works when it returns to its pool.
 const RETURN_LIMIT: Duration = Duration::from_millis(500);
 
-/// Longest wait for a connection of a full pool, before a lease uses one of lockkit's own. For a short ttl, a sixteenth of
-/// it.
+/// Longest wait for a connection of a full pool, before a lease uses one of lockkit's own. For a short ttl, a sixteenth
+/// of it.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Busy timeout of one attempt to get the lock of the whole database. SQLite tries three times within it.
@@ -208,7 +208,8 @@ pub(crate) async fn call<DB: Dialect, T>(
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
 }
 
-/// Runs an operation on this connection, and returns it to its pool. Dropped before the answer, this closes the connection.
+/// Runs an operation on this connection, and returns it to its pool. Dropped before the answer, this closes the
+/// connection.
 #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
 pub(super) async fn using<DB: Dialect, T>(
     conn: PoolConnection<DB>,
@@ -283,8 +284,8 @@ macro_rules! tried {
     };
 }
 
-/// Repeats the call while it fails on a connection that was opened on an ended runtime. Each failure closes one, so as many attempts
-/// as the pool has connections reach a usable one. The operations of a store can be repeated.
+/// Repeats the call while it fails on a connection that was opened on an ended runtime. Each failure closes one, so as
+/// many attempts as the pool has connections reach a usable one. The operations of a store can be repeated.
 macro_rules! on_living_connection {
     ($pool:expr, $call:expr) => {{
         let mut others = $pool.options().get_max_connections();
@@ -297,10 +298,12 @@ macro_rules! on_living_connection {
     }};
 }
 
-pub(super) use {on_living_connection, tried};
+#[cfg(feature = "shedlock")]
+pub(super) use on_living_connection;
+pub(super) use tried;
 
-/// Whether the connection was opened on a runtime that has ended. Its ping can succeed all the same: an answer that arrives before it
-/// is read does not need the runtime's reactor.
+/// Whether the connection was opened on a runtime that has ended. Its ping can succeed all the same: an answer that
+/// arrives before it is read does not need the runtime's reactor.
 pub(super) fn is_of_ended_runtime<DB: Dialect>(err: &Error) -> bool {
     DB::IS_REMOTE && matches!(err.as_sqlx(), Some(sqlx::Error::Io(err)) if err.kind() == io::ErrorKind::Other)
 }

@@ -1,7 +1,7 @@
 //! The one registry of what this process knows of a pool. It ends with the pool.
 //!
-//! Each module keeps its own type here, so none of them has a `static` keyed by a pool. The address of a pool alone says
-//! little: another pool may have it later.
+//! Each module keeps its own type here, so none of them has a `static` keyed by a pool. The address of a pool alone
+//! says little: another pool may have it later.
 
 use std::{
     any::Any,

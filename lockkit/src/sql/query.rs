@@ -52,8 +52,8 @@ impl<DB: Database> Values<DB> {
         let is_null = value.encode_by_ref(&mut DB::ArgumentBuffer::default()).map_err(cannot_bind)?;
         if is_null.is_null() {
             let reason = format!(
-                "compares `{column}` with NULL, which equals nothing in SQL, so no row would match; unwrap the `Option` \
-                 first, or choose the rows by another column"
+                "compares `{column}` with NULL, which equals nothing in SQL, so no row would match; unwrap the \
+                 `Option` first, or choose the rows by another column"
             );
             return Err(Error::InvalidOption { option, reason });
         }

@@ -15,7 +15,7 @@ use sqlx::{Pool, migrate::MigrateError};
 
 use crate::{
     body::task::finished,
-    lease::{Leases, store::LeaseStore},
+    lease::{leases::Leases, store::LeaseStore},
     policy::{Backoff, RetryPolicy},
     sql::{Dialect, fault_in_chain},
     value::error::{Error, Fault, Result},
@@ -37,8 +37,7 @@ use crate::{
 ///
 /// # Errors
 /// [`Error::Migration`](crate::Error::Migration), for instance when tables are missing and the user may not create
-/// them, or when a transaction that uses a table does not end; [`Error::HistoryDenied`](crate::Error::HistoryDenied),
-/// [`Error::MigrationCutShort`](crate::Error::MigrationCutShort).
+/// them, or when a transaction that uses a table does not end.
 ///
 /// # Cancel safety
 /// Once started, the migration continues in its own task even if this future is dropped. It can be run again at any
@@ -59,7 +58,7 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
         .attempts(50)
         .backoff(Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(200) });
     let collided = |err: &Error| {
-        if let Error::Migration { source } = err
+        if let Error::Migration { source, .. } = err
             && let Some(MigrateError::Dirty(_)) = source.downcast_ref()
         {
             return true;
@@ -76,18 +75,18 @@ pub async fn migrate<DB: Dialect>(pool: &Pool<DB>) -> Result<()> {
 /// The configuration of the sqlx command: lockkit's history in a table of its own.
 const SQLX_TOML: &str = include_str!("../../migrations/sqlx.toml");
 
-/// Writes lockkit's migrations for this database into a folder of your project, for the `sqlx` command or for your own migrations:
-/// files such as `0001_lockkit.sql`, and `sqlx.toml`, which names the table of their history.
+/// Writes lockkit's migrations for this database into a folder of your project, for the `sqlx` command or for your own
+/// migrations: files such as `0001_lockkit.sql`, and `sqlx.toml`, which names the table of their history.
 ///
-/// Creates the folder. Call it in a test: files that are there already are left alone, and a later version of lockkit adds files
-/// and changes none.
+/// Creates the folder. Call it in a test: files that are there already are left alone, and a later version of lockkit
+/// adds files and changes none.
 ///
 /// `sqlx migrate run --source lockkit-migrations --config lockkit-migrations/sqlx.toml` then does the same as
 /// [`migrate`](crate::migrate()). The command needs sqlx-cli with the feature `sqlx-toml`.
 ///
 /// # Errors
-/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if a file of such a name has another content, which is not changed; those of
-/// the file system.
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if a file of such a name has another content, which is not changed;
+/// those of the file system.
 ///
 /// # Example
 /// ```

@@ -139,15 +139,15 @@ impl<DB: LeaseOps> LeasesBuilder<Pool<DB>> {
     /// Gives the leases a pool of this many connections at most, opened on demand, with the options of the given pool.
     /// Transactions still begin in the given pool.
     ///
-    /// Without it, leases share the pool of the service, and a statement about leases that gets no connection because all
-    /// of them are in use gets one of at most 2 of lockkit's own: after a sixteenth of the ttl, 100 ms at most. All
-    /// `Leases` of one pool share these two. They are opened when they are needed and closed when they were not used for
-    /// 10 to 20 s, so a held lease is renewed, and a free one is granted, however busy the pool is. On SQLite there are
-    /// none: there a full pool holds up its leases.
+    /// Without it, leases share the pool of the service, and a statement about leases that gets no connection because
+    /// all of them are in use gets one of at most 2 of lockkit's own: after a sixteenth of the ttl, 100 ms at most. All
+    /// `Leases` of one pool share these two. They are opened when they are needed and closed when they were not used
+    /// for 10 to 20 s, so a held lease is renewed, and a free one is granted, however busy the pool is. On SQLite there
+    /// are none: there a full pool holds up its leases.
     ///
     /// So only few services need this: those whose pool is always full, and those that may open no further connections
-    /// to the server. Zero switches lockkit's own connections off, for all `Leases` of the given pool. Renewals then wait
-    /// until the service returns a connection, and a lease is lost if that takes longer than its ttl.
+    /// to the server. Zero switches lockkit's own connections off, for all `Leases` of the given pool. Renewals then
+    /// wait until the service returns a connection, and a lease is lost if that takes longer than its ttl.
     ///
     /// # Panics
     /// Outside a Tokio runtime.

@@ -57,28 +57,28 @@ const PROBE_LIMIT: Duration = Duration::from_secs(5);
 const WRITE_LOCK: &str = "the write lock of the database";
 
 /// Advice for a task that requests a lock held by its own transaction.
-pub(crate) const PASS_TX: &str = "hand the open transaction (`&mut *tx`) to the code that needs the lock, instead of beginning \
-                                  another one";
+pub(crate) const PASS_TX: &str = "hand the open transaction (`&mut *tx`) to the code that needs the lock, instead of \
+                                  beginning another one";
 
 /// Begins a transaction: READ COMMITTED on PostgreSQL, MySQL and MariaDB, with the write lock (`BEGIN IMMEDIATE`) on
 /// SQLite.
 ///
-/// Under READ COMMITTED, each statement after a lock sees the changes that were committed before the lock was granted. Under
-/// REPEATABLE READ, the first read fixes the snapshot of all later reads, and updates are lost without an error.
+/// Under READ COMMITTED, each statement after a lock sees the changes that were committed before the lock was granted.
+/// Under REPEATABLE READ, the first read fixes the snapshot of all later reads, and updates are lost without an error.
 ///
 /// On MySQL and MariaDB, autocommit is off until the transaction ends. Statements after a deadlock are therefore never
 /// committed. In a `sqlx::Transaction`, each statement after a deadlock is committed by itself.
 ///
-/// On SQLite, `begin` waits for other writers for [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s. The connection's busy timeout does
-/// not matter.
+/// On SQLite, `begin` waits for other writers for [`Wait::DEFAULT`](crate::Wait::DEFAULT), 10 s. The connection's busy
+/// timeout does not matter.
 ///
 /// A transaction that is open for 10 s is warned of once, with the line of this call:
 /// [`warn_of_long_transactions`](crate::dialect::warn_of_long_transactions).
 ///
 /// # Errors
-/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Reentrant`] on SQLite in a function under a row or
-/// named lock of the same pool, whose transaction has the write lock; [`Error::PoolStarved`] when all connections of the pool
-/// stay in use; [`Error::Database`] otherwise.
+/// [`Error::Contended`] when SQLite's write lock stays taken; [`Error::Reentrant`] on SQLite in a function under a row
+/// or named lock of the same pool, whose transaction has the write lock; [`Error::PoolStarved`] when all connections of
+/// the pool stay in use; [`Error::Database`] otherwise.
 ///
 /// # Cancel safety
 /// Dropping this future at any point leaves no open transaction behind: a connection that may have begun one is
@@ -100,8 +100,8 @@ pub fn begin<DB: Dialect>(pool: &Pool<DB>) -> impl Future<Output = Result<Tx<DB>
     begin_within(pool, None, None, Location::caller())
 }
 
-/// As [`begin`], with a bound on the wait for SQLite's write lock, and a deadline for the whole call. `at` is the place in the source
-/// that a warning names.
+/// As [`begin`], with a bound on the wait for SQLite's write lock, and a deadline for the whole call. `at` is the place
+/// in the source that a warning names.
 pub(crate) async fn begin_within<DB: Dialect>(
     pool: &Pool<DB>,
     wait: Option<Wait>,
@@ -141,9 +141,10 @@ pub(crate) fn refuse_under_own_lock<DB: Dialect>(pool: &Pool<DB>) -> Result<()> 
 
 /// An open transaction that owns its connection.
 ///
-/// sqlx's executors take `&mut *tx`. lockkit's functions, and your own that take the connection (`&mut PgConnection`, …), take
-/// `&mut tx` as well. As with a `sqlx::Transaction`, `execute(&mut tx)` does not compile ("the trait `Executor` is not implemented
-/// for `&mut Tx<_>`"). A function that takes `&mut sqlx::Transaction<'_, _>` cannot take a `Tx`.
+/// sqlx's executors take `&mut *tx`. lockkit's functions, and your own that take the connection (`&mut PgConnection`,
+/// …), take `&mut tx` as well. As with a `sqlx::Transaction`, `execute(&mut tx)` does not compile ("the trait
+/// `Executor` is not implemented for `&mut Tx<_>`"). A function that takes `&mut sqlx::Transaction<'_, _>` cannot take
+/// a `Tx`.
 ///
 /// Made by [`begin`] or by `#[with_lock(…, tx = tx)]`.
 ///
@@ -166,12 +167,13 @@ pub(crate) fn refuse_under_own_lock<DB: Dialect>(pool: &Pool<DB>) -> Result<()> 
 /// # Ok(()) }
 /// ```
 ///
-/// Dropping a `Tx` rolls it back in the background. If the rollback takes more than a second, for instance because the connection
-/// is still waiting for a lock, the connection is closed. On MySQL and MariaDB it is closed at once if you have used it, because sqlx
-/// cannot use it any more if the future of a statement was dropped, and a `Tx` cannot know that. [`rollback`](Self::rollback) keeps it.
+/// Dropping a `Tx` rolls it back in the background. If the rollback takes more than a second, for instance because the
+/// connection is still waiting for a lock, the connection is closed. On MySQL and MariaDB it is closed at once if you
+/// have used it, because sqlx cannot use it any more if the future of a statement was dropped, and a `Tx` cannot know
+/// that. [`rollback`](Self::rollback) keeps it.
 ///
-/// So on MySQL and MariaDB, drop the `Tx` after you have dropped the future of a statement, as `timeout` does. `commit` and `rollback`
-/// would use the connection, on which sqlx 0.9 may panic.
+/// So on MySQL and MariaDB, drop the `Tx` after you have dropped the future of a statement, as `timeout` does. `commit`
+/// and `rollback` would use the connection, on which sqlx 0.9 may panic.
 #[must_use = "a transaction that is dropped is rolled back; end it with `commit` or `rollback`"]
 pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
 
@@ -179,10 +181,11 @@ impl<DB: Dialect> Tx<DB> {
     /// Commits.
     ///
     /// # Errors
-    /// - [`Error::TransactionEnded`] when the database had already ended the transaction: as a deadlock victim, or on PostgreSQL after
-    ///   any failed statement, or by a statement of your own. The commit changes nothing.
-    /// - [`Error::Database`] when the database refused the commit (Galera and serializable transactions report conflicts here, which
-    ///   are [transient](Error::is_transient)), or the connection broke before COMMIT was sent. Nothing is committed.
+    /// - [`Error::TransactionEnded`] when the database had already ended the transaction: as a deadlock victim, or on
+    ///   PostgreSQL after any failed statement, or by a statement of your own. The commit changes nothing.
+    /// - [`Error::Database`] when the database refused the commit (Galera and serializable transactions report
+    ///   conflicts here, which are [transient](Error::is_transient)), or the connection broke before COMMIT was sent.
+    ///   Nothing is committed.
     /// - [`Error::OutcomeUnknown`] when the connection broke after COMMIT was sent.
     ///
     /// # Cancel safety
@@ -247,8 +250,8 @@ impl<DB: Dialect> Tx<DB> {
         }
     }
 
-    /// Rolls back after another failure, which is the error that the caller reports. If the rollback fails, the database rolls back
-    /// when the connection ends.
+    /// Rolls back after another failure, which is the error that the caller reports. If the rollback fails, the
+    /// database rolls back when the connection ends.
     pub(crate) async fn undo(self) {
         // A rollback that takes too long continues in the background, as for a dropped transaction.
         if let Ok(Err(err)) = timeout(ROLLBACK_LIMIT, self.rollback()).await {
@@ -274,8 +277,8 @@ fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     }
 }
 
-/// Fails when the database has already ended the transaction of `begin`: with a transient error if it is known to have rolled it
-/// back.
+/// Fails when the database has already ended the transaction of `begin`: with a transient error if it is known to have
+/// rolled it back.
 async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
     let Err(err) = DB::check_begun(conn).await else { return Ok(()) };
     if DB::fault(&err) == Fault::NoTransaction && DB::was_undone(conn).await {
@@ -287,7 +290,8 @@ async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
 /// A transaction was rolled back, and no statement reported it.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the transaction was rolled back before its commit, as a node of a cluster does for a conflicting one of another node"
+    "the transaction was rolled back before its commit, as a node of a cluster does for a conflicting one of another \
+     node"
 )]
 struct RolledBack(#[source] sqlx::Error);
 
@@ -361,8 +365,9 @@ impl<DB: Dialect> fmt::Debug for Tx<DB> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no transaction in `{DB}`",
     label = "this takes a `lockkit::Tx<{DB}>` or a `sqlx::Transaction<'_, {DB}>` by value",
-    note = "a lease that another system keeps cannot be committed with a transaction of this database: begin the transaction with \
-            `lease.guard(&mut *tx)`, and commit it with `tx.commit()`; under `#[with_lock]`, name its database with `pool = …`"
+    note = "a lease that another system keeps cannot be committed with a transaction of this database: begin the \
+            transaction with `lease.guard(&mut *tx)`, and commit it with `tx.commit()`; under `#[with_lock]`, name its \
+            database with `pool = …`"
 )]
 pub trait AnyTx<DB: Database>: EndTx<DB> {}
 
@@ -374,8 +379,8 @@ pub trait EndTx<DB: Database>: Send + sealed::Sealed {
     /// The connection inside the transaction.
     fn connection(&mut self) -> &mut DB::Connection;
 
-    /// Fails when the database has already ended the transaction, unless the next statement fails then anyway. No statement may
-    /// run on its connection after that.
+    /// Fails when the database has already ended the transaction, unless the next statement fails then anyway. No
+    /// statement may run on its connection after that.
     fn check_open(&mut self) -> impl Future<Output = Result<()>> + Send;
 
     /// Commits, after [`check_open`](Self::check_open) found the transaction open and no statement failed since.
@@ -443,8 +448,8 @@ impl<DB: Dialect> EndTx<DB> for Transaction<'_, DB> {
     }
 }
 
-/// A connection in an unknown state: a statement may be in flight, a transaction may be open, or a session lock may be held.
-/// Dropped, it is closed and does not return to its pool.
+/// A connection in an unknown state: a statement may be in flight, a transaction may be open, or a session lock may be
+/// held. Dropped, it is closed and does not return to its pool.
 pub(crate) struct Unsettled<DB: Database> {
     pub(crate) conn: PoolConnection<DB>,
     /// `Drop` may run on a thread without a runtime.
@@ -475,7 +480,8 @@ struct Open<DB: Dialect> {
     runtime: Handle,
 }
 
-/// What is known of the statements on a connection. Only matters where the driver does not [keep step](crate::sql::Driver::KEEPS_STEP).
+/// What is known of the statements on a connection. Only matters where the driver does not [keep
+/// step](crate::sql::Driver::KEEPS_STEP).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     /// All of them were answered.

@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        lease::{Lease, Leases},
+        lease::{held::Lease, leases::Leases},
         policy::OnLost,
         testing::MemoryStore,
         value::error::Error,

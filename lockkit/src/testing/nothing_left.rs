@@ -130,7 +130,7 @@ mod tests {
     async fn a_lease_that_is_left_is_found() {
         let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
         crate::sql::schema::migrate(&pool).await.unwrap();
-        let leases = crate::lease::Leases::new(pool.clone());
+        let leases = crate::lease::leases::Leases::new(pool.clone());
         let work = || async {
             let lease = leases.lease("k").try_acquire().await.unwrap();
             std::mem::forget(lease);

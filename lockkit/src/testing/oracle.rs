@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use crate::{
     lease::{
-        Lease, Yields,
+        Yields,
+        held::Lease,
         life::state::{Event, Life},
         store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal},
     },
@@ -296,7 +297,7 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
 mod tests {
     use super::*;
     use crate::{
-        lease::Leases,
+        lease::leases::Leases,
         testing::{
             MemoryStore,
             mutants::{Bug, Mutant},

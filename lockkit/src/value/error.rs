@@ -27,7 +27,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// `examples/axum_orders`:
 ///
 /// ```
-/// # struct StatusCode; impl StatusCode { const CONFLICT: u16 = 409; const SERVICE_UNAVAILABLE: u16 = 503; const INTERNAL_SERVER_ERROR: u16 = 500; }
+/// # struct StatusCode; impl StatusCode { const CONFLICT: u16 = 409;
+/// # const SERVICE_UNAVAILABLE: u16 = 503; const INTERNAL_SERVER_ERROR: u16 = 500; }
 /// # type Response = (u16, String);
 /// # trait IntoResponse { fn into_response(self) -> Response; }
 /// # impl IntoResponse for (u16, String) { fn into_response(self) -> Response { self } }
@@ -49,23 +50,28 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 #[non_exhaustive]
 pub enum Error {
     /// Another holder has the lock, and the wait is over. Nothing was taken.
-    #[error("lock `{key}` is held by {} (waited {}){}", holder::whom(holder.as_deref()), rounded(*waited), holder::details(holder.as_deref()))]
+    #[error(
+        "lock `{key}` is held by {} (waited {}){}",
+        holder::whom(holder.as_deref()),
+        rounded(*waited),
+        holder::details(holder.as_deref())
+    )]
     #[non_exhaustive]
     Contended {
         /// The lock, or the table whose row is locked.
         key: Key,
         /// How long the caller waited.
         waited: Duration,
-        /// The holder, if known. For leases and session locks: unless the store did not answer the last look in time. For named and
-        /// row locks: on some databases, see their `lock`.
+        /// The holder, if known. For leases and session locks: unless the store did not answer the last look in time.
+        /// For named and row locks: on some databases, see their `lock`.
         holder: Option<Box<Holder>>,
     },
 
     /// The task already holds the lock and would wait for itself. Nothing was taken, and the task did not wait.
     ///
-    /// Locks are not re-entrant. lockkit reports this error where it knows that the task holds the lock: in a function under
-    /// `#[with_lock]` and in a body of [`LeaseRequest::run`](crate::LeaseRequest::run). It is a mistake in the program, so it is neither contended nor
-    /// transient.
+    /// Locks are not re-entrant. lockkit reports this error where it knows that the task holds the lock: in a function
+    /// under `#[with_lock]` and in a body of [`LeaseRequest::run`](crate::LeaseRequest::run). It is a mistake in the
+    /// program, so it is neither contended nor transient.
     #[error("this task already holds {lock} `{key}` and would wait for itself: {hint}")]
     #[non_exhaustive]
     Reentrant {
@@ -89,8 +95,8 @@ pub enum Error {
         reason: LossReason,
     },
 
-    /// The fence guard refused the transaction: a later holder of the lease has already committed in this database. Roll it back,
-    /// and stop.
+    /// The fence guard refused the transaction: a later holder of the lease has already committed in this database.
+    /// Roll it back, and stop.
     #[error("lease `{key}` with fence {fence} is stale: a transaction with fence {seen} has passed the guard")]
     #[non_exhaustive]
     Fenced {
@@ -103,7 +109,12 @@ pub enum Error {
     },
 
     /// An optimistic write matched no row: another writer changed the version, or the row is gone.
-    #[error("the row{} changed since it was read (expected version {}, found {})", of(table.as_ref()), text(expected.as_ref()), text(found.as_ref()))]
+    #[error(
+        "the row{} changed since it was read (expected version {}, found {})",
+        of(table.as_ref()),
+        text(expected.as_ref()),
+        text(found.as_ref())
+    )]
     #[non_exhaustive]
     Conflict {
         /// The table, where lockkit wrote the statement.
@@ -147,8 +158,8 @@ pub enum Error {
 
     /// The row lock would read the whole table, and on MySQL and MariaDB lock it. Nothing was locked.
     #[error(
-        "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by (ordered by, \
-         if it has no `by`), or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
+        "locking rows of `{table}` would scan the whole table: create an index on the columns it is locked by (ordered \
+         by, if it has no `by`), or allow it with `.check_plan(PlanCheck::Off)`; the plan is: {plan}"
     )]
     #[non_exhaustive]
     FullScan {
@@ -200,47 +211,29 @@ pub enum Error {
 
     /// lockkit's migrations could not be applied. The application's own migrations never cause this error: there is no
     /// `From<MigrateError>`.
-    #[error("lockkit's migrations could not be applied")]
+    #[error("lockkit's migrations could not be applied{}", hint.map_or_else(String::new, |hint| format!(": {hint}")))]
     #[non_exhaustive]
     Migration {
+        /// What to do, where the source does not tell: when a migration was interrupted, or when the history may not be
+        /// read.
+        hint: Option<&'static str>,
         /// What went wrong.
         source: BoxError,
-    },
-
-    /// The user may not read the history of lockkit's migrations, and the tables are out of date.
-    #[error(
-        "lockkit's tables are not up to date, and their history may not be read: run the migrations as a user who may \
-         create tables, and grant this one SELECT on `_lockkit_migrations`"
-    )]
-    #[non_exhaustive]
-    HistoryDenied {
-        /// What the database said.
-        source: BoxError,
-    },
-
-    /// A migration was interrupted, and its mark in the history could not be removed.
-    #[error(
-        "lockkit's migration {number} was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, \
-         and run the migrations again (they can be repeated)"
-    )]
-    #[non_exhaustive]
-    MigrationCutShort {
-        /// The number of the migration.
-        number: i64,
     },
 
     /// The database ended the transaction before its commit, so the commit was refused.
     ///
     /// PostgreSQL does so after any failed statement, MySQL and MariaDB when they pick a deadlock victim, SQLite after
-    /// `INSERT OR ROLLBACK` or when its disk is full: there each statement after that point was committed by itself.
-    /// On MySQL and MariaDB statements after that point were rolled back in a transaction of [`begin`](crate::begin); in
-    /// a `sqlx::Transaction` each was committed by itself.
+    /// `INSERT OR ROLLBACK` or when its disk is full: there each statement after that point was committed by itself. On
+    /// MySQL and MariaDB statements after that point were rolled back in a transaction of [`begin`](crate::begin); in a
+    /// `sqlx::Transaction` each was committed by itself.
     ///
-    /// It is not transient, because a statement of your own may have committed the transaction (COMMIT, or DDL on MySQL and
-    /// MariaDB). A transaction of [`begin`](crate::begin) that is known to have been rolled back by a node of a Galera cluster is
-    /// a transient [`Error::Database`] instead.
+    /// It is not transient, because a statement of your own may have committed the transaction (COMMIT, or DDL on MySQL
+    /// and MariaDB). A transaction of [`begin`](crate::begin) that is known to have been rolled back by a node of a
+    /// Galera cluster is a transient [`Error::Database`] instead.
     #[error(
-        "the database ended the transaction before its commit (an earlier statement failed, or a statement committed implicitly)"
+        "the database ended the transaction before its commit (an earlier statement failed, or a statement committed \
+         implicitly)"
     )]
     #[non_exhaustive]
     TransactionEnded {
@@ -248,9 +241,9 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// No connection of the pool came free in time. Callers that hold one (for a transaction or a session lock) may be waiting for
-    /// another. Leases report it only where they have no connections of their own; see
-    /// [`own_connections`](crate::store::LeasesBuilder::own_connections).
+    /// No connection of the pool came free in time. Callers that hold one (for a transaction or a session lock) may be
+    /// waiting for another. Leases report it only where they have no connections of their own; see
+    /// [`own_connections`](crate::lease::LeasesBuilder::own_connections).
     #[error(
         "no connection came free: {held} of the pool's {size} {} in use, and {waiting} {} for one; {hint}",
         plural(*held, "is", "are"),
@@ -307,8 +300,8 @@ pub enum Error {
     /// The server answered that it had granted the lock, and no session holds it: this server only pretends to have
     /// such locks.
     #[error(
-        "{lock} `{key}` was refused: the server ({server}) says that it grants it, and does not hold it, so it would exclude \
-         nobody; lock a row there (`RowLock`), or keep leases in another store"
+        "{lock} `{key}` was refused: the server ({server}) says that it grants it, and does not hold it, so it would \
+         exclude nobody; lock a row there (`RowLock`), or keep leases in another store"
     )]
     #[non_exhaustive]
     FeignedLock {
@@ -330,11 +323,11 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// MySQL or MariaDB writes its binary log as statements, and so refuses every write in a READ COMMITTED transaction,
-    /// which [`begin`](crate::begin) makes (error 1665).
+    /// MySQL or MariaDB writes its binary log as statements, and so refuses every write in a READ COMMITTED
+    /// transaction, which [`begin`](crate::begin) makes (error 1665).
     #[error(
-        "the server refused a write while {doing}{}, because it writes its binary log as statements and the transaction is \
-         READ COMMITTED: set `binlog_format` to ROW or MIXED on the server",
+        "the server refused a write while {doing}{}, because it writes its binary log as statements and the \
+         transaction is READ COMMITTED: set `binlog_format` to ROW or MIXED on the server",
         of(key.as_ref())
     )]
     #[non_exhaustive]
@@ -363,14 +356,15 @@ pub enum Error {
 }
 
 impl Error {
-    /// For stores of your own: the failure of a store while it was `doing` something, such as "renewing leases", to the lease of
-    /// this key, if it was one.
+    /// For stores of your own: the failure of a store while it was `doing` something, such as "renewing leases", to the
+    /// lease of this key, if it was one.
     ///
     /// ```
     /// use lockkit::{Error, Fault};
     /// use std::io;
     ///
-    /// let err = Error::database("renewing leases", None, Fault::Unavailable, io::Error::from(io::ErrorKind::BrokenPipe));
+    /// let source = io::Error::from(io::ErrorKind::BrokenPipe);
+    /// let err = Error::database("renewing leases", None, Fault::Unavailable, source);
     /// assert_eq!(err.to_string(), "database error while renewing leases");
     /// ```
     pub fn database<'k>(
@@ -392,7 +386,8 @@ impl Error {
         Self::Lost { key: key.into(), fence, reason }
     }
 
-    /// For tests of code that handles it: the fence guard refused `fence`, because it has seen the greater fence `seen`.
+    /// For tests of code that handles it: the fence guard refused `fence`, because it has seen the greater fence
+    /// `seen`.
     pub fn fenced(key: impl Into<Key>, fence: Fence, seen: Fence) -> Self {
         Self::Fenced { key: key.into(), fence, seen }
     }
@@ -433,8 +428,6 @@ impl Error {
             | Self::InvalidOption { .. }
             | Self::NotMigrated { .. }
             | Self::Migration { .. }
-            | Self::HistoryDenied { .. }
-            | Self::MigrationCutShort { .. }
             | Self::TransactionEnded { .. }
             | Self::PoolStarved { .. }
             | Self::OutcomeUnknown { .. } => None,
@@ -456,7 +449,8 @@ impl Error {
 
     /// Another holder has the lock.
     ///
-    /// As all of these tests, it looks through [`RetriesExhausted`](Self::RetriesExhausted) at the error of the last attempt.
+    /// As all of these tests, it looks through [`RetriesExhausted`](Self::RetriesExhausted) at the error of the last
+    /// attempt.
     ///
     /// ```
     /// # async fn f(leases: &lockkit::Leases<impl lockkit::LeaseStore>) -> lockkit::Result<()> {
@@ -481,8 +475,8 @@ impl Error {
         self.any(|it| matches!(it, Self::Conflict { .. }))
     }
 
-    /// The database rolled back the work for a transient reason (deadlock victim, serialization failure, stale snapshot). The same
-    /// work, run again from its beginning, may succeed.
+    /// The database rolled back the work for a transient reason (deadlock victim, serialization failure, stale
+    /// snapshot). The same work, run again from its beginning, may succeed.
     pub fn is_transient(&self) -> bool {
         self.any(|it| matches!(it, Self::Database { fault, .. } if fault.is_transient()))
     }

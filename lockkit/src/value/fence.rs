@@ -4,11 +4,11 @@ use std::fmt;
 
 /// The fencing token: strictly greater for every new holder of the same key, for the life of the database.
 ///
-/// In a database and in Redis, a fence is `greatest(previous + 1, the server's clock in microseconds)`. In ZooKeeper and etcd
-/// it is made from the number that the service counts its writes with. It rises across release, expiry, theft, sweeping,
-/// restarts and failover; fences of two stores cannot be compared. Pass it to the resource that the lease protects. The resource should refuse a fence
-/// smaller than the greatest that it has seen (M. Kleppmann, "How to do distributed locking", 2016, names the
-/// technique).
+/// In a database and in Redis, a fence is `greatest(previous + 1, the server's clock in microseconds)`. In ZooKeeper
+/// and etcd it is made from the number that the service counts its writes with. It rises across release, expiry, theft,
+/// sweeping, restarts and failover; fences of two stores cannot be compared. Pass it to the resource that the lease
+/// protects. The resource should refuse a fence smaller than the greatest that it has seen (M. Kleppmann, "How to do
+/// distributed locking", 2016, names the technique).
 ///
 /// ```
 /// use lockkit::Fence;

@@ -6,9 +6,9 @@ use crate::value::error::{Error, Result};
 
 /// The name of a lock: printable UTF-8, 1 to 255 bytes, compared byte by byte.
 ///
-/// A key has no control character and no character that shows nothing: no format character of Unicode (such as the soft hyphen and
-/// marks of direction), no filler, nothing else that Unicode calls default ignorable. The joiners U+200C and U+200D and the
-/// variation selectors U+FE0E and U+FE0F are allowed, because emoji and some scripts need them.
+/// A key has no control character and no character that shows nothing: no format character of Unicode (such as the soft
+/// hyphen and marks of direction), no filler, nothing else that Unicode calls default ignorable. The joiners U+200C and
+/// U+200D and the variation selectors U+FE0E and U+FE0F are allowed, because emoji and some scripts need them.
 ///
 /// Text converts into a `Key`, so every function of lockkit with a key takes `impl Into<Key>`. The conversion never
 /// fails. If the text is not a valid key, the first operation that uses it returns [`Error::InvalidKey`], before it
@@ -77,18 +77,20 @@ fn fault_of(text: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether an operator cannot see the character, so that two different keys would look the same: Unicode's format characters
-/// (`Cf`), line and paragraph separators (`Zl`, `Zp`), everything that it calls default ignorable
-/// (<https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point>, fillers among them), and the blank Braille pattern. Not
-/// the joiners and the two selectors that emoji and some scripts need.
+/// Whether an operator cannot see the character, so that two different keys would look the same: Unicode's format
+/// characters (`Cf`), line and paragraph separators (`Zl`, `Zp`), everything that it calls default ignorable
+/// (<https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point>, fillers among them), and the blank Braille
+/// pattern. Not the joiners and the two selectors that emoji and some scripts need.
 fn is_invisible(char: char) -> bool {
     if matches!(char, '\u{200c}' | '\u{200d}' | '\u{fe0e}' | '\u{fe0f}') {
         return false;
     }
     matches!(char,
-        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}'
+        '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}'
+        | '\u{890}'..='\u{891}' | '\u{8e2}'
         | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
         | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}'
         | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }

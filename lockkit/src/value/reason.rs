@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::value::version::Row;
 
-/// The kind of a failure. One classifier per database maps the codes of the driver to these; messages are never matched.
+/// The kind of a failure. One classifier per database maps the codes of the driver to these; messages are never
+/// matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -73,7 +74,8 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// The innermost source of each [`Error::Conflict`](crate::Error::Conflict). Code that walks an error chain recognises a wrapped conflict by it.
+/// The innermost source of each [`Error::Conflict`](crate::Error::Conflict). Code that walks an error chain recognises
+/// a wrapped conflict by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("another writer changed the row first")]
 #[non_exhaustive]

@@ -34,6 +34,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// A row: a hash of its database's kind, table, key columns and key. Two rows with one hash share turns, which costs time only.
+/// A row: a hash of its database's kind, table, key columns and key. Two rows with one hash share turns, which costs
+/// time only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Row(pub(crate) u64);

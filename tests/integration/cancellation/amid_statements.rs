@@ -1,5 +1,5 @@
-//! Connections whose statement had no answer when its future was dropped. sqlx's MySQL driver loses its step there: it takes the
-//! rest of one answer for the next one, and panics.
+//! Connections whose statement had no answer when its future was dropped. sqlx's MySQL driver loses its step there: it
+//! takes the rest of one answer for the next one, and panics.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Every public future, dropped after every poll: nothing stays locked, no transaction stays open, and the pool is whole.
+//! Every public future, dropped after every poll: nothing stays locked, no transaction stays open, and the pool is
+//! whole.
 //!
 //! `tests/source` fails when a public function that returns a future is not the first argument of a call of
 //! [`Bench::drop_everywhere`] or [`Bench::drop_blocked`] here.
@@ -113,7 +114,8 @@ impl<S: Backend> Bench<S> {
         Self { leases: Leases::new(pool.clone()), pool, db }
     }
 
-    /// Drops the future that `make` makes after each of its polls, until it is ready, and looks for what is left each time.
+    /// Drops the future that `make` makes after each of its polls, until it is ready, and looks for what is left each
+    /// time.
     ///
     /// `make` also returns what is kept while the future runs; `after` gets it back, to give up before the look.
     async fn drop_everywhere<Fut, Kept, T>(

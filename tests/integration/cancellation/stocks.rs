@@ -81,8 +81,8 @@ on_every_database! {
         };
         bench.drop_everywhere(("Stock::take", "together with others"), together, others_took).await;
 
-        // Somebody else has taken all of it, and gives it back after the drop. The first statement may then still be on its
-        // way; who had to wait is gone.
+        // Somebody else has taken all of it, and gives it back after the drop. The first statement may then still be on
+        // its way; who had to wait is gone.
         let blocked = async || {
             let stock = filled().await;
             let mut other = lockkit::begin(&db.pool).await.unwrap();

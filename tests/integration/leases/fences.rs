@@ -33,7 +33,7 @@ on_every_database! {
     async fn old_keys_are_swept_in_the_background_and_held_ones_are_not<S>(db: TestDb<S>) {
         let leases = Leases::builder(db.pool.clone()).sweep_every(MILLIS(100)).build().unwrap();
         let held = leases.lease("held").acquire().await.unwrap();
-        let old = Leases::builder(db.pool.clone()).never_sweep().build().unwrap();
+        let old = Leases::builder(db.pool.clone()).sweep_every(None).build().unwrap();
         for number in 0..20 {
             old.lease(format!("old:{number}")).acquire().await.unwrap().release().await.unwrap();
         }

@@ -16,8 +16,8 @@ pub(super) async fn narrow<S: Backend>(url: &str) -> sqlx::Pool<S::DB> {
     PoolOptions::<<S as Server>::DB>::new().max_connections(1).test_before_acquire(false).connect(url).await.unwrap()
 }
 
-/// Queues takes of these amounts, in their order. The take before them has the lane and is dropped, so that they all are
-/// one batch as soon as there is a connection.
+/// Queues takes of these amounts, in their order. The take before them has the lane and is dropped, so that they all
+/// are one batch as soon as there is a connection.
 pub(super) fn queued<DB: lockkit::dialect::StockOps>(
     stock: &Stock<DB>,
     amounts: &[u64],

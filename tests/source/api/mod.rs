@@ -1,4 +1,5 @@
-//! The public API of `lockkit`, as its source has it: every public item by the path that users write, with its signature.
+//! The public API of `lockkit`, as its source has it: every public item by the path that users write, with its
+//! signature.
 //!
 //! `api.txt` is the API as it was last accepted. The test here says what changed since.
 //!
@@ -17,7 +18,7 @@ use self::source::{Definition, Source};
 use crate::tree::{files, path, text};
 
 /// The most names that the root may have.
-const ROOT: usize = 41;
+const ROOT: usize = 43;
 
 /// The file of the accepted API, within the repository.
 const ACCEPTED: &str = "tests/source/api/api.txt";
@@ -266,7 +267,7 @@ fn returns_future(function: &Signature) -> bool {
     function.asyncness.is_some() || of_output(&function.output)
 }
 
-// ---- the API of today --------------------------------------------------------------------------------------------------
+// ---- the API of today ----------------------------------------------------------------------------
 
 #[test]
 fn the_public_api_is_the_accepted_one() {
@@ -277,7 +278,8 @@ fn the_public_api_is_the_accepted_one() {
     let changed = difference(&text(ACCEPTED), &now);
     assert!(
         changed.is_empty(),
-        "the public API is not the one of {ACCEPTED}:\n{}\nIf this is meant, run `{ACCEPT}=1 cargo test --workspace --test source api` \
+        "the public API is not the one of {ACCEPTED}:\n{}\nIf this is meant, run `{ACCEPT}=1 cargo test --workspace \
+         --test source api` \
          and commit the file.",
         changed.join("\n")
     );
@@ -293,7 +295,7 @@ fn the_root_has_few_names() {
     assert!(root.len() <= ROOT, "{} names at the root, of which {ROOT} are allowed: {root:?}", root.len());
 }
 
-// ---- the reading of a planted API ----------------------------------------------------------------------------------------
+// ---- the reading of a planted API ----------------------------------------------------------------
 
 #[cfg(test)]
 const LIB: &str = r#"
@@ -315,7 +317,8 @@ fn planted(lease: &str) -> String {
         file("sql/mod.rs", "mod tx; pub use tx::begin; pub struct Unexported; impl Unexported { pub fn f() {} }"),
         file(
             "sql/tx.rs",
-            "use crate::lease::Lease as L; pub async fn begin(wait: u8,) -> Tx<u8> {} impl<T> L<T> { pub fn pin(&self) {} }",
+            "use crate::lease::Lease as L; pub async fn begin(wait: u8,) -> Tx<u8> {} impl<T> L<T> { pub fn \
+             pin(&self) {} }",
         ),
         file("testing.rs", "pub fn conform<F: Fn()>(run: F) -> impl Future<Output = ()> { async {} } fn private() {}"),
     ];

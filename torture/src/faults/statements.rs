@@ -37,7 +37,7 @@ impl Stage<'_> {
 
     pub(super) async fn steal<S: Rig>(&mut self, end: Instant) -> Result<()> {
         let pool = PoolOptions::<S::DB>::new().max_connections(1).connect(&self.url).await?;
-        let leases = Leases::builder(pool).never_sweep().build()?;
+        let leases = Leases::builder(pool).sweep_every(None).build()?;
         while Instant::now() < end {
             let kind = [Kind::Lease, Kind::Fenced, Kind::Several][fastrand::usize(0..3)];
             let key = kind.key(fastrand::u32(0..kind.keys()));

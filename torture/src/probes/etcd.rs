@@ -39,7 +39,7 @@ async fn no_space() -> Result<Verdict> {
     }
     let mut told = JoinSet::new();
     for caller in 0..CALLERS {
-        let leases = Leases::builder(store.clone()).ttl(Duration::from_secs(3)).never_sweep().build()?;
+        let leases = Leases::builder(store.clone()).ttl(Duration::from_secs(3)).sweep_every(None).build()?;
         let request = leases.lease(format!("probe/space/{caller}")).wait(Duration::from_secs(2));
         told.spawn(async move { request.acquire().await.is_err_and(|err| err.is_contended()) });
     }

@@ -11,7 +11,7 @@ mod transactions;
 use std::time::Duration;
 
 use anyhow::Result;
-use lockkit::{Leases, store::LeasesBuilder};
+use lockkit::{Leases, lease::LeasesBuilder};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::{Instant, timeout};
 
@@ -58,7 +58,7 @@ impl<S: Rig> Ground<S> {
 
     /// The settings of leases, as another process would have.
     fn leases(pool: &Pool<S::DB>, ttl_ms: u64) -> LeasesBuilder<Pool<S::DB>> {
-        Leases::builder(pool.clone()).ttl(Duration::from_millis(ttl_ms)).never_sweep()
+        Leases::builder(pool.clone()).ttl(Duration::from_millis(ttl_ms)).sweep_every(None)
     }
 }
 

@@ -1,4 +1,5 @@
-//! A transaction that the database has ended, or that is of another one: what is run on its connection must change nothing.
+//! A transaction that the database has ended, or that is of another one: what is run on its connection must change
+//! nothing.
 
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use crate::rig::{Rig, connect, execute, in_database};
 /// The operation that must not be in the ledger.
 const AFTER: i64 = 777;
 
-/// A transaction that the database rolled back: its next statement stores nothing, its commit is refused as ended, and a
-/// lease whose holder still trusts it stays taken.
+/// A transaction that the database rolled back: its next statement stores nothing, its commit is refused as ended, and
+/// a lease whose holder still trusts it stays taken.
 pub(super) async fn dead_transaction<S: Rig>(ground: &Ground<S>) -> Result<Verdict> {
     let (pool, others) = (ground.pool(3).await?, ground.pool(2).await?);
     let (here, there) = (Ground::<S>::leases(&pool, 5_000).build()?, Ground::<S>::leases(&others, 5_000).build()?);

@@ -172,7 +172,8 @@ impl Report {
 
     fn table(&self) -> String {
         let mut table = String::from(
-            "| fault | database | seconds | acquisitions | committed | violations | longest take-over | recovered after \
+            "| fault | database | seconds | acquisitions | committed | violations | longest take-over | recovered \
+             after \
              | shares of the lease | controls: no lock, plain commit |\n|---|---|---|---|---|---|---|---|---|---|\n",
         );
         for row in self.rows.iter().filter(|it| it.left_out.is_none()) {

@@ -1,5 +1,5 @@
-//! Drives distributed-lock, rslock and zookeeper-client through the line protocol of `bench/src/job.rs`: one job, a task of
-//! Tokio for each task.
+//! Drives distributed-lock, rslock and zookeeper-client through the line protocol of `bench/src/job.rs`: one job, a
+//! task of Tokio for each task.
 
 use std::io::{Write, stdin, stdout};
 use std::sync::Arc;

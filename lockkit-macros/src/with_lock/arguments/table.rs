@@ -303,8 +303,8 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         refused_by: &[],
         other_names: &[],
         written: "`map_err = path`",
-        meaning: "makes the function's error of a `lockkit::Error`, an `FnOnce(lockkit::Error) -> E`: for an error type that cannot \
-            be `From<lockkit::Error>`, such as `tonic::Status`",
+        meaning: "makes the function's error of a `lockkit::Error`, an `FnOnce(lockkit::Error) -> E`: for an error \
+                  type that cannot be `From<lockkit::Error>`, such as `tonic::Status`",
     },
     Argument {
         name: "crate",

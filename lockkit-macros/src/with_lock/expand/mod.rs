@@ -21,8 +21,9 @@ use spans::{at, own, own_at, span_of_error};
 
 /// Expands one lock of a function. Its own names are at `mixed_site`: they do not clash with names in the body.
 ///
-/// A body is pinned in place and lent to lockkit. A function that took it by value would double the size of the future, and
-/// would be compiled again for every body. The pinned body has its own block, so it is dropped before the lock is given back.
+/// A body is pinned in place and lent to lockkit. A function that took it by value would double the size of the future,
+/// and would be compiled again for every body. The pinned body has its own block, so it is dropped before the lock is
+/// given back.
 pub(crate) struct Expander<'a> {
     /// `::lockkit::__private`
     private: TokenStream,

@@ -76,7 +76,8 @@ impl Expander<'_> {
         self.section(section, &before, "named_pool", &begin, "under_name")
     }
 
-    /// One transaction under a lock, once or in a retry loop. `begin` makes the call that begins it, given the deadline.
+    /// One transaction under a lock, once or in a retry loop. `begin` makes the call that begins it, given the
+    /// deadline.
     fn section(
         &self,
         section: &Section,
@@ -142,8 +143,8 @@ impl Expander<'_> {
         at_on.call(check, at_on.call("pool", on.to_token_stream()))
     }
 
-    /// The variables of a transaction. The expansion uses its variable, so rustc would not warn of a body that does not; such a
-    /// body gets another, unused variable of that name.
+    /// The variables of a transaction. The expansion uses its variable, so rustc would not warn of a body that does
+    /// not; such a body gets another, unused variable of that name.
     pub(super) fn transaction(&self, name: &Ident) -> Transaction {
         let mixed = Span::mixed_site();
         if uses::is_used(&self.body.tokens, name) {

@@ -37,7 +37,8 @@ pub(crate) fn at(path: &TokenStream, span: Span) -> TokenStream {
     })
 }
 
-/// Moves the variables of the expansion in a call to the span. rustc reports only one of several errors at the same span.
+/// Moves the variables of the expansion in a call to the span. rustc reports only one of several errors at the same
+/// span.
 pub(crate) fn own_at(call: TokenStream, span: Span) -> TokenStream {
     map(call, &|mut token| {
         if matches!(&token, TokenTree::Ident(ident) if ident.to_string().starts_with(OWN)) {

@@ -50,8 +50,8 @@ impl Checker<'_> {
         let captures = texts.iter().find(|it| Template::parse(&it.value()).is_ok_and(|it| it.constant().is_none()));
         if let Some(text) = captures {
             let message = format!(
-                "only a text that stands alone captures; here the braces would be in the key, the same one for all: write \
-                 `{:?}` alone, or `lockkit::key!({0:?})`",
+                "only a text that stands alone captures; here the braces would be in the key, the same one for all: \
+                 write `{:?}` alone, or `lockkit::key!({0:?})`",
                 text.value()
             );
             self.fail(text.span(), message);
@@ -98,7 +98,8 @@ impl Checker<'_> {
     }
 }
 
-/// The texts that become keys as they are: `"…".to_owned()`, `String::from("…")`, the elements of an array or `vec![…]`.
+/// The texts that become keys as they are: `"…".to_owned()`, `String::from("…")`, the elements of an array or
+/// `vec![…]`.
 fn plain_texts(expr: &Expr) -> Vec<LitStr> {
     match ungrouped(expr) {
         Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => vec![text.clone()],

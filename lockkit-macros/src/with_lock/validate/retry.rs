@@ -34,8 +34,8 @@ impl Checker<'_> {
             self.errors.push(error(&name, message));
         }
         if let Some(Given { name, .. }) = given.bind {
-            let message = "`as` is the number of the attempt here, and there is only one; add `attempts` or `deadline`, or \
-                           remove it";
+            let message = "`as` is the number of the attempt here, and there is only one; add `attempts` or \
+                           `deadline`, or remove it";
             self.errors.push(error(&name, message));
         }
         None

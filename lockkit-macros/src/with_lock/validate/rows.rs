@@ -72,7 +72,8 @@ impl Checker<'_> {
         let is_queue = order_by.is_some() && limit.is_some() && skip_locked.is_some();
         let is_broken = self.is_broken("by") || self.is_broken("by_any");
         if by.is_none() && by_any.is_none() && !is_queue && !is_broken {
-            let message = "`row` needs `by(item_id = item_id)` or `by_any(item_id = item_ids)`: the columns and values of the rows to lock";
+            let message = "`row` needs `by(item_id = item_id)` or `by_any(item_id = item_ids)`: the columns and \
+                           values of the rows to lock";
             self.errors.push(error(&self.at, message));
         }
         for Given { name, value } in [by, by_any].into_iter().flatten() {
@@ -95,8 +96,8 @@ impl Checker<'_> {
             return;
         }
         if let Some(Given { name, .. }) = skip_locked {
-            let message = "with `skip_locked` the body must know which rows it got: add `rows = items: Vec<Item>`; or write \
-                           `wait = \"0s\"` instead, to be busy at once when one of the rows is locked";
+            let message = "with `skip_locked` the body must know which rows it got: add `rows = items: Vec<Item>`; or \
+                           write `wait = \"0s\"` instead, to be busy at once when one of the rows is locked";
             self.errors.push(error(name, message));
         } else if let Some(Given { name, .. }) = limit {
             let message = "with `limit` the body must know which rows it got: add `rows = items: Vec<Item>`";

@@ -25,9 +25,9 @@ use super::{
 use crate::{
     body::guard::{Guard, Hold},
     lease::{
-        Inner,
         bounded::{limit_for, retry_pause},
         held::Lease,
+        leases::Inner,
         queue::Queue,
         store::LeaseStore,
     },

@@ -1,8 +1,8 @@
 //! Keeps the leases of a process alive: renews due leases in batches, and sweeps old keys.
 //!
-//! Each runtime has one task, which renews the leases that were granted on it, or given to a caller on it. When a runtime
-//! ends, its leases move at once to the task of another one; without one, to the next that uses these `Leases`. A runtime
-//! that is not driven renews nothing and has not ended.
+//! Each runtime has one task, which renews the leases that were granted on it, or given to a caller on it. When a
+//! runtime ends, its leases move at once to the task of another one; without one, to the next that uses these `Leases`.
+//! A runtime that is not driven renews nothing and has not ended.
 //!
 //! One statement renews up to 500 leases. When one is due, all that would be due within half of their interval are
 //! renewed with it, and their next time is drawn once for all, so they stay together. The schedule is ordered by time:
@@ -55,7 +55,8 @@ const SWEEP_BATCH: u32 = 500;
 /// The lease of the sweeper. Only its holder sweeps, so one process sweeps at a time.
 const SWEEPER: &str = "lockkit/sweeper";
 
-/// The ttl of the sweeper's lease, unless the store's longest is shorter. After a sweeper dies, other processes wait at most this long.
+/// The ttl of the sweeper's lease, unless the store's longest is shorter. After a sweeper dies, other processes wait at
+/// most this long.
 const SWEEPER_TTL: Duration = Duration::from_mins(1);
 
 /// How often to sweep, and how long a key must be unused before it is deleted.
@@ -174,7 +175,8 @@ impl<S: LeaseStore> Keeper<S> {
         self.enter(None);
     }
 
-    /// Renews a lease on the current runtime that was handed to a caller on it. Nobody may drive the runtime of its last holder.
+    /// Renews a lease on the current runtime that was handed to a caller on it. Nobody may drive the runtime of its
+    /// last holder.
     pub(crate) fn take_over(&self, handed: &Kept) {
         self.enter(Some(handed));
     }
@@ -221,8 +223,8 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.state.lock().stop_renewing(kept);
     }
 
-    /// Whether the lease with this token has this fence now. If so, only the store frees it from now on. `None` if this process
-    /// does not renew it.
+    /// Whether the lease with this token has this fence now. If so, only the store frees it from now on. `None` if this
+    /// process does not renew it.
     pub(crate) fn bind(&self, token: Token, fence: Fence) -> Option<bool> {
         let state = self.0.state.lock();
         let kept = &state.entries.get(&token)?.kept;
@@ -233,7 +235,8 @@ impl<S: LeaseStore> Keeper<S> {
         Some(has_it)
     }
 
-    /// Stops renewing the lease, of which a release is about to be sent. Returns whether a transaction may have pinned it.
+    /// Stops renewing the lease, of which a release is about to be sent. Returns whether a transaction may have pinned
+    /// it.
     pub(crate) fn end(&self, kept: &Kept) -> Pin {
         let pin = kept.end(Event::Releasing);
         self.remove(kept);
@@ -245,7 +248,8 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.state.lock().forget(token)
     }
 
-    /// Ends the lease and renews that of the next holder in its place, on the same schedule. `None` if it may not be given away.
+    /// Ends the lease and renews that of the next holder in its place, on the same schedule. `None` if it may not be
+    /// given away.
     pub(crate) fn give(&self, kept: &Kept, wants: &Wants, after_commit: bool) -> Option<Arc<Kept>> {
         let mut state = self.0.state.lock();
         let entry = state.entries.get_mut(&kept.token).filter(|it| it.is_of(kept))?;

@@ -4,13 +4,13 @@
 //! [`life`](super).
 //!
 //! The trust lasts from the start of the last successful request for the ttl, less a margin. The store counts from a
-//! later moment, so the holder stops first, however slow the network is. Two things break this: a clock that runs faster
-//! than the margin allows, and a machine that was suspended (Linux does not count that time). `verify` and `commit` query
-//! the database and do not depend on the clock.
+//! later moment, so the holder stops first, however slow the network is. Two things break this: a clock that runs
+//! faster than the margin allows, and a machine that was suspended (Linux does not count that time). `verify` and
+//! `commit` query the database and do not depend on the clock.
 //!
 //! Only the holder's own process can pin its lease: `verify` is an event before its statement is sent, and is refused
-//! once a release has begun, or a commit that releases. So the process knows when nothing can have pinned the lease, and
-//! the cheap release (`lease_release_unpinned`) follows.
+//! once a release has begun, or a commit that releases. So the process knows when nothing can have pinned the lease,
+//! and the cheap release (`lease_release_unpinned`) follows.
 //!
 //! A lease that is given away keeps its token in the store, which cannot tell its last holder from the next. Here each
 //! has a `Life` of its own: the last one is `Over` before the next begins.
@@ -34,7 +34,8 @@ pub(crate) struct Life {
     ttl: Duration,
     /// The last renewal was not answered.
     is_silent: bool,
-    /// The caller has the lease. Before that, the request may still wait for other leases. A ticket is never handed out.
+    /// The caller has the lease. Before that, the request may still wait for other leases. A ticket is never handed
+    /// out.
     is_handed_out: bool,
     report: Report,
 }

@@ -24,8 +24,8 @@ use crate::{
 /// How long a process remembers that it released a lease.
 const LATELY: Duration = Duration::from_secs(1);
 
-/// How often a process that reacquires the same lease in a loop checks for queued requests. Each check that finds none doubles
-/// the pause, up to [`LOOK_AT_LEAST_EVERY`].
+/// How often a process that reacquires the same lease in a loop checks for queued requests. Each check that finds none
+/// doubles the pause, up to [`LOOK_AT_LEAST_EVERY`].
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
 /// See [`LOOK_EVERY`].
@@ -170,8 +170,8 @@ impl<H> Queues<H> {
         queue
     }
 
-    /// The lease among `under` for which another caller waits that runs under one of `keys`: a caller under `under` that waits
-    /// for `keys` and that other caller wait for each other.
+    /// The lease among `under` for which another caller waits that runs under one of `keys`: a caller under `under`
+    /// that waits for `keys` and that other caller wait for each other.
     pub(super) fn opposite(&self, keys: &[Key], under: &[Key]) -> Option<Key> {
         let waits_under = |it: &Arc<Waiter<H>>| it.under.iter().any(|held| keys.contains(held));
         let is_wanted =
@@ -226,8 +226,8 @@ impl<H> Queue<H> {
         holder.filter(|it| !it.is_lost())
     }
 
-    /// Notes that the store has granted the lease to this process. Returns `false` if it has granted a greater fence before: this
-    /// answer is late, and its lease was stolen meanwhile.
+    /// Notes that the store has granted the lease to this process. Returns `false` if it has granted a greater fence
+    /// before: this answer is late, and its lease was stolen meanwhile.
     pub(super) fn granted(&self, fence: Fence, kept: Weak<Kept>) -> bool {
         let mut state = self.state.lock();
         let is_latest = fence >= state.fence;
@@ -299,7 +299,8 @@ impl<H> Drop for Queued<H> {
         if let Some(next) = next {
             next.called.notify_one();
         }
-        // A lease that was handed to a caller who has gone is handed on when it is dropped, after the mutex is unlocked.
+        // A lease that was handed to a caller who has gone is handed on when it is dropped, after the mutex is
+        // unlocked.
         let handed = self.take();
         drop(handed);
     }
@@ -318,8 +319,8 @@ impl<H> Default for Queue<H> {
     }
 }
 
-/// Removes what is not to be kept whenever the map is full, so that its size stays in proportion to what is kept. The room
-/// that it makes is as large as the rest, so that an insertion costs the same however many are kept.
+/// Removes what is not to be kept whenever the map is full, so that its size stays in proportion to what is kept. The
+/// room that it makes is as large as the rest, so that an insertion costs the same however many are kept.
 fn make_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>, keep: impl FnMut(&K, &mut V) -> bool) {
     if map.len() == map.capacity() {
         map.retain(keep);

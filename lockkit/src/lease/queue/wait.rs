@@ -163,7 +163,8 @@ impl<H> Queues<H> {
                     Outcome::Queued { ahead, pause } => (ahead, pause.min(PAUSES.cap)),
                     // The attempt itself took its full time limit, so the pause is short.
                     Outcome::Silent if took > PAUSES.cap => (0, PAUSES.base),
-                    // Neither a row lock nor a quick failure tells how long the lease is held, so these pauses grow on their own.
+                    // Neither a row lock nor a quick failure tells how long the lease is held, so these pauses grow on
+                    // their own.
                     Outcome::Held { free_in: None } | Outcome::Silent => {
                         (0, half_jitter(locked_pauses.next().unwrap_or(PAUSES.cap)))
                     }

@@ -33,8 +33,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     ///
     /// The callers of one process queue in order. Only the first of them asks the store, and it holds no connection
     /// between two attempts. A holder of the same process hands its lease to the first caller without asking the store
-    /// ([`LeasesBuilder::hand_over`](crate::store::LeasesBuilder::hand_over)). From the grant on, the lease is renewed in
-    /// the background.
+    /// ([`LeasesBuilder::hand_over`](crate::lease::LeasesBuilder::hand_over)). From the grant on, the lease is renewed
+    /// in the background.
     ///
     /// Other processes cannot starve a waiting request. A request that has waited for 50 ms takes a ticket, a short
     /// lease named `<key>/queue/<number>`. A process that had the lease within the last second lets the owners of
@@ -58,9 +58,10 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait, with the holder and the key that was last found held; [`Error::Reentrant`];
-    /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time, or when on SQLite another
-    /// transaction, such as the caller's own, had the database locked ([`Fault::Contended`](crate::Fault::Contended));
-    /// [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::NotMigrated`], [`Error::Database`].
+    /// [`Error::PoolStarved`] or [`Error::Database`] when the store did not answer in that time, or when on SQLite
+    /// another transaction, such as the caller's own, had the database locked
+    /// ([`Fault::Contended`](crate::Fault::Contended)); [`Error::InvalidKey`], [`Error::InvalidOption`],
+    /// [`Error::NotMigrated`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// Dropping this future loses the place in the queue. If a query is in flight, its answer is still received, and a
@@ -256,7 +257,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             }
         }
         keys.iter().try_for_each(Key::check)?;
-        // A token is sent again only for a claim that the store queues. Any other claim may have been granted and given back.
+        // A token is sent again only for a claim that the store queues. Any other claim may have been granted and given
+        // back.
         let queued = pending.take_queued();
         let token = || queued.as_ref().map_or_else(Token::random, |it| it.token());
         let claims = keys.iter().map(|key| self.claim(pending, key, token())).collect();

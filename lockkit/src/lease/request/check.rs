@@ -2,7 +2,7 @@
 
 use crate::{
     lease::{
-        check_ttl,
+        builder::check_ttl,
         request::{
             LeaseRequest,
             mode::{MAX_PERMITS, Mode},
@@ -70,8 +70,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if self.inner.store().profile().side_leases {
             return Ok(());
         }
-        let reason = "needs further leases beside the key's own, which this store cannot keep or list; use one server of \
-                      it, or a database";
+        let reason = "needs further leases beside the key's own, which this store cannot keep or list; use one server \
+                      of it, or a database";
         Err(Error::InvalidOption { option, reason: reason.to_owned() })
     }
 

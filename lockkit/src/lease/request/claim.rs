@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::lease::Inner;
+use crate::lease::leases::Inner;
 use crate::{
     body::{
         guard::{Guard, Hold},
@@ -134,10 +134,11 @@ fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<Unheard<S>>>) {
     }
 }
 
-/// Whether the answer settles the claims, so that no unreported grant can be left to release. `is_one`: it is a single claim.
+/// Whether the answer settles the claims, so that no unreported grant can be left to release. `is_one`: it is a single
+/// claim.
 fn is_heard<T>(answer: &Result<Option<T>>, is_one: bool) -> bool {
-    // The statement was refused: the table is missing, the database cannot store a character of the key, or another transaction has
-    // what the statement needs.
+    // The statement was refused: the table is missing, the database cannot store a character of the key, or another
+    // transaction has what the statement needs.
     let is_refused = |err: &Error| match err {
         Error::NotMigrated { .. } | Error::InvalidKey { .. } => true,
         Error::Database { fault, .. } => *fault == Fault::Encoding || is_one && fault.is_of_the_moment(),

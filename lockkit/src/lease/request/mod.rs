@@ -18,7 +18,7 @@ pub use self::{set::MultiLease, shared::ReadWrite, yields::Yields};
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use self::mode::Mode;
-use super::{Inner, held::Lease, life::kept::Terms, store::LeaseStore};
+use super::{held::Lease, leases::Inner, life::kept::Terms, store::LeaseStore};
 use crate::{
     policy::{OnLost, Wait},
     value::key::Key,
@@ -50,8 +50,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
     /// ticket. For a strict order, all requests for the lease must be fair.
     ///
     /// A fair request costs two more round trips if there are waiters and one if there are none. A process that dies
-    /// while it waits delays the others for the ttl of the lease that it asked for, at most 3 s; if it also held the lease, its
-    /// tickets end with the lease. Only for leases made by [`Leases::lease`](crate::Leases::lease).
+    /// while it waits delays the others for the ttl of the lease that it asked for, at most 3 s; if it also held the
+    /// lease, its tickets end with the lease. Only for leases made by [`Leases::lease`](crate::Leases::lease).
     pub fn fair(mut self) -> Self {
         self.fair = true;
         self
@@ -132,7 +132,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(in crate::lease) fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
         let queue = match self.mode {
-            // Each of several leases wakes the queue of its own key. The queue of a fair request is that of all processes.
+            // Each of several leases wakes the queue of its own key. The queue of a fair request is that of all
+            // processes.
             Mode::All(_) => None,
             Mode::Exclusive if self.fair => None,
             _ => Some(self.queue()),

@@ -48,7 +48,8 @@ struct Taken<S: LeaseStore> {
     claimed: Vec<Token>,
     /// The reason why the last unanswered attempt got no answer, if the store gave one.
     unanswered: Option<Error>,
-    /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews earlier.
+    /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews
+    /// earlier.
     late: Option<(String, Instant)>,
 }
 

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::{LeaseRequest, mode::Mode};
-use crate::lease::Inner;
+use crate::lease::leases::Inner;
 use crate::{
     body::scope::{Realm, count, is_under, leases},
     lease::{bounded::limit_for, store::LeaseStore},
@@ -20,10 +20,10 @@ use crate::{
 };
 
 const LEASE: &str = "lease";
-const SHARE: &str = "hand the lease that it has to the code that needs it (`lease.share()`; `as = lease` names it under \
-                     `#[with_lock]`), and take the lock in one place";
-const SHARE_PERMIT: &str = "hand the permit that it has to the code that needs it (`lease.share()`), or give the semaphore \
-                            more permits";
+const SHARE: &str = "hand the lease that it has to the code that needs it (`lease.share()`; `as = lease` names it \
+                     under `#[with_lock]`), and take the lock in one place";
+const SHARE_PERMIT: &str = "hand the permit that it has to the code that needs it (`lease.share()`), or give the \
+                            semaphore more permits";
 const SHARE_WRITER: &str = "a writer may read, so hand the write lease that it has to the code that needs it \
                             (`lease.share()`)";
 const WRITE_FIRST: &str =

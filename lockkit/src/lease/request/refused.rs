@@ -45,8 +45,8 @@ pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if an answer
-    /// of the store said that another holder has the lease.
+    /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if
+    /// an answer of the store said that another holder has the lease.
     pub(super) async fn given_up(&self, pending: &Pending<S>, started: Instant, refused: Refused) -> Error {
         pending.give_back().await;
         let waited = started.elapsed();
@@ -82,7 +82,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         self.inner.store().silence(ACQUIRING, Some(key)).await
     }
 
-    /// The error of the request. An error of the store that names no lease, such as that of a list, names the request's.
+    /// The error of the request. An error of the store that names no lease, such as that of a list, names the
+    /// request's.
     pub(super) fn named(&self, err: Error) -> Error {
         match err {
             Error::Database { key: None, fault, source, doing: _ } => {

@@ -17,7 +17,7 @@ use super::{
     mode::Mode,
     yields::{Yields, sealed::Sealed},
 };
-use crate::lease::{Leases, held::Lease, life::ending::Released};
+use crate::lease::{held::Lease, leases::Leases, life::ending::Released};
 use crate::{
     body::{guard::Watch, scope::Record},
     lease::{life::kept::release_failed, store::LeaseStore},
@@ -78,7 +78,8 @@ impl<S: LeaseStore> LeaseRequest<S> {
 /// Several leases that this process holds together, in the order of their keys: the leases of [`Leases::all`], or
 /// several permits ([`LeaseRequest::take`](crate::LeaseRequest::take)). Dropping it releases all of them in the
 /// background.
-#[must_use = "the leases are released as soon as they are dropped: bind them, `let leases = …` (`let _ = …` drops them at once)"]
+#[must_use = "the leases are released as soon as they are dropped: bind them, `let leases = …` (`let _ = …` drops \
+              them at once)"]
 pub struct MultiLease<S: LeaseStore> {
     leases: Vec<Lease<S>>,
     on_lost: OnLost,

@@ -16,7 +16,7 @@ use super::{
     mode::{MAX_PERMITS, Mode},
     pending::Pending,
 };
-use crate::lease::{Leases, held::Lease};
+use crate::lease::{held::Lease, leases::Leases};
 use crate::{
     lease::{bounded::limit_for, queue::wait::Outcome, store::LeaseStore},
     value::{error::Result, key::Key},

@@ -177,8 +177,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let mut next_end = LONGEST;
         if !progress.as_ref().is_some_and(is_settled) {
             let waiting = self.tickets(pending).await?;
-            // On a coarse clock, tickets can have the same number. A request that sees this on its first look takes a new
-            // ticket, after a pause that separates it from the others that do the same.
+            // On a coarse clock, tickets can have the same number. A request that sees this on its first look takes a
+            // new ticket, after a pause that separates it from the others that do the same.
             let is_first_look = progress.as_ref().is_some_and(|it| it.seen.is_none());
             let same = waiting.iter().filter(|it| it.info.fence == fence).count();
             if is_first_look && same > 1 {
@@ -289,8 +289,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         Ok(!self.list(&self.ticket_prefix(), 1).await?.is_empty())
     }
 
-    /// The tickets for this request's key. A process that let the requested lease expire is dead or stopped, so its tickets do
-    /// not count. A name that this process has too is not that of one process.
+    /// The tickets for this request's key. A process that let the requested lease expire is dead or stopped, so its
+    /// tickets do not count. A name that this process has too is not that of one process.
     async fn tickets(&self, pending: &Pending<S>) -> Result<Vec<LeaseRecord>> {
         let mut tickets = self.list(&self.ticket_prefix(), TICKETS).await?;
         if let Some(dead) = pending.let_expire().filter(|it| **it != **self.inner.keeper.holder()) {

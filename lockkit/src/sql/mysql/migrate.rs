@@ -38,11 +38,13 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
     // MariaDB, where sqlx's lock has no effect, a running migration is marked like that too for a moment. The
     // statements are repeatable, so the mark is deleted.
     let mut done = migrator.run(&own).await;
-    if let Err(MigrateError::Dirty(number)) = done {
+    if let Err(MigrateError::Dirty(_)) = done {
         match forget(format!("DELETE FROM {HISTORY} WHERE NOT success")).await {
             Ok(_) => {}
             Err(err) if MySql::is_denied(&err) => {
-                return Err(Error::MigrationCutShort { number });
+                let hint = "one was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, and run \
+                            the migrations again (they can be repeated)";
+                return Err(Error::Migration { hint: Some(hint), source: err.into() });
             }
             // For example, another process has locked the history.
             Err(err) => return Err(failed(err)),

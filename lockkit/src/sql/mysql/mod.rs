@@ -29,7 +29,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
-        Sessions, ShedLockOps, StockOps, VersionOps, fault::connection_fault,
+        Sessions, StockOps, VersionOps, fault::connection_fault,
     },
     value::{
         error::{Error, Fault},
@@ -47,6 +47,7 @@ mod named;
 mod row;
 mod server;
 mod session;
+#[cfg(feature = "shedlock")]
 mod shedlock;
 mod stock;
 mod version;
@@ -108,7 +109,8 @@ impl SessionOps for MySql {}
 impl VersionOps for MySql {}
 impl StockOps for MySql {}
 impl FenceGuardOps for MySql {}
-impl ShedLockOps for MySql {}
+#[cfg(feature = "shedlock")]
+impl crate::sql::ShedLockOps for MySql {}
 
 impl Driver for MySql {
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[

@@ -1,8 +1,8 @@
-//! Detects a server behind PostgreSQL's protocol that only pretends to have advisory locks: it grants each request, and holds
-//! nothing (as `CockroachDB` did: <https://github.com/cockroachdb/cockroach/issues/13546>).
+//! Detects a server behind PostgreSQL's protocol that only pretends to have advisory locks: it grants each request, and
+//! holds nothing (as `CockroachDB` did: <https://github.com/cockroachdb/cockroach/issues/13546>).
 //!
-//! The first transaction that lockkit begins in a pool looks for that. A connection does not know its pool, so once such a
-//! server was found, each named lock of this process is looked for after it was granted.
+//! The first transaction that lockkit begins in a pool looks for that. A connection does not know its pool, so once
+//! such a server was found, each named lock of this process is looked for after it was granted.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 

@@ -10,9 +10,9 @@ use crate::{
 
 impl FenceGuardStatements for Postgres {
     async fn guard(conn: &mut PgConnection, domain: &Key, key: &Key, own: Fence) -> sqlx::Result<Fence> {
-        // The row is written anew for an equal fence, too. If it were only locked, a REPEATABLE READ transaction that waited for
-        // it would go on with the snapshot from before its wait, instead of failing. The last expression depends on the row, so
-        // it is evaluated after the wait.
+        // The row is written anew for an equal fence, too. If it were only locked, a REPEATABLE READ transaction that
+        // waited for it would go on with the snapshot from before its wait, instead of failing. The last expression
+        // depends on the row, so it is evaluated after the wait.
         let raised = pooler::query(
             "WITH was AS MATERIALIZED (
                  SELECT current_setting('lock_timeout') AS v
@@ -23,7 +23,8 @@ impl FenceGuardStatements for Postgres {
                  ON CONFLICT (domain, name) DO UPDATE SET fence = greatest(f.fence, excluded.fence)
                  RETURNING f.fence
              )
-             SELECT fence, set_config('lock_timeout', CASE WHEN fence IS NULL THEN v ELSE v END, true) FROM raised, was",
+             SELECT fence, set_config('lock_timeout', CASE WHEN fence IS NULL THEN v ELSE v END, true)
+             FROM raised, was",
         )
         .bind(domain.as_str())
         .bind(key.as_str())

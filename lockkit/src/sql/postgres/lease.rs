@@ -29,8 +29,8 @@ use crate::{
 
 // The row locks that hold a lease (https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-ROWS): a
 // transaction that pins it has FOR KEY SHARE. That is compatible with the FOR NO KEY UPDATE of renewals, and conflicts
-// with the FOR UPDATE of claims, releases and sweeps. Where no transaction can have pinned the lease, claims and releases are a
-// plain UPDATE, which is a FOR NO KEY UPDATE too.
+// with the FOR UPDATE of claims, releases and sweeps. Where no transaction can have pinned the lease, claims and
+// releases are a plain UPDATE, which is a FOR NO KEY UPDATE too.
 
 /// How long a plain UPDATE waits for a row that another session has locked.
 const MOST_WAIT: &str = "100ms";
@@ -47,8 +47,8 @@ fn list(condition: &str) -> String {
     )
 }
 
-/// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
-/// the clock. `greatest` and `least` ignore NULL.
+/// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written
+/// ahead of the clock. `greatest` and `least` ignore NULL.
 fn expires(ttl: &str) -> String {
     format!(
         "expires_us = greatest(least(l.expires_us, {NOW} + l.ttl_us), {NOW} + {ttl}),
@@ -65,14 +65,14 @@ fn lives(ttl: &str) -> String {
     )
 }
 
-/// The fence of the grant after the one with the fence `last`. Doubling it fails with an overflow once it reaches 2^62, which
-/// costs less than a CHECK constraint: the server would parse and plan that in each statement.
+/// The fence of the grant after the one with the fence `last`. Doubling it fails with an overflow once it reaches 2^62,
+/// which costs less than a CHECK constraint: the server would parse and plan that in each statement.
 fn next_fence(last: &str) -> String {
     format!("greatest(({last} + {FENCES}) * 2 / 2, {NOW})")
 }
 
-/// Assigns the columns of a release. The token `nobody` holds the lease for the rest of `min_hold`, and stays in the row if
-/// `may_be_pinned`.
+/// Assigns the columns of a release. The token `nobody` holds the lease for the rest of `min_hold`, and stays in the
+/// row if `may_be_pinned`.
 fn stays_taken(min_hold: &str, nobody: &str, may_be_pinned: &str) -> String {
     let left = format!("({min_hold} - greatest(0, {NOW} - l.acquired_us))");
     format!(
@@ -274,15 +274,18 @@ impl LeaseStatements for Postgres {
     }
 
     async fn lease_release_unpinned(conn: &mut PgConnection, key: &Key, token: Token) -> sqlx::Result<Answer> {
-        // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a transaction
-        // that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
+        // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a
+        // transaction that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the
+        // lease expires after its ttl.
         let freed = query(statement!(
-            // In a subquery, the settings are changed once. Otherwise a scan of a small table would change them for each row.
+            // In a subquery, the settings are changed once. Otherwise a scan of a small table would change them for
+            // each row.
             "UPDATE lockkit_lease
              SET token = NULL, expires_us = 0
              WHERE name = $1 AND token = $2 AND expires_us > {NOW}
                AND (
-                   SELECT set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', '{MOST_WAIT}', true)
+                   SELECT set_config('synchronous_commit', 'off', true)
+                       || set_config('lock_timeout', '{MOST_WAIT}', true)
                ) IS NOT NULL
              RETURNING {ring}",
             ring = ring("$3")
@@ -374,8 +377,8 @@ impl LeaseStatements for Postgres {
         pinned: bool,
         may_be_pinned: bool,
     ) -> sqlx::Result<bool> {
-        // This lock does not wait for another transaction that pins the lease. Then nobody's token stays in the row, so that the
-        // next claim is one that does not take it before the end of that transaction.
+        // This lock does not wait for another transaction that pins the lease. Then nobody's token stays in the row, so
+        // that the next claim is one that does not take it before the end of that transaction.
         let freed = query(statement!(
             "UPDATE lockkit_lease AS l
              SET {stays_taken}
@@ -503,8 +506,8 @@ async fn acquire_any(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) 
         let held = Postgres::lease_look(conn, &claim.key).await?;
         return Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) });
     }
-    // No time is left if the lease has expired but another transaction still has the row locked. When it will be free is
-    // unknown.
+    // No time is left if the lease has expired but another transaction still has the row locked. When it will be free
+    // is unknown.
     let left = duration(row.try_get("left_us")?);
     Ok(Acquired::Held { free_in: (!left.is_zero()).then_some(left) })
 }

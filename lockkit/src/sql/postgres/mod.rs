@@ -23,7 +23,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
-        Sessions, ShedLockOps, StockOps, VersionOps, fault::connection_fault, units::duration,
+        Sessions, StockOps, VersionOps, fault::connection_fault, units::duration,
     },
     value::{
         error::{Error, Fault},
@@ -46,9 +46,9 @@ fn ring(bell: &str) -> String {
     format!("CASE WHEN NOT pg_try_advisory_xact_lock({bell}) THEN pg_notify('lockkit_freed', $1)::text END AS rung")
 }
 
-/// Selects a session that holds the advisory lock with the number `$1` and the `objsubid` given, and the time since `start`, a column of
-/// `pg_stat_activity`. Prefers a session other than this one. The view stores the halves of the number in two columns:
-/// <https://www.postgresql.org/docs/current/view-pg-locks.html>.
+/// Selects a session that holds the advisory lock with the number `$1` and the `objsubid` given, and the time since
+/// `start`, a column of `pg_stat_activity`. Prefers a session other than this one. The view stores the halves of the
+/// number in two columns: <https://www.postgresql.org/docs/current/view-pg-locks.html>.
 fn holder_since(start: &str, subid: &str) -> String {
     format!(
         "SELECT
@@ -75,6 +75,7 @@ mod named;
 mod pooler;
 mod row;
 mod session;
+#[cfg(feature = "shedlock")]
 mod shedlock;
 mod stock;
 mod version;
@@ -127,7 +128,8 @@ impl SessionOps for Postgres {}
 impl VersionOps for Postgres {}
 impl StockOps for Postgres {}
 impl FenceGuardOps for Postgres {}
-impl ShedLockOps for Postgres {}
+#[cfg(feature = "shedlock")]
+impl crate::sql::ShedLockOps for Postgres {}
 
 impl Driver for Postgres {
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
@@ -184,9 +186,9 @@ impl Driver for Postgres {
 
     async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
         // A COMMIT of a failed transaction reports success and rolls back. So another statement precedes it in the same
-        // message: if the transaction has failed, that fails and the COMMIT is not run. A savepoint needs no planner and
-        // returns no row. The chained transaction is empty; the queued ROLLBACK, which corrects sqlx's count of open
-        // transactions, ends it.
+        // message: if the transaction has failed, that fails and the COMMIT is not run. A savepoint needs no planner
+        // and returns no row. The chained transaction is empty; the queued ROLLBACK, which corrects sqlx's count of
+        // open transactions, ends it.
         conn.execute("SAVEPOINT lockkit; COMMIT AND CHAIN").await?;
         PgTransactionManager::start_rollback(conn);
         Ok(())

@@ -145,8 +145,8 @@ fn strength(query: &RowQuery) -> &'static str {
     }
 }
 
-/// Locks the only row that matches, if it is free. A bound costs nothing then: setting and restoring it takes half as long as
-/// the lock. `None` if the row is locked or missing, or there may be several.
+/// Locks the only row that matches, if it is free. A bound costs nothing then: setting and restoring it takes half as
+/// long as the lock. `None` if the row is locked or missing, or there may be several.
 async fn lock_free_row(
     conn: &mut PgConnection,
     query: &RowQuery,
@@ -158,8 +158,8 @@ async fn lock_free_row(
     if !is_bounded || !is_one_row {
         return Ok(None);
     }
-    // Counts the rows, because the unique index may have been dropped since the plan was made. The count is no condition on
-    // a row, so it is evaluated first.
+    // Counts the rows, because the unique index may have been dropped since the plan was made. The count is no
+    // condition on a row, so it is evaluated first.
     let (table, filter) = (query.table.quoted('"'), filter(query, '"', placeholder));
     let sql = format!(
         "SELECT {} FROM {table} AS r {filter} AND (SELECT count(*) FROM {table} {filter}) = 1 {} OF r SKIP LOCKED {}",

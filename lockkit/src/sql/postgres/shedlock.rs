@@ -68,8 +68,9 @@ impl ShedLockStatements for Postgres {
         for row in &rows {
             let type_name: String = row.try_get("type")?;
             if type_name != "timestamp without time zone" {
-                let hint = "the times in ShedLock's table must be `timestamp` without a time zone, as ShedLock documents it: \
-                            alter both columns to `timestamp USING … AT TIME ZONE 'UTC'` while no lock is held";
+                let hint = "the times in ShedLock's table must be `timestamp` without a time zone, as ShedLock \
+                            documents it: alter both columns to `timestamp USING … AT TIME ZONE 'UTC'` while no lock \
+                            is held";
                 return Ok(Columns::Unfit { hint, found: format!("a time in `{table}` is a {type_name}") });
             }
             // -1 stands for the greatest precision.
@@ -157,7 +158,8 @@ impl ShedLockStatements for Postgres {
         let ttls: Vec<_> = renewals.iter().map(|it| micros(it.ttl)).collect();
         let sql = format!(
             "WITH {CLOCK}, asked AS MATERIALIZED (
-                 SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (name, tag, ttl, number)
+                 SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])
+                     WITH ORDINALITY AS a (name, tag, ttl, number)
              ), mine AS MATERIALIZED (
                  SELECT l.name, a.ttl, a.number
                  FROM {table} AS l
@@ -186,8 +188,8 @@ impl ShedLockStatements for Postgres {
     }
 
     async fn shedlock_release(conn: &mut PgConnection, place: Place<'_>, release: &Release) -> sqlx::Result<Answer> {
-        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no earlier
-        // `locked_at` either, and fences rise across it.
+        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no
+        // earlier `locked_at` either, and fences rise across it.
         let sql = format!(
             "WITH {CLOCK}, mine AS MATERIALIZED (
                  SELECT l.name, l.locked_at + $3::bigint * interval '1 microsecond' AS least

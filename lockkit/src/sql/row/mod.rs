@@ -47,10 +47,10 @@ use crate::{
 /// the other databases it applies to all rows together. On SQLite `begin` waits for the write lock. A bounded lock in
 /// any other SQLite transaction changes the connection's busy timeout while it runs, so do not drop its future early.
 ///
-/// **Lock first, then read**, in a transaction from [`begin`](crate::begin). That transaction is READ COMMITTED, so reads after
-/// the lock see the commits of the previous holder. A transaction that sqlx began on MySQL or MariaDB is REPEATABLE READ
-/// unless set otherwise. If it has read before, plain reads after the lock return rows from before that commit. Only the rows
-/// that [`fetch_one`](Self::fetch_one) and the like return with the lock are current.
+/// **Lock first, then read**, in a transaction from [`begin`](crate::begin). That transaction is READ COMMITTED, so
+/// reads after the lock see the commits of the previous holder. A transaction that sqlx began on MySQL or MariaDB is
+/// REPEATABLE READ unless set otherwise. If it has read before, plain reads after the lock return rows from before that
+/// commit. Only the rows that [`fetch_one`](Self::fetch_one) and the like return with the lock are current.
 ///
 /// **The plan check.** Without an index on the columns, InnoDB locks every row of the table and PostgreSQL reads the
 /// whole table. Before a statement runs for the first time, lockkit requests its plan (one extra

@@ -12,8 +12,10 @@ use crate::{
 /// Row locks.
 #[diagnostic::on_unimplemented(
     message = "lockkit has no row locks in the database `{Self}`",
-    label = "row locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::RowOps`",
-    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    label = "row locks need sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is \
+             `lockkit::dialect::RowOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature \
+            `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::dialect::RowOps`"
 )]
 pub trait RowOps: Dialect + RowStatements {}

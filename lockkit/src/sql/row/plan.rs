@@ -30,7 +30,8 @@ pub enum PlanCheck {
     Deny,
 }
 
-/// Cache key: the kind of database and the text of a selection, with a hash of its values if other values may get another plan.
+/// Cache key: the kind of database and the text of a selection, with a hash of its values if other values may get
+/// another plan.
 type Statement = (TypeId, String, Option<u64>);
 
 /// Selections that passed the check in this process, with their access path.
@@ -39,7 +40,8 @@ static SERVED_BY_INDEX: LazyLock<Mutex<HashMap<Statement, Access>>> = LazyLock::
 /// Size limit of the cache. When it is reached, the cache is emptied.
 const REMEMBERED: usize = 4096;
 
-/// The access path of the rows. Refuses a row lock that no index serves, or warns of it. Costs round trips only the first time.
+/// The access path of the rows. Refuses a row lock that no index serves, or warns of it. Costs round trips only the
+/// first time.
 pub(crate) async fn access<DB: RowOps>(
     conn: &mut DB::Connection,
     query: &RowQuery,

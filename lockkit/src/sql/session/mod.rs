@@ -76,17 +76,18 @@ const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(1);
 struct Holds(AtomicBool);
 
 /// Advice in the error when a task requests a lock that it already holds.
-const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the code that \
-                    needs the lock, and take the lock in one place";
+const HINT: &str = "hand the session that it holds (`&session`; `as = session` names it under `#[with_lock]`) to the \
+                    code that needs the lock, and take the lock in one place";
 
 /// Locks a name until it is released or its connection ends. Works on PostgreSQL, MySQL and MariaDB.
 ///
 /// Use it for a long-lived role that one of many processes has, such as leader. When that process crashes, the lock is
 /// free at once: there is no ttl to wait for. It needs no table.
 ///
-/// **A holder that is stopped is not replaced.** While a process is suspended (SIGSTOP, a frozen container, a debugger), its
-/// connection lives, and the lock with it: another process waits until the process continues or ends. A lease ends with
-/// its ttl, whatever became of its holder, so use a [lease](crate::Leases) for a leader that must be replaced in every case.
+/// **A holder that is stopped is not replaced.** While a process is suspended (SIGSTOP, a frozen container, a
+/// debugger), its connection lives, and the lock with it: another process waits until the process continues or ends. A
+/// lease ends with its ttl, whatever became of its holder, so use a [lease](crate::Leases) for a leader that must be
+/// replaced in every case.
 ///
 /// Use a lease instead where the lock protects data in the same database. A lease can make a commit
 /// depend on still being held; a session lock cannot. A holder that was stopped, or cut off from the server, learns of
@@ -105,9 +106,7 @@ const HINT: &str = "hand the session that it holds (`&session`; `as = session` n
 /// Waiters are served in no particular order. The server does not detect a deadlock between two processes that take two
 /// session locks in different orders: bound the wait, or take the locks in one order.
 ///
-/// [`raw`](Self::raw) and [`raw2`](Self::raw2) share an advisory lock of PostgreSQL with other programs, and
-/// [`with_advisory_lock`](Self::with_advisory_lock), [`rails_migrations`](Self::rails_migrations) and
-/// [`golang_migrate`](Self::golang_migrate) are the locks of those projects.
+/// [`raw`](Self::raw) and [`raw2`](Self::raw2) share an advisory lock of PostgreSQL with other programs.
 ///
 /// # Example
 /// ```no_run
@@ -176,10 +175,10 @@ impl SessionLock {
     ///
     /// # Errors
     /// [`Error::Contended`] after the wait, with the session that holds the lock; [`Error::Reentrant`] in a function
-    /// under the same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::FeignedLock`] on a server that speaks the
-    /// protocol and has no such locks; [`Error::InvalidKey`];
-    /// [`Error::InvalidOption`]; [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only
-    /// replica: its locks are not those of its primary.
+    /// under the same lock; [`Error::TransactionPooler`], with nothing locked; [`Error::FeignedLock`] on a server that
+    /// speaks the protocol and has no such locks; [`Error::InvalidKey`]; [`Error::InvalidOption`];
+    /// [`Error::PoolStarved`]; [`Error::Database`], also where the server is a read-only replica: its locks are not
+    /// those of its primary.
     ///
     /// # Cancel safety
     /// Dropping this future leaves nothing locked. The connection is closed; a server that is waiting for the lock on
@@ -290,8 +289,8 @@ impl SessionLock {
         }
     }
 
-    /// Checks, for the first session lock of this pool, that the server holds what it has granted. The heartbeat would find out
-    /// later.
+    /// Checks, for the first session lock of this pool, that the server holds what it has granted. The heartbeat would
+    /// find out later.
     async fn check_held<DB: SessionOps>(&self, pool: &Pool<DB>, conn: &mut DB::Connection, id: i64) -> Result<()> {
         let holds = of_pool::<Holds, _>(pool);
         if holds.0.load(Ordering::Relaxed) {
@@ -351,7 +350,8 @@ impl SessionLock {
 ///
 /// The process may not know of a loss until the next heartbeat, nor while it is stopped or the server does not answer
 /// (5 s at most). Work that must never run without the lock needs a [lease](crate::Leases) and its fence.
-#[must_use = "the lock is released as soon as the session is dropped: bind it, `let session = …` (`let _ = …` drops it at once)"]
+#[must_use = "the lock is released as soon as the session is dropped: bind it, `let session = …` (`let _ = …` drops \
+              it at once)"]
 pub struct Session<DB: Database> {
     key: Key,
     realm: Realm,
@@ -505,8 +505,10 @@ async fn answered<T>(slice: Duration, question: impl Future<Output = sqlx::Resul
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no session locks",
     label = "this database has no session locks",
-    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic function, write the bound `DB: lockkit::dialect::SessionOps`",
-    note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one transaction"
+    note = "PostgreSQL, MySQL and MariaDB have them, with lockkit's feature `postgres` or `mysql`; in a generic \
+            function, write the bound `DB: lockkit::dialect::SessionOps`",
+    note = "use a lease (`lockkit::Leases`), which survives its connection, or a `lockkit::NamedLock` for one \
+            transaction"
 )]
 pub trait SessionOps: Dialect + Known<Sessions, Itself = Self> + SessionStatements {}
 

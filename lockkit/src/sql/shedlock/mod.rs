@@ -41,15 +41,16 @@ const LOOKS: (Duration, Duration) = (Duration::from_millis(4), Duration::from_mi
 /// The pause is this part of the time for which the holder has had the lock.
 const LOOKS_PER_HOLD: u32 = 8;
 
-/// The table of [ShedLock](https://github.com/lukas-krecan/ShedLock) as a store of leases: Java jobs that lock with ShedLock and Rust
-/// services with lockkit exclude each other, by the same row and the database's clock.
+/// The table of [ShedLock](https://github.com/lukas-krecan/ShedLock) as a store of leases: Java jobs that lock with
+/// ShedLock and Rust services with lockkit exclude each other, by the same row and the database's clock.
 ///
-/// The Java side uses a provider for SQL, such as `JdbcTemplateLockProvider`, with **`usingDbTime()`**. Without it, Java writes the
-/// clock and the time zone of its own machine into the table, and before ShedLock 7.0.0 its unlock also frees the lock of others,
-/// lockkit's too. Use the pool itself as the store (`Leases::new(pool)`) for leases that no Java program shares.
+/// The Java side uses a provider for SQL, such as `JdbcTemplateLockProvider`, with **`usingDbTime()`**. Without it,
+/// Java writes the clock and the time zone of its own machine into the table, and before ShedLock 7.0.0 its unlock also
+/// frees the lock of others, lockkit's too. Use the pool itself as the store (`Leases::new(pool)`) for leases that no
+/// Java program shares.
 ///
-/// The key of a lease is ShedLock's name of the lock, 1 to 64 characters. The ttl is `lockAtMostFor`, `min_hold` is `lockAtLeastFor`.
-/// ShedLock's columns have this content:
+/// The key of a lease is ShedLock's name of the lock, 1 to 64 characters. The ttl is `lockAtMostFor`, `min_hold` is
+/// `lockAtLeastFor`. ShedLock's columns have this content:
 ///
 /// | column | content |
 /// |---|---|
@@ -57,8 +58,9 @@ const LOOKS_PER_HOLD: u32 = 8;
 /// | `locked_at` | when it was acquired. In microseconds since 1970 it is the fence: a grant is always later than the one before |
 /// | `locked_by` | the name of the holder, `#`, and 32 digits: the token of a lease, or zeros after its release |
 ///
-/// lockkit never creates or alters this table, and never deletes its rows. On PostgreSQL ShedLock's own definition fits; on MySQL and
-/// MariaDB name a binary collation, because with the usual one `Job` and `job` are the same lock (for Java too):
+/// lockkit never creates or alters this table, and never deletes its rows. On PostgreSQL ShedLock's own definition
+/// fits; on MySQL and MariaDB name a binary collation, because with the usual one `Job` and `job` are the same lock
+/// (for Java too):
 ///
 /// ```sql
 /// -- PostgreSQL
@@ -72,9 +74,10 @@ const LOOKS_PER_HOLD: u32 = 8;
 ///     locked_at INTEGER NOT NULL, locked_by TEXT NOT NULL);
 /// ```
 ///
-/// Columns that would be misread are refused with [`Error::NotMigrated`]: on PostgreSQL `timestamptz`, because Java then writes in the
-/// time zone of its machine; on MySQL and MariaDB `TIMESTAMP` in a session with another time zone than the server's default, which
-/// Java's sessions have (connect with [`timezone(None)`][zone], or use `DATETIME`); and times with fewer than three decimals.
+/// Columns that would be misread are refused with [`Error::NotMigrated`]: on PostgreSQL `timestamptz`, because Java
+/// then writes in the time zone of its machine; on MySQL and MariaDB `TIMESTAMP` in a session with another time zone
+/// than the server's default, which Java's sessions have (connect with [`timezone(None)`][zone], or use `DATETIME`);
+/// and times with fewer than three decimals.
 ///
 /// **Rows of other programs** do not end a list. A `locked_at` in the year 9999 or later, such as `infinity`, is an
 /// error when the lock is free, because no fence is greater; the row stays as it is. Of a holder's name that lockkit
@@ -85,15 +88,17 @@ const LOOKS_PER_HOLD: u32 = 8;
 /// - Semaphores, readers and writers, and fair requests are refused. They would leave rows that no process deletes and
 ///   Java does not know. Waiting requests poll and have no order, as in ShedLock. They look again after an eighth of
 ///   the time for which the lock has been held, 4 to 250 ms.
-/// - There is no column for the number of renewals, so [`LeaseInfo::renewals`](crate::store::LeaseInfo::renewals) is 0, nor for the ttl. So a database clock that is set
-///   back prolongs the leases of the moment by that step.
-/// - Java does not know fences. If the clock is set back *and* Java has the lock in between, the next fence can be lower than an
-///   earlier one. [`Lease::guard`](crate::Lease::guard) then refuses until the clock has caught up.
-/// - `verify` and `commit` need lockkit's own table. Use [`Lease::guard`](crate::Lease::guard), in this or another database.
-/// - [`Leases::steal`](crate::Leases::steal) takes a lock from Java too, which then still runs: Java asks only when it extends.
+/// - There is no column for the number of renewals, so [`LeaseInfo::renewals`](crate::store::LeaseInfo::renewals) is 0,
+///   nor for the ttl. So a database clock that is set back prolongs the leases of the moment by that step.
+/// - Java does not know fences. If the clock is set back *and* Java has the lock in between, the next fence can be
+///   lower than an earlier one. [`Lease::guard`](crate::Lease::guard) then refuses until the clock has caught up.
+/// - `verify` and `commit` need lockkit's own table. Use [`Lease::guard`](crate::Lease::guard), in this or another
+///   database.
+/// - [`Leases::steal`](crate::Leases::steal) takes a lock from Java too, which then still runs: Java asks only when it
+///   extends.
 ///
-/// One round trip acquires a lease on PostgreSQL, two elsewhere. On PostgreSQL one statement renews all leases of the process; elsewhere
-/// it is one for each.
+/// One round trip acquires a lease on PostgreSQL, two elsewhere. On PostgreSQL one statement renews all leases of the
+/// process; elsewhere it is one for each.
 ///
 /// # Example
 /// ```
@@ -128,8 +133,8 @@ impl<DB: ShedLockOps> ShedLockTable<DB> {
         Self { pool, table, step_us: Arc::default() }
     }
 
-    /// Another name of the table, such as `app.shedlock`. It is sent in quotes, so write it as the database stores it: on PostgreSQL a
-    /// table that was created without quotes has a name in lower case.
+    /// Another name of the table, such as `app.shedlock`. It is sent in quotes, so write it as the database stores it:
+    /// on PostgreSQL a table that was created without quotes has a name in lower case.
     ///
     /// # Errors
     /// [`Error::InvalidIdentifier`].
@@ -291,13 +296,20 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
     /// longer than those of the programs that poll would hardly ever find it free.
     async fn lease_freed(&self, key: &Key) {
         let (mut pause, longest) = LOOKS;
-        let begun = Instant::now();
+        let (mut holder, mut since) = (None, Instant::now());
         loop {
             sleep(pause).await;
             pause = match self.lease_look(key).await {
                 Ok(None) => return,
-                // Java may have written a time of another zone, or of a clock that is ahead.
-                Ok(Some(held)) => (held.info.held_for.max(begun.elapsed()) / LOOKS_PER_HOLD).clamp(LOOKS.0, longest),
+                Ok(Some(held)) => {
+                    // Each holder is looked at anew: a waiter that counted its own wait would be outrun the longer it
+                    // waits.
+                    if holder.replace(held.info.fence) != Some(held.info.fence) {
+                        since = Instant::now();
+                    }
+                    // Java may have written a time of another zone, or of a clock that is ahead.
+                    (held.info.held_for.max(since.elapsed()) / LOOKS_PER_HOLD).clamp(LOOKS.0, longest)
+                }
                 // The request itself reports it.
                 Err(_) => longest,
             };

@@ -33,8 +33,10 @@ pub(crate) const RELEASED: &str = "#00000000000000000000000000000000";
 /// ShedLock's table.
 #[diagnostic::on_unimplemented(
     message = "lockkit does not know ShedLock's table in the database `{Self}`",
-    label = "`ShedLockTable` needs sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is `lockkit::dialect::ShedLockOps`",
-    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
+    label = "`ShedLockTable` needs sqlx's `Postgres`, `MySql` or `Sqlite` here, or a type parameter that is \
+             `lockkit::dialect::ShedLockOps`",
+    note = "use a pool of one database (`PgPool`, `MySqlPool`, `SqlitePool`) and switch on lockkit's feature \
+            `postgres`, `mysql` or `sqlite`; `sqlx::Any` cannot tell its database",
     note = "in a generic function, write the bound `DB: lockkit::dialect::ShedLockOps`"
 )]
 pub trait ShedLockOps: Dialect + ShedLockStatements {}
@@ -123,7 +125,8 @@ impl Columns {
     #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     pub(crate) fn with_decimals(decimals: u32) -> Self {
         if decimals < 3 {
-            let hint = "the times in ShedLock's table need milliseconds: give `lock_until` and `locked_at` three decimals or more";
+            let hint = "the times in ShedLock's table need milliseconds: give `lock_until` and `locked_at` three \
+                        decimals or more";
             return Self::Unfit { hint, found: format!("its times have {decimals} decimals of a second") };
         }
         Self::Fit { step_us: 10_i64.pow(6_u32.saturating_sub(decimals)) }
@@ -185,7 +188,8 @@ impl Row {
         Err(sqlx::Error::Decode(found.into()))
     }
 
-    /// The holder before the claim with this token. `None` if the lock was released, or was Java's: its rows do not tell.
+    /// The holder before the claim with this token. `None` if the lock was released, or was Java's: its rows do not
+    /// tell.
     pub(crate) fn previous(&self, by: Token) -> Option<Previous> {
         let (holder, token) = self.parts();
         token.filter(|it| !it.is_nobody() && *it != by)?;

@@ -23,8 +23,8 @@ use crate::{
     value::{key::Key, token::Token},
 };
 
-/// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written ahead of
-/// the clock.
+/// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written
+/// ahead of the clock.
 fn expires(ttl: &str) -> String {
     let until = format!("min(expires_us, coalesce({NOW} + ttl_us, expires_us))");
     format!(

@@ -24,8 +24,8 @@ use sqlx_core::transaction::TransactionManager;
 use crate::{
     policy::Wait,
     sql::{
-        AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, ShedLockOps,
-        StockOps, VersionOps, counted_depth, fault::connection_fault,
+        AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps,
+        VersionOps, counted_depth, fault::connection_fault,
     },
     value::error::{Error, Fault},
 };
@@ -39,6 +39,7 @@ mod lease;
 mod migrate;
 mod named;
 mod row;
+#[cfg(feature = "shedlock")]
 mod shedlock;
 mod stock;
 mod version;
@@ -77,7 +78,8 @@ impl NamedOps for Sqlite {}
 impl VersionOps for Sqlite {}
 impl StockOps for Sqlite {}
 impl FenceGuardOps for Sqlite {}
-impl ShedLockOps for Sqlite {}
+#[cfg(feature = "shedlock")]
+impl crate::sql::ShedLockOps for Sqlite {}
 
 impl Driver for Sqlite {
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
@@ -108,7 +110,8 @@ impl Driver for Sqlite {
     }
 
     async fn wait_for_unanswered(conn: &mut SqliteConnection, wait: Duration) {
-        // The first poll sends it. The worker thread of the connection runs requests in order, so the next statement comes after it.
+        // The first poll sends it. The worker thread of the connection runs requests in order, so the next statement
+        // comes after it.
         let mut set = pin!(Self::wait_for(conn, wait));
         let _answer = poll_fn(|cx| Poll::Ready(set.as_mut().poll(cx))).await;
     }
@@ -155,17 +158,17 @@ impl Driver for Sqlite {
     }
 
     async fn commit(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // The COMMIT of sqlx succeeds without a transaction if sqlx counts none. sqlx rolls back the outermost transaction
-        // when it could not begin a nested one, and its count changes later. So the COMMIT is sent as text, which fails
-        // then. The second transaction is empty; the queued ROLLBACK, which corrects sqlx's count, ends it.
+        // The COMMIT of sqlx succeeds without a transaction if sqlx counts none. sqlx rolls back the outermost
+        // transaction when it could not begin a nested one, and its count changes later. So the COMMIT is sent as text,
+        // which fails then. The second transaction is empty; the queued ROLLBACK, which corrects sqlx's count, ends it.
         conn.execute("COMMIT; BEGIN").await?;
         SqliteTransactionManager::start_rollback(conn);
         Ok(())
     }
 
     async fn roll_back(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        // Not the rollback of sqlx that is answered: after one whose future was dropped, sqlx ignores the next that is queued,
-        // which may be that of a commit.
+        // Not the rollback of sqlx that is answered: after one whose future was dropped, sqlx ignores the next that is
+        // queued, which may be that of a commit.
         let counted = counted_depth::<Self>(conn);
         SqliteTransactionManager::start_rollback(conn);
         conn.ping().await?;

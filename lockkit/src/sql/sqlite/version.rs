@@ -114,7 +114,8 @@ fn kind_of(version: &Ident) -> String {
     format!(
         "CASE typeof(`{version}`)
              WHEN 'integer' THEN 'integer'
-             WHEN 'text' THEN iif(`{version}` LIKE '____-%' AND julianday(`{version}`) IS NOT NULL, 'timestamp', 'other')
+             WHEN 'text' THEN
+                 iif(`{version}` LIKE '____-%' AND julianday(`{version}`) IS NOT NULL, 'timestamp', 'other')
              ELSE 'other'
          END"
     )

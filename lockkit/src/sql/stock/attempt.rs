@@ -281,8 +281,8 @@ impl<DB: StockOps> Stock<DB> {
     }
 }
 
-/// The answer to a statement that takes without waiting, which an overloaded server still gives within this limit. Without
-/// an answer the connection counts as broken.
+/// The answer to a statement that takes without waiting, which an overloaded server still gives within this limit.
+/// Without an answer the connection counts as broken.
 pub(super) async fn answered<DB: StockOps, T>(work: impl Future<Output = sqlx::Result<T>> + Send) -> sqlx::Result<T> {
     let deadline = DB::IS_REMOTE.then(|| Instant::now() + ANSWER_LIMIT);
     until(deadline, work).await.unwrap_or_else(|| Err(timed_out().into()))

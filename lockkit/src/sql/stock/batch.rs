@@ -44,8 +44,8 @@ const SETTLE_TRY: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
 const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes batches from the queue until it is empty, or the database does not answer. Then each waiter that is left goes on
-/// alone, with its own wait.
+/// Takes batches from the queue until it is empty, or the database does not answer. Then each waiter that is left goes
+/// on alone, with its own wait.
 pub(super) async fn run<DB: StockOps>(stock: Stock<DB>, runner: Runner) {
     while runner.has_waiters() {
         if !one(&stock, &runner).await {
@@ -67,8 +67,8 @@ enum Outcome {
     NoNote,
 }
 
-/// Runs one batch. It is formed when the connection is there, so that it includes the takes that arrived meanwhile. Returns
-/// `false` if the database did not answer.
+/// Runs one batch. It is formed when the connection is there, so that it includes the takes that arrived meanwhile.
+/// Returns `false` if the database did not answer.
 async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let Stock { pool, key, .. } = stock;
     let mut noted = Borrowed::new(of_pool::<Notes, _>(pool));
@@ -163,8 +163,8 @@ fn answer_first(mut waiters: Vec<Waiter>, Portion { segment, takers: first }: Po
     others
 }
 
-/// Refuses the waiters that want more than is left. Those that want no less than the first go on alone, because they may
-/// have to wait. Returns the others.
+/// Refuses the waiters that want more than is left. Those that want no less than the first go on alone, because they
+/// may have to wait. Returns the others.
 fn refuse(waiters: Vec<Waiter>, left: u64) -> Vec<Waiter> {
     let most = waiters.first().map_or(0, |it| it.amount);
     let mut others = Vec::new();

@@ -54,21 +54,22 @@ const MOST_SEGMENTS: u32 = 1024;
 /// | SQLite | one statement, which waits for the one lock of all writers; segments gain nothing | the same |
 ///
 /// # Takes that arrive together
-/// Calls of [`take`](Self::take) for one key become one statement when they arrive together: on any handles of one pool,
-/// on one Tokio runtime. A call that finds no other in flight goes to the database at once. Calls that arrive
-/// while a statement is in flight queue, and the next statement takes for up to 256 of them from one segment, the oldest
-/// call first. A call that wants more than an unlocked segment has leaves the queue and gathers by itself, so it keeps no
-/// smaller call from being served. Each call gets its own result. [`take_in`](Self::take_in) is never combined.
+/// Calls of [`take`](Self::take) for one key become one statement when they arrive together: on any handles of one
+/// pool, on one Tokio runtime. A call that finds no other in flight goes to the database at once. Calls that arrive
+/// while a statement is in flight queue, and the next statement takes for up to 256 of them from one segment, the
+/// oldest call first. A call that wants more than an unlocked segment has leaves the queue and gathers by itself, so it
+/// keeps no smaller call from being served. Each call gets its own result. [`take_in`](Self::take_in) is never
+/// combined.
 ///
-/// On servers, the statement of a batch also writes a note, a row in `lockkit_stock_batch`. If the answer to the batch is
-/// lost, lockkit reads from the note whether the batch was executed.
+/// On servers, the statement of a batch also writes a note, a row in `lockkit_stock_batch`. If the answer to the batch
+/// is lost, lockkit reads from the note whether the batch was executed.
 ///
 /// Use at least as many segments as there are concurrent transactions; the default is 32. Processes may use different
 /// numbers. The number only sets how many rows [`put`](Self::put) and [`rebalance`](Self::rebalance) spread the pieces
 /// over; callers take from all existing rows.
 ///
-/// Needs the tables `lockkit_stock` and, on servers, `lockkit_stock_batch`; see [`migrate`](crate::migrate()). A handle is
-/// cheap to clone.
+/// Needs the tables `lockkit_stock` and, on servers, `lockkit_stock_batch`; see [`migrate`](crate::migrate()). A handle
+/// is cheap to clone.
 ///
 /// # Example
 /// ```
@@ -146,8 +147,9 @@ impl<DB: StockOps> Stock<DB> {
     /// after the wait; [`Error::InvalidOption`] for zero or more than `i64::MAX`; otherwise as [`put`](Self::put).
     /// After an error nothing was taken, with two exceptions: after [`Error::OutcomeUnknown`], and after an
     /// [`Error::Database`] with a broken connection, the outcome is unknown. A connection without an answer for 10 s
-    /// counts as broken; without the answer to a COMMIT for 10 s, the error is `OutcomeUnknown`. When the connection breaks during a statement for several calls, each call is told what
-    /// happened; only if the database does not tell within another 10 s, the error is `OutcomeUnknown`.
+    /// counts as broken; without the answer to a COMMIT for 10 s, the error is `OutcomeUnknown`. When the connection
+    /// breaks during a statement for several calls, each call is told what happened; only if the database does not tell
+    /// within another 10 s, the error is `OutcomeUnknown`.
     ///
     /// # Cancel safety
     /// If this future is dropped while it is queued, nothing is taken. If it is dropped later, either all pieces were

@@ -27,8 +27,8 @@ pub trait StockStatements: Database {
         first: [u32; 4],
     ) -> impl Future<Output = sqlx::Result<Option<u32>>> + Send;
 
-    /// Takes for the first takers of a batch from one unlocked segment: for as many as it has enough for. `sums` are the
-    /// ascending sums of their amounts. Prefers one of `first` that has enough for all. Does not wait for segments.
+    /// Takes for the first takers of a batch from one unlocked segment: for as many as it has enough for. `sums` are
+    /// the ascending sums of their amounts. Prefers one of `first` that has enough for all. Does not wait for segments.
     /// `None` when no unlocked segment has enough for the first taker, or the note is not there.
     ///
     /// On a server the same statement writes the note, and takes nothing unless the note has a lower number.
@@ -40,8 +40,8 @@ pub trait StockStatements: Database {
         note: Note,
     ) -> impl Future<Output = sqlx::Result<Option<Portion>>> + Send;
 
-    /// Creates this note unless it is there, and deletes notes unused for a day. Does nothing on a database that answers
-    /// every statement.
+    /// Creates this note unless it is there, and deletes notes unused for a day. Does nothing on a database that
+    /// answers every statement.
     fn stock_note_make(conn: &mut Self::Connection, note: Note) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Refuses the batch of this note, unless it was executed. Waits for it while it is being executed.

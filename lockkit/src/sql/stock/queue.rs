@@ -4,8 +4,8 @@
 //! alone. A take that finds another one in flight joins the queue, from which a runner takes batches, the oldest take
 //! first. A queue exists only while a take is in flight.
 //!
-//! The runner is a task of its own, so a dropped caller takes no other call with it. A queue does not span runtimes: one
-//! may end, or not be driven, and with it the runner.
+//! The runner is a task of its own, so a dropped caller takes no other call with it. A queue does not span runtimes:
+//! one may end, or not be driven, and with it the runner.
 //!
 //! On SQLite a batch waits for the write lock as long as the least patient of its calls. A call whose wait ends in the
 //! queue leaves it, but not before 20 ms.
@@ -157,8 +157,8 @@ impl Drop for Single {
 pub(super) struct Runner(Group);
 
 impl Runner {
-    /// Whether a take is in the queue. If not, the runner ends; a take that arrives before it is dropped goes alone. Callers
-    /// that are gone leave the queue; they have taken nothing.
+    /// Whether a take is in the queue. If not, the runner ends; a take that arrives before it is dropped goes alone.
+    /// Callers that are gone leave the queue; they have taken nothing.
     pub(super) fn has_waiters(&self) -> bool {
         self.with_waiting(|waiting| waiting.first().is_some())
     }

@@ -142,8 +142,8 @@ pub(crate) async fn commit<DB: Dialect>(made: &[Made], mut tx: impl AnyTx<DB>) -
     // A version made at depth 1 is undone only with the whole transaction, and then `tx` would be gone.
     if made.iter().any(|it| it.depth > 1) {
         tx.roll_back().await?;
-        let reason = "cannot confirm a version of a nested transaction, which may have been rolled back by itself; commit \
-                      the transaction without it, and read the row again";
+        let reason = "cannot confirm a version of a nested transaction, which may have been rolled back by itself; \
+                      commit the transaction without it, and read the row again";
         return Err(Error::InvalidOption { option: "commit", reason: reason.to_owned() });
     }
     tx.check_open().await?;

@@ -21,7 +21,8 @@ use crate::{
 /// ```
 /// use lockkit::{
 ///     VersionedStruct,
-///     dialect::{Columns, VersionOps},
+///     dialect::VersionOps,
+///     version::Columns,
 /// };
 /// use sqlx::{Encode, Type};
 ///

@@ -75,9 +75,9 @@ use crate::{
 /// assert_eq!((from.version, to.version), (2, 2));
 /// # Ok(()) }
 /// ```
-#[must_use = "in a transaction the struct keeps its old version, and its next save is a conflict, unless this commits: write \
-              `item.save(&mut *tx).await?.commit(tx).await?`; or `let _ = item.save(&mut *tx).await?` where the transaction \
-              is committed elsewhere and the struct is not used after it"]
+#[must_use = "in a transaction the struct keeps its old version, and its next save is a conflict, unless this commits: \
+              write `item.save(&mut *tx).await?.commit(tx).await?`; or `let _ = item.save(&mut *tx).await?` where the \
+              transaction is committed elsewhere and the struct is not used after it"]
 pub struct Saved<'a, DB: Database, T> {
     row: &'a mut T,
     /// The new version, until the struct has it.

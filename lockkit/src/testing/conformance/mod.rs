@@ -1,8 +1,8 @@
 //! The promises of [`LeaseStore`], each as a check that any store can be put to.
 //!
 //! The checks wait for leases to expire, a second or two in all; on a [`MemoryStore`](crate::testing::MemoryStore) in
-//! paused time they take none. They use keys of their own, so the store may hold other leases; do not run them on one that
-//! a service is using all the same, because they sweep.
+//! paused time they take none. They use keys of their own, so the store may hold other leases; do not run them on one
+//! that a service is using all the same, because they sweep.
 //!
 //! ```
 //! use lockkit::testing::{MemoryStore, conformance};
@@ -43,8 +43,8 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Puts the store to every check, each on what `make` returns: a new store, or a handle to the same one. Returns how many
-/// promises it kept.
+/// Puts the store to every check, each on what `make` returns: a new store, or a handle to the same one. Returns how
+/// many promises it kept.
 ///
 /// # Panics
 /// If it breaks one, with all that it breaks.

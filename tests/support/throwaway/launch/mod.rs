@@ -17,8 +17,8 @@ pub(crate) use self::pgbouncer::prepare as prepare_pgbouncer;
 /// A server that is ready to be started.
 #[derive(Debug)]
 pub struct Launch {
-    /// One for each node of a cluster: the first listens on the port that was given, the others on those that follow it.
-    /// Each is started when the one before it listens. A setting that is appended replaces the same one before it.
+    /// One for each node of a cluster: the first listens on the port that was given, the others on those that follow
+    /// it. Each is started when the one before it listens. A setting that is appended replaces the same one before it.
     pub commands: Vec<Command>,
     /// The administrator's URL; the first node's.
     pub url: String,
@@ -98,7 +98,8 @@ fn find(program: &str, folders: &[PathBuf]) -> io::Result<PathBuf> {
         io::Error::other(format!(
             "{program} is not installed. Run tests/run, or: \
              apt-get install --no-install-recommends postgresql pgbouncer mariadb-server-core mariadb-client-core \
-             galera-4 rsync lsof (wsrep_sst_rsync and wsrep_sst_common are in mariadb-server, which need not be installed)"
+             galera-4 rsync lsof (wsrep_sst_rsync and wsrep_sst_common are in mariadb-server, which need not be \
+             installed)"
         ))
     })
 }
