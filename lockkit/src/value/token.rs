@@ -37,6 +37,26 @@ impl Token {
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
+
+    /// The token as 32 lowercase hexadecimal digits, for a store that keeps text.
+    ///
+    /// ```
+    /// use lockkit::store::Token;
+    ///
+    /// let token = Token::from_bytes(*b"0123456789abcdef");
+    /// assert_eq!(token.to_hex(), "30313233343536373839616263646566");
+    /// assert_eq!(Token::from_hex(&token.to_hex()), Some(token));
+    /// assert_eq!(Token::from_hex("30"), None);
+    /// ```
+    pub fn to_hex(&self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.0))
+    }
+
+    /// The token with these 32 hexadecimal digits. `None` for any other text.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        let is_token = hex.len() == 32 && hex.bytes().all(|digit| digit.is_ascii_hexdigit());
+        is_token.then(|| u128::from_str_radix(hex, 16).ok()).flatten().map(|bits| Self(bits.to_be_bytes()))
+    }
 }
 
 impl fmt::Debug for Token {
