@@ -1,18 +1,17 @@
-//! The settings of a [`RedisStore`].
+//! The settings of a store, their checks, and how it is opened.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    fit::Unfit,
+    error::ConnectError,
     layout::Layout,
     node::{Node, Terms},
     server::{Limits, Server},
     store::RedisStore,
-    trouble::Trouble,
 };
 
 /// How long a planned failover leaves the old master writable, at most: Sentinel makes it a replica at the second INFO
-/// after the switch, 8 s or more after the first, and asks every 10 s. Seen: 10 to 12 s.
+/// after the switch, 8 s or more after the first, and queries it every 10 s. Seen: 10 to 12 s.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 /// Settings of a [`RedisStore`], made by [`RedisStore::builder`].
@@ -39,41 +38,6 @@ pub struct RedisStoreBuilder {
     longest_ttl: Duration,
     quarantine: Option<Duration>,
     limits: Limits,
-}
-
-/// Why a store could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The server did not answer, or refused the connection.
-    #[error("the Redis server cannot be reached, or refused the connection")]
-    #[non_exhaustive]
-    Unreachable {
-        /// What the client said.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The server cannot keep leases.
-    #[error(transparent)]
-    Unfit(#[from] Unfit),
-    /// A setting cannot work.
-    #[error("`{option}` {reason}")]
-    #[non_exhaustive]
-    InvalidOption {
-        /// The setting.
-        option: &'static str,
-        /// What is wrong with it, and what to do.
-        reason: String,
-    },
-}
-
-impl From<Trouble> for ConnectError {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Unfit(unfit) => Self::Unfit(unfit),
-            Trouble::Silent(err) => Self::Unreachable { source: err.into() },
-            trouble => Self::Unreachable { source: trouble.into() },
-        }
-    }
 }
 
 impl RedisStoreBuilder {
@@ -109,13 +73,15 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Grants leases at once, even if the server has just lost its memory. After a restart without an append-only file, a
-    /// failover or `FLUSHALL`, a lease may then have two holders for up to its ttl. Set it in all processes or in none.
+    /// Grants leases at once, even if the server has just lost its memory. After a restart without an append-only file,
+    /// a failover or `FLUSHALL`, a lease may then have two holders for up to its ttl. Set it in all processes or in
+    /// none.
     pub fn without_quarantine(self) -> Self {
         self.quarantine(Duration::ZERO)
     }
 
-    /// How long it may take to open a connection. Defaults to 1 s. Sentinels may take up to 4 s more to name the master.
+    /// How long it may take to open a connection. Defaults to 1 s. Sentinels may take up to 4 s more to name the
+    /// master.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.limits.connect = limit;
         self
@@ -130,15 +96,22 @@ impl RedisStoreBuilder {
     /// Connects to the server and checks that it can keep leases.
     ///
     /// # Errors
-    /// [`ConnectError::Unreachable`]; [`ConnectError::Unfit`] for a server that may evict locks, a replica, a node of a
-    /// cluster, a server that is too old, or a user who may not run INFO; [`ConnectError::InvalidOption`].
+    /// [`ConnectError::InvalidOption`]; [`ConnectError::Unreachable`]; [`ConnectError::Unfit`] for a server that may
+    /// evict locks, a replica, a node of a cluster, a server that is too old, or a user who may not run INFO;
+    /// [`ConnectError::NoThread`].
     ///
     /// # Cancel safety
     /// A drop closes the connection.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
+        let servers = self.address();
         let node = self.node()?;
-        node.open().await?;
+        node.open().await.map_err(|err| ConnectError::new(err, servers))?;
         Ok(RedisStore(Arc::new(node)))
+    }
+
+    /// The address of the server, without the user and the password.
+    pub(crate) fn address(&self) -> String {
+        self.server.address()
     }
 
     /// Checks the settings. Does not connect.

@@ -5,7 +5,7 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::trouble::Trouble;
+use crate::error::Failure;
 
 /// The oldest major version whose scripts may read the clock before they write.
 const OLDEST: u32 = 5;
@@ -41,7 +41,7 @@ pub enum Unfit {
         /// Its version.
         version: String,
     },
-    /// The user may not ask what the server is.
+    /// The user may not read what the server is.
     #[error(
         "the user of the connection may not run INFO, which every acquisition needs: allow it with `ACL SETUSER … +info`"
     )]
@@ -49,10 +49,10 @@ pub enum Unfit {
 }
 
 /// Checks the answer to INFO.
-pub(crate) fn refuse_unfit(info: Result<String, RedisError>) -> Result<(), Trouble> {
+pub(crate) fn refuse_unfit(info: Result<String, RedisError>) -> Result<(), Failure> {
     let info = info.map_err(|err| match err.kind() {
         ErrorKind::Server(ServerErrorKind::NoPerm) => Unfit::InfoDenied.into(),
-        _ => Trouble::from(err),
+        _ => Failure::from(err),
     })?;
     Ok(check(&info)?)
 }

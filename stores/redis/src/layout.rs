@@ -17,8 +17,8 @@ pub enum Layout {
     /// family and most hand-written locks do. The default.
     #[default]
     Token,
-    /// A hash as `RLock` of Redisson 3.x writes it, with the messages that wake its waiters. For other holders, a lease is
-    /// a lock of another client with one entry.
+    /// A hash as `RLock` of Redisson 3.x writes it, with the messages that wake its waiters. For other holders, a lease
+    /// is a lock of another client with one entry.
     ///
     /// Only Redisson's plain lock (`getLock`). Its fair, read, write and spin locks have more keys. Keys of Redisson's
     /// name mapper are not applied.
@@ -31,7 +31,7 @@ const OWN: &str = "lockkit:";
 impl Layout {
     /// The text in Redis that stands for the holder.
     pub(crate) fn id(self, token: Token) -> String {
-        let hex = hex(token);
+        let hex = token.to_hex();
         match self {
             Self::Token => hex,
             // A client's UUID, and the number of its thread.
@@ -44,12 +44,8 @@ impl Layout {
     /// The token of a holder, or of the hash that stands for another client.
     pub(crate) fn token(text: &[u8]) -> Option<Token> {
         let text = text.strip_suffix(b":1").unwrap_or(text);
-        let mut digits = text.iter().filter(|it| **it != b'-').map(|it| char::from(*it).to_digit(16));
-        let mut bytes = [0; 16];
-        for byte in &mut bytes {
-            *byte = u8::try_from(digits.next()?? * 16 + digits.next()??).ok()?;
-        }
-        digits.next().is_none().then(|| Token::from_bytes(bytes))
+        let digits: String = text.iter().filter(|byte| **byte != b'-').map(|byte| char::from(*byte)).collect();
+        Token::from_hex(&digits)
     }
 
     /// The channel on which a release is published.
@@ -84,10 +80,6 @@ pub(crate) fn name(key: &Key) -> String {
 /// The name of the hash beside the lock.
 pub(crate) fn row(key: &Key) -> String {
     format!("{OWN}{{{key}}}")
-}
-
-pub(crate) fn hex(token: Token) -> String {
-    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 
 #[cfg(test)]

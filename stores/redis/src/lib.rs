@@ -1,8 +1,8 @@
 //! Leases of [lockkit] in Redis or Valkey.
 //!
-//! [`RedisStore`] keeps leases in one server, or in the master that Sentinel names. [`Quorum`] keeps them in a majority of
-//! several independent servers. Both are a [`LeaseStore`](lockkit::LeaseStore): requests, waiting, renewal and loss are those
-//! of [`lockkit::Leases`].
+//! [`RedisStore`] keeps leases in one server, or in the master that Sentinel names. [`Quorum`] keeps them in a majority
+//! of several independent servers. Both are a [`LeaseStore`](lockkit::LeaseStore): requests, waiting, renewal and loss
+//! are those of [`lockkit::Leases`].
 //!
 //! ```no_run
 //! use lockkit::Leases;
@@ -21,17 +21,18 @@
 //! |---|---|---|
 //! | [`RedisStore`], one server | nothing: no leases while the server is down | its downtime must not stop the service |
 //! | [`RedisStore`] with Sentinel | the master: a pause of its failover, one longest ttl and 20 s | the pause is too long |
-//! | [`Quorum`] | less than half of the servers, without a pause; [held leases](Quorum) are not repaired | you need semaphores, readers and writers, or `fair` |
+//! | [`Quorum`] | less than half of the servers, without a pause; no [repair](Quorum) of held leases | you need semaphores, readers and writers, or `fair` |
 //!
-//! A stale holder must not write. A transaction in PostgreSQL, MySQL, MariaDB or SQLite that begins with `Lease::guard`, of
-//! lockkit's features for these databases, refuses one. Give [`Lease::fence`] to other resources that the lease protects,
-//! and let them refuse a lower one. The domain of the fences is `redis`, and `redis-quorum` for a quorum.
+//! A stale holder must not write. A transaction in PostgreSQL, MySQL, MariaDB or SQLite that begins with
+//! `Lease::guard`, of lockkit's features for these databases, refuses one. Give [`Lease::fence`] to other resources
+//! that the lease protects, and let them refuse a lower one. The domain of the fences is `redis`, and `redis-quorum`
+//! for a quorum.
 //!
 //! # What is in Redis
 //!
-//! The lock of the key `name` is the string `name`. Its value is the token of its holder, and it expires with the lease. So
-//! clients that lock with `SET name … NX PX …` and leases exclude each other. [`Layout::Redisson`] writes the lock as
-//! Redisson does. The server's other data share the names: give keys a prefix of their own.
+//! The lock of the key `name` is the string `name`. Its value is the token of its holder, and it expires with the
+//! lease. So clients that lock with `SET name … NX PX …` and leases exclude each other. [`Layout::Redisson`] writes the
+//! lock as Redisson does. The server's other data share the names: give keys a prefix of their own.
 //!
 //! A value that lockkit did not write is never overwritten, neither at the name of a lease nor at those of lockkit's
 //! own data below. If the name has a value of another type, requests, [`Leases::show`] and [`Leases::steal`] fail and
@@ -43,29 +44,29 @@
 //! `lockkit:times`, and the hash `lockkit:epoch`. [`Leases::list`] shows the leases that lockkit granted.
 //! [`Leases::show`] and [`Leases::steal`] also know locks of other clients.
 //!
-//! **Fences** are the greatest of the server's clock in microseconds and the last fence of the key plus one. Each grant has
-//! 127 spare fences ([`Grant::spare_fences`](lockkit::store::Grant::spare_fences)). With up to 7,800 grants a second of one
-//! key, its fences stay below the clock, so that they also rise across a loss of the memory.
+//! **Fences** are the greatest of the server's clock in microseconds and the last fence of the key plus one. Each grant
+//! has 127 spare fences ([`Grant::spare_fences`](lockkit::store::Grant::spare_fences)). With up to 7,800 grants a
+//! second of one key, its fences stay below the clock, so that they also rise across a loss of the memory.
 //!
 //! **One round trip** for each operation, also for 500 renewals: each is one script.
 //!
 //! # When the server forgets
 //!
 //! A server forgets leases in a restart without an append-only file that is written at once, in a failover to a replica
-//! that lagged behind, and by `FLUSHALL`. Nothing tells their holders. So a server grants nothing for the longest ttl
-//! ([`RedisStoreBuilder::longest_ttl`], 1 minute by default) after each restart, promotion and flush: the quarantine. By
-//! its end, the forgotten holders have renewed in vain, or their leases have expired. Leases that the server still has
-//! can be renewed and released in the meantime. [`Leases::list`], and [`Leases::show`] of a lease that the server does not
-//! have, fail in the quarantine: a writer that sees no readers would enter beside a forgotten one. A [`Quorum`] has no
-//! readers and writers, and its servers answer.
+//! that lagged behind, and by `FLUSHALL`. Their holders get no message. So a server grants nothing for the longest ttl
+//! ([`RedisStoreBuilder::longest_ttl`], 1 minute by default) after each restart, promotion and flush: the quarantine.
+//! By its end, the forgotten holders have renewed in vain, or their leases have expired. Leases that the server still
+//! has can be renewed and released in the meantime. [`Leases::list`], and [`Leases::show`] of a lease that the server
+//! does not have, fail in the quarantine: a writer that sees no readers would enter beside a forgotten one. A
+//! [`Quorum`] has no readers and writers, and its servers answer.
 //!
 //! A new server looks like one that forgot. Call [`RedisStore::declare_new`] once, when it is set up, or wait for the
 //! quarantine to end.
 //!
-//! The quarantine is as long as the longest ttl that any client uses. Each client tells the server its own at each
-//! acquisition, and learns the longest. A client that prolongs it may be too late, if the first client after the loss has
-//! a shorter one and never met the other. Set the same `longest_ttl` in all processes. `min_hold` is forgotten with the
-//! lease.
+//! The quarantine is as long as the longest ttl that any client uses. Each client sends the server its own at each
+//! acquisition, and learns the longest. A client that prolongs it may be too late, if the first client after the loss
+//! has a shorter one and never met the other. Set the same `longest_ttl` in all processes. `min_hold` is forgotten with
+//! the lease.
 //!
 //! **Two masters.** A planned failover by Sentinel (`SENTINEL FAILOVER`) leaves the old master writable for 10 to 12 s
 //! after its successor is promoted, and its `ROLE` is `master` until then. So behind Sentinel the quarantine is the
@@ -84,15 +85,15 @@
 //!
 //! Leases expire by the server's clock. If it is set back, the next operation that meets a lease cuts its expiry to the
 //! ttl of its last grant or renewal. A lock of another client lives longer by the step. If the clock is set forward,
-//! leases expire early, and a lease may have two holders. This also holds for one server of a [`Quorum`], if only a bare
-//! majority has the lease. If a clock is set back and the memory is lost, the next fence is lower by the step.
+//! leases expire early, and a lease may have two holders. This also holds for one server of a [`Quorum`], if only a
+//! bare majority has the lease. If a clock is set back and the memory is lost, the next fence is lower by the step.
 //!
 //! # Servers that do not answer
 //!
 //! Every call ends within [`connect_timeout`](RedisStoreBuilder::connect_timeout) and
-//! [`answer_timeout`](RedisStoreBuilder::answer_timeout), 1 s each by default. A connection that broke or did not answer is
-//! replaced. While requests wait, one more connection is subscribed to releases. It is closed one second after the last
-//! waiter. Without it, waiters poll.
+//! [`answer_timeout`](RedisStoreBuilder::answer_timeout), 1 s each by default. A connection that broke or did not
+//! answer is replaced. While requests wait, one more connection is subscribed to releases. It is closed one second
+//! after the last waiter. Without it, waiters poll.
 //!
 //! One thread of the process (`lockkit-redis`) drives the connections of all stores. So they depend on none of your
 //! runtimes: a runtime that is not driven, or has ended, delays no calls on others.
@@ -104,8 +105,8 @@
 //!
 //! # Limits
 //!
-//! Redis 5 or later, or Valkey. A node of a Redis Cluster is refused, alone and in a [`Quorum`], because the keys of one
-//! lease are in several slots. Use a server that is in no cluster, or a `Quorum` of such servers.
+//! Redis 5 or later, or Valkey. A node of a Redis Cluster is refused, alone and in a [`Quorum`], because the keys of
+//! one lease are in several slots. Use a server that is in no cluster, or a `Quorum` of such servers.
 //!
 //! # Features
 //!
@@ -121,30 +122,28 @@
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod ballot;
+mod answer;
 mod builder;
-mod debts;
+mod claim;
+mod connection;
+mod error;
 mod fit;
-mod home;
 mod layout;
-mod link;
+mod look;
 mod node;
 mod quorum;
-mod releases;
-mod rounds;
+mod release;
+mod renew;
+mod runtime;
 mod script;
 mod server;
 mod store;
-mod tally;
-mod trouble;
+mod sweep;
+mod wake;
 
 pub use redis;
 
 pub use crate::{
-    builder::{ConnectError, RedisStoreBuilder},
-    fit::Unfit,
-    layout::Layout,
-    quorum::Quorum,
-    server::Server,
+    builder::RedisStoreBuilder, error::ConnectError, fit::Unfit, layout::Layout, quorum::Quorum, server::Server,
     store::RedisStore,
 };

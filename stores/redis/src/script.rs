@@ -1,8 +1,10 @@
 //! The scripts: one for each operation, so that each is atomic and takes one round trip.
 
+use std::time::Duration;
+
 use redis::{Cmd, Script, ToRedisArgs, Value};
 
-use crate::{layout::Layout, link::Link, trouble::Trouble};
+use crate::{connection::Connection, error::Failure, layout::Layout};
 
 /// One script, as the server knows it.
 #[derive(Debug)]
@@ -71,12 +73,13 @@ impl Call<'_> {
         self
     }
 
-    /// Runs the script. A server that does not know it, such as after `SCRIPT FLUSH`, gets its text in a second request.
-    pub(crate) async fn ask(self, link: &Link) -> Result<Value, Trouble> {
-        let asked = link.ask(&self.command("EVALSHA", &self.text.hash)).await;
-        match asked {
-            Err(trouble) if trouble.is_no_script() => link.ask(&self.command("EVAL", &self.text.code)).await,
-            asked => asked,
+    /// Runs the script. A server that does not know it, such as after `SCRIPT FLUSH`, gets its text in a second
+    /// request.
+    pub(crate) async fn run(self, connection: &Connection) -> Result<Value, Failure> {
+        let answer = connection.query(&self.command("EVALSHA", &self.text.hash)).await;
+        match answer {
+            Err(failure) if failure.is_no_script() => connection.query(&self.command("EVAL", &self.text.code)).await,
+            answer => answer,
         }
     }
 
@@ -85,4 +88,9 @@ impl Call<'_> {
         command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
         command
     }
+}
+
+/// Whole milliseconds, rounded up.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }

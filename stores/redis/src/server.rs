@@ -15,15 +15,15 @@ use std::{
 use redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection, aio::PubSub, cmd};
 use tokio::time::timeout;
 
-use crate::{fit::refuse_unfit, trouble::Trouble};
+use crate::{error::Failure, fit::refuse_unfit};
 
 /// How long the Sentinels may take to name the master. The client waits 1.5 s for one that does not answer, and as long
 /// for the master.
 #[cfg(feature = "sentinel")]
 const SENTINELS: Duration = Duration::from_secs(4);
 
-/// A Redis server as the `redis` crate describes it: made from a [`redis::Client`], or with the feature `sentinel` from a
-/// `redis::sentinel::SentinelClient` for a master. Address, database, user, password and TLS are those of the client.
+/// A Redis server as the `redis` crate describes it: made from a [`redis::Client`], or with the feature `sentinel` from
+/// a `redis::sentinel::SentinelClient` for a master. Address, database, user, password and TLS are those of the client.
 ///
 /// # Example
 /// ```no_run
@@ -63,12 +63,7 @@ impl From<redis::sentinel::SentinelClient> for Server {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the password.
-        match &*self.0 {
-            Kind::Client(client) => write!(f, "Server({})", client.get_connection_info().addr()),
-            #[cfg(feature = "sentinel")]
-            Kind::Sentinel(_) => f.write_str("Server(by Sentinel)"),
-        }
+        write!(f, "Server({})", self.address())
     }
 }
 
@@ -83,7 +78,7 @@ pub(crate) struct Limits {
 
 impl Server {
     /// Opens a connection to a server that can keep leases.
-    pub(crate) async fn connect(&self, limits: Limits) -> Result<MultiplexedConnection, Trouble> {
+    pub(crate) async fn connect(&self, limits: Limits) -> Result<MultiplexedConnection, Failure> {
         let client = self.client().await?;
         within(limits.connect, "connecting", async {
             // The caller limits each answer.
@@ -94,6 +89,15 @@ impl Server {
             Ok(conn)
         })
         .await
+    }
+
+    /// Where it is, without the user and the password.
+    pub(crate) fn address(&self) -> String {
+        match &*self.0 {
+            Kind::Client(client) => client.get_connection_info().addr().to_string(),
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(_) => "the master that Sentinel names".to_owned(),
+        }
     }
 
     /// Whether Sentinel may name another master.
@@ -115,20 +119,20 @@ impl Server {
     }
 
     /// Opens a connection for subscriptions.
-    pub(crate) async fn listen(&self, limits: Limits) -> Result<PubSub, Trouble> {
+    pub(crate) async fn listen(&self, limits: Limits) -> Result<PubSub, Failure> {
         let client = self.client().await?;
         within(limits.connect, "connecting", async { Ok(client.get_async_pubsub().await?) }).await
     }
 
     // Without Sentinel there is nothing to wait for.
     #[cfg_attr(not(feature = "sentinel"), allow(clippy::unused_async))]
-    async fn client(&self) -> Result<Client, Trouble> {
+    async fn client(&self) -> Result<Client, Failure> {
         match &*self.0 {
             Kind::Client(client) => Ok(client.clone()),
             #[cfg(feature = "sentinel")]
             Kind::Sentinel(client) => {
-                let asking = async { Ok(client.lock().await.async_get_client().await?) };
-                within(SENTINELS, "asking the Sentinels for the master", asking).await
+                let naming = async { Ok(client.lock().await.async_get_client().await?) };
+                within(SENTINELS, "querying the Sentinels for the master", naming).await
             }
         }
     }
@@ -138,8 +142,8 @@ impl Server {
 pub(crate) async fn within<T>(
     limit: Duration,
     doing: &'static str,
-    asking: impl Future<Output = Result<T, Trouble>>,
-) -> Result<T, Trouble> {
+    call: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     let begun = Instant::now();
-    timeout(limit, asking).await.unwrap_or_else(|_| Err(Trouble::silent(doing, begun.elapsed())))
+    timeout(limit, call).await.unwrap_or_else(|_| Err(Failure::silent(doing, begun.elapsed())))
 }

@@ -3,13 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit::{
-    Fence, Key, LeaseStore, Result,
-    store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Profile, Release, Renewal, Token},
+    Key, LeaseStore, Result,
+    store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Profile, Release, Renewal, Token},
 };
 
 use crate::{
-    builder::{ConnectError, RedisStoreBuilder},
-    node::{Given, Node, SPARE, Taken},
+    builder::RedisStoreBuilder,
+    claim::{Taken, all, grant},
+    error::ConnectError,
+    node::Node,
     server::Server,
 };
 
@@ -58,8 +60,8 @@ impl RedisStore {
     /// Declares that this server holds all leases that it ever granted, and so ends its
     /// [quarantine](crate#when-the-server-forgets).
     ///
-    /// Call it by hand or from a set-up script, once for a new server. A service must not call it at each start: it would
-    /// also end the quarantine of a server that has just lost its memory.
+    /// Call it by hand or from a set-up script, once for a new server. A service must not call it at each start: it
+    /// would also end the quarantine of a server that has just lost its memory.
     ///
     /// ```no_run
     /// # async fn f(client: lockkit_redis::redis::Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -68,9 +70,9 @@ impl RedisStore {
     /// # Ok(()) }
     /// ```
     ///
-    /// It also shortens later quarantines to that of this store, if a client that is no more had a longer one. Otherwise the
-    /// server remembers the longest. Stop the other clients first: a client that lives tells the server the longest
-    /// quarantine that it knows again.
+    /// It also shortens later quarantines to that of this store, if a client that is no more had a longer one.
+    /// Otherwise the server remembers the longest. Stop the other clients first: a client that lives sends the server
+    /// the longest quarantine that it knows again.
     ///
     /// # Errors
     /// [`lockkit::Error::Database`].
@@ -89,7 +91,7 @@ impl RedisStore {
     /// # Cancel safety
     /// Reads only.
     pub async fn quarantined_for(&self) -> Result<Duration> {
-        self.0.quarantine(false).await.map_err(|it| it.while_doing("asking for the quarantine", None))
+        self.0.quarantine(false).await.map_err(|it| it.while_doing("reading the quarantine", None))
     }
 }
 
@@ -143,7 +145,7 @@ impl LeaseStore for RedisStore {
     }
 
     fn lease_freed(&self, key: &Key) -> impl Future<Output = ()> + Send {
-        self.0.releases.freed(self.0.terms.layout.channel(key))
+        self.0.subscriptions.freed(self.0.terms.layout.channel(key))
     }
 
     fn profile(&self) -> Profile {
@@ -157,21 +159,4 @@ pub(crate) fn profile(longest_ttl: Duration) -> Profile {
     profile.longest_ttl = Some(longest_ttl);
     profile.fence_domain = "redis";
     profile
-}
-
-/// What lockkit hears of the grants.
-pub(crate) fn all(taken: Taken, claims: &[Claim], longest_ttl: Duration) -> AcquiredAll {
-    match taken {
-        Taken::Granted(given) => AcquiredAll::Granted(
-            given.into_iter().zip(claims).map(|(it, claim)| grant(it, claim, longest_ttl)).collect(),
-        ),
-        Taken::Held { at, free_in } => AcquiredAll::Held { key: claims[at.min(claims.len() - 1)].key.clone(), free_in },
-    }
-}
-
-pub(crate) fn grant(given: Given, claim: &Claim, longest_ttl: Duration) -> Grant {
-    let mut grant = Grant::from(Fence::from(given.fence)).after(given.previous);
-    grant.spare_fences = SPARE;
-    grant.ttl = (claim.ttl > longest_ttl).then_some(longest_ttl);
-    grant
 }

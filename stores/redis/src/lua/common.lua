@@ -102,7 +102,7 @@ local function set_epoch(name, server, since, free, longest)
     'since', text(since), 'until', text(free), 'longest', text(longest))
 end
 
--- Until when nothing is granted, and the longest quarantine that any client asks for. Begins the quarantine of a server
+-- Until when nothing is granted, and the longest quarantine that any client uses. Begins the quarantine of a server
 -- that is another one. nil: the name has something that lockkit did not write.
 local function quarantined(name, quarantine)
   if quarantine == 0 then return 0, 0 end

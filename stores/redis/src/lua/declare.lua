@@ -1,10 +1,10 @@
--- Declares that the server has forgotten no lease, or asks how long it grants nothing. KEYS: epoch. ARGV: `declare` or
--- `ask`, and the quarantine in ms. Answers the time that is left, in ms.
+-- Declares that the server has forgotten no lease, or reads how long it grants nothing. KEYS: epoch. ARGV: `declare`
+-- or `read`, and the quarantine in ms. Answers the time that is left, in ms.
 
 local server, known = incarnation(), epoch_of(KEYS[1])
 if not known then return foreign(KEYS[1], 'record of lockkit') end
 if ARGV[1] == 'declare' then
-  -- Also forgets the longer ones of clients that are no more. A client that lives tells its own again.
+  -- Also forgets the longer ones of clients that are no more. A client that lives sends its own again.
   set_epoch(KEYS[1], server, 0, 0, tonumber(ARGV[2]))
   return 0
 end

@@ -1,6 +1,6 @@
 -- Reads held leases. KEYS: names, epoch. ARGV: quarantine in ms, then first and last of the keys, and how many at most;
 -- or one key. Answers key, id or token, whether it is an id, holder, fence, acquired, time left in ms, renewals, ttl in
--- ms or empty, now, and agreed, for each. While the server may have forgotten what is asked for, answers the time in ms
+-- ms or empty, now, and agreed, for each. While the server may have forgotten some of them, answers the time in ms
 -- until the quarantine ends.
 
 -- The names of locks that lockkit's own keys would hide.

@@ -35,7 +35,7 @@ for at = 1, (#KEYS - 2) / 2 do
           if known then redis.call('HSET', row, 'token', '', 'expires', text(now)) end
           redis.pcall('ZADD', KEYS[1], text(now), key)
         end
-        -- Not allowed to tell: waiters ask again by themselves.
+        -- Not allowed to publish: waiters poll.
         redis.pcall('PUBLISH', channel, ARGV[1])
       end
       answers[at] = 1

@@ -1,4 +1,4 @@
-//! A replica takes over: leases that it never heard of have one holder all the same.
+//! A replica takes over: leases that it never received have one holder all the same.
 
 use std::{
     sync::{Arc, Mutex},
@@ -49,7 +49,7 @@ fn by_sentinel(sentinels: &Sentinels) -> RedisStoreBuilder {
     RedisStore::builder(SentinelClient::build(urls, name, None, SentinelServerType::Master).unwrap())
 }
 
-/// The replica does not hear of what follows, until the master is dead.
+/// The replica receives nothing of what follows, until the master is dead.
 async fn cut_off(master: &Redis, replica: &Redis) {
     replica.program.stop();
     send::<i64>(&mut plain(master).await, "CLIENT KILL TYPE replica").await;
@@ -219,7 +219,7 @@ async fn a_server_that_followed_another_one_for_a_while_has_a_quarantine_though_
     };
     until("the replica knows the epoch", async || send::<usize>(&mut second_conn, "EXISTS lockkit:epoch").await == 1)
         .await;
-    // Its successor never hears of the lease, and nobody asks the successor for one.
+    // Its successor never receives the lease, and no process requests one of it.
     send::<()>(&mut second_conn, "REPLICAOF NO ONE").await;
     take(&store, &claim("k", TTL)).await;
     follow(&mut first_conn, &second).await;
@@ -227,7 +227,7 @@ async fn a_server_that_followed_another_one_for_a_while_has_a_quarantine_though_
     send::<()>(&mut first_conn, "REPLICAOF NO ONE").await;
     assert_eq!(send::<usize>(&mut first_conn, "EXISTS k").await, 0, "it is forgotten");
     let renewal = [Renewal::new("k", lockkit::store::Token::random(), TTL)];
-    until("it is asked again", async || store.lease_renew(&renewal).await.is_ok()).await;
+    until("it answers again", async || store.lease_renew(&renewal).await.is_ok()).await;
     let rival = builder(&first).connect().await.unwrap();
     assert!(is_refused(&rival, &claim("k", TTL)).await);
     assert!(rival.quarantined_for().await.unwrap() > TTL / 2);

@@ -1,4 +1,4 @@
-//! Servers that forget leases: nobody else gets them before their ttl is over.
+//! Servers that forget leases: no other process gets them before their ttl is over.
 
 use std::time::Duration;
 

@@ -131,10 +131,10 @@ fn a_runtime_that_is_not_driven_stops_no_other() {
         let renewed = store.lease_renew(&[Renewal::new("k", held.token, 30 * SECOND)]).await;
         renewed.is_ok_and(|it| it == [Answer::Done])
     }));
-    // Waiters of another runtime hear of releases.
+    // Waiters of another runtime are woken by releases.
     other.block_on(async {
         let freed = tokio::spawn(freed("other"));
-        until("the other runtime hears of a release", async || {
+        until("the other runtime is woken by a release", async || {
             let held = claim("other", SECOND);
             if let Ok(Acquired::Granted(_)) = store.lease_acquire(&held).await {
                 drop(store.lease_release(&held.key, held.token, Duration::ZERO).await);

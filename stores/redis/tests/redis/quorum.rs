@@ -87,7 +87,7 @@ async fn without_two_of_five_it_goes_on_and_without_three_it_takes_nothing() {
     assert!(quorum.lease_look(&held.key).await.is_err());
     assert_eq!(locked(&servers[3..], "other").await, 0);
 
-    // The servers that could not answer hear of the release when they can.
+    // The servers that could not answer receive the release when they can.
     servers[0].program.go_on();
     servers[2].program.go_on();
     servers[1].program.start_again();
@@ -184,7 +184,7 @@ async fn fences_rise_though_one_clock_is_ahead_and_majorities_change() {
         ahead(&key).await;
         let mut last = 0;
         for without in [[3, 4], [0, 1], [2, 3], [0, 4]] {
-            // The others hold it for somebody else, so each grant has another majority.
+            // The others hold it for another claim, so each grant has another majority.
             for at in without {
                 send::<()>(&mut plain(&servers[at]).await, &format!("SET {key} other")).await;
             }

@@ -17,7 +17,7 @@ use crate::support::{PATIENCE, builder, claim, client, declared, is_refused, pla
 const TTL: Duration = Duration::from_secs(30);
 const JAVA: &str = "0bd23dbe-7c1b-4c15-8d6c-8d1d4c1c8d11:42";
 
-/// Enters if nobody or this thread is inside; otherwise answers how long the lock lives.
+/// Enters if no thread or this one is inside; otherwise answers how long the lock lives.
 const LOCK: &str = "local is_free = redis.call('EXISTS', KEYS[1]) == 0
     if is_free or redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then
       redis.call('HINCRBY', KEYS[1], ARGV[2], 1) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return false
@@ -27,7 +27,7 @@ const LOCK: &str = "local is_free = redis.call('EXISTS', KEYS[1]) == 0
 const RENEW: &str = "if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return 0 end
     return redis.call('PEXPIRE', KEYS[1], ARGV[1])";
 
-/// Leaves once. The last one that leaves deletes the lock and tells.
+/// Leaves once. The last one that leaves deletes the lock and publishes that.
 const UNLOCK: &str = "if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return false end
     if redis.call('HINCRBY', KEYS[1], ARGV[2], -1) > 0 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 0 end
     redis.call('DEL', KEYS[1]) redis.call('PUBLISH', KEYS[2], '0') return 1";

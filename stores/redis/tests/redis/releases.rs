@@ -1,4 +1,4 @@
-//! Waiters hear of releases by subscription.
+//! Waiters are woken by subscription.
 
 use std::{
     task::{Context, Waker},
@@ -14,7 +14,7 @@ use crate::support::{PATIENCE, claim, plain, send, store, take, until};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// A waiter that hears of what is released from here on: a call counts from its first poll.
+/// A waiter that is woken by what is released from here on: a call counts from its first poll.
 fn waiting(store: &RedisStore, key: &'static str) -> JoinHandle<()> {
     let store = store.clone();
     let mut freed = Box::pin(async move { store.lease_freed(&key.into()).await });

@@ -15,24 +15,24 @@ use tokio::{
 };
 
 /// Never ends: it belongs to the process, as its connections may be used from any of its runtimes.
-static HOME: OnceLock<Runtime> = OnceLock::new();
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
 /// Held while the thread is started.
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// Runs the future on the thread. Connections that it opens are driven there. Fails if the system allows no thread now.
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> io::Result<JoinHandle<T>> {
-    Ok(home()?.spawn(future))
+    Ok(runtime()?.spawn(future))
 }
 
-fn home() -> io::Result<&'static Runtime> {
-    let _starting = match HOME.get() {
-        Some(home) => return Ok(home),
+fn runtime() -> io::Result<&'static Runtime> {
+    let _starting = match RUNTIME.get() {
+        Some(runtime) => return Ok(runtime),
         None => STARTING.lock().unwrap_or_else(PoisonError::into_inner),
     };
-    if let Some(home) = HOME.get() {
-        return Ok(home);
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
     }
-    let home = Builder::new_multi_thread().worker_threads(1).thread_name("lockkit-redis").enable_all().build()?;
-    Ok(HOME.get_or_init(|| home))
+    let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("lockkit-redis").enable_all().build()?;
+    Ok(RUNTIME.get_or_init(|| runtime))
 }

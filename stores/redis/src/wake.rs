@@ -1,4 +1,5 @@
-//! Tells waiters of releases: one connection for the subscriptions of a store, open while somebody waits.
+//! Wakes waiters when a release is published: one connection for the subscriptions of a store, open while a caller
+//! waits.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,9 +15,9 @@ use tokio::{
 };
 
 use crate::{
-    home,
+    error::Failure,
+    runtime,
     server::{Limits, Server, within},
-    trouble::Trouble,
 };
 
 /// How long a subscription outlives its last waiter, so that requests which follow each other share it.
@@ -28,9 +29,9 @@ const CHECK: Duration = Duration::from_secs(5);
 /// Pauses between two attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// The releases that a server publishes. Clones share their connection.
+/// The subscriptions to the releases that a server publishes. Clones share their connection.
 #[derive(Clone)]
-pub(crate) struct Releases(Arc<Shared>);
+pub(crate) struct Subscriptions(Arc<Shared>);
 
 struct Shared {
     server: Server,
@@ -50,10 +51,10 @@ struct State {
 /// A channel with waiters.
 struct Channel {
     waiters: usize,
-    rings: watch::Sender<()>,
+    published: watch::Sender<()>,
 }
 
-impl Releases {
+impl Subscriptions {
     pub(crate) fn new(server: Server, limits: Limits) -> Self {
         Self(Arc::new(Shared { server, limits, state: Mutex::default(), changed: Notify::new() }))
     }
@@ -62,39 +63,39 @@ impl Releases {
     pub(crate) fn freed(&self, channel: String) -> impl Future<Output = ()> + Send + 'static {
         let shared = self.0.clone();
         async move {
-            let mut seat = Seat::take(shared, channel);
-            // Cannot fail: the seat keeps the channel.
-            let _ = seat.rings.changed().await;
+            let mut waiter = Waiter::new(shared, channel);
+            // Cannot fail: the waiter keeps the channel.
+            let _ = waiter.published.changed().await;
         }
     }
 }
 
 /// A waiter of a channel. The channel is left on drop.
-struct Seat {
+struct Waiter {
     shared: Arc<Shared>,
     channel: String,
-    rings: watch::Receiver<()>,
+    published: watch::Receiver<()>,
 }
 
-impl Seat {
-    fn take(shared: Arc<Shared>, channel: String) -> Self {
+impl Waiter {
+    fn new(shared: Arc<Shared>, channel: String) -> Self {
         let mut state = shared.state();
         let entry = state.channels.entry(channel.clone()).or_insert_with(Channel::new);
         entry.waiters += 1;
-        let rings = entry.rings.subscribe();
+        let published = entry.published.subscribe();
         let is_listening = std::mem::replace(&mut state.is_listening, true);
         drop(state);
         if is_listening {
             shared.changed.notify_one();
-        } else if home::spawn(listen(shared.clone())).is_err() {
+        } else if runtime::spawn(listen(shared.clone())).is_err() {
             // Without a thread, waiters poll. The next one tries again.
             shared.state().is_listening = false;
         }
-        Self { shared, channel, rings }
+        Self { shared, channel, published }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Waiter {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         if let Some(entry) = state.channels.get_mut(&self.channel) {
@@ -110,7 +111,7 @@ impl Drop for Seat {
 
 impl Channel {
     fn new() -> Self {
-        Self { waiters: 0, rings: watch::Sender::new(()) }
+        Self { waiters: 0, published: watch::Sender::new(()) }
     }
 }
 
@@ -120,9 +121,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self, channel: &str) {
+    fn wake(&self, channel: &str) {
         if let Some(entry) = self.state().channels.get(channel) {
-            entry.rings.send_replace(());
+            entry.published.send_replace(());
         }
     }
 
@@ -130,7 +131,7 @@ impl Shared {
         self.state().channels.keys().cloned().collect()
     }
 
-    /// Ends the task, unless somebody waits.
+    /// Ends the task, unless a caller waits.
     fn is_done(&self) -> bool {
         let mut state = self.state();
         state.is_listening = !state.channels.is_empty();
@@ -156,8 +157,8 @@ async fn listen(shared: Arc<Shared>) {
     }
 }
 
-/// Passes on messages until nobody has waited for a while.
-async fn subscribed(shared: &Shared) -> Result<(), Trouble> {
+/// Passes on messages until no caller has waited for a while.
+async fn subscribed(shared: &Shared) -> Result<(), Failure> {
     let answer = shared.limits.answer;
     let (mut sink, mut messages) = shared.server.listen(shared.limits).await?.split();
     let mut subscribed: HashSet<String> = HashSet::new();
@@ -168,9 +169,9 @@ async fn subscribed(shared: &Shared) -> Result<(), Trouble> {
         let new: Vec<_> = wanted.difference(&subscribed).cloned().collect();
         if !new.is_empty() {
             within(answer, "subscribing", async { Ok(sink.subscribe(&new).await?) }).await?;
-            // A release before the subscription was not heard.
+            // A release before the subscription was not received.
             for channel in &new {
-                shared.ring(channel);
+                shared.wake(channel);
             }
             subscribed.extend(new);
         }
@@ -181,8 +182,8 @@ async fn subscribed(shared: &Shared) -> Result<(), Trouble> {
         }
         tokio::select! {
             message = messages.next() => match message {
-                Some(message) => shared.ring(message.get_channel_name()),
-                None => return Err(Trouble::silent("listening", Duration::ZERO)),
+                Some(message) => shared.wake(message.get_channel_name()),
+                None => return Err(Failure::silent("listening", Duration::ZERO)),
             },
             () = shared.changed.notified() => {}
             () = async { sleep_until(tidy_at.unwrap_or_else(Instant::now)).await }, if tidy_at.is_some() => {
@@ -206,8 +207,8 @@ async fn subscribed(shared: &Shared) -> Result<(), Trouble> {
     }
 }
 
-impl fmt::Debug for Releases {
+impl fmt::Debug for Subscriptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Releases").field("channels", &self.0.state().channels.len()).finish_non_exhaustive()
+        f.debug_struct("Subscriptions").field("channels", &self.0.state().channels.len()).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! One connection to a server, replaced when it breaks or falls silent.
+//! The connection to a server, replaced when it breaks or does not answer.
 
 use std::{
     fmt,
@@ -21,21 +21,21 @@ use tokio::{
 };
 
 use crate::{
-    home,
+    error::Failure,
+    runtime,
     server::{Limits, Server, within},
-    trouble::Trouble,
 };
 
 /// The connection of a store. Requests of many tasks share it.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     server: Server,
     limits: Limits,
-    line: Arc<AsyncMutex<Option<Line>>>,
+    socket: Arc<AsyncMutex<Option<Socket>>>,
 }
 
 /// One connection. Clones are the same one.
 #[derive(Clone)]
-struct Line {
+struct Socket {
     conn: MultiplexedConnection,
     state: Arc<State>,
 }
@@ -47,29 +47,29 @@ struct State {
     silent_since: Mutex<Option<Instant>>,
 }
 
-impl Link {
+impl Connection {
     pub(crate) fn new(server: Server, limits: Limits) -> Self {
-        Self { server, limits, line: Arc::default() }
+        Self { server, limits, socket: Arc::default() }
     }
 
     /// Opens the connection, if there is none.
-    pub(crate) async fn open(&self) -> Result<(), Trouble> {
-        self.line().await.map(drop)
+    pub(crate) async fn open(&self) -> Result<(), Failure> {
+        self.current().await.map(drop)
     }
 
     /// Sends the command and waits for its answer.
     ///
-    /// A connection that broke while nobody used it is replaced first, because the command has not been sent. After
+    /// A connection that broke while it was unused is replaced first, because the command has not been sent. After
     /// other errors the server may have executed the command.
-    pub(crate) async fn ask(&self, cmd: &Cmd) -> Result<Value, Trouble> {
+    pub(crate) async fn query(&self, cmd: &Cmd) -> Result<Value, Failure> {
         let mut is_first = true;
         loop {
-            let line = self.line().await?;
-            let (answer, was_sent) = line.ask(cmd, self.limits).await;
-            if let Err(trouble) = &answer
-                && trouble.ends_connection()
+            let socket = self.current().await?;
+            let (answer, was_sent) = socket.query(cmd, self.limits).await;
+            if let Err(failure) = &answer
+                && failure.ends_connection()
             {
-                line.state.is_broken.store(true, Ordering::Relaxed);
+                socket.state.is_broken.store(true, Ordering::Relaxed);
                 if is_first && !was_sent {
                     is_first = false;
                     continue;
@@ -80,53 +80,53 @@ impl Link {
     }
 
     /// The current connection. Opens one, if the last one broke or does not answer.
-    async fn line(&self) -> Result<Line, Trouble> {
+    async fn current(&self) -> Result<Socket, Failure> {
         within(self.server.patience(self.limits), "waiting for a connection", async {
-            let mut place = self.line.clone().lock_owned().await;
-            if let Some(line) = &*place
-                && line.is_usable(self.limits)
+            let mut place = self.socket.clone().lock_owned().await;
+            if let Some(socket) = &*place
+                && socket.is_usable(self.limits)
             {
-                return Ok(line.clone());
+                return Ok(socket.clone());
             }
             *place = None;
             let (server, limits) = (self.server.clone(), self.limits);
             // A task of its own, so that a caller that goes away, or whose runtime is not driven, does not end or delay
             // what others wait for.
-            let opening = home::spawn(async move {
-                let line = Line { conn: server.connect(limits).await?, state: Arc::default() };
-                *place = Some(line.clone());
-                Ok(line)
+            let opening = runtime::spawn(async move {
+                let socket = Socket { conn: server.connect(limits).await?, state: Arc::default() };
+                *place = Some(socket.clone());
+                Ok(socket)
             });
-            let opening = opening.map_err(Trouble::NoThread)?;
-            opening.await.unwrap_or(Err(Trouble::Panicked))
+            let opening = opening.map_err(Failure::NoThread)?;
+            opening.await.unwrap_or(Err(Failure::Panicked))
         })
         .await
     }
 }
 
-impl Line {
+impl Socket {
     fn is_usable(&self, limits: Limits) -> bool {
         let is_silent = self.state.silent_since().is_some_and(|it| it.elapsed() > limits.answer);
         !is_silent && !self.state.is_broken.load(Ordering::Relaxed)
     }
 
     /// Also returns whether the command may have been sent.
-    async fn ask(&self, cmd: &Cmd, limits: Limits) -> (Result<Value, Trouble>, bool) {
+    async fn query(&self, cmd: &Cmd, limits: Limits) -> (Result<Value, Failure>, bool) {
         let mut conn = self.conn.clone();
         self.state.silent_since().get_or_insert_with(Instant::now);
         let mut was_sent = false;
         let answer = {
-            let mut asking = pin!(conn.req_packed_command(cmd));
+            let mut request = pin!(conn.req_packed_command(cmd));
             // The client refuses at its first poll, if the task that drives the connection has ended.
-            let asking = poll_fn(|context| {
-                let answer = asking.as_mut().poll(context);
+            let request = poll_fn(|context| {
+                let answer = request.as_mut().poll(context);
                 was_sent |= answer.is_pending();
                 match answer {
                     Poll::Ready(answer) => Poll::Ready(answer.and_then(Value::extract_error)),
                     Poll::Pending => Poll::Pending,
                 }
             });
-            timeout(limits.answer, asking).await
+            timeout(limits.answer, request).await
         };
         match answer {
             Ok(Ok(value)) => {
@@ -134,13 +134,13 @@ impl Line {
                 (Ok(value), true)
             }
             Ok(Err(err)) => {
-                let trouble = Trouble::from(err);
-                if !trouble.ends_connection() {
+                let failure = Failure::from(err);
+                if !failure.ends_connection() {
                     self.state.answered();
                 }
-                (Err(trouble), was_sent)
+                (Err(failure), was_sent)
             }
-            Err(_) => (Err(Trouble::silent("answering", limits.answer)), true),
+            Err(_) => (Err(Failure::silent("answering", limits.answer)), true),
         }
     }
 }
@@ -156,8 +156,8 @@ impl State {
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("server", &self.server).field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("Connection").field("server", &self.server).field("limits", &self.limits).finish_non_exhaustive()
     }
 }

@@ -1,15 +1,61 @@
-//! What can go wrong with a server, and what lockkit hears of it.
+//! What can go wrong: with the connection to a server, and with one call.
 
 use std::{io, time::Duration};
 
-use lockkit::{Error, Fault, Key};
+use lockkit::{Error, Fault, Key, store::BoxError};
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::fit::Unfit;
 
-/// What went wrong with one call.
+/// Why a store could not be made.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Trouble {
+#[non_exhaustive]
+pub enum ConnectError {
+    /// A setting cannot work.
+    #[error("`{option}` {reason}")]
+    #[non_exhaustive]
+    InvalidOption {
+        /// The setting.
+        option: &'static str,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+    /// No server accepted the connection.
+    #[error("Redis cannot be reached at {servers}: check the addresses, TLS (`rediss://`), the user and the password")]
+    #[non_exhaustive]
+    Unreachable {
+        /// The addresses, without user names and passwords.
+        servers: String,
+        /// The error of the client.
+        source: BoxError,
+    },
+    /// A server answers, and cannot keep leases as it is.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// The system allows no thread that drives the connections.
+    #[error("the thread of the connections could not be started: check the limits of the process")]
+    #[non_exhaustive]
+    NoThread {
+        /// The error of the system.
+        source: io::Error,
+    },
+}
+
+impl ConnectError {
+    /// Why no server at these addresses gave a connection.
+    pub(crate) fn new(failure: Failure, servers: String) -> Self {
+        match failure {
+            Failure::Unfit(unfit) => Self::Unfit(unfit),
+            Failure::NoThread(source) => Self::NoThread { source },
+            Failure::Silent(err) => Self::Unreachable { servers, source: err.into() },
+            failure => Self::Unreachable { servers, source: failure.into() },
+        }
+    }
+}
+
+/// How one call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
     #[error(transparent)]
     Redis(RedisError),
     /// A name that lockkit uses has a value that lockkit did not write. It was left as it is.
@@ -18,14 +64,14 @@ pub(crate) enum Trouble {
     /// No answer came in time. The server may have executed the call.
     #[error("the server did not answer in time")]
     Silent(#[source] io::Error),
-    /// The server is in quarantine. A timeout, so that waiting requests ask again.
+    /// The server is in quarantine. A timeout, so that waiting requests try again.
     #[error("the server may have forgotten leases")]
-    Forgot(#[source] io::Error),
+    Quarantined(#[source] io::Error),
     #[error(transparent)]
     Unfit(#[from] Unfit),
-    /// The server's answer is none of ours.
+    /// The script answered what it never answers.
     #[error("the script answered {0}")]
-    Nonsense(String),
+    Unexpected(String),
     #[error("the system allows no thread that drives the connections")]
     NoThread(#[source] io::Error),
     #[error("the task that opened the connection panicked")]
@@ -35,14 +81,14 @@ pub(crate) enum Trouble {
         answered: usize,
         nodes: usize,
         needed: usize,
-        /// What one of the others said.
-        source: Option<Box<Trouble>>,
+        /// The error of one of the others.
+        source: Option<Box<Failure>>,
     },
     #[error("a ttl of {ttl:?} is longer than the longest ttl of the store, {longest:?}")]
     TooLong { ttl: Duration, longest: Duration },
 }
 
-impl From<RedisError> for Trouble {
+impl From<RedisError> for Failure {
     fn from(err: RedisError) -> Self {
         match (err.code(), err.detail()) {
             // The errors of the scripts.
@@ -57,13 +103,13 @@ impl From<RedisError> for Trouble {
     }
 }
 
-impl Trouble {
+impl Failure {
     pub(crate) fn silent(doing: &'static str, after: Duration) -> Self {
         Self::Silent(io::Error::new(io::ErrorKind::TimedOut, format!("{doing} took longer than {after:?}")))
     }
 
-    pub(crate) fn forgot(left: Duration) -> Self {
-        Self::Forgot(io::Error::new(io::ErrorKind::TimedOut, format!("its quarantine ends in {left:?}")))
+    pub(crate) fn quarantined(left: Duration) -> Self {
+        Self::Quarantined(io::Error::new(io::ErrorKind::TimedOut, format!("its quarantine ends in {left:?}")))
     }
 
     /// Whether the connection cannot be used any more.
@@ -76,10 +122,10 @@ impl Trouble {
                     || matches!(err.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly))
             }
             Self::Silent(_) => true,
-            Self::Forgot(_)
+            Self::Quarantined(_)
             | Self::Foreign(_)
             | Self::Unfit(_)
-            | Self::Nonsense(_)
+            | Self::Unexpected(_)
             | Self::NoThread(_)
             | Self::Panicked
             | Self::NoQuorum { .. }
@@ -108,10 +154,10 @@ impl Trouble {
                 _ if matches!(err.code(), Some("NOREPLICAS" | "BUSY")) => Fault::Unavailable,
                 _ => Fault::Other,
             },
-            Self::Silent(_) | Self::Forgot(_) | Self::NoThread(_) | Self::Panicked | Self::NoQuorum { .. } => {
+            Self::Silent(_) | Self::Quarantined(_) | Self::NoThread(_) | Self::Panicked | Self::NoQuorum { .. } => {
                 Fault::Unavailable
             }
-            Self::Foreign(_) | Self::Unfit(_) | Self::Nonsense(_) | Self::TooLong { .. } => Fault::Other,
+            Self::Foreign(_) | Self::Unfit(_) | Self::Unexpected(_) | Self::TooLong { .. } => Fault::Other,
         }
     }
 

@@ -8,12 +8,18 @@ use lockkit::{
 };
 
 use crate::{
-    ballot::{Member, Members},
-    builder::{ConnectError, RedisStoreBuilder},
+    builder::RedisStoreBuilder,
+    claim::all,
+    error::{ConnectError, Failure},
+    quorum::members::{Member, Members},
     server::Server,
-    store::{RedisStore, all, profile},
-    trouble::Trouble,
+    store::{RedisStore, profile},
 };
+
+mod members;
+mod rounds;
+mod unreleased;
+mod votes;
 
 /// How many leases a server lists at most.
 const LIST_LIMIT: u32 = 10_000;
@@ -22,11 +28,11 @@ const LIST_LIMIT: u32 = 10_000;
 /// replicas. Less than half of them may fail, and the leases go on.
 ///
 /// It is the Redlock algorithm with two additions. The fence is the greatest that the majority would give, and it is
-/// written back to a majority before the lease is granted, so fences rise whatever the clocks of the servers say. And each
-/// server that may have forgotten leases [sits out](crate#when-the-server-forgets) for the longest ttl.
+/// written back to a majority before the lease is granted, so fences rise whatever the clocks of the servers say. And
+/// each server that may have forgotten leases [sits out](crate#when-the-server-forgets) for the longest ttl.
 ///
 /// A grant takes two round trips, one after the other, and every other operation takes one. A renewal without a clear
-/// majority is [`Answer::Busy`]: it is asked again, and the trust in the lease is not extended. Without a majority of
+/// majority is [`Answer::Busy`]: it is tried again, and the trust in the lease is not extended. Without a majority of
 /// servers, operations fail with [`lockkit::Error::Database`].
 ///
 /// [`semaphore`](lockkit::Leases::semaphore), [`rw`](lockkit::Leases::rw) and [`fair`](lockkit::LeaseRequest::fair) are
@@ -35,13 +41,13 @@ const LIST_LIMIT: u32 = 10_000;
 /// All processes must name the same servers: majorities of different servers need not have one in common, and a lease
 /// would have two holders. To change the servers, stop all processes for the longest ttl.
 ///
-/// **Clocks.** Each server counts the ttl by its own clock. If only a bare majority has the lease, and the clock of one of
-/// these servers is set forward, that server forgets the lease early, and a rival finds a majority: the lease then has two
-/// holders.
+/// **Clocks.** Each server counts the ttl by its own clock. If only a bare majority has the lease, and the clock of one
+/// of these servers is set forward, that server forgets the lease early, and a rival finds a majority: the lease then
+/// has two holders.
 ///
-/// **No repair.** A server that forgot a lease does not get it back by a renewal. If one of three servers forgets a lease,
-/// the loss of a second one ends it, though the first one is back. Leases that are acquired after the first server's
-/// quarantine are on all three again.
+/// **No repair.** A server that forgot a lease does not get it back by a renewal. If one of three servers forgets a
+/// lease, the loss of a second one ends it, though the first one is back. Leases that are acquired after the first
+/// server's quarantine are on all three again.
 ///
 /// **Limit.** If a majority forgets at once and the clocks differ, a fence can be lower than an earlier one, by the
 /// difference of the clocks.
@@ -73,14 +79,15 @@ impl Quorum {
     /// Connects to servers with your own settings, the same for each of them but for the server.
     ///
     /// # Errors
-    /// [`ConnectError::InvalidOption`] for less than three servers, an even number, settings that differ, or a reachable
-    /// server that is named twice, also as two of its databases;
-    /// [`ConnectError::Unreachable`] if less than a majority can be reached; [`ConnectError::Unfit`] if one of the
-    /// reachable servers cannot keep leases.
+    /// [`ConnectError::InvalidOption`] for less than three servers, an even number, settings that differ, or a
+    /// reachable server that is named twice, also as two of its databases; [`ConnectError::Unreachable`] if less than a
+    /// majority can be reached; [`ConnectError::Unfit`] if one of the reachable servers cannot keep leases.
     ///
     /// # Cancel safety
     /// A drop closes the connections.
     pub async fn with(builders: impl IntoIterator<Item = RedisStoreBuilder>) -> Result<Self, ConnectError> {
+        let builders: Vec<_> = builders.into_iter().collect();
+        let servers = builders.iter().map(RedisStoreBuilder::address).collect::<Vec<_>>().join(", ");
         let members = builders.into_iter().map(|it| Ok(Arc::new(Member::new(it.node()?))));
         let members = Members(members.collect::<Result<Vec<_>, ConnectError>>()?);
         let invalid = |reason| Err(ConnectError::InvalidOption { option: "servers", reason });
@@ -94,11 +101,11 @@ impl Quorum {
             return invalid("have different settings; give all of them the same".to_owned());
         }
         let mut opened = members
-            .ask_all(|it| async move {
+            .query_all(|it| async move {
                 match it.node.open().await {
                     Ok(()) => Ok(Ok(it.node.run().await?)),
-                    Err(Trouble::Unfit(unfit)) => Ok(Err(unfit)),
-                    Err(trouble) => Err(trouble),
+                    Err(Failure::Unfit(unfit)) => Ok(Err(unfit)),
+                    Err(failure) => Err(failure),
                 }
             })
             .await;
@@ -109,7 +116,7 @@ impl Quorum {
                 return invalid(format!("name the server with the run_id {run} twice; name each server once"));
             }
         }
-        members.check(&mut opened)?;
+        members.check(&mut opened).map_err(|err| ConnectError::new(err, servers))?;
         Ok(Self(Arc::new(members)))
     }
 
@@ -144,11 +151,11 @@ impl LeaseStore for Quorum {
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        let question = |it: Arc<Member>| {
+        let request = |it: Arc<Member>| {
             let key = key.clone();
             async move { Ok(it.node.look(&key, false).await?.into_iter().collect()) }
         };
-        let seen = self.0.seen(question).await.map_err(|it| it.while_doing("looking at lease", key))?;
+        let seen = self.0.seen(request).await.map_err(|it| it.while_doing("looking at lease", key))?;
         Ok(seen.into_iter().max_by_key(|it| it.info.fence))
     }
 
@@ -168,39 +175,39 @@ impl LeaseStore for Quorum {
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        let question = |it: Arc<Member>| {
+        let request = |it: Arc<Member>| {
             let prefix = prefix.to_owned();
             async move { it.node.list(&prefix, LIST_LIMIT, false).await }
         };
-        let mut seen = self.0.seen(question).await.map_err(|it| it.while_doing("listing leases", None))?;
+        let mut seen = self.0.seen(request).await.map_err(|it| it.while_doing("listing leases", None))?;
         seen.truncate(limit as usize);
         Ok(seen)
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-        let ballot = self.0.survey(move |it| async move { it.node.sweep(retention, limit).await }).await;
-        Ok(ballot.answers.into_iter().flatten().max().unwrap_or(0))
+        let votes = self.0.survey(move |it| async move { it.node.sweep(retention, limit).await }).await;
+        Ok(votes.answers.into_iter().flatten().max().unwrap_or(0))
     }
 
-    /// Completes when a majority of the servers has told of a release.
+    /// Completes when a majority of the servers has reported a release.
     async fn lease_freed(&self, key: &Key) {
-        let mut told = self
+        let mut waiting = self
             .0
             .0
             .iter()
             .map(|it| {
                 let node = &it.node;
-                Some(Box::pin(node.releases.freed(node.terms.layout.channel(key))))
+                Some(Box::pin(node.subscriptions.freed(node.terms.layout.channel(key))))
             })
             .collect::<Vec<_>>();
         let needed = self.0.needed();
         poll_fn(|context| {
-            for place in &mut told {
+            for place in &mut waiting {
                 if place.as_mut().is_some_and(|it| it.as_mut().poll(context).is_ready()) {
                     *place = None;
                 }
             }
-            if told.iter().filter(|it| it.is_none()).count() >= needed { Poll::Ready(()) } else { Poll::Pending }
+            if waiting.iter().filter(|it| it.is_none()).count() >= needed { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }

@@ -1,0 +1,28 @@
+//! Renewals.
+
+use lockkit::store::{Answer, Renewal};
+
+use crate::{
+    answer::answers,
+    error::Failure,
+    layout::{name, row},
+    node::Node,
+    script::millis,
+};
+
+impl Node {
+    pub(crate) async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>, Failure> {
+        let longest = self.terms.longest_ttl;
+        if let Some(Renewal { ttl, .. }) = renewals.iter().find(|it| it.ttl > longest) {
+            return Err(Failure::TooLong { ttl: *ttl, longest });
+        }
+        if renewals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut call = self.scripts.renew.call();
+        for Renewal { key, token, ttl, .. } in renewals {
+            call = call.key(name(key)).key(row(key)).arg(self.terms.layout.id(*token)).arg(millis(*ttl).max(1));
+        }
+        answers(renewals.len(), call.run(&self.connection).await?)
+    }
+}
