@@ -1,4 +1,5 @@
-//! Throwaway servers for the tests of the stores: started on free ports of the loopback interface, and gone with the test.
+//! Throwaway servers for the tests of the stores: started on free ports of the loopback interface, and gone with the
+//! test.
 //!
 //! - [`Program`] is one server process: it can be killed, stopped, continued and started again on the same data.
 //! - `redis`, `zookeeper` and `etcd` say how each server is set up, alone and as a cluster.

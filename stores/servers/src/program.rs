@@ -119,8 +119,8 @@ impl Drop for Program {
     }
 }
 
-/// A port that nobody listens on, below those that the kernel gives to outgoing connections. No two calls of a process get
-/// the same.
+/// A port that nobody listens on, below those that the kernel gives to outgoing connections. No two calls of a process
+/// get the same.
 ///
 /// # Panics
 /// If there is none.

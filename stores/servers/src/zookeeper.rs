@@ -68,12 +68,12 @@ impl ZooKeeper {
 
     /// Whether it is the leader of its ensemble.
     pub fn is_leader(&self) -> bool {
-        self.ask("srvr").contains("Mode: leader")
+        self.query("srvr").contains("Mode: leader")
     }
 
     /// The answer to one of ZooKeeper's words of four letters. Empty if there is none.
-    pub fn ask(&self, word: &str) -> String {
-        let ask = || {
+    pub fn query(&self, word: &str) -> String {
+        let query = || {
             let mut stream = TcpStream::connect(("127.0.0.1", self.program.port))?;
             stream.set_read_timeout(Some(Duration::from_secs(1)))?;
             stream.write_all(word.as_bytes())?;
@@ -81,12 +81,12 @@ impl ZooKeeper {
             stream.read_to_string(&mut answer)?;
             std::io::Result::Ok(answer)
         };
-        ask().unwrap_or_default()
+        query().unwrap_or_default()
     }
 
     /// One of the numbers that `mntr` prints, such as `zk_watch_count`. Zero if it does not.
     pub fn number(&self, name: &str) -> u64 {
-        let answer = self.ask("mntr");
+        let answer = self.query("mntr");
         let line = answer.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix('\t'));
         line.and_then(|it| it.trim().parse().ok()).unwrap_or(0)
     }
@@ -97,7 +97,7 @@ impl ZooKeeper {
     /// If it does not within a minute.
     pub fn wait_until_it_serves(&self) {
         let deadline = Instant::now() + QUORUM;
-        while !self.ask("srvr").contains("Mode:") {
+        while !self.query("srvr").contains("Mode:") {
             let log = || fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
             assert!(Instant::now() < deadline, "the server on port {} has no quorum\n{}", self.program.port, log());
             thread::sleep(Duration::from_millis(10));

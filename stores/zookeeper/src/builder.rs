@@ -1,4 +1,4 @@
-//! The settings of a store, and how it is opened.
+//! The settings of a store, their checks, and how it is opened.
 
 use std::{fmt, thread, time::Duration};
 
@@ -8,7 +8,7 @@ use zookeeper_client::{Acls, Client, Connector};
 use crate::{
     error::ConnectError,
     layout::Layout,
-    link::{Settings, drive},
+    session::{Settings, drive},
     store::ZooKeeperStore,
 };
 
@@ -37,8 +37,8 @@ const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-#[must_use = "nothing is opened until `connect`"]
-pub struct ZooKeeperBuilder {
+#[must_use = "settings do nothing until `connect` is awaited"]
+pub struct ZooKeeperStoreBuilder {
     hosts: String,
     root: String,
     session_timeout: Duration,
@@ -47,7 +47,7 @@ pub struct ZooKeeperBuilder {
     acls: Acls<'static>,
 }
 
-impl ZooKeeperBuilder {
+impl ZooKeeperStoreBuilder {
     pub(crate) fn new(hosts: impl Into<String>) -> Self {
         Self {
             hosts: hosts.into(),
@@ -102,19 +102,21 @@ impl ZooKeeperBuilder {
     /// when the last clone of the store is dropped.
     ///
     /// # Errors
-    /// [`ConnectError`] says what is wrong. If no server gives a session, that takes a session timeout.
+    /// [`ConnectError::InvalidOption`]; [`ConnectError::Unreachable`], after a session timeout;
+    /// [`ConnectError::Unfit`] if the root cannot be created; [`ConnectError::NoThread`].
     ///
     /// # Cancel safety
     /// Dropping this future leaves nothing behind.
     pub async fn connect(self) -> Result<ZooKeeperStore, ConnectError> {
         let Self { hosts, root, session_timeout, layout, connector, acls } = self;
         if has_user(&hosts) {
-            return Err(ConnectError::User);
+            let reason = "have a `@`; set a user and password with `connector`, by `Connector::with_auth`";
+            return Err(invalid("hosts", reason.to_owned()));
         }
         check_root(&root)?;
         if session_timeout < Duration::from_millis(100) || session_timeout > Duration::from_secs(24 * 60 * 60) {
-            let reason = "is not between 100 ms and a day";
-            return Err(ConnectError::SessionTimeout { timeout: session_timeout, reason });
+            let reason = format!("is {session_timeout:?}; use 100 ms or more, and a day or less");
+            return Err(invalid("session_timeout", reason));
         }
         let settings = Settings { hosts, root, session_timeout, layout, connector, acls };
         let (opened, opening) = oneshot::channel();
@@ -122,19 +124,19 @@ impl ZooKeeperBuilder {
         thread::Builder::new()
             .name("lockkit-zookeeper".to_owned())
             .spawn(|| drive(settings, opened, closing))
-            .map_err(|source| ConnectError::Thread { source })?;
-        let shared = opening.await.map_err(|_| ConnectError::Thread {
+            .map_err(|source| ConnectError::NoThread { source })?;
+        let shared = opening.await.map_err(|_| ConnectError::NoThread {
             source: std::io::Error::other("the thread ended before the session was open"),
         })??;
         Ok(ZooKeeperStore::new(shared, dropped))
     }
 }
 
-impl fmt::Debug for ZooKeeperBuilder {
+impl fmt::Debug for ZooKeeperStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hosts, root, session_timeout, layout, connector: _, acls: _ } = self;
         let hosts = if has_user(hosts) { "(with a user)" } else { hosts };
-        f.debug_struct("ZooKeeperBuilder")
+        f.debug_struct("ZooKeeperStoreBuilder")
             .field("hosts", &hosts)
             .field("root", root)
             .field("session_timeout", session_timeout)
@@ -152,21 +154,25 @@ fn has_user(hosts: &str) -> bool {
 
 fn check_root(root: &str) -> Result<(), ConnectError> {
     let reason = if root == "/" {
-        "is the root of ZooKeeper, which has nodes of its own; use a node below it, as in `/locks`"
+        "is the root of ZooKeeper and has nodes of its own; use a node below it, as in `/locks`"
     } else if !root.starts_with('/') {
-        "does not start with `/`"
+        "does not start with `/`; use a path such as `/locks`"
     } else if root.ends_with('/') {
-        "ends with `/`"
+        "ends with `/`; leave that out"
     } else if root[1..].split('/').any(|it| matches!(it, "" | "." | "..")) {
-        "has a part that is empty, `.` or `..`"
+        "has a part that is empty, `.` or `..`; leave that out"
     } else if root.chars().any(|it| it.is_control() || it > '\u{d7ff}') {
-        "has a character that ZooKeeper refuses"
+        "has a character that ZooKeeper refuses; use others"
     } else if root == "/zookeeper" || root.starts_with("/zookeeper/") {
-        "is reserved by ZooKeeper"
+        "is reserved by ZooKeeper; use another path"
     } else {
         return Ok(());
     };
-    Err(ConnectError::Root { root: root.to_owned(), reason })
+    Err(invalid("root", format!("is `{root}`, which {reason}")))
+}
+
+fn invalid(option: &'static str, reason: String) -> ConnectError {
+    ConnectError::InvalidOption { option, reason }
 }
 
 #[cfg(test)]

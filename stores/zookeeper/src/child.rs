@@ -27,7 +27,7 @@ pub(crate) struct Child {
 impl Child {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let Self { token, ttl, holder } = self;
-        format!("{MARK}\n{}\n{}\n{holder}", hex(*token), ttl.as_micros()).into_bytes()
+        format!("{MARK}\n{}\n{}\n{holder}", token.to_hex(), ttl.as_micros()).into_bytes()
     }
 
     /// `None` if another client wrote it.
@@ -36,7 +36,7 @@ impl Child {
         if lines.next()? != MARK {
             return None;
         }
-        let (token, micros, holder) = (token(lines.next()?)?, lines.next()?.parse().ok()?, lines.next()?);
+        let (token, micros, holder) = (Token::from_hex(lines.next()?)?, lines.next()?.parse().ok()?, lines.next()?);
         Some(Self { token, ttl: Duration::from_micros(micros), holder: holder.to_owned() })
     }
 }
@@ -60,18 +60,6 @@ pub(crate) fn fence(czxid: i64) -> Result<Fence, Failure> {
         Ok(czxid) if czxid > 0 && czxid >> room == 0 => Ok(Fence::from(czxid << FENCE_SHIFT)),
         _ => Err(Failure::NoFence(czxid)),
     }
-}
-
-pub(crate) fn hex(token: Token) -> String {
-    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
-}
-
-/// The token with these 32 hexadecimal digits.
-pub(crate) fn token(hex: &str) -> Option<Token> {
-    if hex.len() != 32 || !hex.bytes().all(|it| it.is_ascii_hexdigit()) {
-        return None;
-    }
-    u128::from_str_radix(hex, 16).ok().map(|it| Token::from_bytes(it.to_be_bytes()))
 }
 
 #[cfg(test)]

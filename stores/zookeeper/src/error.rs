@@ -1,60 +1,55 @@
-//! What can go wrong, and how lockkit hears of it.
+//! What can go wrong: with the session, and with one call.
 
-use std::{io, time::Duration};
+use std::io;
 
-use lockkit::{Error, Fault, Key};
+use lockkit::{Error, Fault, Key, store::BoxError};
 use zookeeper_client::Error as Zk;
 
 /// How many characters of another owner's data an error shows.
 const SHOWN: usize = 40;
 
-/// Why a store could not be opened.
+/// Why a store could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The root is not the path of a node below the root of ZooKeeper.
-    #[error("the root path `{root}` {reason}")]
+    /// A setting cannot work.
+    #[error("`{option}` {reason}")]
     #[non_exhaustive]
-    Root {
-        /// The root that was given.
-        root: String,
-        /// What is wrong with it.
-        reason: &'static str,
+    InvalidOption {
+        /// The setting.
+        option: &'static str,
+        /// What is wrong with it, and what to do.
+        reason: String,
     },
-    /// The list of servers has a user name or password, which ZooKeeper's addresses do not have.
-    #[error(
-        "the list of servers has a `@`: use `ZooKeeperBuilder::connector` with `with_auth` for a user and password"
-    )]
-    User,
-    /// The session timeout cannot work.
-    #[error("the session timeout of {timeout:?} {reason}")]
+    /// No server gave a session in the time of a session timeout.
+    #[error("ZooKeeper cannot be reached at {servers}: check the addresses, and that the servers have a quorum")]
     #[non_exhaustive]
-    SessionTimeout {
-        /// The timeout that was given, or that the server has set.
-        timeout: Duration,
-        /// What is wrong with it.
-        reason: &'static str,
+    Unreachable {
+        /// The addresses, without user names and passwords.
+        servers: String,
+        /// The error of the client.
+        source: BoxError,
     },
-    /// No thread could be started for the session.
-    #[error("the thread of the ZooKeeper session could not be started")]
+    /// The servers answer, and cannot keep leases as they are.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// The system allows no thread for the session.
+    #[error("the thread of the session could not be started: check the limits of the process")]
     #[non_exhaustive]
-    Thread {
-        /// Why not.
+    NoThread {
+        /// The error of the system.
         source: io::Error,
     },
-    /// No server of the list gave a session in the time of a session timeout.
-    #[error("no session with ZooKeeper at `{hosts}`: check the addresses, and that the servers have a quorum")]
-    #[non_exhaustive]
-    Session {
-        /// The list of servers that was given.
-        hosts: String,
-        /// The error of the client.
-        source: Zk,
-    },
+}
+
+/// Why servers cannot keep leases, and what to do.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unfit {
     /// The node of the root could not be created.
     #[error("the root node `{root}` could not be created: check the rights on its parent, and that the chroot exists")]
     #[non_exhaustive]
-    CreateRoot {
+    Root {
         /// The root.
         root: String,
         /// The error of the client.
@@ -144,7 +139,7 @@ impl From<Zk> for Failure {
 
 impl Failure {
     /// The error of lockkit.
-    pub(crate) fn error(self, doing: &'static str, key: Option<&Key>, hosts: &str) -> Error {
+    pub(crate) fn while_doing(self, doing: &'static str, key: Option<&Key>, hosts: &str) -> Error {
         let silent = |reason| {
             let source = io::Error::new(io::ErrorKind::TimedOut, "no answer in time");
             let not_connected = NotConnected { hosts: hosts.to_owned(), reason, source };

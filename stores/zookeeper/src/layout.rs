@@ -2,8 +2,6 @@
 
 use lockkit::store::Token;
 
-use crate::child::hex;
-
 /// Whose names the children of a key get. A lease excludes the locks of clients with the same layout only.
 ///
 /// The store reads the names of both layouts, so its leases wait for the locks of both. Neither Curator nor kazoo
@@ -26,7 +24,7 @@ pub enum Layout {
 impl Layout {
     /// The name of a claim's child up to the number, which the server adds.
     pub(crate) fn prefix(self, token: Token) -> String {
-        let hex = hex(token);
+        let hex = token.to_hex();
         match self {
             Self::Curator => {
                 let id = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-");
@@ -62,7 +60,7 @@ impl Place {
             Some(rest) => rest.strip_suffix("-lock-")?.replace('-', ""),
             None => front.strip_suffix("__lock__")?.to_owned(),
         };
-        crate::child::token(&id)
+        Token::from_hex(&id)
     }
 }
 

@@ -30,14 +30,14 @@
 //!
 //! A lease ends at its ttl unless it is renewed, as in every store: while the process lives, the store deletes its
 //! child. If the process dies or is cut off, ZooKeeper deletes the child when the session times out. So a dead process
-//! keeps a lease for the session timeout ([`ZooKeeperBuilder::session_timeout`]), however short the ttl of the lease
-//! is. The servers notice it up to one and a half ticks late. A new leader gives each session its whole timeout again,
-//! so after a change of the leader the lease is kept for up to twice as long.
+//! keeps a lease for the session timeout ([`ZooKeeperStoreBuilder::session_timeout`]), however short the ttl of the
+//! lease is. The servers notice it up to one and a half ticks late. A new leader gives each session its whole timeout
+//! again, so after a change of the leader the lease is kept for up to twice as long.
 //!
 //! A process trusts a lease for 3/8 of the session timeout, even if the ttl of the lease is longer
-//! ([`ZooKeeperStore::trusted_for`]). A follower of ZooKeeper tells its leader only every half tick which sessions are
-//! alive. If the follower dies, the leader counts the session timeout from an earlier moment than the last answer. The
-//! rest of the session timeout is room for that. It suffices if the session timeout is at least two ticks, which is
+//! ([`ZooKeeperStore::trusted_for`]). A follower of ZooKeeper reports to its leader only every half tick which sessions
+//! are alive. If the follower dies, the leader counts the session timeout from an earlier moment than the last answer.
+//! The rest of the session timeout is room for that. It suffices if the session timeout is at least two ticks, which is
 //! the servers' default minimum, if all servers have the same tick and session limits, and if no `observerMaster` is
 //! between the client and the leader.
 //!
@@ -57,30 +57,31 @@
 //! A server that is restored from a backup, or a new ensemble, starts again with low numbers.
 #![deny(missing_docs)]
 
-mod acquire;
 mod builder;
 mod child;
+mod claim;
+mod claimed;
+mod claims;
 mod error;
 mod key;
 mod layout;
-mod link;
-mod looking;
-mod mine;
+mod look;
 mod note;
-mod queue;
 mod release;
 mod remove;
 mod renew;
+mod session;
 mod store;
 mod sweep;
+mod wake;
 mod watch;
 
 pub use crate::{
-    builder::ZooKeeperBuilder,
+    builder::ZooKeeperStoreBuilder,
     child::FENCE_SHIFT,
-    error::{ConnectError, NotConnected, NumbersExhausted},
+    error::{ConnectError, NotConnected, NumbersExhausted, Unfit},
     layout::Layout,
     store::ZooKeeperStore,
 };
-/// The client, for [`ZooKeeperBuilder::connector`] and [`ZooKeeperBuilder::acls`].
+/// The client, for [`ZooKeeperStoreBuilder::connector`] and [`ZooKeeperStoreBuilder::acls`].
 pub use zookeeper_client;

@@ -1,4 +1,4 @@
-//! What is written into the node of a key: its last holder, and how that ended. So the next holder hears of a dead
+//! What is written into the node of a key: its last holder, and how that ended. So the next holder learns of a dead
 //! one. Only a node that lockkit created has a note.
 //!
 //! A node that is empty or has an IP address is used without a note, because kazoo and Curator leave such nodes. Any
@@ -13,8 +13,6 @@ use lockkit::{
     Fence,
     store::{Previous, Token},
 };
-
-use crate::child::{hex, token};
 
 /// The first line of the node of a key that lockkit has used.
 const MARK: &str = "lockkit 1";
@@ -74,7 +72,7 @@ impl Note {
             Self::Expired(last) => ("expired", last),
         };
         let Last { token, fence, holder } = last;
-        format!("{MARK}\n{how}\n{}\n{fence}\n{holder}", hex(*token)).into_bytes()
+        format!("{MARK}\n{how}\n{}\n{fence}\n{holder}", token.to_hex()).into_bytes()
     }
 
     /// `None` if lockkit did not write it.
@@ -87,7 +85,7 @@ impl Note {
         if how == "free" {
             return Some(Self::Free);
         }
-        let (token, fence) = (token(lines.next()?)?, Fence::from(lines.next()?.parse::<u64>().ok()?));
+        let (token, fence) = (Token::from_hex(lines.next()?)?, Fence::from(lines.next()?.parse::<u64>().ok()?));
         let last = Last { token, fence, holder: lines.next()?.to_owned() };
         match how {
             "held" => Some(Self::Held(last)),

@@ -11,11 +11,11 @@ use zookeeper_client::Error as Zk;
 
 use crate::{
     child::Child,
+    claimed::{Phase, Waiting},
     error::{Failure, is_silence},
     layout::{Place, queue},
-    link::{Link, Shared, linked, lock},
-    mine::{Phase, Waiting},
     note::{Content, Note},
+    session::{Session, Shared, in_session, lock},
 };
 
 /// Pause before a request whose answer was lost is sent again. The client sends it when it is connected.
@@ -45,11 +45,11 @@ impl Shared {
         note: Option<(&Note, i32)>,
     ) -> Result<bool, Failure> {
         loop {
-            let Some(link) = self.link_of(number) else {
+            let Some(session) = self.session_of(number) else {
                 self.leave(dir, Some(child), token);
                 return Err(Failure::Silence("the session has ended".to_owned()));
             };
-            match delete(&link, dir, &child.name, note).await {
+            match delete(&session, dir, &child.name, note).await {
                 Ok(was_there) => return Ok(was_there),
                 Err(err) if is_silence(&err) => sleep(PAUSE).await,
                 Err(err) => return Err(err.into()),
@@ -57,20 +57,20 @@ impl Shared {
         }
     }
 
-    /// Ends a claim that nobody waits for: deletes its child. The caller has the claim's turn.
-    pub(crate) async fn give_up(self: &Arc<Self>, link: &Link, token: Token) {
-        let Some(mine) = self.mines().remove(token) else { return };
-        match mine.phase {
+    /// Ends a claim whose caller is gone: deletes its child. The caller has the claim's turn.
+    pub(crate) async fn give_up(self: &Arc<Self>, session: &Session, token: Token) {
+        let Some(claimed) = self.claims().remove(token) else { return };
+        match claimed.phase {
             // The answer of its creation may be lost.
             Phase::Claiming => {
-                self.runtime.spawn(find_and_remove(Arc::downgrade(self), link.number, mine.dir, token));
+                self.runtime.spawn(find_and_remove(Arc::downgrade(self), session.number, claimed.dir, token));
             }
             Phase::Waiting(Waiting { place, .. }) => {
-                drop(self.remove(mine.link, token, &mine.dir, &place, None).await);
+                drop(self.remove(claimed.session, token, &claimed.dir, &place, None).await);
             }
             Phase::Held(held) | Phase::Ending(held) => {
                 let note = held.replaced_by(&Note::Free);
-                drop(self.remove(mine.link, token, &mine.dir, &held.place, note).await);
+                drop(self.remove(claimed.session, token, &claimed.dir, &held.place, note).await);
             }
         }
     }
@@ -84,10 +84,10 @@ impl Shared {
 
     /// Deletes the children that earlier sessions have left.
     pub(crate) fn remove_strays(self: &Arc<Self>) {
-        let Some(link) = self.current() else { return };
+        let Some(session) = self.current() else { return };
         for Stray { dir, name, token, trusted_until } in std::mem::take(&mut *lock(&self.strays)) {
             let shared = Arc::downgrade(self);
-            let number = link.number;
+            let number = session.number;
             self.runtime.spawn(async move {
                 sleep_until(trusted_until).await;
                 let Some(name) = name else { return find_and_remove(shared, number, dir, token).await };
@@ -102,26 +102,26 @@ impl Shared {
 /// Deletes the child with this token, if there is one.
 async fn find_and_remove(shared: Weak<Shared>, number: u64, dir: String, token: Token) {
     loop {
-        let Some((shared, link)) = linked(&shared, number) else {
+        let Some((shared, session)) = in_session(&shared, number) else {
             if let Some(shared) = shared.upgrade() {
                 shared.leave(&dir, None, token);
             }
             return;
         };
         // The proof comes after every request of an earlier connection, so the list has what that one created.
-        let proof = link.prove(&shared.settings.root);
-        let (proof, children) = tokio::join!(proof, link.client.list_children(&dir));
+        let proof = session.prove(&shared.settings.root);
+        let (proof, children) = tokio::join!(proof, session.client.list_children(&dir));
         let found = match proof.and(children) {
             Ok(children) => queue(&children).into_iter().find(|it| it.token() == Some(token)),
             Err(err) if is_silence(&err) => {
-                drop((shared, link));
+                drop((shared, session));
                 sleep(PAUSE).await;
                 continue;
             }
             Err(_) => None,
         };
         if let Some(child) = found
-            && is_of(&link, &dir, &child, token).await
+            && is_of(&session, &dir, &child, token).await
         {
             drop(shared.remove(number, token, &dir, &child, None).await);
         }
@@ -131,8 +131,8 @@ async fn find_and_remove(shared: Weak<Shared>, number: u64, dir: String, token: 
 
 /// Whether the child still is that of this token. After a release, it may stay for the least holding time with
 /// another one.
-async fn is_of(link: &Link, dir: &str, child: &Place, token: Token) -> bool {
-    match link.client.get_data(&format!("{dir}/{}", child.name)).await {
+async fn is_of(session: &Session, dir: &str, child: &Place, token: Token) -> bool {
+    match session.client.get_data(&format!("{dir}/{}", child.name)).await {
         Ok((data, _)) => Child::decode(&data).is_none_or(|it| it.token == token),
         Err(_) => true,
     }
@@ -140,24 +140,24 @@ async fn is_of(link: &Link, dir: &str, child: &Place, token: Token) -> bool {
 
 /// Deletes the child, and replaces the note of this version in the same act. If the note cannot be replaced, only
 /// deletes the child. `false` if it was not there.
-pub(crate) async fn delete(link: &Link, dir: &str, name: &str, note: Option<(&Note, i32)>) -> Result<bool, Zk> {
+pub(crate) async fn delete(session: &Session, dir: &str, name: &str, note: Option<(&Note, i32)>) -> Result<bool, Zk> {
     let path = format!("{dir}/{name}");
     let mut note = note;
     loop {
         let deleted = match note {
             Some((note, version)) => {
-                let mut both = link.client.new_multi_writer();
+                let mut both = session.client.new_multi_writer();
                 both.add_delete(&path, None)?;
                 both.add_set_data(dir, &note.encode(), Some(version))?;
                 both.commit().await.map(drop).map_err(Zk::from)
             }
-            None => link.client.delete(&path, None).await,
+            None => session.client.delete(&path, None).await,
         };
         match (deleted, note) {
             (Ok(()), _) => return Ok(true),
             (Err(Zk::NoNode), _) => return Ok(false),
             (Err(Zk::BadVersion), Some((text, _))) => {
-                note = note_version(link, dir).await?.map(|version| (text, version));
+                note = note_version(session, dir).await?.map(|version| (text, version));
             }
             (Err(err), Some(_)) if is_refused(&err) => note = None,
             (Err(err), _) => return Err(err),
@@ -167,8 +167,8 @@ pub(crate) async fn delete(link: &Link, dir: &str, name: &str, note: Option<(&No
 
 /// The version of the note in this node. `None` if it has none that can be replaced: another owner may have written
 /// the node meanwhile.
-pub(crate) async fn note_version(link: &Link, dir: &str) -> Result<Option<i32>, Zk> {
-    match link.client.get_data(dir).await {
+pub(crate) async fn note_version(session: &Session, dir: &str) -> Result<Option<i32>, Zk> {
+    match session.client.get_data(dir).await {
         Ok((data, stat)) => Ok(matches!(Content::of(&data), Content::Note(_)).then_some(stat.version)),
         Err(err) if is_silence(&err) => Err(err),
         Err(_) => Ok(None),

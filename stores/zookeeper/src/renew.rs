@@ -1,5 +1,5 @@
-//! Renewals: a burst that asks whether the children are still there, after a write that proves the session. A child
-//! whose ttl has changed is written, so that others see when it expires.
+//! Renewals: a burst of reads that finds whether the children are still there, after a write that proves the session. A
+//! child whose ttl has changed is written, so that others see when it expires.
 //!
 //! A lease is trusted for 3/8 of the session timeout. A follower reports only every half tick which sessions are alive,
 //! and the client is silent for up to a third of the timeout: when a follower died right after a confirmed renewal,
@@ -11,10 +11,10 @@ use lockkit::store::{Answer, Renewal};
 use zookeeper_client::Error as Zk;
 
 use crate::{
+    claims::Renewed,
     error::Failure,
-    link::{Link, Shared},
-    mine::Renewed,
     remove::is_refused,
+    session::{Session, Shared},
 };
 
 /// Whether the child is there.
@@ -23,49 +23,49 @@ type There<'l> = Pin<Box<dyn Future<Output = Result<bool, Zk>> + Send + 'l>>;
 impl Shared {
     /// Answers each renewal. An error while no server answers: nothing is known then.
     pub(crate) async fn renew(self: Arc<Self>, renewals: Vec<Renewal>) -> Result<Vec<Answer>, Failure> {
-        let link = self.current();
-        let number = link.as_ref().map(|it| it.number);
+        let session = self.current();
+        let number = session.as_ref().map(|it| it.number);
         let renewed: Vec<_> = {
-            let mut mines = self.mines();
-            let renewed = renewals.iter().map(|it| mines.prolong(it.token, it.ttl));
-            renewed.map(|it| it.filter(|it| Some(it.link) == number)).collect()
+            let mut claims = self.claims();
+            let renewed = renewals.iter().map(|it| claims.prolong(it.token, it.ttl));
+            renewed.map(|it| it.filter(|it| Some(it.session) == number)).collect()
         };
-        let Some(link) = link.filter(|_| renewed.iter().any(Option::is_some)) else {
+        let Some(session) = session.filter(|_| renewed.iter().any(Option::is_some)) else {
             return Ok(vec![Answer::Gone; renewals.len()]);
         };
         // All requests are sent before the first answer is awaited.
-        let proof = link.prove(&self.settings.root);
-        let asked: Vec<_> = renewed.iter().map(|it| it.as_ref().map(|it| link.confirm(it))).collect();
+        let proof = session.prove(&self.settings.root);
+        let pending: Vec<_> = renewed.iter().map(|it| it.as_ref().map(|it| session.confirm(it))).collect();
         proof.await?;
         let mut answers = Vec::with_capacity(renewals.len());
-        for ((renewal, renewed), asked) in renewals.iter().zip(&renewed).zip(asked) {
-            let is_there = match asked {
-                Some(asked) => asked.await?,
+        for ((renewal, renewed), pending) in renewals.iter().zip(&renewed).zip(pending) {
+            let is_there = match pending {
+                Some(pending) => pending.await?,
                 None => false,
             };
             answers.push(if is_there { Answer::Done } else { Answer::Gone });
-            let mut mines = self.mines();
+            let mut claims = self.claims();
             if is_there {
-                mines.count_renewal(renewal.token);
+                claims.count_renewal(renewal.token);
                 if let Some(child) = renewed.as_ref().and_then(|it| it.child.as_ref()) {
-                    mines.shows(renewal.token, child.ttl);
+                    claims.shows(renewal.token, child.ttl);
                 }
-            } else if mines.until(renewal.token, link.number).is_some() {
-                // Somebody has deleted its child.
-                mines.remove(renewal.token);
+            } else if claims.until(renewal.token, session.number).is_some() {
+                // Another client has deleted its child.
+                claims.remove(renewal.token);
             }
         }
         Ok(answers)
     }
 }
 
-impl Link {
+impl Session {
     /// Sends the request at once. Returns whether the child is there.
     fn confirm(&self, renewed: &Renewed) -> There<'_> {
-        let Renewed { link: _, path, child } = renewed;
+        let Renewed { session: _, path, child } = renewed;
         let Some(child) = child else {
-            let asked = self.client.check_stat(path);
-            return Box::pin(async move { Ok(asked.await?.is_some()) });
+            let read = self.client.check_stat(path);
+            return Box::pin(async move { Ok(read.await?.is_some()) });
         };
         let written = self.client.set_data(path, &child.encode(), None);
         Box::pin(async move {

@@ -9,10 +9,10 @@ use lockkit::{
 use tokio::{sync::oneshot, time::timeout};
 
 use crate::{
-    builder::ZooKeeperBuilder,
+    builder::ZooKeeperStoreBuilder,
+    claimed::Task,
     error::{ConnectError, Failure},
-    link::Shared,
-    mine::Task,
+    session::Shared,
 };
 
 /// The longest time that a call waits for its answer. lockkit's own limits are shorter.
@@ -35,10 +35,10 @@ const LEAST_TTL: Duration = Duration::from_millis(100);
 /// changes the ttl writes something that others can read.
 ///
 /// A key's node is persistent. It is deleted by the sweep when it was not used for the retention. A lock of kazoo or
-/// Curator does not count as use. A node that another lock client created (its data are empty, or an IP address) is used
-/// as it is: lockkit writes no data into it, never deletes it, and its holders have no
-/// [`previous`](lockkit::Lease::previous). A node with any other data belongs to another program: a lease of that key is
-/// an error that shows them.
+/// Curator does not count as use. A node that another lock client created (its data are empty, or an IP address) is
+/// used as it is: lockkit writes no data into it, never deletes it, and its holders have no
+/// [`previous`](lockkit::Lease::previous). A node with any other data belongs to another program: a lease of that key
+/// is an error that shows them.
 ///
 /// # Example
 /// ```no_run
@@ -61,15 +61,15 @@ impl ZooKeeperStore {
     /// other settings are those of [`builder`](Self::builder).
     ///
     /// # Errors
-    /// As [`ZooKeeperBuilder::connect`].
+    /// As [`ZooKeeperStoreBuilder::connect`].
     pub async fn connect(hosts: impl Into<String>, root: impl Into<String>) -> Result<Self, ConnectError> {
         Self::builder(hosts).root(root).connect().await
     }
 
     /// The settings of a store on these servers. A path after the last address is the chroot of the session, as in
     /// `zk1:2181,zk2:2181/app`.
-    pub fn builder(hosts: impl Into<String>) -> ZooKeeperBuilder {
-        ZooKeeperBuilder::new(hosts)
+    pub fn builder(hosts: impl Into<String>) -> ZooKeeperStoreBuilder {
+        ZooKeeperStoreBuilder::new(hosts)
     }
 
     pub(crate) fn new(shared: Arc<Shared>, open: oneshot::Sender<()>) -> Self {
@@ -123,24 +123,24 @@ impl ZooKeeperStore {
     }
 
     /// Waits for a session, so that calls without one leave no task behind.
-    async fn linked(&self) {
-        drop(self.shared.link().await);
+    async fn connected(&self) {
+        drop(self.shared.session().await);
     }
 
-    /// As `linked`. A lease of this process has a session of its own.
+    /// As `connected`. A lease of this process has a session of its own.
     async fn releasable(&self, token: Token) {
-        let is_own = self.shared.mines().get(token).is_some();
+        let is_own = self.shared.claims().get(token).is_some();
         if !is_own {
-            self.linked().await;
+            self.connected().await;
         }
     }
 
     fn answer<T>(&self, doing: &'static str, key: Option<&Key>, answer: Option<Result<T, Failure>>) -> Result<T> {
         let silence = || {
             let unknown = || Failure::Silence(format!("no answer in {ANSWER:?}"));
-            Err(self.shared.trouble().unwrap_or_else(unknown))
+            Err(self.shared.silence_reason().unwrap_or_else(unknown))
         };
-        answer.unwrap_or_else(silence).map_err(|it| it.error(doing, key, &self.shared.settings.hosts))
+        answer.unwrap_or_else(silence).map_err(|it| it.while_doing(doing, key, &self.shared.settings.hosts))
     }
 }
 
@@ -154,7 +154,7 @@ impl LeaseStore for ZooKeeperStore {
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        self.call("looking at lease", Some(key), self.linked(), self.shared.clone().look(key.clone())).await
+        self.call("looking at lease", Some(key), self.connected(), self.shared.clone().look(key.clone())).await
     }
 
     async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
@@ -185,18 +185,18 @@ impl LeaseStore for ZooKeeperStore {
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        self.call("listing leases", None, self.linked(), self.shared.clone().list(prefix.to_owned(), limit as usize))
+        self.call("listing leases", None, self.connected(), self.shared.clone().list(prefix.to_owned(), limit as usize))
             .await
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-        self.call("sweeping leases", None, self.linked(), self.shared.clone().sweep(retention, limit.into())).await
+        self.call("sweeping leases", None, self.connected(), self.shared.clone().sweep(retention, limit.into())).await
     }
 
     async fn unanswered(&self) -> Option<Error> {
         let connected = || Failure::Silence("a server keeps the connection, and does not answer in time".to_owned());
-        let failure = self.shared.trouble().unwrap_or_else(connected);
-        Some(failure.error("reaching ZooKeeper", None, &self.shared.settings.hosts))
+        let failure = self.shared.silence_reason().unwrap_or_else(connected);
+        Some(failure.while_doing("reaching ZooKeeper", None, &self.shared.settings.hosts))
     }
 
     async fn lease_freed(&self, key: &Key) {

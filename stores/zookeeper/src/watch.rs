@@ -13,7 +13,7 @@ use tokio::{
 };
 use zookeeper_client::{Error as Zk, OneshotWatcher};
 
-use crate::link::Link;
+use crate::session::Session;
 
 /// How many bytes the watched paths of a session have. Half of what one request may have: the other half is for watches
 /// that were given up before their answer came, and are removed then.
@@ -36,7 +36,7 @@ impl Default for Room {
 #[derive(Debug)]
 pub(crate) struct Watch(Option<(OneshotWatcher, OwnedSemaphorePermit)>);
 
-impl Link {
+impl Session {
     /// Watches the data of a node that exists.
     pub(crate) async fn watch(&self, path: &str) -> Result<Watch, Zk> {
         let bytes = u32::try_from(self.client.path().len() + path.len()).unwrap_or(u32::MAX);

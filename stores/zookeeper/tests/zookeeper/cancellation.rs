@@ -75,7 +75,7 @@ async fn a_claim_that_nobody_waits_for_is_given_up_when_its_answer_comes() {
     drop(Leases::new(store.clone()).lease("k").acquire().await.expect("it is free"));
     wait_for_children(&client, &path, 0).await;
     for queue in [false, true] {
-        // It does not end by its ttl, and nobody releases it.
+        // It does not end by its ttl, and no call releases it.
         let mut claim = Claim::new("k", Token::random(), "dropped", SESSION * 100);
         claim.queue = queue;
         proxy.answers(Answers::Wait);
@@ -114,13 +114,14 @@ async fn a_claim_whose_answer_was_lost_leaves_no_child() {
         proxy.answers(Answers::Pass);
         let answer = within(asking).await.expect("no panic");
         assert!(answer.is_err(), "{answer:?}");
-        // Nobody releases it, and its ttl is long.
+        // No call releases it, and its ttl is long.
         wait_for_children(&client, &path, 0).await;
     }
     // The session is the same, and works.
     let lease = Leases::new(store.clone()).lease("k").acquire().await.expect("it is free");
     wait_for_children(&client, &path, 1).await;
-    // The note that the release replaces is written, and the store has heard so: the answer to a later request has come.
+    // The note that the release replaces is written, and the store has the answer: the answer to a later request has
+    // come.
     while !client.get_data(&path).await.expect("the node is there").0.starts_with(b"lockkit 1\nheld") {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -109,7 +109,7 @@ async fn a_follower_without_its_leader_renews_nothing(follower: &ZooKeeperStore,
     assert!(!matches!(renewed, Ok(Ok(_))), "{renewed:?}");
 }
 
-/// The lease must live for as long as it was trusted, though the leader has not heard of the renewal.
+/// The lease must live for as long as it was trusted, though the leader has not received the renewal.
 async fn a_follower_dies_right_after_a_renewal(servers: &mut [ZooKeeper]) {
     let mut least = Duration::MAX;
     for round in 0..2 {

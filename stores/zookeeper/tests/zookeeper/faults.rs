@@ -95,7 +95,7 @@ async fn a_session_that_was_given_up_during_an_outage_leaves_no_child_when_the_s
     let claim = Claim::new("k", Token::random(), "before", SESSION * 100);
     store.lease_acquire(&claim).await.expect("an answer");
     let old = format!("0x{:x}", store.session_id().expect("a session"));
-    assert!(server.ask("dump").contains("-lock-"));
+    assert!(server.query("dump").contains("-lock-"));
     server.program.kill();
     within(async {
         while store.session_id().is_some() {
@@ -107,7 +107,7 @@ async fn a_session_that_was_given_up_during_an_outage_leaves_no_child_when_the_s
     server.wait_until_it_serves();
     let deleted = async {
         loop {
-            let dump = server.ask("dump");
+            let dump = server.query("dump");
             let (has_session, has_child) = (dump.contains(&old), dump.contains("-lock-"));
             // An empty answer is one of a server that does not serve yet.
             assert!(has_session || dump.is_empty(), "the child went with its session: {dump}");
@@ -147,7 +147,7 @@ async fn a_holder_that_is_cut_off_stops_trusting_before_its_heir_is_granted() {
         assert!(heir.fence() > lease.fence());
         drop(lease);
         proxy.join();
-        // It hears that its session has ended, and opens another one.
+        // It learns that its session has ended, and opens another one.
         within(async {
             while cut_off.session_id().is_none_or(|it| Some(it) == session) {
                 sleep(Duration::from_millis(10)).await;

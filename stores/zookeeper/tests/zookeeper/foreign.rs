@@ -31,7 +31,7 @@ async fn put(client: &Client, path: &str, data: &[u8]) {
     client.create(path, data, &options).await.expect("a new node");
 }
 
-/// The data of the node, which nobody has written since it was created.
+/// The data of the node, which no client has written since it was created.
 async fn assert_untouched(client: &Client, path: &str, data: &[u8]) {
     let (found, stat) = client.get_data(path).await.expect("the node is there");
     assert_eq!((String::from_utf8_lossy(&found), stat.version), (String::from_utf8_lossy(data), 0), "{path}");

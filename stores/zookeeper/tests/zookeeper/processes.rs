@@ -47,7 +47,7 @@ async fn a_stopped_or_killed_holder_has_an_heir_after_its_session_and_hears_of_i
     holder.signal(Signal::CONT);
     let going_on = Instant::now();
     assert_eq!(holder.line_after("lost ").await, "false", "it is not trusted any more");
-    eprintln!("the stale holder heard of the loss {:?} after it went on", going_on.elapsed());
+    eprintln!("the stale holder saw the loss {:?} after it went on", going_on.elapsed());
     // It has another session, and waits for the lease as everybody.
     heir.release().await.expect("a release");
     let again = holder.line_after("held ").await.parse::<u64>().expect("a fence");

@@ -8,7 +8,7 @@ use lockkit::{
     testing::conformance,
 };
 use lockkit_zookeeper::{
-    ConnectError, FENCE_SHIFT, Layout, ZooKeeperStore,
+    ConnectError, FENCE_SHIFT, Layout, Unfit, ZooKeeperStore, ZooKeeperStoreBuilder,
     zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Error, Permission},
 };
 
@@ -141,22 +141,23 @@ async fn a_set_of_keys_does_not_ask_without_a_pause_while_one_is_held() {
 
 #[tokio::test]
 async fn settings_that_cannot_work_are_refused_with_a_reason() {
-    let refused =
-        |builder: lockkit_zookeeper::ZooKeeperBuilder| async { builder.connect().await.expect_err("refused") };
-    let root = refused(ZooKeeperStore::builder(shared_server()).root("/")).await;
-    assert!(matches!(root, ConnectError::Root { .. }), "{root}");
-    let timeout = refused(ZooKeeperStore::builder(shared_server()).session_timeout(Duration::ZERO)).await;
-    assert!(matches!(timeout, ConnectError::SessionTimeout { .. }), "{timeout}");
-    let builder = ZooKeeperStore::builder(format!("app:secret@{}", shared_server()));
-    assert!(!format!("{builder:?}").contains("secret"), "{builder:?}");
-    let user = refused(builder).await;
-    assert!(matches!(user, ConnectError::User) && !format!("{user} {user:?}").contains("secret"), "{user}");
+    let refused = |builder: ZooKeeperStoreBuilder| async { builder.connect().await.expect_err("refused") };
+    for (wrong, named) in [
+        (ZooKeeperStore::builder(shared_server()).root("/"), "root"),
+        (ZooKeeperStore::builder(shared_server()).session_timeout(Duration::ZERO), "session_timeout"),
+        (ZooKeeperStore::builder(format!("app:secret@{}", shared_server())), "hosts"),
+    ] {
+        assert!(!format!("{wrong:?}").contains("secret"), "{wrong:?}");
+        let err = refused(wrong).await;
+        assert!(matches!(err, ConnectError::InvalidOption { option, .. } if option == named), "{err}");
+        assert!(!format!("{err} {err:?}").contains("secret"), "{err}");
+    }
     let nobody = format!("127.0.0.1:{}", lockkit_store_servers::free_port());
     let nobody = refused(ZooKeeperStore::builder(nobody).session_timeout(Duration::from_millis(300))).await;
-    assert!(matches!(nobody, ConnectError::Session { .. }), "{nobody}");
+    assert!(matches!(nobody, ConnectError::Unreachable { .. }), "{nobody}");
     let chroot = format!("{}/missing", shared_server());
     let chroot = refused(ZooKeeperStore::builder(chroot)).await;
-    assert!(matches!(chroot, ConnectError::CreateRoot { .. }), "{chroot}");
+    assert!(matches!(chroot, ConnectError::Unfit(Unfit::Root { .. })), "{chroot}");
 }
 
 #[tokio::test]

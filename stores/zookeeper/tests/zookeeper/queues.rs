@@ -57,7 +57,7 @@ async fn who_only_tries_is_refused_while_others_wait_and_leaves_nothing_behind()
         wait_for_children(&client, &path, 2).await;
     }
     lease.release().await.expect("a release");
-    // The place is the first now, and its owner has not asked again.
+    // The place is the first now, and its owner has not tried again.
     for leases in [&holder, &other] {
         assert!(leases.lease("k").try_acquire().await.expect("an answer").is_none());
     }
@@ -97,7 +97,7 @@ async fn a_place_is_given_up_by_a_release_by_a_drop_and_when_nobody_comes_for_it
     assert_eq!(gone, Answer::Gone, "it never held the lease");
     wait_for_children(&client, &path, 1).await;
 
-    // Nobody asks again and nobody releases it: as if the release was never heard.
+    // No call claims or releases it again: as if the release never arrived.
     there.store().lease_acquire(&claim).await.expect("an answer");
     wait_for_children(&client, &path, 2).await;
     lease.release().await.expect("a release");
@@ -185,7 +185,7 @@ async fn a_release_wakes_who_waits_without_a_poll() {
     let released = Instant::now();
     here.lease_release(&holder.key, holder.token, Duration::ZERO).await.expect("an answer");
     within(freed).await;
-    eprintln!("a waiter heard of a release after {:?}", released.elapsed());
+    eprintln!("a waiter was woken by a release after {:?}", released.elapsed());
     let granted = there.lease_acquire(&waiter).await.expect("an answer");
     assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
     // Who does not queue watches the holder.

@@ -23,7 +23,7 @@ pub(crate) const SESSION: Duration = Duration::from_secs(12);
 /// Longer than anything takes that does not hang.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The address of the server that the tests share. Nobody kills or stops it.
+/// The address of the server that the tests share. No test kills or stops it.
 pub(crate) fn shared_server() -> &'static str {
     static SERVER: OnceLock<String> = OnceLock::new();
     SERVER.get_or_init(|| {

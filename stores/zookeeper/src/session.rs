@@ -14,10 +14,10 @@ use tokio::{
 use zookeeper_client::{Acls, Client, Connector, CreateMode, Error as Zk, MultiWriteError};
 
 use crate::{
-    error::{ConnectError, Failure},
+    claims::Claims,
+    error::{ConnectError, Failure, Unfit},
     key::escape,
     layout::Layout,
-    mine::Mines,
     remove::Stray,
     watch::Room,
 };
@@ -28,7 +28,7 @@ pub(crate) const TARGET: &str = "lockkit";
 /// Pause after a session could not be opened.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How long the thread waits for the servers to hear that the session is closed.
+/// How long the thread waits for the servers to confirm that the session is closed.
 const CLOSING: Duration = Duration::from_secs(2);
 
 /// What a session is opened with, and how nodes are named.
@@ -46,13 +46,13 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     /// The runtime of the session's thread. All requests run there, so that dropping a call never drops a request.
     pub(crate) runtime: Handle,
-    link: watch::Sender<Option<Arc<Link>>>,
-    mines: Mutex<Mines>,
+    session: watch::Sender<Option<Arc<Session>>>,
+    claims: Mutex<Claims>,
     pub(crate) strays: Mutex<Vec<Stray>>,
 }
 
 /// One session.
-pub(crate) struct Link {
+pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) number: u64,
     /// How long a process may trust in the session after the start of a request that a write confirmed.
@@ -67,13 +67,13 @@ impl Settings {
         self.session_timeout / 3
     }
 
-    async fn open(&self, number: u64) -> Result<Arc<Link>, Zk> {
+    async fn open(&self, number: u64) -> Result<Arc<Session>, Zk> {
         let connector = self.connector.clone().with_session_timeout(self.session_timeout);
         let opening = connector.with_connection_timeout(self.silence()).connect(&self.hosts);
         // The client's own limit is the session timeout.
         let client = timeout(self.session_timeout * 2, opening).await.map_err(|_| Zk::Timeout)??;
         let trusted = trusted(client.session_timeout(), self.silence());
-        Ok(Arc::new(Link { client, number, trusted, watches: Room::default() }))
+        Ok(Arc::new(Session { client, number, trusted, watches: Room::default() }))
     }
 }
 
@@ -92,23 +92,23 @@ fn trusted(session: Duration, silence: Duration) -> Duration {
 
 impl Shared {
     /// The current session. Waits until there is one.
-    pub(crate) async fn link(&self) -> Arc<Link> {
-        let mut links = self.link.subscribe();
-        let link = links.wait_for(Option::is_some).await.ok().and_then(|it| it.clone());
-        match link {
-            Some(link) => link,
+    pub(crate) async fn session(&self) -> Arc<Session> {
+        let mut sessions = self.session.subscribe();
+        let session = sessions.wait_for(Option::is_some).await.ok().and_then(|it| it.clone());
+        match session {
+            Some(session) => session,
             // Cannot happen: `self` owns the sender.
             None => std::future::pending().await,
         }
     }
 
     /// The current session, if there is one.
-    pub(crate) fn current(&self) -> Option<Arc<Link>> {
-        self.link.borrow().clone()
+    pub(crate) fn current(&self) -> Option<Arc<Session>> {
+        self.session.borrow().clone()
     }
 
     /// The session with this number, if it has not ended.
-    pub(crate) fn link_of(&self, number: u64) -> Option<Arc<Link>> {
+    pub(crate) fn session_of(&self, number: u64) -> Option<Arc<Session>> {
         self.current().filter(|it| it.number == number)
     }
 
@@ -117,14 +117,14 @@ impl Shared {
         format!("{}/{}", self.settings.root, escape(key))
     }
 
-    pub(crate) fn mines(&self) -> MutexGuard<'_, Mines> {
-        lock(&self.mines)
+    pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
+        lock(&self.claims)
     }
 
     /// Ends everything that belonged to the session.
-    fn unlink(&self) {
-        let Some(link) = self.link.send_replace(None) else { return };
-        let ended = self.mines().end_all(link.trusted);
+    fn end_session(&self) {
+        let Some(session) = self.session.send_replace(None) else { return };
+        let ended = self.claims().end_all(session.trusted);
         lock(&self.strays).extend(ended);
     }
 
@@ -132,11 +132,11 @@ impl Shared {
         let mut warned = false;
         loop {
             match self.settings.open(number).await {
-                Ok(link) => {
+                Ok(session) => {
                     if warned {
                         tracing::info!(target: TARGET, hosts = self.settings.hosts, "ZooKeeper is reached again");
                     }
-                    self.link.send_replace(Some(link));
+                    self.session.send_replace(Some(session));
                     self.remove_strays();
                     return;
                 }
@@ -152,10 +152,10 @@ impl Shared {
     }
 
     /// Why no answer may have come, if that is known.
-    pub(crate) fn trouble(&self) -> Option<Failure> {
+    pub(crate) fn silence_reason(&self) -> Option<Failure> {
         let reason = match self.current() {
             None => "the session has ended, and no new one could be opened so far".to_owned(),
-            Some(link) => match link.client.state() {
+            Some(session) => match session.client.state() {
                 zookeeper_client::SessionState::SyncConnected => return None,
                 state => format!("the session is {state}"),
             },
@@ -164,7 +164,7 @@ impl Shared {
     }
 }
 
-impl Link {
+impl Session {
     /// Writes something that changes nothing. An answer proves that the session was alive when this was called: the
     /// leader had a quorum then, and this session was not expired. Reads sent after it see all that was written
     /// before.
@@ -206,7 +206,7 @@ pub(crate) fn drive(
 ) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
         Ok(runtime) => runtime,
-        Err(source) => return drop(opened.send(Err(ConnectError::Thread { source }))),
+        Err(source) => return drop(opened.send(Err(ConnectError::NoThread { source }))),
     };
     runtime.block_on(async {
         match open_first(settings).await {
@@ -223,20 +223,20 @@ pub(crate) fn drive(
 
 async fn open_first(settings: Settings) -> Result<Arc<Shared>, ConnectError> {
     let Settings { hosts, root, acls, .. } = &settings;
-    let session = |source| ConnectError::Session { hosts: hosts.clone(), source };
-    let link = settings.open(0).await.map_err(session)?;
+    let unreachable = |err: Zk| ConnectError::Unreachable { servers: hosts.clone(), source: err.into() };
+    let session = settings.open(0).await.map_err(unreachable)?;
     // Creating a node that exists is refused without the right to create it.
-    let there = link.client.check_stat(root).await;
+    let there = session.client.check_stat(root).await;
     if !matches!(there, Ok(Some(_)))
-        && let Err(source) = link.client.mkdir(root, &CreateMode::Persistent.with_acls(*acls)).await
+        && let Err(source) = session.client.mkdir(root, &CreateMode::Persistent.with_acls(*acls)).await
     {
-        return Err(ConnectError::CreateRoot { root: root.clone(), source });
+        return Err(Unfit::Root { root: root.clone(), source }.into());
     }
     Ok(Arc::new(Shared {
         settings,
         runtime: Handle::current(),
-        link: watch::Sender::new(Some(link)),
-        mines: Mutex::default(),
+        session: watch::Sender::new(Some(session)),
+        claims: Mutex::default(),
         strays: Mutex::default(),
     }))
 }
@@ -253,7 +253,7 @@ async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
             };
         }
         tracing::warn!(target: TARGET, hosts = shared.settings.hosts, %state, "the session with ZooKeeper has ended");
-        shared.unlink();
+        shared.end_session();
         tokio::select! {
             () = shared.open(number) => {}
             _ = &mut closing => return,
@@ -263,20 +263,20 @@ async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
 
 /// Closes the session, so that ZooKeeper frees what is left at once.
 async fn close(shared: Arc<Shared>) {
-    let Some(link) = shared.link.send_replace(None) else { return };
-    shared.mines().end_all(Duration::ZERO);
-    let mut states = link.client.state_watcher();
-    drop((link, shared));
+    let Some(session) = shared.session.send_replace(None) else { return };
+    shared.claims().end_all(Duration::ZERO);
+    let mut states = session.client.state_watcher();
+    drop((session, shared));
     let closed = async { while !states.changed().await.is_terminated() {} };
     // Otherwise the session times out.
     drop(timeout(CLOSING, closed).await);
 }
 
 /// The store and the session with this number, if neither has ended.
-pub(crate) fn linked(shared: &Weak<Shared>, number: u64) -> Option<(Arc<Shared>, Arc<Link>)> {
+pub(crate) fn in_session(shared: &Weak<Shared>, number: u64) -> Option<(Arc<Shared>, Arc<Session>)> {
     let shared = shared.upgrade()?;
-    let link = shared.link_of(number)?;
-    Some((shared, link))
+    let session = shared.session_of(number)?;
+    Some((shared, session))
 }
 
 /// Ignores poisoning: no code panics while it holds one of these locks.

@@ -13,16 +13,16 @@ use tokio::time::Instant;
 use zookeeper_client::{Error as Zk, Stat};
 
 use crate::{
-    acquire::time,
     child::{Child, fence, foreign_token},
+    claim::time,
+    claimed::{Claimed, Held, Phase},
     error::Failure,
     key::unescape,
     layout::{Place, queue},
-    link::{Link, Shared},
-    mine::{Held, Mine, Phase},
+    session::{Session, Shared},
 };
 
-/// How many keys are asked for at once.
+/// How many keys are read at once.
 const BATCH: usize = 100;
 
 /// The first child of a key, as read from the server.
@@ -36,17 +36,17 @@ pub(crate) struct First {
 
 impl Shared {
     /// The first child of the key's node.
-    pub(crate) async fn first(&self, link: &Link, dir: &str) -> Result<Option<First>, Failure> {
+    pub(crate) async fn first(&self, session: &Session, dir: &str) -> Result<Option<First>, Failure> {
         loop {
-            let children = match link.client.list_children(dir).await {
+            let children = match session.client.list_children(dir).await {
                 Err(Zk::NoNode) => return Ok(None),
                 children => children?,
             };
             let Some(place) = queue(&children).into_iter().next() else { return Ok(None) };
             let path = format!("{dir}/{}", place.name);
-            let read = match link.client.get_data(&path).await {
+            let read = match session.client.get_data(&path).await {
                 // Its data may be read by its owner only.
-                Err(Zk::NoAuth) => link.client.check_stat(&path).await.map(|it| it.map(|it| (Vec::new(), it))),
+                Err(Zk::NoAuth) => session.client.check_stat(&path).await.map(|it| it.map(|it| (Vec::new(), it))),
                 read => read.map(Some),
             };
             match read {
@@ -59,9 +59,9 @@ impl Shared {
     }
 
     pub(crate) async fn look(self: Arc<Self>, key: Key) -> Result<Option<LeaseRecord>, Failure> {
-        let link = self.link().await;
+        let session = self.session().await;
         let dir = self.dir(&key);
-        let children = match link.client.list_children(&dir).await {
+        let children = match session.client.list_children(&dir).await {
             Err(Zk::NoNode) => return Ok(None),
             children => children?,
         };
@@ -69,19 +69,19 @@ impl Shared {
         if let Known::Answer(record) = self.known(&key, &place) {
             return Ok(record);
         }
-        let Some(first) = self.first(&link, &dir).await? else { return Ok(None) };
+        let Some(first) = self.first(&session, &dir).await? else { return Ok(None) };
         // Another child may be the first by now.
         match self.known(&key, &first.place) {
             Known::Answer(record) => Ok(record),
-            Known::Nothing => first.record(key, link.client.session_timeout()).map(Some),
+            Known::Nothing => first.record(key, session.client.session_timeout()).map(Some),
         }
     }
 
     pub(crate) async fn list(self: Arc<Self>, prefix: String, limit: usize) -> Result<Vec<LeaseRecord>, Failure> {
-        let link = self.link().await;
+        let session = self.session().await;
         // A follower that lags behind has to catch up with the proof before it answers the reads.
-        let proof = link.prove(&self.settings.root);
-        let (proof, names) = tokio::join!(proof, link.client.list_children(&self.settings.root));
+        let proof = session.prove(&self.settings.root);
+        let (proof, names) = tokio::join!(proof, session.client.list_children(&self.settings.root));
         proof?;
         let names = match names {
             Err(Zk::NoNode) => return Ok(Vec::new()),
@@ -96,10 +96,10 @@ impl Shared {
                 break;
             }
             let dirs: Vec<_> = batch.iter().map(|it| self.dir(it)).collect();
-            let asked: Vec<_> = dirs.iter().map(|it| link.client.list_children(it)).collect();
+            let answers: Vec<_> = dirs.iter().map(|it| session.client.list_children(it)).collect();
             let mut firsts = Vec::new();
-            for ((key, dir), asked) in batch.iter().zip(&dirs).zip(asked) {
-                let children = match asked.await {
+            for ((key, dir), answer) in batch.iter().zip(&dirs).zip(answers) {
+                let children = match answer.await {
                     // It may be read by its owner only.
                     Err(Zk::NoNode | Zk::NoAuth) => continue,
                     children => children?,
@@ -108,18 +108,18 @@ impl Shared {
                     firsts.push((Key::from(key), dir, place));
                 }
             }
-            let asked: Vec<_> =
-                firsts.iter().map(|(_, dir, it)| link.client.get_data(&format!("{dir}/{}", it.name))).collect();
-            for ((key, dir, place), asked) in firsts.into_iter().zip(asked) {
-                let first = match asked.await {
+            let answers: Vec<_> =
+                firsts.iter().map(|(_, dir, it)| session.client.get_data(&format!("{dir}/{}", it.name))).collect();
+            for ((key, dir, place), answer) in firsts.into_iter().zip(answers) {
+                let first = match answer.await {
                     Ok((data, stat)) => Some(First::new(place, &data, stat)),
-                    Err(Zk::NoNode | Zk::NoAuth) => self.first(&link, dir).await?,
+                    Err(Zk::NoNode | Zk::NoAuth) => self.first(&session, dir).await?,
                     Err(err) => return Err(err.into()),
                 };
                 let Some(first) = first else { continue };
                 match self.known(&key, &first.place) {
                     Known::Answer(record) => records.extend(record),
-                    Known::Nothing => records.push(first.record(key, link.client.session_timeout())?),
+                    Known::Nothing => records.push(first.record(key, session.client.session_timeout())?),
                 }
             }
         }
@@ -129,8 +129,8 @@ impl Shared {
 
     /// What this process knows of the first child of the key.
     fn known(&self, key: &Key, first: &Place) -> Known {
-        let mines = self.mines();
-        let Some((token, Mine { holder, phase, .. })) = mines.with_child(key, first) else { return Known::Nothing };
+        let claims = self.claims();
+        let Some((token, Claimed { holder, phase, .. })) = claims.with_child(key, first) else { return Known::Nothing };
         let now = Instant::now();
         Known::Answer(match phase {
             // It is free for the owner of the place, which is a request of this process.

@@ -15,12 +15,12 @@ use zookeeper_client::{CreateMode, Error as Zk, Stat};
 
 use crate::{
     child::{Child, SPARE_FENCES, fence},
+    claimed::{Held, Phase, UNKNOWN, Waiting},
     error::{Failure, Foreign},
     layout::{Place, queue},
-    link::{Link, Shared, linked},
-    mine::{Held, Phase, UNKNOWN, Waiting},
     note::{Content, Last, Note},
-    queue::stand,
+    session::{Session, Shared, in_session},
+    wake::keep_place,
 };
 
 /// How often a claim begins anew because the node of its key or its place was deleted meanwhile.
@@ -55,25 +55,25 @@ impl View {
 impl Shared {
     /// Answers the claim. If the caller is gone, gives up what the claim got.
     pub(crate) async fn acquire(self: Arc<Self>, claim: Claim, mut answer: oneshot::Sender<Result<Acquired, Failure>>) {
-        let link = tokio::select! {
-            link = self.link() => link,
+        let session = tokio::select! {
+            session = self.session() => session,
             () = answer.closed() => return,
         };
         let dir = self.dir(&claim.key);
         let _turn = loop {
-            let turn = self.mines().turn_of(&claim, &dir, link.number);
+            let turn = self.claims().turn_of(&claim, &dir, session.number);
             let held = turn.clone().lock_owned().await;
-            if self.mines().is_turn_of(claim.token, &turn) {
+            if self.claims().is_turn_of(claim.token, &turn) {
                 break held;
             }
             if answer.is_closed() {
                 return;
             }
         };
-        let before = self.mines().held_fence(claim.token);
-        let answered = self.claim(&link, &claim, &dir).await;
-        let now = self.mines().held_fence(claim.token);
-        // An earlier call got it. It stays held even if this call failed, or nobody hears its answer.
+        let before = self.claims().held_fence(claim.token);
+        let answered = self.claim(&session, &claim, &dir).await;
+        let now = self.claims().held_fence(claim.token);
+        // An earlier call got it. It stays held even if this call failed, or its caller is gone.
         let is_kept = now.is_some() && now == before;
         let is_due = match &answered {
             Ok(Acquired::Granted(_)) => true,
@@ -82,48 +82,48 @@ impl Shared {
         };
         if !is_due && !is_kept {
             // Neither granted nor queued: nothing may be left behind.
-            self.give_up(&link, claim.token).await;
+            self.give_up(&session, claim.token).await;
         }
         if answer.send(answered).is_err() && !is_kept {
-            self.give_up(&link, claim.token).await;
+            self.give_up(&session, claim.token).await;
         }
     }
 
-    async fn claim(self: &Arc<Self>, link: &Arc<Link>, claim: &Claim, dir: &str) -> Result<Acquired, Failure> {
+    async fn claim(self: &Arc<Self>, session: &Arc<Session>, claim: &Claim, dir: &str) -> Result<Acquired, Failure> {
         let token = claim.token;
         for _ in 0..TRIES {
             let sent = Instant::now();
-            let phase = self.mines().get(token).filter(|it| it.link == link.number).map(|it| it.phase.clone());
+            let phase = self.claims().get(token).filter(|it| it.session == session.number).map(|it| it.phase.clone());
             let (waiting, view) = match phase {
-                Some(Phase::Claiming) => match self.create(link, claim, dir).await? {
+                Some(Phase::Claiming) => match self.create(session, claim, dir).await? {
                     Some(created) => created,
                     None => continue,
                 },
-                Some(Phase::Waiting(waiting)) => match self.view(link, dir).await {
-                    // Somebody has deleted the key.
+                Some(Phase::Waiting(waiting)) => match self.view(session, dir).await {
+                    // Another client has deleted the key.
                     Err(Failure::Client(Zk::NoNode)) => {
-                        self.mines().set(token, Phase::Claiming);
+                        self.claims().set(token, Phase::Claiming);
                         continue;
                     }
                     view => (waiting, view?),
                 },
                 Some(Phase::Held(held)) => {
-                    if let Some(grant) = self.hold_on(link, claim, dir, &held).await? {
+                    if let Some(grant) = self.hold_on(session, claim, dir, &held).await? {
                         return Ok(Acquired::Granted(grant));
                     }
-                    self.mines().set(token, Phase::Claiming);
+                    self.claims().set(token, Phase::Claiming);
                     continue;
                 }
                 Some(Phase::Ending(_)) | None => return Err(Failure::Silence("the session has ended".to_owned())),
             };
             let queue = queue(&view.children);
             if !queue.contains(&waiting.place) {
-                // Somebody has deleted the child.
-                self.mines().set(token, Phase::Claiming);
+                // Another client has deleted the child.
+                self.claims().set(token, Phase::Claiming);
                 continue;
             }
             if queue.first() == Some(&waiting.place) {
-                let grant = self.grant(link, claim, dir, waiting, view, sent)?;
+                let grant = self.grant(session, claim, dir, waiting, view, sent)?;
                 // Lets the session, which runs on this thread, send the note before the caller can die of what it does
                 // with the lease.
                 for _ in 0..YIELDS {
@@ -140,7 +140,7 @@ impl Shared {
     /// Creates the child of the claim. `None` if the node of the key had to be created first.
     async fn create(
         self: &Arc<Self>,
-        link: &Arc<Link>,
+        session: &Arc<Session>,
         claim: &Claim,
         dir: &str,
     ) -> Result<Option<(Waiting, View)>, Failure> {
@@ -149,13 +149,13 @@ impl Shared {
         let child = Child { token: *token, ttl: *ttl, holder: holder.to_string() };
         let options = CreateMode::EphemeralSequential.with_acls(self.settings.acls);
         // Sent together. A session's requests are answered in their order, so the list has the new child.
-        let created = link.client.create(&prefix, &child.encode(), &options);
-        let (children, data) = (link.client.list_children(dir), link.client.get_data(dir));
+        let created = session.client.create(&prefix, &child.encode(), &options);
+        let (children, data) = (session.client.list_children(dir), session.client.get_data(dir));
         let (created, children, data) = tokio::join!(created, children, data);
         let (stat, number) = match created {
             Ok(created) => created,
             Err(Zk::NoNode) => {
-                self.create_dir(link, dir).await?;
+                self.create_dir(session, dir).await?;
                 return Ok(None);
             }
             Err(err) => return Err(err.into()),
@@ -172,7 +172,7 @@ impl Shared {
             called: watch::Sender::new(false),
         };
         let is_countable = waiting.place.number < LAST_NUMBER;
-        if !self.mines().set(*token, Phase::Waiting(waiting.clone())) {
+        if !self.claims().set(*token, Phase::Waiting(waiting.clone())) {
             self.leave(dir, Some(&waiting.place), *token);
             return Err(Failure::Silence("the session has ended".to_owned()));
         }
@@ -181,54 +181,60 @@ impl Shared {
         }
         let view = View::new(dir, children?, data?)?;
         if claim.queue {
-            let standing = self.runtime.spawn(stand(Arc::downgrade(self), link.number, *token));
-            self.mines().set_task(*token, &standing);
+            let keeping = self.runtime.spawn(keep_place(Arc::downgrade(self), session.number, *token));
+            self.claims().set_task(*token, &keeping);
         }
         Ok(Some((waiting, view)))
     }
 
     /// Creates the node of the key, and those above it. Its data say that it is one of lockkit.
-    async fn create_dir(&self, link: &Link, dir: &str) -> Result<(), Failure> {
+    async fn create_dir(&self, session: &Session, dir: &str) -> Result<(), Failure> {
         let options = CreateMode::Persistent.with_acls(self.settings.acls);
         loop {
-            match link.client.create(dir, &Note::Free.encode(), &options).await {
+            match session.client.create(dir, &Note::Free.encode(), &options).await {
                 Ok(_) | Err(Zk::NodeExists) => return Ok(()),
-                Err(Zk::NoNode) => link.client.mkdir(&self.settings.root, &options).await?,
+                Err(Zk::NoNode) => session.client.mkdir(&self.settings.root, &options).await?,
                 Err(err) => return Err(err.into()),
             }
         }
     }
 
     /// What the claim sees of its key now, proven by a write.
-    async fn view(&self, link: &Link, dir: &str) -> Result<View, Failure> {
-        let proof = link.prove(&self.settings.root);
-        let (children, data) = (link.client.list_children(dir), link.client.get_data(dir));
+    async fn view(&self, session: &Session, dir: &str) -> Result<View, Failure> {
+        let proof = session.prove(&self.settings.root);
+        let (children, data) = (session.client.list_children(dir), session.client.get_data(dir));
         let (proof, children, data) = tokio::join!(proof, children, data);
         proof?;
         View::new(dir, children?, data?)
     }
 
     /// Grants again what the claim holds. `None` if it does not hold it any more.
-    async fn hold_on(&self, link: &Link, claim: &Claim, dir: &str, held: &Held) -> Result<Option<Grant>, Failure> {
+    async fn hold_on(
+        &self,
+        session: &Session,
+        claim: &Claim,
+        dir: &str,
+        held: &Held,
+    ) -> Result<Option<Grant>, Failure> {
         // From now, so that the timer does not end it meanwhile.
-        if self.mines().prolong(claim.token, claim.ttl).is_none() {
+        if self.claims().prolong(claim.token, claim.ttl).is_none() {
             return Ok(None);
         }
-        let proof = link.prove(&self.settings.root);
-        let there = link.client.check_stat(&format!("{dir}/{}", held.place.name));
+        let proof = session.prove(&self.settings.root);
+        let there = session.client.check_stat(&format!("{dir}/{}", held.place.name));
         let (proof, there) = tokio::join!(proof, there);
         proof?;
         if there?.is_none() {
             return Ok(None);
         }
-        self.mines().count_renewal(claim.token);
-        Ok(Some(grant(held.fence, None, link)))
+        self.claims().count_renewal(claim.token);
+        Ok(Some(grant(held.fence, None, session)))
     }
 
     /// The claim is the first.
     fn grant(
         self: &Arc<Self>,
-        link: &Arc<Link>,
+        session: &Arc<Session>,
         claim: &Claim,
         dir: &str,
         waiting: Waiting,
@@ -250,46 +256,46 @@ impl Shared {
             renewals: 0,
             note: note.as_ref().map(|_| UNKNOWN),
         };
-        if !self.mines().set(claim.token, Phase::Held(held)) {
+        if !self.claims().set(claim.token, Phase::Held(held)) {
             return Err(Failure::Silence("the session has ended".to_owned()));
         }
         called.send_replace(true);
         if note.is_some() {
             let last = Last { token: claim.token, fence, holder: claim.holder.to_string() };
-            let (shared, link) = (self.clone(), link.clone());
+            let (shared, session) = (self.clone(), session.clone());
             let (dir, token) = (dir.to_owned(), claim.token);
             // Not waited for, because it is for the next holder. A stale one has the wrong version.
             self.runtime.spawn(async move {
-                let written = link.client.set_data(&dir, &Note::Held(last).encode(), Some(stat.version)).await;
+                let written = session.client.set_data(&dir, &Note::Held(last).encode(), Some(stat.version)).await;
                 if let Ok(stat) = written {
-                    shared.mines().noted(token, stat.version);
+                    shared.claims().noted(token, stat.version);
                 }
             });
         }
-        let expiring = self.runtime.spawn(expire(Arc::downgrade(self), link.number, claim.token));
-        self.mines().set_task(claim.token, &expiring);
+        let expiring = self.runtime.spawn(expire(Arc::downgrade(self), session.number, claim.token));
+        self.claims().set_task(claim.token, &expiring);
         let previous = note.and_then(|it| it.previous(stat.mtime, server_time));
-        Ok(grant(fence, previous, link))
+        Ok(grant(fence, previous, session))
     }
 }
 
-fn grant(fence: lockkit::Fence, previous: Option<Previous>, link: &Link) -> Grant {
+fn grant(fence: lockkit::Fence, previous: Option<Previous>, session: &Session) -> Grant {
     let mut grant = Grant::from(fence).after(previous);
-    (grant.spare_fences, grant.ttl) = (SPARE_FENCES, Some(link.trusted));
+    (grant.spare_fences, grant.ttl) = (SPARE_FENCES, Some(session.trusted));
     grant
 }
 
 /// Ends the lease at its ttl unless it is renewed. The server would only do so with the session.
 pub(crate) async fn expire(shared: std::sync::Weak<Shared>, number: u64, token: Token) {
     loop {
-        let Some(until) = shared.upgrade().and_then(|it| it.mines().until(token, number)) else { return };
+        let Some(until) = shared.upgrade().and_then(|it| it.claims().until(token, number)) else { return };
         sleep_until(until).await;
-        let Some((shared, _)) = linked(&shared, number) else { return };
-        let Some((dir, held, last)) = shared.mines().end(token, true) else { continue };
+        let Some((shared, _)) = in_session(&shared, number) else { return };
+        let Some((dir, held, last)) = shared.claims().end(token, true) else { continue };
         let note = if token.is_nobody() { Note::Free } else { Note::Expired(last) };
         // A failure leaves a stray, which is removed later.
         drop(shared.remove(number, token, &dir, &held.place, held.replaced_by(&note)).await);
-        shared.mines().remove(token);
+        shared.claims().remove(token);
     }
 }
 
