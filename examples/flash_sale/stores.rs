@@ -38,9 +38,8 @@ impl Store {
             }
             #[cfg(feature = "etcd")]
             "etcd" => {
-                let hosts: Vec<_> = rest.split(',').collect();
-                let options = lockkit_etcd::Options::new().session_ttl(Duration::from_secs(2));
-                Ok(Self::Etcd(lockkit_etcd::EtcdStore::connect(&hosts, options).await?))
+                let store = lockkit_etcd::EtcdStore::builder(rest.split(','));
+                Ok(Self::Etcd(store.session_ttl(Duration::from_secs(2)).connect().await?))
             }
             _ => bail!(
                 "the store must be a URL with redis://, zk:// or etcd://, and the demo built with it: `--features \

@@ -1,4 +1,5 @@
-//! The fence guard with leases in real Redis, `ZooKeeper` and etcd: who held a lease until it expired cannot commit any more.
+//! The fence guard with leases in real Redis, `ZooKeeper` and etcd: a holder whose lease has expired cannot commit any
+//! more.
 
 mod snippets;
 
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use lockkit::store::{Acquired, Claim, LeaseStore, Renewal, Token};
 use lockkit::{Error, Key, Leases, with_lock};
-use lockkit_etcd::{EtcdStore, Options};
+use lockkit_etcd::EtcdStore;
 use lockkit_redis::RedisStore;
 use lockkit_redis::redis::Client;
 use lockkit_store_servers::{etcd::Etcd, redis::Redis, zookeeper::ZooKeeper};
@@ -72,5 +73,5 @@ async fn in_zookeeper() {
 #[tokio::test]
 async fn in_etcd() {
     let servers = Etcd::alone();
-    stale_holders_are_refused(EtcdStore::connect(servers.endpoints(), Options::new()).await.expect("a server")).await;
+    stale_holders_are_refused(EtcdStore::connect(servers.endpoints()).await.expect("a server")).await;
 }

@@ -1,4 +1,4 @@
-//! Holds a lease until its standard input ends, and tells of its loss.
+//! Holds a lease until its standard input ends, and reports its loss.
 //!
 //! ```text
 //! cargo run -p lockkit-etcd --example hold -- http://127.0.0.1:2379 nightly 10
@@ -8,7 +8,7 @@
 use std::{env, error::Error, time::Duration};
 
 use lockkit::Leases;
-use lockkit_etcd::{EtcdStore, Options};
+use lockkit_etcd::EtcdStore;
 use tokio::io::{AsyncReadExt, stdin};
 
 #[tokio::main]
@@ -18,8 +18,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: hold ENDPOINTS KEY SECONDS".into());
     };
     let ttl = Duration::from_secs_f64(ttl.parse()?);
-    let options = Options::new().session_ttl(Duration::from_secs(2));
-    let store = EtcdStore::connect(endpoints.split(','), options).await?;
+    let builder = EtcdStore::builder(endpoints.split(',')).session_ttl(Duration::from_secs(2));
+    let store = builder.connect().await?;
     let leases = Leases::builder(store).ttl(ttl).build()?;
     let lease = leases.lease(key.as_str()).wait(Duration::from_secs(60)).acquire().await?;
     println!("holding {}", lease.fence());

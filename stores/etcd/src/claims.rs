@@ -1,7 +1,7 @@
 //! The claims of this process: which keys it may have in etcd, and until when. Pure but for the clock.
 //!
 //! A claim is noted before its first request is sent, and forgotten when its key is known to be gone. So a lost answer
-//! or a dropped future leaves no key that nobody removes.
+//! or a dropped future leaves no key that is never removed.
 
 use std::{
     cmp::Reverse,
@@ -13,83 +13,17 @@ use std::{
 use lockkit::{Key, store::Token};
 use tokio::{sync::Notify, time::Instant};
 
-use crate::{layout::Place, session::Session};
+use crate::{
+    claimed::{Claimed, Phase},
+    layout::Place,
+    session::Session,
+};
 
 /// When to try again to remove a key.
 const REMOVE_AGAIN: Duration = Duration::from_millis(500);
 
-/// A waiting claim that nobody asks about for this long, or its ttl if that is longer, loses its place.
+/// A waiting claim that no request mentions for this long, or its ttl if that is longer, loses its place.
 const FORGOTTEN: Duration = Duration::from_secs(5);
-
-/// How far a claim has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// No answer came so far: its key may or may not exist.
-    Asked,
-    /// Its key was created at this revision. It waits.
-    Waiting { revision: i64 },
-    /// It holds the lease.
-    Held { revision: i64, since: Instant },
-}
-
-/// What is known of a claim.
-#[derive(Debug, Clone)]
-pub(crate) struct Claimed {
-    pub(crate) place: Arc<Place>,
-    pub(crate) token: Token,
-    pub(crate) path: String,
-    pub(crate) session: Arc<Session>,
-    pub(crate) phase: Phase,
-    /// The value that its key has when it holds the lease.
-    pub(crate) record: String,
-    /// The revision at which its key was last written, as far as is known.
-    pub(crate) written: i64,
-    /// The sessions of requests to write the key that were not answered, and may still be executed.
-    pub(crate) doubts: Vec<Arc<Session>>,
-    /// The lease has expired or is being released: its key is to be removed.
-    pub(crate) ended: bool,
-    /// Until when the key stays taken after its release.
-    pub(crate) stays: Option<Instant>,
-    /// The etcd lease that keeps the key after a release.
-    pub(crate) left_to: Option<i64>,
-    pub(crate) until: Instant,
-    pub(crate) renewals: u64,
-    pub(crate) ttl: Duration,
-    /// When it is looked at next. Its other entries in the heap are out of date.
-    scheduled: Option<Instant>,
-}
-
-impl Claimed {
-    pub(crate) fn revision(&self) -> Option<i64> {
-        match self.phase {
-            Phase::Asked => None,
-            Phase::Waiting { revision } | Phase::Held { revision, .. } => Some(revision),
-        }
-    }
-
-    /// Whether it has held the lease.
-    pub(crate) fn held_once(&self) -> bool {
-        matches!(self.phase, Phase::Held { .. })
-    }
-
-    /// Whether a request to write its key may still be executed.
-    pub(crate) fn is_in_doubt(&self) -> bool {
-        !self.doubts.is_empty()
-    }
-
-    /// Since when it holds the lease, if it does and the lease has not expired.
-    pub(crate) fn held_since(&self) -> Option<Instant> {
-        self.unexpired_since().filter(|_| !self.ended)
-    }
-
-    /// As [`held_since`](Self::held_since), also while the lease is being released: a release may be repeated.
-    pub(crate) fn unexpired_since(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Held { since, .. } if self.until > Instant::now() => Some(since),
-            _ => None,
-        }
-    }
-}
 
 /// A key that stays after its release until an instant, on an etcd lease of its own.
 #[derive(Debug, Clone)]
@@ -110,7 +44,7 @@ pub(crate) struct Due {
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     state: Mutex<State>,
-    /// Told when something is due earlier than before.
+    /// Notified when something is due earlier than before.
     pub(crate) sooner: Arc<Notify>,
 }
 
@@ -155,7 +89,7 @@ impl Claims {
     ///
     /// Returns `None` if the claim is being removed. When it is forgotten, its token may be used again. Its key is not,
     /// so a late request to remove it does not remove the next one.
-    pub(crate) fn ask(
+    pub(crate) fn begin(
         &self,
         place: &Arc<Place>,
         token: Token,
@@ -173,7 +107,7 @@ impl Claims {
             token,
             path: place.path(token, number),
             session: session.clone(),
-            phase: Phase::Asked,
+            phase: Phase::Claiming,
             record: String::new(),
             written: 0,
             doubts: Vec::new(),
@@ -198,7 +132,7 @@ impl Claims {
         }
         let is_sooner = state.schedule(until, token);
         drop(state);
-        self.tell(is_sooner);
+        self.notify(is_sooner);
         Some(path)
     }
 
@@ -209,7 +143,7 @@ impl Claims {
         let mut state = self.state();
         let Some(claimed) = state.claims.get_mut(&token) else { return false };
         match revision {
-            None => claimed.phase = Phase::Asked,
+            None => claimed.phase = Phase::Claiming,
             Some(_) if claimed.revision() == revision => {}
             Some(revision) => {
                 claimed.phase = Phase::Waiting { revision };
@@ -252,7 +186,7 @@ impl Claims {
         let (is_held, until) = (claimed.held_since().is_some(), claimed.until);
         let is_sooner = state.schedule(until, token);
         drop(state);
-        self.tell(is_sooner);
+        self.notify(is_sooner);
         is_held
     }
 
@@ -278,7 +212,7 @@ impl Claims {
             claimed.ended = true;
             let is_sooner = state.schedule(Instant::now(), token);
             drop(state);
-            self.tell(is_sooner);
+            self.notify(is_sooner);
         } else {
             state.remove(token);
         }
@@ -298,7 +232,7 @@ impl Claims {
         claimed.scheduled = None;
         let is_sooner = state.schedule(Instant::now() + REMOVE_AGAIN * 4, token);
         drop(state);
-        self.tell(is_sooner);
+        self.notify(is_sooner);
         Some(before)
     }
 
@@ -318,7 +252,7 @@ impl Claims {
         let left = Left { path: claimed.path.clone(), lease };
         state.left.push((until, left));
         drop(state);
-        self.tell(true);
+        self.notify(true);
     }
 
     /// The key of the claim is gone.
@@ -360,8 +294,8 @@ impl Claims {
         }
     }
 
-    /// Notes that somebody waits for the lease, so its waiting claims keep their places. Not the one whose key is
-    /// `before` others: only its own requests keep it, so that it does not block the others if nobody makes them.
+    /// Notes that a caller waits for the lease, so its waiting claims keep their places. Not the one whose key is
+    /// `before` others: only its own requests keep it, so that it does not block the others if none come.
     pub(crate) fn touch(&self, key: &Key, before: &[u8]) {
         let now = Instant::now();
         let mut state = self.state();
@@ -418,7 +352,7 @@ impl Claims {
         due
     }
 
-    fn tell(&self, is_sooner: bool) {
+    fn notify(&self, is_sooner: bool) {
         if is_sooner {
             self.sooner.notify_one();
         }

@@ -9,37 +9,38 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
     claims::Due,
-    members::{Members, Trouble},
+    error::Failure,
+    members::Members,
     session::Session,
     sessions::{Sessions, revoke},
-    store::Inner,
+    store::Shared,
 };
 
 /// How long to try to revoke the sessions of a store that is dropped.
-const GOODBYE: Duration = Duration::from_secs(2);
+const REVOKING: Duration = Duration::from_secs(2);
 
 /// The longest pause, if nothing is due.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// Starts the background task on the current runtime. It ends with the store or the runtime.
-pub(crate) fn start(store: &Arc<Inner>, members: Arc<Members>) {
+pub(crate) fn start(store: &Arc<Shared>, members: Arc<Members>) {
     let (sooner, sessions) = (store.claims.sooner.clone(), store.sessions.clone());
     let store = Arc::downgrade(store);
     tokio::spawn(async move {
         loop {
             let sooner = sooner.notified();
-            let Some(next) = tend(&store, &members) else { break };
+            let Some(next) = start_due(&store, &members) else { break };
             tokio::select! {
                 () = sooner => {}
                 () = sleep_until(next) => {}
             }
         }
-        goodbye(&members, &sessions).await;
+        revoke_all(&members, &sessions).await;
     });
 }
 
 /// Starts what is due, and returns when to look again. `None` if the store is gone.
-fn tend(store: &Weak<Inner>, members: &Arc<Members>) -> Option<Instant> {
+fn start_due(store: &Weak<Shared>, members: &Arc<Members>) -> Option<Instant> {
     let store = store.upgrade()?;
     let now = Instant::now();
     let Due { claims, left, next } = store.claims.take_due();
@@ -77,15 +78,15 @@ fn tend(store: &Weak<Inner>, members: &Arc<Members>) -> Option<Instant> {
     Some(next)
 }
 
-async fn keep_alive(store: Arc<Inner>, members: Arc<Members>, session: Arc<Session>) {
+async fn keep_alive(store: Arc<Shared>, members: Arc<Members>, session: Arc<Session>) {
     let kept = timeout(session.ttl / 5, session.extend(&members)).await;
     match kept {
         Ok(Ok(())) | Err(_) => {}
-        Ok(Err(Trouble::NoLease)) => {
+        Ok(Err(Failure::NoLease)) => {
             tolerated("replacing a lease", store.sessions.retire(&members, &session).await);
         }
-        Ok(Err(trouble)) => {
-            tolerated::<()>("keeping a lease alive", Err(trouble));
+        Ok(Err(failure)) => {
+            tolerated::<()>("keeping a lease alive", Err(failure));
             session.set_due(Instant::now() + (session.ttl / 20).min(Duration::from_millis(500)));
             store.claims.sooner.notify_one();
         }
@@ -93,18 +94,18 @@ async fn keep_alive(store: Arc<Inner>, members: Arc<Members>, session: Arc<Sessi
 }
 
 /// The leases of a store that is gone have no holder.
-async fn goodbye(members: &Members, sessions: &Sessions) {
+async fn revoke_all(members: &Members, sessions: &Sessions) {
     let revoking = async {
         for session in sessions.all() {
             tolerated("revoking a lease", revoke(members, session.id).await);
         }
     };
-    drop(timeout(GOODBYE, revoking).await);
+    drop(timeout(REVOKING, revoking).await);
 }
 
 /// The cluster frees what is left, or the next attempt does.
-fn tolerated<T>(doing: &'static str, done: Result<T, Trouble>) {
-    if let Err(trouble) = done {
-        tracing::debug!(target: "lockkit", doing, ?trouble, "etcd failed in the background");
+fn tolerated<T>(doing: &'static str, done: Result<T, Failure>) {
+    if let Err(failure) = done {
+        tracing::debug!(target: "lockkit", doing, ?failure, "etcd failed in the background");
     }
 }

@@ -4,10 +4,7 @@
 //! the last holder is written only if there is none or lockkit wrote it: a claim without its record would weaken
 //! `TakeOver`, so another value there is an error.
 
-use std::{
-    fmt::Write,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
 use lockkit::{
@@ -77,7 +74,7 @@ impl Place {
 
     /// The key of the claim of a process that has this number.
     pub(crate) fn path(&self, token: Token, number: u64) -> String {
-        format!("{}{}-{number:x}", self.dir, hex(token))
+        format!("{}{}-{number:x}", self.dir, token.to_hex())
     }
 }
 
@@ -112,18 +109,6 @@ fn escape(name: &str) -> String {
 
 fn unescape(name: &str) -> String {
     name.replace("%2f", "/").replace("%25", "%")
-}
-
-fn hex(token: Token) -> String {
-    token.as_bytes().iter().fold(String::with_capacity(32), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-fn token(hex: &str) -> Option<Token> {
-    let is_token = hex.len() == 32 && hex.bytes().all(|it| it.is_ascii_hexdigit());
-    is_token.then(|| u128::from_str_radix(hex, 16).ok()).flatten().map(|it| Token::from_bytes(it.to_be_bytes()))
 }
 
 /// What a claim is at the moment.
@@ -176,7 +161,7 @@ impl Record {
             State::Nobody => "nobody",
             State::Expired => "expired",
         };
-        format!("{VERSION}\n{state}\n{}", hex(token))
+        format!("{VERSION}\n{state}\n{}", token.to_hex())
     }
 
     /// `None` if lockkit did not write it.
@@ -194,7 +179,7 @@ impl Record {
             "expired" => State::Expired,
             _ => return None,
         };
-        let (token, ttl, at) = (token(line()?)?, line()?.parse().ok()?, line()?.parse().ok()?);
+        let (token, ttl, at) = (Token::from_hex(line()?)?, line()?.parse().ok()?, line()?.parse().ok()?);
         let at = UNIX_EPOCH.checked_add(Duration::from_micros(at))?;
         let (revision, holder) = (line()?.parse().ok()?, line()?.to_owned());
         Some(Self { state, token, ttl: Duration::from_micros(ttl), at, revision, holder })

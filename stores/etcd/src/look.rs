@@ -1,27 +1,22 @@
-//! Reading who holds leases, and forgetting who held them.
+//! Reads who holds leases, also those of other processes and other clients.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{GetOptions, KeyValue};
 use lockkit::{Key, Result, store::LeaseRecord};
 use tokio::time::Instant;
 
 use crate::{
-    acquire::oldest,
-    layout::{
-        First, Place, Record, State, check_claim, describe, is_mutex, name_of, name_of_last, start_of, start_of_last,
-    },
-    members::Trouble,
-    store::{Inner, failed},
+    claim::oldest,
+    error::Failure,
+    layout::{First, Record, State, check_claim, describe, is_mutex, name_of, start_of},
+    store::Shared,
 };
 
 /// How many keys one answer of the server has. Answers are limited to 4 MiB.
 const PAGE: i64 = 1000;
 
-/// How many records one transaction removes: etcd allows 128 operations.
-const CHUNK: usize = 100;
-
-impl Inner {
+impl Shared {
     pub(crate) async fn look(self: &Arc<Self>, key: &Key) -> Result<Option<LeaseRecord>> {
         let doing = "looking at lease";
         let place = self.place(doing, key)?;
@@ -30,7 +25,7 @@ impl Inner {
         self.claims.touch(key, first.map_or(b"", KeyValue::key));
         let answer = answer?;
         let Some(kv) = answer.kvs().first() else { return Ok(None) };
-        check_claim(&place.dir, kv).map_err(|what| failed(doing, key, Trouble::Foreign(what)))?;
+        check_claim(&place.dir, kv).map_err(|what| Failure::Foreign(what).while_doing(doing, key))?;
         let last = kv.key_str().ok().and_then(|it| it.strip_prefix(&*place.dir)).unwrap_or_default();
         Ok(self.shown(describe(key, last, kv)))
     }
@@ -52,36 +47,8 @@ impl Inner {
         Ok(held.take(limit as usize).collect())
     }
 
-    /// Deletes the records of holders that died, if the leases were free since.
-    pub(crate) async fn sweep(self: &Arc<Self>, retention: Duration, limit: u32) -> Result<u64> {
-        let doing = "sweeping leases";
-        let mut old = Vec::new();
-        let note = |page: &[KeyValue]| {
-            let is_old = |kv: &&KeyValue| {
-                Record::parse(kv.value()).is_some_and(|it| it.age() > it.ttl.saturating_add(retention))
-            };
-            old.extend(page.iter().filter(is_old).filter_map(|kv| {
-                let name = name_of_last(&self.prefix, kv.key())?;
-                Some((self.place(doing, &name).ok()?, kv.mod_revision()))
-            }));
-        };
-        self.pages(doing, &start_of_last(&self.prefix), note).await?;
-        // A lease that is held is not swept and does not count, or held ones would keep others from being swept.
-        let (mut swept, limit, mut old) = (0, limit as usize, &old[..]);
-        while !old.is_empty() && swept < limit {
-            let (chunk, rest) = old.split_at(old.len().min(CHUNK).min(limit - swept));
-            old = rest;
-            let ops: Vec<_> = chunk.iter().map(|(place, revision)| forget(place, *revision)).collect();
-            let answer = self.txn(&self.members(), Txn::new().and_then(ops)).await;
-            let answers = answer.map_err(|err| failed(doing, None, err))?.op_responses();
-            let deleted = answers.iter().filter(|it| matches!(it, TxnOpResponse::Txn(it) if it.succeeded()));
-            swept += deleted.count();
-        }
-        Ok(swept as u64)
-    }
-
     /// Reads all keys with this start, a page at a time.
-    async fn pages(
+    pub(crate) async fn pages(
         self: &Arc<Self>,
         doing: &'static str,
         start: &str,
@@ -117,13 +84,6 @@ impl Inner {
         }
         Some(record)
     }
-}
-
-/// Deletes the record of the last holder, if it is still this one and the lease is free.
-fn forget(place: &Place, revision: i64) -> TxnOp {
-    let is_same = Compare::mod_revision(&*place.last, CompareOp::Equal, revision);
-    let is_free = Compare::create_revision(&*place.dir, CompareOp::Equal, 0).with_prefix();
-    TxnOp::txn(Txn::new().when([is_same, is_free]).and_then([TxnOp::delete(&*place.last, None)]))
 }
 
 /// The end of the range of keys with this start.

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 /// How many leases are remembered before old ones are forgotten.
 const MANY: usize = 1024;
 
-/// How long a lease is remembered that nobody asks for.
+/// How long a lease is remembered that no caller wants.
 const OLD: Duration = Duration::from_secs(3600);
 
 /// The leases that this process has seen without their keys.

@@ -1,8 +1,4 @@
-//! The members of the cluster, one client for each: which one is asked, and what happens when it does not answer.
-//!
-//! An alarm for want of space stays until an operator ends it, so a wait would only delay the answer. It has the code
-//! of "too many requests", which passes; only the text tells them apart, so the text is matched, as for an old
-//! authentication token.
+//! The members of the cluster, one client for each: which one is queried, and what happens when it does not answer.
 
 use std::{
     future::{Future, pending},
@@ -20,54 +16,19 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use crate::error::{Failure, code, has_old_token, refused};
+
 /// Time limit of a call: for all attempts together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Time limit of the first attempts, if there is another member to ask.
+/// Time limit of the first attempts, if there is another member.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
-/// Pause after all members were asked without success. Doubles, up to ten times as long.
+/// Pause after all members were queried without success. Doubles, up to ten times as long.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A call that is dropped after this time counts as not answered by its member.
 const SLOW: Duration = Duration::from_millis(200);
-
-/// Why a call failed.
-#[derive(Debug)]
-pub(crate) enum Trouble {
-    /// The server refused the request. This attempt was not executed. `only`: it was the only one.
-    Refused { err: Etcd, only: bool },
-    /// The database of the cluster has no space left. As `Refused`.
-    NoSpace { only: bool },
-    /// A key of another owner is where a lock has its own. Says what is there.
-    Foreign(String),
-    /// The etcd lease of the request does not exist.
-    NoLease,
-    /// No member answered in time. The request may have been executed.
-    Silent(io::Error),
-}
-
-/// Codes of gRPC. The texts of errors are not compared, but for [`has_old_token`].
-mod code {
-    pub(super) const NOT_FOUND: i32 = 5;
-    pub(super) const PERMISSION_DENIED: i32 = 7;
-    pub(super) const RESOURCE_EXHAUSTED: i32 = 8;
-    /// Invalid argument, already exists, permission denied, failed precondition, out of range, unimplemented, data
-    /// loss, unauthenticated.
-    pub(super) const FINAL: &[i32] = &[3, 6, 7, 9, 11, 12, 15, 16];
-}
-
-impl Trouble {
-    /// The answer to a claim came when its claim was over. It says nothing about other holders.
-    pub(crate) fn too_late() -> Self {
-        Self::Silent(io::Error::new(ErrorKind::TimedOut, "the answer came after the claim had expired or was given up"))
-    }
-
-    /// Whether nothing of the request was executed, or will be.
-    pub(crate) fn left_nothing(&self) -> bool {
-        matches!(self, Self::Refused { only: true, .. } | Self::NoSpace { only: true })
-    }
-}
 
 /// Where clients come from.
 #[derive(Clone)]
@@ -82,7 +43,7 @@ pub(crate) struct Members {
     /// Tells these clients from those of another runtime.
     id: u64,
     clients: Vec<OnceCell<Arc<Client>>>,
-    /// The member that is asked. It changes when a call fails.
+    /// The member that is queried. It changes when a call fails.
     at: AtomicUsize,
     ended: Arc<AtomicBool>,
     last_failure: Mutex<Option<(Instant, String)>>,
@@ -122,7 +83,7 @@ impl Members {
         (self.id, self.at())
     }
 
-    /// The member that is asked now.
+    /// The member that is queried now.
     pub(crate) fn at(&self) -> usize {
         self.at.load(Ordering::Relaxed)
     }
@@ -134,7 +95,7 @@ impl Members {
     }
 
     /// Sends a request until a member answers, for at most [`PATIENCE`]. A request may be executed more than once.
-    pub(crate) async fn call<T, Fut>(&self, request: impl Fn(Arc<Client>) -> Fut) -> Result<T, Trouble>
+    pub(crate) async fn call<T, Fut>(&self, request: impl Fn(Arc<Client>) -> Fut) -> Result<T, Failure>
     where
         Fut: Future<Output = Result<T, Etcd>>,
     {
@@ -143,7 +104,7 @@ impl Members {
 
     /// As [`call`](Self::call). Also returns whether this is the answer to the only attempt, so that no other one can
     /// be executed later.
-    pub(crate) async fn call_counted<T, Fut>(&self, request: impl Fn(Arc<Client>) -> Fut) -> Result<(T, bool), Trouble>
+    pub(crate) async fn call_counted<T, Fut>(&self, request: impl Fn(Arc<Client>) -> Fut) -> Result<(T, bool), Failure>
     where
         Fut: Future<Output = Result<T, Etcd>>,
     {
@@ -179,7 +140,7 @@ impl Members {
             attempt.fail(&failure);
             attempts += 1;
             if started.elapsed() + pause >= PATIENCE {
-                return Err(Trouble::Silent(io::Error::new(ErrorKind::TimedOut, failure)));
+                return Err(Failure::Silent(io::Error::new(ErrorKind::TimedOut, failure)));
             }
             if attempts.is_multiple_of(members) {
                 sleep(pause).await;
@@ -188,8 +149,8 @@ impl Members {
         }
     }
 
-    /// The versions of the members that answer. `None` for one that does not tell this user: only versions newer than
-    /// the fix of [`lost`](crate::lost) ask for the role `root`.
+    /// The versions of the members that answer. `None` for one that refuses this user: only versions newer than
+    /// the fix of [`lost`](crate::lost) require the role `root`.
     pub(crate) async fn versions(&self) -> Vec<Option<String>> {
         let mut versions = Vec::new();
         for at in 0..self.clients.len() {
@@ -205,12 +166,12 @@ impl Members {
         versions
     }
 
-    /// The client of the member that is asked now.
+    /// The client of the member that is queried now.
     pub(crate) async fn current(&self) -> Result<Arc<Client>, Etcd> {
         self.client(self.at()).await
     }
 
-    /// Asks another member from now on.
+    /// Queries another member from now on.
     pub(crate) fn leave(&self, at: usize) {
         let next = (at + 1) % self.clients.len();
         let _ = self.at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -231,35 +192,7 @@ impl Members {
     }
 }
 
-/// Whether the users or roles have changed since the client's JWT was made. Only the text tells this error from others.
-/// The client itself gets a new token only when one has expired.
-fn has_old_token(err: &Etcd) -> bool {
-    matches!(err, Etcd::GRpcStatus(status) if status.message().contains("revision of auth store is old"))
-}
-
-/// Whether the database of the cluster is larger than its quota. Only the text tells this error from others with the
-/// same code, such as too many requests.
-fn has_no_space(err: &Etcd) -> bool {
-    matches!(err, Etcd::GRpcStatus(status)
-        if status.code() as i32 == code::RESOURCE_EXHAUSTED && status.message().contains("database space exceeded"))
-}
-
-/// `Err` with an error that may pass.
-fn refused(err: Etcd, only: bool) -> Result<Trouble, Etcd> {
-    match err {
-        // Its only meaning: the server does not know the lease.
-        Etcd::LeaseKeepAliveError(_) => Ok(Trouble::NoLease),
-        Etcd::GRpcStatus(status) if status.code() as i32 == code::NOT_FOUND => Ok(Trouble::NoLease),
-        Etcd::GRpcStatus(status) if code::FINAL.contains(&(status.code() as i32)) => {
-            Ok(Trouble::Refused { err: Etcd::GRpcStatus(status), only })
-        }
-        err if has_no_space(&err) => Ok(Trouble::NoSpace { only }),
-        err @ (Etcd::GRpcStatus(_) | Etcd::TransportError(_) | Etcd::IoError(_) | Etcd::WatchError(_)) => Err(err),
-        err => Ok(Trouble::Refused { err, only }),
-    }
-}
-
-/// One attempt at one member. If it fails, or is dropped after [`SLOW`], another member is asked next.
+/// One attempt at one member. If it fails, or is dropped after [`SLOW`], another member is queried next.
 pub(crate) struct Attempt<'m> {
     members: &'m Members,
     pub(crate) at: usize,

@@ -10,13 +10,15 @@ use lockkit::{
 use tokio::time::Instant;
 
 use crate::{
-    acquire::oldest,
-    claims::{Claimed, Left},
+    claim::oldest,
+    claimed::Claimed,
+    claims::Left,
+    error::Failure,
     layout::{Record, State, check_claim, describe},
-    members::{Members, Trouble},
+    members::Members,
     session::Session,
     sessions::revoke,
-    store::{Inner, failed},
+    store::Shared,
 };
 
 const DOING: &str = "releasing lease";
@@ -24,14 +26,14 @@ const DOING: &str = "releasing lease";
 /// How many keys one transaction removes: etcd allows 128 operations.
 const CHUNK: usize = 40;
 
-impl Inner {
+impl Shared {
     pub(crate) async fn release(self: &Arc<Self>, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         let members = self.members();
         let claimed = self.claims.get(token).filter(|it| it.place.name == *key);
         let Some(claimed) = claimed.and_then(|_| self.claims.end(token)) else {
             return self.release_of_other(key, token).await;
         };
-        let err = |err| failed(DOING, key, err);
+        let err = |err: Failure| err.while_doing(DOING, key);
         let left = claimed.unexpired_since().map_or(Duration::ZERO, |since| min_hold.saturating_sub(since.elapsed()));
         if !left.is_zero() {
             self.claims.stay(token, Instant::now() + left);
@@ -56,7 +58,7 @@ impl Inner {
             }
         }
         let claims: Vec<_> = together.iter().map(|(_, claimed)| claimed.clone()).collect();
-        let removed = self.remove(&members, &claims, true).await.map_err(|err| failed(DOING, &first.key, err))?;
+        let removed = self.remove(&members, &claims, true).await.map_err(|err| err.while_doing(DOING, &first.key))?;
         for ((at, claimed), removed) in together.iter().zip(&removed) {
             answers[*at] = answer(claimed, Some(removed));
         }
@@ -70,7 +72,7 @@ impl Inner {
         members: &Members,
         claims: &[Claimed],
         released: bool,
-    ) -> Result<Vec<bool>, Trouble> {
+    ) -> Result<Vec<bool>, Failure> {
         let mut removed = vec![false; claims.len()];
         for chunk in in_transactions(claims) {
             let of_chunk: Vec<_> = chunk.iter().map(|at| &claims[*at]).collect();
@@ -82,10 +84,10 @@ impl Inner {
         Ok(removed)
     }
 
-    async fn remove_chunk(&self, members: &Members, chunk: &[&Claimed], released: bool) -> Result<Vec<bool>, Trouble> {
+    async fn remove_chunk(&self, members: &Members, chunk: &[&Claimed], released: bool) -> Result<Vec<bool>, Failure> {
         let removals = || {
             let expired = chunk.iter().filter(|it| !released && it.held_once()).map(|it| mark_expired(it));
-            // A claim that was never heard of has held nothing.
+            // A claim that was never answered has held nothing.
             chunk.iter().map(|it| removal(it, released || !it.held_once())).chain(expired)
         };
         let doubtful = doubtful(chunk);
@@ -95,14 +97,14 @@ impl Inner {
                 note_markers(&doubtful, &answer);
                 answer
             }
-            Err(Trouble::NoLease) => {
+            Err(Failure::NoLease) => {
                 // One of the sessions has ended. This writes the markers of the others.
                 for session in doubtful {
                     self.sessions.retire(members, session).await?;
                 }
                 self.txn(members, Txn::new().and_then(removals().collect::<Vec<_>>())).await?
             }
-            Err(trouble) => return Err(trouble),
+            Err(failure) => return Err(failure),
         };
         for Claimed { token, .. } in chunk {
             self.claims.forget(*token);
@@ -112,7 +114,7 @@ impl Inner {
     }
 
     /// Replaces the holder by nobody, on an etcd lease of its own, so that the key stays if this process ends.
-    async fn leave(&self, members: &Members, claimed: &Claimed, left: Duration) -> Result<bool, Trouble> {
+    async fn leave(&self, members: &Members, claimed: &Claimed, left: Duration) -> Result<bool, Failure> {
         let until = Instant::now() + left;
         let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX).saturating_add(1);
         let granted =
@@ -131,31 +133,31 @@ impl Inner {
         Ok(answer.succeeded())
     }
 
-    /// Does what a release was asked for that was not answered: the key stays taken until an instant.
+    /// Repeats a release that was not answered: the key stays taken until an instant.
     pub(crate) async fn leave_until(
         &self,
         members: &Members,
         claimed: &Claimed,
         until: Instant,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), Failure> {
         self.leave(members, claimed, until.saturating_duration_since(Instant::now())).await?;
         self.claims.forget(claimed.token);
         Ok(())
     }
 
     /// Removes a key that stayed for its minimum time.
-    pub(crate) async fn remove_left(&self, members: &Members, Left { path, lease }: Left) -> Result<(), Trouble> {
+    pub(crate) async fn remove_left(&self, members: &Members, Left { path, lease }: Left) -> Result<(), Failure> {
         let is_left = Compare::lease(&*path, CompareOp::Equal, lease);
         self.txn(members, Txn::new().when([is_left]).and_then([TxnOp::delete(&*path, None)])).await?;
         revoke(members, lease).await
     }
 
-    /// Frees a lease that another process holds, or nobody.
+    /// Frees a lease that another process holds, or that stays taken without a holder.
     async fn release_of_other(self: &Arc<Self>, key: &Key, token: Token) -> Result<Answer> {
         let place = self.place(DOING, key)?;
         let answer = self.get(DOING, Some(key), &place.dir, oldest()).await?;
         let Some(kv) = answer.kvs().first() else { return Ok(Answer::Gone) };
-        check_claim(&place.dir, kv).map_err(|what| failed(DOING, key, Trouble::Foreign(what)))?;
+        check_claim(&place.dir, kv).map_err(|what| Failure::Foreign(what).while_doing(DOING, key))?;
         let last = kv.key_str().ok().and_then(|it| it.strip_prefix(&*place.dir)).unwrap_or_default();
         let first = describe(key, last, kv);
         if first.record.token != token || first.state == State::Waiting {
@@ -165,12 +167,13 @@ impl Inner {
         let is_last = Compare::value(&*place.last, CompareOp::Equal, kv.value());
         let forget = TxnOp::txn(Txn::new().when([is_last]).and_then([TxnOp::delete(&*place.last, None)]));
         let txn = Txn::new().when([is_same]).and_then([TxnOp::delete(kv.key(), None), forget]);
-        let answer = self.txn(&self.members(), txn).await.map_err(|err| failed(DOING, key, err))?;
+        let answer = self.txn(&self.members(), txn).await.map_err(|err| err.while_doing(DOING, key))?;
         Ok(if answer.succeeded() { Answer::Done } else { Answer::Gone })
     }
 }
 
-/// `Done` if the claim held the lease until its key was removed. If an attempt had no answer, the next one finds no key.
+/// `Done` if the claim held the lease until its key was removed. If an attempt had no answer, the next one finds no
+/// key.
 fn answer(claimed: &Claimed, removed: Option<&bool>) -> Answer {
     match removed {
         Some(true) if claimed.unexpired_since().is_some() => Answer::Done,

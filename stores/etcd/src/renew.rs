@@ -17,12 +17,13 @@ use lockkit::{
 use tokio::time::Instant;
 
 use crate::{
-    acquire::{is_current, marker, note_marker, revision},
-    claims::Claimed,
+    claim::{is_current, marker, note_marker, revision},
+    claimed::Claimed,
+    error::Failure,
     layout::{Record, put_last},
-    members::{Members, Trouble},
+    members::Members,
     session::{Session, leader_changes},
-    store::{Inner, failed, kvs},
+    store::{Shared, kvs},
 };
 
 const DOING: &str = "renewing leases";
@@ -33,7 +34,7 @@ const CHUNK: usize = 120;
 /// How often a batch is sent again because the leader changed meanwhile.
 const ROUNDS: usize = 4;
 
-impl Inner {
+impl Shared {
     pub(crate) async fn renew(self: &Arc<Self>, renewals: &[Renewal]) -> Result<Vec<Answer>> {
         let (members, sent) = (self.members(), Instant::now());
         let held = |it: &Renewal| {
@@ -46,7 +47,7 @@ impl Inner {
         for (claimed, ttl) in claims.values() {
             if claimed.session.ttl < *ttl || claimed.ttl < *ttl {
                 let moved = self.renew_longer(&members, claimed, *ttl).await;
-                if moved.map_err(|err| failed(DOING, &claimed.place.name, err))? {
+                if moved.map_err(|err| err.while_doing(DOING, &claimed.place.name))? {
                     alive.insert(claimed.token);
                 }
             } else {
@@ -56,7 +57,7 @@ impl Inner {
         for claims in of_session.values() {
             for chunk in claims.chunks(CHUNK) {
                 let renewed = self.renew_chunk(&members, chunk, sent).await;
-                alive.extend(renewed.map_err(|err| failed(DOING, &chunk[0].place.name, err))?);
+                alive.extend(renewed.map_err(|err| err.while_doing(DOING, &chunk[0].place.name))?);
             }
         }
         let answer = |it: &Renewal| {
@@ -67,7 +68,7 @@ impl Inner {
     }
 
     /// Extends the session of these claims and returns those whose keys exist.
-    async fn renew_chunk(&self, members: &Members, claims: &[&Claimed], sent: Instant) -> Result<Vec<Token>, Trouble> {
+    async fn renew_chunk(&self, members: &Members, claims: &[&Claimed], sent: Instant) -> Result<Vec<Token>, Failure> {
         let Some(session) = claims.first().map(|it| &it.session) else { return Ok(Vec::new()) };
         session.touch();
         let exist: Vec<_> = claims.iter().map(|it| exists(it)).collect();
@@ -75,14 +76,14 @@ impl Inner {
         let read: Vec<_> =
             claims.iter().map(|it| TxnOp::get(&*it.path, Some(GetOptions::new().with_keys_only()))).collect();
         let txn = Txn::new().when(exist).or_else(read);
-        let mut asked = sent;
+        let mut since = sent;
         for _ in 0..ROUNDS {
             let kept =
-                if session.has_ended() { Err(Trouble::NoLease) } else { session.keep_alive(members, asked).await };
+                if session.has_ended() { Err(Failure::NoLease) } else { session.keep_alive(members, since).await };
             let kept = match kept {
                 Ok(kept) => Some(kept),
-                Err(Trouble::NoLease) => None,
-                Err(trouble) => return Err(trouble),
+                Err(Failure::NoLease) => None,
+                Err(failure) => return Err(failure),
             };
             let read_at = Instant::now();
             let answer = self.txn(members, txn.clone()).await?;
@@ -97,20 +98,20 @@ impl Inner {
             match kept {
                 Some(kept) if session.prove(kept, read_at, term) => return Ok(alive),
                 None if alive.is_empty() => return Ok(alive),
-                _ => asked = Instant::now(),
+                _ => since = Instant::now(),
             }
         }
         Err(leader_changes())
     }
 
-    /// Moves the key of a claim to a session that lives at least as long as a longer ttl, and notes the ttl: others wait
-    /// for as long as the key says.
+    /// Moves the key of a claim to a session that lives at least as long as a longer ttl, and notes the ttl: others
+    /// wait for as long as the key says.
     async fn renew_longer(
         self: &Arc<Self>,
         members: &Members,
         claimed: &Claimed,
         ttl: Duration,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, Failure> {
         let session: Arc<Session> = self.sessions.get(members, ttl).await?;
         let Some(before) = Record::parse(claimed.record.as_bytes()) else { return Ok(false) };
         let record = Record { ttl, revision: claimed.revision().unwrap_or(before.revision), ..before }.text();
@@ -148,7 +149,8 @@ impl Inner {
     }
 }
 
-/// The key of a claim that holds its lease. It holds the lease as long as it exists, because all other keys are younger.
+/// The key of a claim that holds its lease. It holds the lease as long as it exists, because all other keys are
+/// younger.
 fn exists(claimed: &Claimed) -> Compare {
     Compare::create_revision(&*claimed.path, CompareOp::Equal, claimed.revision().unwrap_or(0))
 }

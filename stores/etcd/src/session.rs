@@ -11,8 +11,8 @@
 //! # What a marker is for
 //!
 //! A request that was given up may still reach a member that was stopped, at any later time. To keep such a request
-//! from creating a key that nobody knows of, each creation of a key compares the revision of a *marker* key, one for
-//! each session. Whoever gives up on a creation writes the marker.
+//! from creating a key that no process knows of, each creation of a key compares the revision of a *marker* key, one
+//! for each session. A call that gives up on a creation writes the marker.
 
 use std::{
     sync::{
@@ -28,10 +28,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{
-    layout,
-    members::{Members, Trouble},
-};
+use crate::{error::Failure, layout, members::Members};
 
 /// Time limit of the answer to a message on a stream that is open already.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -50,7 +47,7 @@ pub(crate) struct Session {
     /// The revision of the marker, 0 if it does not exist.
     revision: AtomicI64,
     known: Mutex<Known>,
-    line: FairMutex<Line>,
+    open: FairMutex<Open>,
     ended: AtomicBool,
 }
 
@@ -70,7 +67,7 @@ struct Known {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     sent: Instant,
-    heard: Instant,
+    received: Instant,
     term: u64,
     ttl: Duration,
 }
@@ -78,7 +75,7 @@ pub(crate) struct Kept {
 /// The open stream, if there is one. A call takes it out while it waits for an answer, so that an answer is never read
 /// by a later call.
 #[derive(Debug, Default)]
-struct Line(Option<Stream>);
+struct Open(Option<Stream>);
 
 #[derive(Debug)]
 struct Stream {
@@ -88,8 +85,8 @@ struct Stream {
 }
 
 impl Session {
-    /// Asks for a lease of whole seconds.
-    pub(crate) async fn grant(members: &Members, seconds: i64) -> Result<Self, Trouble> {
+    /// Requests a lease of whole seconds.
+    pub(crate) async fn grant(members: &Members, seconds: i64) -> Result<Self, Failure> {
         let sent = Instant::now();
         let granted = members.call(|client| async move { client.lease_client().grant(seconds, None).await }).await?;
         Ok(Self::new(granted.id(), seconds_of(granted.ttl()), sent))
@@ -103,7 +100,7 @@ impl Session {
             marker: layout::marker(id),
             revision: AtomicI64::new(0),
             known: Mutex::new(known),
-            line: FairMutex::default(),
+            open: FairMutex::default(),
             ended: AtomicBool::new(false),
         }
     }
@@ -148,19 +145,19 @@ impl Session {
         self.known().due = due;
     }
 
-    /// Sends one keep-alive, unless another call has sent one since `asked`.
-    pub(crate) async fn keep_alive(&self, members: &Members, asked: Instant) -> Result<Kept, Trouble> {
-        let mut line = self.line.lock().await;
-        if let Some(kept) = self.known().kept.filter(|it| it.sent >= asked) {
+    /// Sends one keep-alive, unless another call has sent one after `since`.
+    pub(crate) async fn keep_alive(&self, members: &Members, since: Instant) -> Result<Kept, Failure> {
+        let mut slot = self.open.lock().await;
+        if let Some(kept) = self.known().kept.filter(|it| it.sent >= since) {
             return Ok(kept);
         }
-        let mut open = line.0.take().filter(|it| it.connection == members.connection());
+        let mut open = slot.0.take().filter(|it| it.connection == members.connection());
         if let Some(stream) = &mut open {
             let attempt = members.attempt();
-            if let Ok(Ok(kept)) = timeout(ANSWER, stream.ask()).await {
+            if let Ok(Ok(kept)) = timeout(ANSWER, stream.keep_alive()).await {
                 attempt.settle();
-                line.0 = open;
-                return self.heard(kept);
+                slot.0 = open;
+                return self.note(kept);
             }
         }
         let connection = members.connection();
@@ -168,17 +165,17 @@ impl Session {
             // The client keeps the header of the first answer to itself, so a second message is sent.
             let (keeper, answers) = client.lease_client().keep_alive(self.id).await?;
             let mut stream = Stream { keeper, answers, connection };
-            let kept = stream.ask().await?;
+            let kept = stream.keep_alive().await?;
             Ok((stream, kept))
         };
         let (stream, kept) = members.call(open).await?;
-        line.0 = Some(stream);
-        self.heard(kept)
+        slot.0 = Some(stream);
+        self.note(kept)
     }
 
-    fn heard(&self, kept: Kept) -> Result<Kept, Trouble> {
+    fn note(&self, kept: Kept) -> Result<Kept, Failure> {
         if kept.ttl.is_zero() {
-            return Err(Trouble::NoLease);
+            return Err(Failure::NoLease);
         }
         self.known().kept = Some(kept);
         Ok(kept)
@@ -187,7 +184,7 @@ impl Session {
     /// Believes a keep-alive that was answered before a linearizable request was sent at `sent`, if both answers have
     /// the same term.
     pub(crate) fn prove(&self, kept: Kept, sent: Instant, term: u64) -> bool {
-        let is_proof = term != 0 && term == kept.term && kept.heard <= sent;
+        let is_proof = term != 0 && term == kept.term && kept.received <= sent;
         if is_proof {
             let mut known = self.known();
             known.until = known.until.max(kept.sent + kept.ttl);
@@ -196,10 +193,10 @@ impl Session {
     }
 
     /// Extends the lease to its full ttl from now, and proves it.
-    pub(crate) async fn extend(&self, members: &Members) -> Result<(), Trouble> {
-        let mut asked = Instant::now();
+    pub(crate) async fn extend(&self, members: &Members) -> Result<(), Failure> {
+        let mut since = Instant::now();
         for _ in 0..ROUNDS {
-            let kept = self.keep_alive(members, asked).await?;
+            let kept = self.keep_alive(members, since).await?;
             let sent = Instant::now();
             let read = |client: Arc<Client>| async move {
                 client.kv_client().get(&*self.marker, Some(GetOptions::new().with_count_only())).await
@@ -208,7 +205,7 @@ impl Session {
             if self.prove(kept, sent, answer.header().map_or(0, etcd_client::ResponseHeader::raft_term)) {
                 return Ok(());
             }
-            asked = Instant::now();
+            since = Instant::now();
         }
         Err(leader_changes())
     }
@@ -219,18 +216,18 @@ impl Session {
 }
 
 /// The cluster elects one leader after the other.
-pub(crate) fn leader_changes() -> Trouble {
+pub(crate) fn leader_changes() -> Failure {
     let what = "the leader of etcd changed during each keep-alive";
-    Trouble::Silent(std::io::Error::new(std::io::ErrorKind::TimedOut, what))
+    Failure::Silent(std::io::Error::new(std::io::ErrorKind::TimedOut, what))
 }
 
 impl Stream {
-    async fn ask(&mut self) -> Result<Kept, Etcd> {
+    async fn keep_alive(&mut self) -> Result<Kept, Etcd> {
         let sent = Instant::now();
         self.keeper.keep_alive().await.map_err(|_| closed())?;
         let answer = self.answers.message().await?.ok_or_else(closed)?;
         let term = answer.header().map_or(0, etcd_client::ResponseHeader::raft_term);
-        Ok(Kept { sent, heard: Instant::now(), term, ttl: seconds_of(answer.ttl()) })
+        Ok(Kept { sent, received: Instant::now(), term, ttl: seconds_of(answer.ttl()) })
     }
 }
 
@@ -252,8 +249,8 @@ mod tests {
         let sent = Instant::now();
         let session = Session::new(1, TTL, sent);
         tokio::time::advance(Duration::from_secs(4)).await;
-        let kept = Kept { sent: Instant::now(), heard: Instant::now() + Duration::from_secs(1), term: 7, ttl: TTL };
-        let (early, later) = (Instant::now(), kept.heard + Duration::from_secs(1));
+        let kept = Kept { sent: Instant::now(), received: Instant::now() + Duration::from_secs(1), term: 7, ttl: TTL };
+        let (early, later) = (Instant::now(), kept.received + Duration::from_secs(1));
         for (read, term) in [(later, 8), (later, 6), (later, 0), (early, 7)] {
             assert!(!session.prove(kept, read, term), "{term}");
             assert_eq!(session.until(), sent + TTL);

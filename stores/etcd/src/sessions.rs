@@ -13,8 +13,9 @@ use tokio::{
 };
 
 use crate::{
-    members::{Members, Trouble},
-    options::LONGEST,
+    builder::LONGEST,
+    error::Failure,
+    members::Members,
     session::{Session, leader_changes},
 };
 
@@ -30,7 +31,7 @@ pub(crate) struct Sessions {
     least: Duration,
     by_ttl: Mutex<HashMap<u64, Arc<Session>>>,
     granting: FairMutex<()>,
-    /// Told when there is a new session to keep alive.
+    /// Notified when there is a new session to keep alive.
     granted: Arc<Notify>,
 }
 
@@ -41,8 +42,8 @@ impl Sessions {
     }
 
     /// A session that is known to live for at least `ttl` from now.
-    pub(crate) async fn get(&self, members: &Members, ttl: Duration) -> Result<Arc<Session>, Trouble> {
-        let asked = Instant::now();
+    pub(crate) async fn get(&self, members: &Members, ttl: Duration) -> Result<Arc<Session>, Failure> {
+        let started = Instant::now();
         let seconds = seconds_for(ttl.max(self.least.mul_f64(0.8)));
         for _ in 0..ROUNDS {
             let found = self.found(seconds);
@@ -50,12 +51,12 @@ impl Sessions {
                 Some(session) => session,
                 None => self.grant(members, seconds).await?,
             };
-            if session.until() >= asked + ttl {
+            if session.until() >= started + ttl {
                 return Ok(session);
             }
             match session.extend(members).await {
                 Ok(()) => return Ok(session),
-                Err(Trouble::NoLease) => self.retire(members, &session).await?,
+                Err(Failure::NoLease) => self.retire(members, &session).await?,
                 Err(err) => return Err(err),
             }
         }
@@ -70,7 +71,7 @@ impl Sessions {
         Some(session.clone())
     }
 
-    async fn grant(&self, members: &Members, seconds: u64) -> Result<Arc<Session>, Trouble> {
+    async fn grant(&self, members: &Members, seconds: u64) -> Result<Arc<Session>, Failure> {
         let _granting = self.granting.lock().await;
         if let Some(session) = self.found(seconds) {
             return Ok(session);
@@ -86,18 +87,18 @@ impl Sessions {
     ///
     /// A leader that lags behind may answer a keep-alive so while the lease lives. A write with the lease is decided in
     /// the order of the log, so its answer is certain.
-    pub(crate) async fn retire(&self, members: &Members, session: &Arc<Session>) -> Result<(), Trouble> {
+    pub(crate) async fn retire(&self, members: &Members, session: &Arc<Session>) -> Result<(), Failure> {
         let put = |client: Arc<Client>| async move {
             let options = PutOptions::new().with_lease(session.id);
             client.kv_client().put(&*session.marker, "", Some(options)).await
         };
         match members.call(put).await {
             Ok(answer) => session.set_marker_revision(answer.header().map_or(0, ResponseHeader::revision)),
-            Err(Trouble::NoLease) => {
+            Err(Failure::NoLease) => {
                 session.end();
                 self.by_ttl().retain(|_, it| !Arc::ptr_eq(it, session));
             }
-            Err(trouble) => return Err(trouble),
+            Err(failure) => return Err(failure),
         }
         Ok(())
     }
@@ -122,10 +123,10 @@ impl Sessions {
 }
 
 /// Revokes an etcd lease, which deletes its keys.
-pub(crate) async fn revoke(members: &Members, id: i64) -> Result<(), Trouble> {
+pub(crate) async fn revoke(members: &Members, id: i64) -> Result<(), Failure> {
     let revoked = members.call(|client: Arc<Client>| async move { client.lease_client().revoke(id).await }).await;
     match revoked {
-        Ok(_) | Err(Trouble::NoLease) => Ok(()),
+        Ok(_) | Err(Failure::NoLease) => Ok(()),
         Err(err) => Err(err),
     }
 }

@@ -1,4 +1,4 @@
-//! The store: what its operations share.
+//! The store: its calls, and what they share.
 
 use std::{
     fmt,
@@ -9,28 +9,24 @@ use std::{
 
 use etcd_client::{Client, GetOptions, GetResponse, KeyValue, Txn, TxnOpResponse, TxnResponse};
 use lockkit::{
-    Error, Fault, Key, LeaseStore, Result,
-    store::{Acquired, AcquiredAll, Answer, BoxError, Claim, LeaseRecord, Profile, Release, Renewal, Token},
+    Error, Key, LeaseStore, Result,
+    store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Profile, Release, Renewal, Token},
 };
-
 use tokio::sync::OnceCell;
 
 use crate::{
+    builder::{EtcdStoreBuilder, TakeOver},
     claims::Claims,
+    error::{ConnectError, Failure},
     keeper,
     layout::Place,
     lost::{self, Lost},
-    members::{Members, Source, Trouble},
-    options::{Options, SetupError, TakeOver},
+    members::{Members, Source},
     sessions::Sessions,
 };
 
 /// The shortest ttl: a few round trips.
 const LEAST_TTL: Duration = Duration::from_millis(100);
-
-/// The source of an error of lockkit when the database of the cluster is full. Waiting does not help.
-const NO_SPACE: &str = "etcd has no space left (database space exceeded), so it takes no claims: compact and defragment \
-                        it or raise `--quota-backend-bytes`, and then run `etcdctl alarm disarm`";
 
 /// Leases in etcd. Make one per process; clones are handles to the same one.
 ///
@@ -38,10 +34,10 @@ const NO_SPACE: &str = "etcd has no space left (database space exceeded), so it 
 ///
 /// ```no_run
 /// use lockkit::Leases;
-/// use lockkit_etcd::{EtcdStore, Options};
+/// use lockkit_etcd::EtcdStore;
 ///
 /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
-/// let store = EtcdStore::connect(["http://10.0.0.1:2379", "http://10.0.0.2:2379"], Options::new()).await?;
+/// let store = EtcdStore::connect(["http://10.0.0.1:2379", "http://10.0.0.2:2379"]).await?;
 /// let leases = Leases::new(store);
 /// let lease = leases.lease("nightly").acquire().await?;
 /// println!("fence {}", lease.fence());
@@ -49,9 +45,9 @@ const NO_SPACE: &str = "etcd has no space left (database space exceeded), so it 
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct EtcdStore(Arc<Inner>);
+pub struct EtcdStore(Arc<Shared>);
 
-pub(crate) struct Inner {
+pub(crate) struct Shared {
     pub(crate) prefix: String,
     source: Source,
     members: Mutex<Option<Arc<Members>>>,
@@ -63,55 +59,37 @@ pub(crate) struct Inner {
 }
 
 impl EtcdStore {
-    /// Connects to a cluster. `endpoints` are addresses of its members, such as `http://127.0.0.1:2379`. One member is
-    /// asked at a time; if it does not answer, the next one is.
-    ///
-    /// Reconnects by itself, also on another runtime after the first one has ended.
+    /// Connects with the defaults of [`EtcdStoreBuilder`].
     ///
     /// # Errors
-    /// [`SetupError`], if a setting is invalid or no member answers within 5 s.
+    /// Those of [`EtcdStoreBuilder::connect`].
     ///
     /// # Cancel safety
     /// Dropping this future leaves nothing behind.
-    pub async fn connect<E: AsRef<str>>(
-        endpoints: impl IntoIterator<Item = E>,
-        options: Options,
-    ) -> Result<Self, SetupError> {
-        let endpoints: Vec<_> = endpoints.into_iter().map(|it| it.as_ref().to_owned()).collect();
-        if endpoints.is_empty() {
-            return Err(SetupError::NoEndpoints);
-        }
-        let names = endpoints.iter().map(|it| without_user(it)).collect::<Vec<_>>().join(", ");
-        let client = options.connect();
-        let store = Self::of(Source::Endpoints(endpoints, Box::new(client)), options)?;
-        let options = GetOptions::new().with_count_only();
-        match store.0.get("connecting to etcd", None, "lockkit/", options).await {
-            Ok(_) => {
-                // A member that does not answer must not delay the first lease.
-                store.0.waits(&store.0.members()).await;
-                Ok(store)
-            }
-            Err(source) => Err(SetupError::Unreachable { endpoints: names, source }),
-        }
+    pub async fn connect(endpoints: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConnectError> {
+        Self::builder(endpoints).connect().await
     }
 
-    /// A store on a client that is connected already. The options of the client in `options` have no effect.
+    /// A builder for a store with your own settings. `endpoints` are addresses of members of the cluster, such as
+    /// `http://127.0.0.1:2379`. One member is queried at a time; if it does not answer, the next one is.
+    ///
+    /// The store reconnects by itself, also on another runtime after the first one has ended.
+    pub fn builder(endpoints: impl IntoIterator<Item = impl AsRef<str>>) -> EtcdStoreBuilder {
+        EtcdStoreBuilder::new(endpoints.into_iter().map(|it| it.as_ref().to_owned()).collect())
+    }
+
+    /// A builder for a store on a client that is connected already.
     ///
     /// The client's connections live on the runtime on which it was made. If that runtime ends, so does the use of this
-    /// store; [`connect`](Self::connect) has no such limit. Give the client a connect timeout, HTTP/2 keep-alive and
-    /// `with_require_leader(true)`.
-    ///
-    /// # Errors
-    /// [`SetupError`], if a setting is invalid.
-    pub fn new(client: Client, options: Options) -> Result<Self, SetupError> {
-        Self::of(Source::Client(Arc::new(client)), options)
+    /// store; that of [`builder`](Self::builder) has no such limit. Give the client a connect timeout, HTTP/2
+    /// keep-alive and `with_require_leader(true)`.
+    pub fn builder_with_client(client: Client) -> EtcdStoreBuilder {
+        EtcdStoreBuilder::with_client(client)
     }
 
-    fn of(source: Source, options: Options) -> Result<Self, SetupError> {
-        options.check()?;
-        let Options { prefix, session_ttl, take_over, client: _ } = options;
+    pub(crate) fn new(source: Source, prefix: String, session_ttl: Duration, take_over: TakeOver) -> Self {
         let claims = Claims::default();
-        Ok(Self(Arc::new(Inner {
+        Self(Arc::new(Shared {
             prefix,
             source,
             members: Mutex::default(),
@@ -120,11 +98,20 @@ impl EtcdStore {
             lost: Lost::default(),
             take_over,
             waits: OnceCell::new(),
-        })))
+        }))
+    }
+
+    /// Waits until a member answers.
+    pub(crate) async fn reach(&self) -> Result<()> {
+        let options = GetOptions::new().with_count_only();
+        self.0.get("connecting to etcd", None, "lockkit/", options).await?;
+        // Here, so that a member that does not answer does not delay the first lease.
+        self.0.waits(&self.0.members()).await;
+        Ok(())
     }
 }
 
-impl Inner {
+impl Shared {
     /// The clients, on a runtime that lives.
     pub(crate) fn members(self: &Arc<Self>) -> Arc<Members> {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,7 +131,7 @@ impl Inner {
 
     /// Whether a lease without its key is taken only after its ttl.
     pub(crate) async fn waits(&self, members: &Members) -> bool {
-        let ask = async || match self.take_over {
+        let is_unfixed = async || match self.take_over {
             TakeOver::AtOnce => false,
             TakeOver::AfterTtl => true,
             TakeOver::ByVersion => {
@@ -152,15 +139,15 @@ impl Inner {
                 versions.is_empty() || !versions.iter().flatten().all(|it| lost::is_fixed(it))
             }
         };
-        *self.waits.get_or_init(ask).await
+        *self.waits.get_or_init(is_unfixed).await
     }
 
-    pub(crate) async fn txn(&self, members: &Members, txn: Txn) -> Result<TxnResponse, Trouble> {
+    pub(crate) async fn txn(&self, members: &Members, txn: Txn) -> Result<TxnResponse, Failure> {
         self.txn_counted(members, txn).await.map(|(answer, _)| answer)
     }
 
     /// As [`txn`](Self::txn). Also returns whether it was sent only once.
-    pub(crate) async fn txn_counted(&self, members: &Members, txn: Txn) -> Result<(TxnResponse, bool), Trouble> {
+    pub(crate) async fn txn_counted(&self, members: &Members, txn: Txn) -> Result<(TxnResponse, bool), Failure> {
         let call = |client: Arc<Client>| {
             let txn = txn.clone();
             async move { client.kv_client().txn(txn).await }
@@ -180,35 +167,15 @@ impl Inner {
             let options = options.clone();
             async move { client.kv_client().get(path, Some(options)).await }
         };
-        self.members().call(call).await.map_err(|err| failed(doing, key, err))
+        self.members().call(call).await.map_err(|err| err.while_doing(doing, key))
     }
 }
 
-impl Drop for Inner {
+impl Drop for Shared {
     fn drop(&mut self) {
         // Its keeper ends, and revokes the sessions.
         self.claims.sooner.notify_one();
     }
-}
-
-/// The error of lockkit for a call that failed.
-pub(crate) fn failed<'k>(doing: &'static str, key: impl Into<Option<&'k Key>>, trouble: Trouble) -> Error {
-    let (fault, source): (_, BoxError) = match trouble {
-        Trouble::Refused { err, only: _ } => (Fault::Other, err.into()),
-        Trouble::Foreign(what) => (Fault::Other, what.into()),
-        Trouble::NoSpace { .. } => (Fault::Unavailable, NO_SPACE.into()),
-        Trouble::NoLease => (Fault::Unavailable, "the etcd lease of this process has ended".into()),
-        Trouble::Silent(err) => (Fault::Unavailable, err.into()),
-    };
-    Error::database(doing, key, fault, source)
-}
-
-/// The address without a user name and password.
-fn without_user(endpoint: &str) -> String {
-    let (scheme, rest) = endpoint.split_once("://").map_or(("", endpoint), |(scheme, rest)| (scheme, rest));
-    let (authority, _) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    if scheme.is_empty() { host.to_owned() } else { format!("{scheme}://{host}") }
 }
 
 /// The keys and values of a read in a transaction.
@@ -255,7 +222,7 @@ impl LeaseStore for EtcdStore {
     async fn unanswered(&self) -> Option<Error> {
         let why = self.0.members().last_failure()?;
         // Waiting requests take it as no answer, and go on.
-        Some(failed("asking etcd", None, Trouble::Silent(io::Error::new(ErrorKind::TimedOut, why))))
+        Some(Failure::Silent(io::Error::new(ErrorKind::TimedOut, why)).while_doing("querying etcd", None))
     }
 
     async fn lease_freed(&self, key: &Key) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use lockkit::Leases;
-use lockkit_etcd::{EtcdStore, Options, etcd_client::Client};
+use lockkit_etcd::{EtcdStore, etcd_client::Client};
 use lockkit_store_servers::etcd::Etcd;
 use tokio::task::{JoinSet, spawn_blocking};
 
@@ -28,7 +28,7 @@ async fn no_space() -> Result<Verdict> {
         let _ = end.1.recv();
     });
     let endpoints = started.1.await.context("etcd does not start")?;
-    let store = EtcdStore::connect(endpoints.clone(), Options::new()).await?;
+    let store = EtcdStore::connect(&endpoints).await?;
     let mut client = Client::connect(endpoints, None).await?;
     let mut filled = 0;
     while client.put(format!("probe/{filled}"), vec![0; 64 << 10], None).await.is_ok() {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkit::{Leases, testing::Oracle};
-use lockkit_etcd::{EtcdStore, Options, TakeOver, etcd_client::GetOptions};
+use lockkit_etcd::{EtcdStore, TakeOver, etcd_client::GetOptions};
 use lockkit_store_servers::etcd::Etcd;
 use tokio::time::{sleep, timeout};
 
@@ -133,8 +133,8 @@ async fn exclusion_outlives_every_member() {
 async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver, extended: Option<Duration>) -> usize {
     let oracle = Oracle::new();
     let leases = async || {
-        let options = Options::new().session_ttl(SECONDS(4)).take_over(take_over);
-        let store = EtcdStore::connect([shared()], options).await.unwrap();
+        let builder = EtcdStore::builder([shared()]).session_ttl(SECONDS(4)).take_over(take_over);
+        let store = builder.connect().await.unwrap();
         Leases::builder(oracle.watch(store)).ttl(SECONDS(3)).wait(PATIENCE).build().unwrap()
     };
     let (holders, heirs, triers) = (leases().await, leases().await, leases().await);
@@ -153,7 +153,7 @@ async fn heirs_of_a_revoked_lease(key: &str, take_over: TakeOver, extended: Opti
     let held = client.get(&*path, Some(options)).await.unwrap();
     let held = held.kvs().iter().min_by_key(|it| it.create_revision()).unwrap().lease();
     client.lease_revoke(held).await.unwrap();
-    // Whoever only tries is not quicker.
+    // A request that only tries is not quicker.
     until("the heir or another has it", async || {
         // A busy machine may not answer in time.
         drop(triers.lease(key).try_acquire().await);

@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use lockkit::Leases;
-use lockkit_etcd::{EtcdStore, Options};
+use lockkit_etcd::EtcdStore;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -43,8 +43,8 @@ impl Other {
 }
 
 async fn leases() -> Leases<EtcdStore> {
-    let options = Options::new().session_ttl(SESSION).prefix("");
-    let store = EtcdStore::connect([shared()], options).await.expect("connect");
+    let builder = EtcdStore::builder([shared()]).session_ttl(SESSION).prefix("");
+    let store = builder.connect().await.expect("connect");
     Leases::builder(store).wait(PATIENCE).build().expect("valid settings")
 }
 
@@ -85,7 +85,7 @@ async fn our_lease_makes_etcdctl_wait_until_it_is_released() {
     let early = timeout(Duration::from_millis(300), other.lines.next_line()).await;
     assert!(early.is_err(), "it has the lock while the lease is held: {early:?}");
 
-    // Whoever only tries is refused while etcdctl waits, and does not pass it.
+    // A request that only tries is refused while etcdctl waits, and does not pass it.
     lease.release().await.unwrap();
     other.has_it().await;
     assert!(leases.lease(name).try_acquire().await.unwrap().is_none());

@@ -6,7 +6,7 @@ use lockkit::{
     Error, Fault, LeaseStore, Leases,
     store::{AcquiredAll, Claim, Token},
 };
-use lockkit_etcd::{EtcdStore, Options};
+use lockkit_etcd::EtcdStore;
 
 use crate::server::{SESSION, client_at, keys, shared, store, until};
 
@@ -36,8 +36,8 @@ async fn a_key_of_another_owner_below_the_name_is_an_error_and_stays() {
     let mut client = client_at(shared()).await;
     let path = "foreign/db/primary";
     client.put(path, CONFIG, None).await.unwrap();
-    let options = Options::new().session_ttl(SESSION).prefix("foreign/");
-    let leases = Leases::new(EtcdStore::connect([shared()], options).await.unwrap());
+    let builder = EtcdStore::builder([shared()]).session_ttl(SESSION).prefix("foreign/");
+    let leases = Leases::new(builder.connect().await.unwrap());
     for wait in [Duration::ZERO, Duration::from_secs(20)] {
         assert_foreign(leases.lease("db").wait(wait).acquire().await.map(drop), path);
         until("no claim is left", async || keys(&mut client, "foreign/").await == 1).await;

@@ -9,7 +9,7 @@ use lockkit::{
     Lease, LeaseStore, Released,
     store::{Acquired, AcquiredAll, Answer, Claim, Renewal, Token},
 };
-use lockkit_etcd::{EtcdStore, Options};
+use lockkit_etcd::EtcdStore;
 use tokio::time::timeout;
 
 use crate::server::{PATIENCE, SESSION, client_at, keys, leases, shared, store, until};
@@ -110,8 +110,8 @@ async fn a_theft_is_learned_with_the_next_renewal_and_a_dead_process_is_heard_of
 
 #[tokio::test]
 async fn the_record_of_a_dead_holder_is_swept_and_a_held_lease_is_not() {
-    let options = Options::new().session_ttl(SESSION).prefix("swept/");
-    let store = EtcdStore::connect([shared()], options).await.unwrap();
+    let builder = EtcdStore::builder([shared()]).session_ttl(SESSION).prefix("swept/");
+    let store = builder.connect().await.unwrap();
     let dead = Claim::new("dead", Token::random(), "test", Duration::from_millis(100));
     let held = Claim::new("held", Token::random(), "test", SECONDS(60));
     for claim in [&dead, &held] {

@@ -9,7 +9,7 @@ use std::{
 
 use lockkit::Leases;
 use lockkit_etcd::{
-    EtcdStore, Options,
+    EtcdStore,
     etcd_client::{Client, GetOptions},
 };
 use lockkit_store_servers::etcd::Etcd;
@@ -25,7 +25,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 pub(crate) fn shared() -> &'static str {
     static SHARED: OnceLock<String> = OnceLock::new();
     SHARED.get_or_init(|| {
-        let (tell, told) = mpsc::channel();
+        let (started, starting) = mpsc::channel();
         thread::spawn(move || {
             let server = Etcd::alone();
             // Nothing runs when the process ends. The pipe of this shell is closed then.
@@ -33,11 +33,11 @@ pub(crate) fn shared() -> &'static str {
             cleaner.args(["-c", "cat; sleep 0.3; rm -rf \"$1\"", "sh"]).arg(server.folder()).stdin(Stdio::piped());
             let mut cleaner = cleaner.stdout(Stdio::null()).spawn().expect("start sh");
             let _pipe = cleaner.stdin.take();
-            tell.send(server.endpoints().remove(0)).expect("the test waits");
+            started.send(server.endpoints().remove(0)).expect("the test waits");
             // The server dies with this thread, which waits for what never happens before.
             let _ = cleaner.wait();
         });
-        told.recv().expect("the server starts")
+        starting.recv().expect("the server starts")
     })
 }
 
@@ -47,7 +47,7 @@ pub(crate) async fn store() -> EtcdStore {
 }
 
 pub(crate) async fn store_at<E: AsRef<str>>(endpoints: impl IntoIterator<Item = E>) -> EtcdStore {
-    EtcdStore::connect(endpoints, Options::new().session_ttl(SESSION)).await.expect("connect")
+    EtcdStore::builder(endpoints).session_ttl(SESSION).connect().await.expect("connect")
 }
 
 /// A client of the cluster, for what the store does not do.

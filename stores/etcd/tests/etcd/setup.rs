@@ -7,7 +7,7 @@ use lockkit::{
     store::{Claim, Token},
 };
 use lockkit_etcd::{
-    EtcdStore, Options, SetupError,
+    ConnectError, EtcdStore, EtcdStoreBuilder,
     etcd_client::{ConnectOptions, Permission},
 };
 use lockkit_store_servers::etcd::Etcd;
@@ -43,17 +43,19 @@ fn a_store_survives_the_runtime_on_which_it_was_made() {
 
 #[tokio::test]
 async fn wrong_settings_are_named() {
-    let connect = async |options: Options| EtcdStore::connect([shared()], options).await.map(drop);
-    let short = connect(Options::new().session_ttl(SECONDS(1))).await.unwrap_err();
-    assert!(matches!(short, SetupError::SessionTtl { .. }), "{short}");
-    let own = connect(Options::new().prefix("lockkit/last/x")).await.unwrap_err();
-    assert!(matches!(own, SetupError::Prefix { .. }), "{own}");
-    let none = EtcdStore::connect::<&str>([], Options::new()).await.unwrap_err();
-    assert!(matches!(none, SetupError::NoEndpoints), "{none}");
+    let builder = || EtcdStore::builder([shared()]);
+    for (wrong, named) in [
+        (builder().session_ttl(SECONDS(1)), "session_ttl"),
+        (builder().prefix("lockkit/last/x"), "prefix"),
+        (EtcdStore::builder([""; 0]), "endpoints"),
+    ] {
+        let refused = wrong.connect().await.unwrap_err();
+        assert!(matches!(refused, ConnectError::InvalidOption { option, .. } if option == named), "{refused}");
+    }
     let port = lockkit_store_servers::free_port();
-    let nobody = EtcdStore::connect([format!("http://127.0.0.1:{port}")], Options::new()).await.unwrap_err();
-    assert!(matches!(nobody, SetupError::Unreachable { .. }), "{nobody}");
-    let reserved = EtcdStore::connect([shared()], Options::new().prefix("")).await.unwrap();
+    let silent = EtcdStore::connect([format!("http://127.0.0.1:{port}")]).await.unwrap_err();
+    assert!(matches!(silent, ConnectError::Unreachable { .. }), "{silent}");
+    let reserved = builder().prefix("").connect().await.unwrap();
     let refused = Leases::new(reserved).lease("lockkit").try_acquire().await.unwrap_err();
     assert!(!refused.is_contended(), "{refused}");
 }
@@ -72,11 +74,11 @@ async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
     admin.auth_enable().await.unwrap();
 
     let connect = async |password| {
-        let client = ConnectOptions::new().with_user("locker", password);
-        EtcdStore::connect(server.endpoints(), Options::new().client(client)).await
+        let options = ConnectOptions::new().with_user("locker", password);
+        EtcdStore::builder(server.endpoints()).connect_options(options).connect().await
     };
     let refused = connect("wrong").await.unwrap_err();
-    assert!(matches!(refused, SetupError::Unreachable { .. }), "{refused}");
+    assert!(matches!(refused, ConnectError::Unreachable { .. }), "{refused}");
     let leases = Leases::builder(connect("secret").await.unwrap()).ttl(SECONDS(1)).build().unwrap();
     let lease = leases.lease("k").min_hold(Duration::from_millis(1)).acquire().await.unwrap();
     until("renewed", async || leases.show("k").await.unwrap().expect("it is held").renewals >= 2).await;
@@ -87,12 +89,13 @@ async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
 
 #[tokio::test]
 async fn no_password_is_printed() {
-    let client = ConnectOptions::new().with_user("locker", "secret");
-    let options = Options::new().client(client);
-    assert!(!format!("{options:?}").contains("secret"), "{options:?}");
+    let options = ConnectOptions::new().with_user("locker", "secret");
     let port = lockkit_store_servers::free_port();
     for endpoint in [format!("http://locker:secret@127.0.0.1:{port}"), format!("locker:secret@127.0.0.1:{port}/x@y")] {
-        let refused = EtcdStore::connect([&endpoint], options.clone()).await.unwrap_err();
+        let builder: EtcdStoreBuilder = EtcdStore::builder([&endpoint]).connect_options(options.clone());
+        let shown = format!("{builder:?}");
+        assert!(!shown.contains("secret") && shown.contains(&format!("127.0.0.1:{port}")), "{shown}");
+        let refused = builder.connect().await.unwrap_err();
         let printed = format!("{refused} {refused:?} {:?}", refused.source());
         assert!(!printed.contains("secret"), "{printed}");
         assert!(refused.to_string().contains(&format!("127.0.0.1:{port}")), "{refused}");
@@ -107,7 +110,7 @@ async fn all_futures_can_be_spawned() {
     let store = store().await;
     let key: fn() -> lockkit::Key = || "spawned".into();
     let claim = move || Claim::new(key(), Token::random(), "test", SECONDS(2));
-    spawned(async { EtcdStore::connect([shared()], Options::new()).await.is_ok() });
+    spawned(async { EtcdStore::connect([shared()]).await.is_ok() });
     let it = store.clone();
     spawned(async move { it.lease_acquire(&claim()).await.is_ok() });
     let it = store.clone();
@@ -128,7 +131,7 @@ async fn all_futures_can_be_spawned() {
 #[tokio::test]
 async fn a_store_works_on_a_client_that_is_connected_already() {
     let client = client_at(shared()).await;
-    let leases = Leases::new(EtcdStore::new(client, Options::new()).unwrap());
+    let leases = Leases::new(EtcdStore::builder_with_client(client).connect().await.unwrap());
     let lease = leases.lease("own-client").acquire().await.unwrap();
     assert!(leases.show("own-client").await.unwrap().is_some());
     assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);

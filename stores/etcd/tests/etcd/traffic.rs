@@ -32,11 +32,8 @@ async fn cost<T>(server: &Etcd, what: &str, times: u32, mut act: impl AsyncFnMut
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operation_is_one_round_trip() {
     let server = Etcd::alone();
-    let store = lockkit_etcd::EtcdStore::connect(
-        server.endpoints(),
-        lockkit_etcd::Options::new().session_ttl(Duration::from_secs(60)),
-    );
-    let store = store.await.unwrap();
+    let builder = lockkit_etcd::EtcdStore::builder(server.endpoints()).session_ttl(Duration::from_secs(60));
+    let store = builder.connect().await.unwrap();
     let claims: Vec<_> =
         (0..40).map(|it| Claim::new(format!("k{it}"), Token::random(), "test", Duration::from_secs(20))).collect();
     // The session is made by the first claim.

@@ -1,4 +1,4 @@
-//! Taking several leases: all or none.
+//! Claims to several leases: all or none.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,11 +10,12 @@ use lockkit::{
 use tokio::time::Instant;
 
 use crate::{
-    acquire::{Asking, DOING, ROUNDS, is_current, marker, note_marker, revision, unsettled},
+    claim::{ClaimRequest, DOING, ROUNDS, is_current, marker, note_marker, revision, unsettled},
+    error::Failure,
     layout::check_last,
-    members::{Members, Trouble},
+    members::Members,
     session::Session,
-    store::{Inner, failed, kvs},
+    store::{Shared, kvs},
 };
 
 /// How many claims one transaction takes: etcd allows 128 operations, and each claim needs three.
@@ -30,7 +31,7 @@ enum Entered {
     Again,
 }
 
-impl Inner {
+impl Shared {
     pub(crate) async fn acquire_all(self: &Arc<Self>, claims: &[Claim]) -> Result<AcquiredAll> {
         if let [claim] = claims {
             return Ok(match self.acquire(claim).await? {
@@ -59,30 +60,30 @@ impl Inner {
     async fn acquire_chunk(self: &Arc<Self>, claims: &[Claim]) -> Result<AcquiredAll> {
         let sent = Instant::now();
         let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
-        let err = |err| failed(DOING, &first.key, err);
+        let err = |err: Failure| err.while_doing(DOING, &first.key);
         let waits = self.waits(&self.members()).await;
-        let mut asking = Vec::with_capacity(claims.len());
+        let mut requests = Vec::with_capacity(claims.len());
         for claim in claims {
-            asking.push(Asking::new(claim, self.place(DOING, &claim.key)?, sent, waits));
+            requests.push(ClaimRequest::new(claim, self.place(DOING, &claim.key)?, sent, waits));
         }
         let ttl = claims.iter().map(|it| it.ttl).max().unwrap_or(Duration::ZERO);
         for _ in 0..ROUNDS {
             let members = self.members();
             let session = self.sessions.get(&members, ttl).await.map_err(err)?;
-            match self.enter_all(&members, &session, &mut asking).await {
+            match self.enter_all(&members, &session, &mut requests).await {
                 Ok(Entered::Granted(grants)) => return Ok(AcquiredAll::Granted(grants)),
                 Ok(Entered::Held(at, free_in)) => {
                     return Ok(AcquiredAll::Held { key: claims[at].key.clone(), free_in });
                 }
                 Ok(Entered::Before) => return self.acquire_again(claims).await,
                 Ok(Entered::Again) => {}
-                Err(Trouble::NoLease) => self.sessions.retire(&members, &session).await.map_err(err)?,
-                Err(trouble) => {
-                    if matches!(trouble, Trouble::Foreign(_)) {
+                Err(Failure::NoLease) => self.sessions.retire(&members, &session).await.map_err(err)?,
+                Err(failure) => {
+                    if matches!(failure, Failure::Foreign(_)) {
                         let tokens: Vec<_> = claims.iter().map(|it| it.token).collect();
                         self.withdraw(&members, &tokens).await;
                     }
-                    return Err(err(trouble));
+                    return Err(err(failure));
                 }
             }
         }
@@ -93,76 +94,76 @@ impl Inner {
         &self,
         members: &Members,
         session: &Arc<Session>,
-        asking: &mut [Asking<'_>],
-    ) -> Result<Entered, Trouble> {
+        requests: &mut [ClaimRequest<'_>],
+    ) -> Result<Entered, Failure> {
         let is_current = is_current(session);
-        for at in 0..asking.len() {
-            let Asking { claim, place, path, record, .. } = &mut asking[at];
-            let Some(noted) = self.claims.ask(place, claim.token, session, claim.ttl, record) else {
-                self.refuse_all(asking);
-                return Err(Trouble::too_late());
+        for at in 0..requests.len() {
+            let ClaimRequest { claim, place, path, record, .. } = &mut requests[at];
+            let Some(noted) = self.claims.begin(place, claim.token, session, claim.ttl, record) else {
+                self.refuse_all(requests);
+                return Err(Failure::too_late());
             };
             *path = noted;
         }
-        let when = asking.iter().map(Asking::is_free).chain(asking.iter().filter_map(Asking::is_over));
+        let when = requests.iter().map(ClaimRequest::is_free).chain(requests.iter().filter_map(ClaimRequest::is_over));
         let when: Vec<_> = when.chain([is_current]).collect();
-        let then: Vec<_> = asking.iter().flat_map(|it| it.grant(session)).collect();
-        let read = asking.iter().flat_map(|it| [it.own(), it.first(), it.last()]);
+        let then: Vec<_> = requests.iter().flat_map(|it| it.grant(session)).collect();
+        let read = requests.iter().flat_map(|it| [it.own(), it.first(), it.last()]);
         let otherwise: Vec<_> = [marker(session)].into_iter().chain(read).collect();
         let txn = Txn::new().when(when).and_then(then).or_else(otherwise);
-        let tokens: Vec<_> = asking.iter().map(|it| it.claim.token).collect();
+        let tokens: Vec<_> = requests.iter().map(|it| it.claim.token).collect();
         let answer = self.claim_txn(members, session, &tokens, txn).await;
-        if answer.as_ref().is_err_and(Trouble::left_nothing) {
-            self.refuse_all(asking);
+        if answer.as_ref().is_err_and(Failure::left_nothing) {
+            self.refuse_all(requests);
         }
         let answer = answer?;
         let answers = answer.op_responses();
         if answer.succeeded() {
             let revision = revision(&answer);
-            let mut grants = Vec::with_capacity(asking.len());
+            let mut grants = Vec::with_capacity(requests.len());
             let mut foreign = Ok(());
-            for (asking, answers) in asking.iter().zip(answers.chunks(3)) {
-                let token = asking.claim.token;
+            for (request, answers) in requests.iter().zip(answers.chunks(3)) {
+                let token = request.claim.token;
                 let is_wanted = self.claims.answered(token, Some(revision));
                 foreign = foreign.and(check_last(kvs(answers.first())));
                 if is_wanted
-                    && self.claims.granted(token, revision, asking.sent)
-                    && let Acquired::Granted(grant) = asking.granted(revision, session, kvs(answers.first()))
+                    && self.claims.granted(token, revision, request.sent)
+                    && let Acquired::Granted(grant) = request.granted(revision, session, kvs(answers.first()))
                 {
                     grants.push(grant);
                 }
             }
-            foreign.map_err(Trouble::Foreign)?;
-            if grants.len() == asking.len() {
+            foreign.map_err(Failure::Foreign)?;
+            if grants.len() == requests.len() {
                 return Ok(Entered::Granted(grants));
             }
             // One has expired before the answer came. The others are removed.
-            self.end_all(asking);
-            return Err(Trouble::too_late());
+            self.end_all(requests);
+            return Err(Failure::too_late());
         }
         note_marker(session, kvs(answers.first()));
         let (mut own, mut held) = (0, None);
-        for (at, (asking, answers)) in asking.iter_mut().zip(answers[1..].chunks(3)).enumerate() {
+        for (at, (request, answers)) in requests.iter_mut().zip(answers[1..].chunks(3)).enumerate() {
             let revision = kvs(answers.first()).first().map(KeyValue::create_revision);
-            self.claims.answered(asking.claim.token, revision);
+            self.claims.answered(request.claim.token, revision);
             match kvs(answers.get(1)).first() {
                 Some(first) if Some(first.create_revision()) == revision => own += 1,
-                Some(first) if held.is_none() => held = Some((at, self.held(asking, first))),
+                Some(first) if held.is_none() => held = Some((at, self.held(request, first))),
                 None if held.is_none() => {
-                    let left = self.last_is_over(asking, kvs(answers.get(2)));
+                    let left = self.last_is_over(request, kvs(answers.get(2)));
                     held = left.map(|left| (at, Ok(Acquired::Held { free_in: Some(left) })));
                 }
                 _ => {}
             }
         }
-        if own == asking.len() {
+        if own == requests.len() {
             return Ok(Entered::Before);
         }
         if own > 0 && held.is_some() {
             // A request that was given up has taken some of them.
-            self.end_all(asking);
+            self.end_all(requests);
         } else if held.is_some() {
-            self.refuse_all(asking);
+            self.refuse_all(requests);
         }
         Ok(match held {
             Some((at, answer)) => match answer? {
@@ -190,15 +191,15 @@ impl Inner {
     }
 
     /// The claims were refused and left nothing behind.
-    fn refuse_all(&self, asking: &[Asking<'_>]) {
-        for Asking { claim, .. } in asking {
+    fn refuse_all(&self, requests: &[ClaimRequest<'_>]) {
+        for ClaimRequest { claim, .. } in requests {
             self.claims.refused(claim.token);
         }
     }
 
     /// Gives up the claims. What is there is removed in the background.
-    fn end_all(&self, asking: &[Asking<'_>]) {
-        for Asking { claim, .. } in asking {
+    fn end_all(&self, requests: &[ClaimRequest<'_>]) {
+        for ClaimRequest { claim, .. } in requests {
             self.claims.end(claim.token);
         }
     }

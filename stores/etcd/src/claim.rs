@@ -1,4 +1,4 @@
-//! Taking leases.
+//! Claims to one lease.
 //!
 //! A claim is a key `name/token-number`. The claim whose key was created first holds the lease, as in etcd's own
 //! `concurrency.Mutex`. A claim that does not wait creates its key only if there is none, in one transaction. A claim
@@ -16,11 +16,12 @@ use lockkit::{
 use tokio::time::Instant;
 
 use crate::{
-    claims::Claimed,
+    claimed::Claimed,
+    error::Failure,
     layout::{Place, Record, SPARE_FENCES, State, check_claim, check_last, fence, put_last},
-    members::{Members, Trouble},
+    members::Members,
     session::Session,
-    store::{Inner, failed, kvs},
+    store::{Shared, kvs},
 };
 
 pub(crate) const DOING: &str = "acquiring lease";
@@ -36,7 +37,7 @@ enum Step {
 }
 
 /// One claim on its way.
-pub(crate) struct Asking<'c> {
+pub(crate) struct ClaimRequest<'c> {
     pub(crate) claim: &'c Claim,
     pub(crate) place: Arc<Place>,
     /// Its key, once it is noted.
@@ -47,7 +48,7 @@ pub(crate) struct Asking<'c> {
     last: Option<i64>,
 }
 
-impl<'c> Asking<'c> {
+impl<'c> ClaimRequest<'c> {
     pub(crate) fn new(claim: &'c Claim, place: Arc<Place>, sent: Instant, waits: bool) -> Self {
         let record = Record::now(State::Held, claim.token, claim.ttl, &claim.holder).text();
         Self { claim, place, path: String::new(), record, sent, last: waits.then_some(0) }
@@ -130,31 +131,31 @@ fn previous(last: &[KeyValue], token: Token) -> Option<Previous> {
     Some(Previous::new(record.holder, fence(revision), expired_for))
 }
 
-impl Inner {
+impl Shared {
     pub(crate) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
-        let err = |err| failed(DOING, &claim.key, err);
+        let err = |err: Failure| err.while_doing(DOING, &claim.key);
         let (place, sent) = (self.place(DOING, &claim.key)?, Instant::now());
-        let mut asking = Asking::new(claim, place, sent, self.waits(&self.members()).await);
+        let mut request = ClaimRequest::new(claim, place, sent, self.waits(&self.members()).await);
         for _ in 0..ROUNDS {
             let members = self.members();
             let session = self.sessions.get(&members, claim.ttl).await.map_err(err)?;
             let known = self.claims.get(claim.token).and_then(|it| Some((it.revision()?, it.written)));
             let step = match known {
                 Some((revision, written)) => {
-                    asking.since(revision);
-                    self.claim_again(&members, &session, &mut asking, revision, written).await
+                    request.since(revision);
+                    self.claim_again(&members, &session, &mut request, revision, written).await
                 }
-                None => self.enter(&members, &session, &mut asking).await,
+                None => self.enter(&members, &session, &mut request).await,
             };
             match step {
                 Ok(Step::Answer(answer)) => return Ok(answer),
                 Ok(Step::Again) => {}
-                Err(Trouble::NoLease) => self.sessions.retire(&members, &session).await.map_err(err)?,
-                Err(trouble) => {
-                    if matches!(trouble, Trouble::Foreign(_)) {
+                Err(Failure::NoLease) => self.sessions.retire(&members, &session).await.map_err(err)?,
+                Err(failure) => {
+                    if matches!(failure, Failure::Foreign(_)) {
                         self.withdraw(&members, &[claim.token]).await;
                     }
-                    return Err(err(trouble));
+                    return Err(err(failure));
                 }
             }
         }
@@ -162,16 +163,21 @@ impl Inner {
     }
 
     /// Creates the key of the claim: if the lease is free or the claim waits.
-    async fn enter(&self, members: &Members, session: &Arc<Session>, asking: &mut Asking<'_>) -> Result<Step, Trouble> {
-        let token = asking.claim.token;
-        // Before the claim is noted: whoever gives it up from then on writes the marker.
+    async fn enter(
+        &self,
+        members: &Members,
+        session: &Arc<Session>,
+        request: &mut ClaimRequest<'_>,
+    ) -> Result<Step, Failure> {
+        let token = request.claim.token;
+        // Before the claim is noted: a call that gives it up from then on writes the marker.
         let is_current = is_current(session);
-        let Some(path) = self.claims.ask(&asking.place, token, session, asking.claim.ttl, &asking.record) else {
-            return Err(Trouble::too_late());
+        let Some(path) = self.claims.begin(&request.place, token, session, request.claim.ttl, &request.record) else {
+            return Err(Failure::too_late());
         };
-        asking.path = path;
-        let Asking { claim, path, .. } = &*asking;
-        let line_up = if claim.queue {
+        request.path = path;
+        let ClaimRequest { claim, path, .. } = &*request;
+        let enqueue = if claim.queue {
             let waiting = Record::now(State::Waiting, token, claim.ttl, &claim.holder).text();
             let put = TxnOp::put(&**path, waiting, Some(PutOptions::new().with_lease(session.id)));
             let is_new = Compare::create_revision(&**path, CompareOp::Equal, 0);
@@ -179,16 +185,16 @@ impl Inner {
         } else {
             marker(session)
         };
-        let when = [asking.is_free(), is_current].into_iter().chain(asking.is_over());
-        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
-            line_up,
-            asking.own(),
-            asking.first(),
+        let when = [request.is_free(), is_current].into_iter().chain(request.is_over());
+        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(request.grant(session)).or_else([
+            enqueue,
+            request.own(),
+            request.first(),
             marker(session),
-            asking.last(),
+            request.last(),
         ]);
         let answer = self.claim_txn(members, session, &[token], txn).await;
-        if answer.as_ref().is_err_and(Trouble::left_nothing) {
+        if answer.as_ref().is_err_and(Failure::left_nothing) {
             self.claims.refused(token);
         }
         let answer = answer?;
@@ -196,11 +202,11 @@ impl Inner {
         if answer.succeeded() {
             let (revision, last) = (revision(&answer), kvs(answers.first()));
             let is_wanted = self.claims.answered(token, Some(revision));
-            check_last(last).map_err(Trouble::Foreign)?;
-            let is_held = is_wanted && self.claims.granted(token, revision, asking.sent);
-            self.lost.forget(&asking.claim.key);
-            let granted = asking.granted(revision, session, last);
-            return is_held.then_some(Step::Answer(granted)).ok_or_else(Trouble::too_late);
+            check_last(last).map_err(Failure::Foreign)?;
+            let is_held = is_wanted && self.claims.granted(token, revision, request.sent);
+            self.lost.forget(&request.claim.key);
+            let granted = request.granted(revision, session, last);
+            return is_held.then_some(Step::Answer(granted)).ok_or_else(Failure::too_late);
         }
         let [_, own, first, marker, last] = &*answers else { return Ok(Step::Again) };
         let own = kvs(Some(own)).first().map(KeyValue::create_revision);
@@ -210,21 +216,21 @@ impl Inner {
         // Nothing else stands in the way.
         if is_wanted
             && own == first.map(KeyValue::create_revision)
-            && let Some(left) = self.last_is_over(asking, kvs(Some(last)))
+            && let Some(left) = self.last_is_over(request, kvs(Some(last)))
         {
-            if !asking.claim.queue {
+            if !request.claim.queue {
                 self.claims.refused(token);
             }
             return Ok(Step::Answer(Acquired::Held { free_in: Some(left) }));
         }
         match (own, first) {
-            _ if !is_wanted => Err(Trouble::too_late()),
+            _ if !is_wanted => Err(Failure::too_late()),
             // The key exists: from this transaction or from one whose answer was lost.
             (Some(own), Some(first)) if own == first.create_revision() => Ok(Step::Again),
-            (Some(_), Some(first)) => self.held(asking, first).map(Step::Answer),
-            (None, Some(first)) if !asking.claim.queue => {
+            (Some(_), Some(first)) => self.held(request, first).map(Step::Answer),
+            (None, Some(first)) if !request.claim.queue => {
                 self.claims.refused(token);
-                self.held(asking, first).map(Step::Answer)
+                self.held(request, first).map(Step::Answer)
             }
             // The marker was written for a request that was given up.
             _ => Ok(Step::Again),
@@ -237,37 +243,37 @@ impl Inner {
         &self,
         members: &Members,
         session: &Arc<Session>,
-        asking: &mut Asking<'_>,
+        request: &mut ClaimRequest<'_>,
         revision: i64,
         written: i64,
-    ) -> Result<Step, Trouble> {
-        let token = asking.claim.token;
+    ) -> Result<Step, Failure> {
+        let token = request.claim.token;
         let is_current = is_current(session);
-        let Some(path) = self.claims.again(token, session, asking.claim.ttl, &asking.record) else {
-            return Err(Trouble::too_late());
+        let Some(path) = self.claims.again(token, session, request.claim.ttl, &request.record) else {
+            return Err(Failure::too_late());
         };
-        asking.path = path;
-        let Asking { place, path, sent, .. } = &*asking;
+        request.path = path;
+        let ClaimRequest { place, path, sent, .. } = &*request;
         let exists = Compare::create_revision(&**path, CompareOp::Equal, revision);
         let is_same = Compare::mod_revision(&**path, CompareOp::Equal, written);
         let is_first = Compare::create_revision(&*place.dir, CompareOp::Greater, revision - 1).with_prefix();
-        let when = [exists, is_same, is_first, is_current].into_iter().chain(asking.is_over());
-        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(asking.grant(session)).or_else([
-            asking.own(),
-            asking.first(),
+        let when = [exists, is_same, is_first, is_current].into_iter().chain(request.is_over());
+        let txn = Txn::new().when(when.collect::<Vec<_>>()).and_then(request.grant(session)).or_else([
+            request.own(),
+            request.first(),
             marker(session),
-            asking.last(),
+            request.last(),
         ]);
         let answer = self.claim_txn(members, session, &[token], txn).await?;
         let answers = answer.op_responses();
         if answer.succeeded() {
             let last = kvs(answers.first());
             self.claims.moved(token, session, self::revision(&answer));
-            check_last(last).map_err(Trouble::Foreign)?;
+            check_last(last).map_err(Failure::Foreign)?;
             let is_held = self.claims.granted(token, revision, *sent);
-            self.lost.forget(&asking.claim.key);
-            let granted = asking.granted(revision, session, last);
-            return is_held.then_some(Step::Answer(granted)).ok_or_else(Trouble::too_late);
+            self.lost.forget(&request.claim.key);
+            let granted = request.granted(revision, session, last);
+            return is_held.then_some(Step::Answer(granted)).ok_or_else(Failure::too_late);
         }
         let own = kvs(answers.first()).first();
         if let Some(own) = own {
@@ -275,19 +281,19 @@ impl Inner {
         }
         let own = own.map(KeyValue::create_revision);
         let Some(first) = kvs(answers.get(1)).first().filter(|_| own == Some(revision)) else {
-            // The place is lost: the etcd lease has ended, or somebody deleted the key.
+            // The place is lost: the etcd lease has ended, or another client deleted the key.
             self.claims.answered(token, own);
             return Ok(Step::Again);
         };
         note_marker(session, kvs(answers.get(2)));
         if first.create_revision() == revision {
-            self.claims.touch(&asking.claim.key, b"");
-            return Ok(match self.last_is_over(asking, kvs(answers.get(3))) {
+            self.claims.touch(&request.claim.key, b"");
+            return Ok(match self.last_is_over(request, kvs(answers.get(3))) {
                 Some(left) => Step::Answer(Acquired::Held { free_in: Some(left) }),
                 None => Step::Again,
             });
         }
-        self.held(asking, first).map(Step::Answer)
+        self.held(request, first).map(Step::Answer)
     }
 
     /// Sends the transaction of these claims, and notes whether nothing more will come of it.
@@ -297,11 +303,11 @@ impl Inner {
         session: &Arc<Session>,
         tokens: &[Token],
         txn: Txn,
-    ) -> Result<TxnResponse, Trouble> {
+    ) -> Result<TxnResponse, Failure> {
         let answer = self.txn_counted(members, txn).await;
         let is_settled = match &answer {
             Ok((_, was_sent_once)) => *was_sent_once,
-            Err(trouble) => trouble.left_nothing(),
+            Err(failure) => failure.left_nothing(),
         };
         if is_settled {
             for token in tokens {
@@ -313,30 +319,30 @@ impl Inner {
 
     /// Nothing but the record of the last holder may stand in the way. Returns how long it does, or `None` if it does
     /// not.
-    pub(crate) fn last_is_over(&self, asking: &mut Asking<'_>, last: &[KeyValue]) -> Option<Duration> {
-        asking.last?;
+    pub(crate) fn last_is_over(&self, request: &mut ClaimRequest<'_>, last: &[KeyValue]) -> Option<Duration> {
+        request.last?;
         let revision = last.first().map_or(0, KeyValue::mod_revision);
         let record = last.first().and_then(|kv| Record::parse(kv.value()));
-        let record = record.filter(|it| it.state == State::Held && it.token != asking.claim.token);
+        let record = record.filter(|it| it.state == State::Held && it.token != request.claim.token);
         let left = match record {
             // This process knows until when it trusts a lease of its own.
             Some(record) => match self.claims.get(record.token).filter(Claimed::held_once) {
                 Some(own) => own.until.saturating_duration_since(Instant::now()),
-                None => self.lost.seen(&asking.claim.key, revision, record.ttl),
+                None => self.lost.seen(&request.claim.key, revision, record.ttl),
             },
             None => Duration::ZERO,
         };
         if !left.is_zero() {
             return Some(left);
         }
-        asking.last = Some(revision);
+        request.last = Some(revision);
         None
     }
 
     /// The answer to a claim that is not the first. Only of its own claims does this process know how long they last.
-    pub(crate) fn held(&self, asking: &Asking<'_>, first: &KeyValue) -> Result<Acquired, Trouble> {
-        let Asking { claim, place, .. } = asking;
-        check_claim(&place.dir, first).map_err(Trouble::Foreign)?;
+    pub(crate) fn held(&self, request: &ClaimRequest<'_>, first: &KeyValue) -> Result<Acquired, Failure> {
+        let ClaimRequest { claim, place, .. } = request;
+        check_claim(&place.dir, first).map_err(Failure::Foreign)?;
         self.claims.touch(&claim.key, first.key());
         let own = Record::parse(first.value()).and_then(|it| self.claims.get(it.token));
         let own = own.filter(|it| it.held_since().is_some());

@@ -1,4 +1,4 @@
-//! Telling those who wait that the lease may be free.
+//! Wakes waiters when the lease may be free.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,12 +6,12 @@ use etcd_client::{Error as Etcd, GetOptions, KeyValue, SortOrder, SortTarget, Wa
 use lockkit::{Key, Result};
 use tokio::time::sleep;
 
-use crate::store::Inner;
+use crate::store::Shared;
 
 /// Pause before a watch that has ended is opened again. Meanwhile waiting requests poll.
 const OPEN_AGAIN: Duration = Duration::from_millis(500);
 
-/// Shortest pause before those who wait ask again, though no key stands in the way.
+/// Shortest pause before waiters try again, though no key stands in the way.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What is watched, and since when.
@@ -21,8 +21,8 @@ struct Watched {
     since: i64,
 }
 
-impl Inner {
-    /// Completes when the lease may be free for those who wait in this process. A claim with a place in the queue
+impl Shared {
+    /// Completes when the lease may be free for the waiters of this process. A claim with a place in the queue
     /// watches only the claim before it, so a release wakes one process.
     pub(crate) async fn freed(self: &Arc<Self>, key: &Key) {
         loop {
@@ -36,7 +36,7 @@ impl Inner {
                     sleep(self.lost.left(key).max(LEAST_PAUSE)).await;
                     return;
                 }
-                Err(err) => tracing::debug!(target: "lockkit", %err, "etcd could not be asked what to watch"),
+                Err(err) => tracing::debug!(target: "lockkit", %err, "the keys to watch could not be read from etcd"),
             }
             sleep(OPEN_AGAIN).await;
         }
