@@ -71,7 +71,7 @@ on_every_database! {
         assert_eq!(store.lease_renew(&[]).await.unwrap(), []);
     }
 
-    async fn who_takes_over_is_told_from_whom<S>(db: TestDb<S>) {
+    async fn a_take_over_names_the_previous_holder<S>(db: TestDb<S>) {
         let first = Leases::builder(db.pool.clone()).holder("api-1").build().unwrap();
         let second = Leases::builder(db.pool.clone()).holder("api-2").build().unwrap();
 
@@ -357,7 +357,7 @@ on_databases! { [postgres]
         drop(held);
     }
 
-    async fn a_release_elsewhere_wakes_those_who_listen<S>(db: TestDb<S>) {
+    async fn a_release_elsewhere_wakes_listeners<S>(db: TestDb<S>) {
         let holder = Leases::new(db.pool.clone());
         let waiter = Leases::builder(db.pool_of(2).await).listen().build().unwrap();
         for round in 0..3 {
@@ -391,7 +391,7 @@ on_databases! { [postgres]
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }
 
-    async fn a_release_notifies_only_where_somebody_listens<S>(db: TestDb<S>) {
+    async fn a_release_notifies_only_listeners<S>(db: TestDb<S>) {
         let mut ears = sqlx::postgres::PgListener::connect_with(&db.pool).await.unwrap();
         ears.listen("lockkit_freed").await.unwrap();
         let leases = Leases::new(db.pool.clone());

@@ -160,7 +160,7 @@ on_every_database! {
         drop((reader, second));
     }
 
-    async fn those_who_ask_fairly_are_served_in_the_order_in_which_they_came<S>(db: TestDb<S>) {
+    async fn fair_requests_are_served_in_the_order_of_their_arrival<S>(db: TestDb<S>) {
         let holder = Leases::new(db.pool.clone());
         let lease = holder.lease("k").acquire().await.unwrap();
         let served: Arc<std::sync::Mutex<Vec<usize>>> = Arc::default();

@@ -89,7 +89,7 @@ on_every_server! {
         assert_eq!(db.fetch_text(&statement::<S>("session")).await, None);
     }
 
-    async fn the_page_tells_who_blocks_whom<S>(db: TestDb<S>) {
+    async fn the_page_shows_the_blocking_session<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE item (id INT PRIMARY KEY, n INT)").await;
         db.execute("INSERT INTO item VALUES (1, 0)").await;
         let update = "UPDATE item SET n = n + 1 WHERE id = 1";

@@ -65,7 +65,7 @@ on_every_database! {
         assert!(attempts <= 2 * 64 * 8, "{attempts} attempts");
     }
 
-    async fn writers_who_then_lock_do_not_conflict_again<S>(db: TestDb<S>) {
+    async fn writers_that_then_lock_do_not_conflict_again<S>(db: TestDb<S>) {
         items(&db).await;
         let pool = db.pool_of(8).await;
         let most = Arc::new(AtomicU32::new(0));

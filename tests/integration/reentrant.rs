@@ -94,7 +94,7 @@ on_every_database! {
         db.assert_nothing_left().await;
     }
 
-    async fn another_task_of_the_process_waits_and_is_told_who_holds_the_lease<S>(db: TestDb<S>) {
+    async fn another_task_of_the_process_waits_and_its_error_names_the_holder<S>(db: TestDb<S>) {
         let leases = Leases::builder(db.pool.clone()).holder("me").build().unwrap();
         let (asking, others) = (leases.clone(), Leases::builder(db.pool.clone()).holder("them").build().unwrap());
         let body = async |_| {

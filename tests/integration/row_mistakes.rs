@@ -77,7 +77,7 @@ on_databases! {
 on_databases! {
     [postgres]
 
-    async fn a_view_is_locked_by_those_who_switch_the_check_off<S>(db: TestDb<S>) {
+    async fn a_view_is_locked_with_the_check_off<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t_seen (id BIGINT PRIMARY KEY, n BIGINT)").await;
         db.execute("INSERT INTO t_seen VALUES (1, 1), (2, 2)").await;
         db.execute("CREATE VIEW v_seen AS SELECT * FROM t_seen").await;

@@ -165,7 +165,7 @@ on_every_database! {
         assert!(matches!(refused, Err(Error::InvalidOption { .. })), "{refused:?}");
     }
 
-    async fn a_busy_row_is_contended_for_those_who_do_not_wait<S>(db: TestDb<S>) {
+    async fn a_busy_row_is_contended_without_a_wait<S>(db: TestDb<S>) {
         items(&db).await;
         let mut holder = lockkit::begin(&db.pool).await.unwrap();
         RowLock::table("t_items").by("item_id", 1_i64).lock(&mut *holder).await.unwrap();

@@ -111,7 +111,7 @@ async fn in_schemas(db: &TestDb<support::Postgres>, search_path: &str) -> PgPool
 on_databases! {
     [postgres]
 
-    async fn each_search_path_has_leases_of_its_own_whoever_starts_first<S>(_db: TestDb<S>) {
+    async fn each_search_path_has_its_own_leases_in_any_order_of_starts<S>(_db: TestDb<S>) {
         for app_first in [true, false] {
             let db = TestDb::<S>::empty(2).await;
             db.execute("CREATE SCHEMA app2").await;

@@ -95,7 +95,7 @@ on_every_server! {
         assert_eq!(lock().holder(&db.pool).await.unwrap(), None);
     }
 
-    async fn who_holds_a_named_lock_is_asked_for_in_a_transaction_too<S>(db: TestDb<S>) {
+    async fn the_holder_of_a_named_lock_can_be_queried_in_a_transaction<S>(db: TestDb<S>) {
         let name = NamedLock::new("order:42");
         assert_eq!(name.holder(&db.pool).await.unwrap(), None);
         let mut tx = lockkit::begin(&db.pool).await.unwrap();

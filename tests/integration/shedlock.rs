@@ -307,7 +307,7 @@ on_every_server! {
         java.wait(600.0).await;
     }
 
-    async fn who_waits_is_let_in_by_a_release_of_the_other_side<S>(db: TestDb<S>) {
+    async fn a_waiter_is_granted_the_lock_by_a_release_of_the_other_side<S>(db: TestDb<S>) {
         db.execute(javas_table(S::NAME)).await;
         let pool = pool::<S>(&db.url);
         let java = Java::<S> { pool: pool.clone() };

@@ -64,7 +64,7 @@ on_every_database! {
         assert_eq!(db.fetch_i64("SELECT SUM(stock * 10 + version) FROM t_items WHERE item_id = 8").await, Some(61));
     }
 
-    async fn whoever_read_an_older_version_does_not_save<S>(db: TestDb<S>) {
+    async fn a_reader_of_an_older_version_does_not_save<S>(db: TestDb<S>) {
         items(&db).await;
         let mut item = Article::load(&db.pool, 7).await.unwrap();
         let mut stale = item.clone();

@@ -83,7 +83,7 @@ on_every_database! {
         assert!(shares.iter().all(|it| it * 20 >= TURNS), "turns of each process: {shares:?}");
     }
 
-    async fn who_committed_a_moment_ago_stands_back_for_those_who_queue<S>(db: TestDb<S>) {
+    async fn a_process_that_just_committed_stands_back_for_the_queue<S>(db: TestDb<S>) {
         let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool_of(2).await));
         let lease = here.lease("k").acquire().await.unwrap();
         let waiting = tokio::spawn(there.lease("k").wait(PATIENCE).acquire());
@@ -178,7 +178,7 @@ async fn a_wait_that_ends_returns_after_it_has_given_back_its_ticket() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_queues_behind_others_of_its_process_is_told_that_the_lease_is_held() {
+async fn a_caller_queued_behind_others_of_its_process_gets_contended() {
     let store = MemoryStore::new();
     let others = Leases::new(store.client());
     let _held = others.lease("b").acquire().await.unwrap();

@@ -29,7 +29,7 @@ async fn all_leases_are_held_in_the_body_and_none_after_it() {
 }
 
 #[tokio::test]
-async fn those_who_want_the_same_keys_in_another_order_never_wait_for_ever() {
+async fn requests_for_the_same_keys_in_another_order_never_wait_for_ever() {
     let shop = std::sync::Arc::new(Shop::new().await);
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..4 {

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_leaves_while_waiting_or_just_called_blocks_nobody() {
+    async fn a_caller_that_leaves_while_waiting_or_just_called_blocks_no_other() {
         let row = row();
         let first = Turn::wait(row, None).await.unwrap();
         let mut called = Box::pin(Turn::wait(row, None));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_called_and_polled_too_late_goes_on_without_a_turn() {
+    async fn a_caller_that_is_polled_too_late_continues_without_a_turn() {
         let row = row();
         let first = Turn::wait(row, None).await.unwrap();
         let mut late = pin!(Turn::wait(row, None));

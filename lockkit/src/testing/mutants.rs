@@ -312,7 +312,7 @@ impl LeaseStore for Mutant {
 /// Each bug, with a promise that it breaks.
 const CAUGHT: [(Bug, &str); 41] = [
     (Bug::GrantsTwice, "a_held_lease_is_refused_and_stays_as_it_was"),
-    (Bug::ChecksThenActs, "of_many_who_ask_at_once_one_is_granted"),
+    (Bug::ChecksThenActs, "of_many_simultaneous_claims_one_is_granted"),
     (Bug::FenceRepeats, "fences_rise_across_release"),
     (Bug::FenceIsACounterThatASweepForgets, "fences_rise_across_a_sweep"),
     (Bug::FenceIsLostOnRelease, "fences_rise_across_release"),

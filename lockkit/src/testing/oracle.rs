@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_follow_each_other_are_not_two_holders() {
+    async fn successive_holders_do_not_overlap() {
         let (store, oracle) = (MemoryStore::new(), Oracle::new());
         let (here, there) = (Leases::new(oracle.watch(store.client())), Leases::new(oracle.watch(store.client())));
         for round in 0..20 {

@@ -56,7 +56,7 @@ on_every_database! {
         bench.drop_blocked(("LeaseRequest::acquire", "to read while another writes"), writer, release).await;
     }
 
-    async fn holders_who_hand_a_lease_on_and_their_heirs_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+    async fn both_sides_of_a_hand_over_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
         let bench = Bench::<S>::new(db).await;
         let leases = &bench.leases;
         // Somebody of this process who holds the lease, and somebody who waits for it.

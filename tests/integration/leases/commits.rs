@@ -102,7 +102,7 @@ on_every_server! {
         assert!(leases.lease("k").try_acquire().await.unwrap().is_some());
     }
 
-    async fn whoever_ends_a_lease_leaves_it_to_the_other_transaction_that_pins_it<S>(db: TestDb<S>) {
+    async fn the_end_of_a_lease_leaves_it_to_the_other_transaction_that_pins_it<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
         // Another process, whose last claims were of released leases.
         let others = Leases::new(db.pool_of(2).await);

@@ -73,7 +73,7 @@ async fn every_number_is_a_lock_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_number_is_let_in_when_the_other_program_gives_it_back() {
+async fn a_waiter_for_a_number_is_granted_it_when_the_other_program_releases_it() {
     let db = TestDb::<Postgres>::new().await;
     for (lock, arguments) in [(SessionLock::raw(7), "7"), (SessionLock::raw2(7, -7), "7, -7")] {
         let mut other = db.connect().await;
@@ -103,7 +103,7 @@ async fn who_waits_for_a_number_is_let_in_when_the_other_program_gives_it_back()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_number_is_shared_with_those_who_share_it() {
+async fn a_number_is_shared_with_other_sharers() {
     let db = TestDb::<Postgres>::new().await;
     for (lock, arguments) in [(SessionLock::raw(7), "7"), (SessionLock::raw2(7, -7), "7, -7")] {
         let mut other = db.connect().await;

@@ -38,7 +38,7 @@ on_every_server! {
         db.assert_nothing_left().await;
     }
 
-    async fn whoever_waits_gets_the_lock_when_it_is_released<S>(db: TestDb<S>) {
+    async fn a_waiter_gets_the_lock_when_it_is_released<S>(db: TestDb<S>) {
         let leader = acquire(&db.pool, "leader").await;
         let pool = db.pool.clone();
         let waiting = tokio::spawn(async move { SessionLock::new("leader").acquire(&pool).await });

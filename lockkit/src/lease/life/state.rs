@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_reported_once_and_only_to_who_had_the_lease() {
+    fn the_end_is_reported_once_and_only_to_the_holder() {
         let now = Instant::now();
         let reports = |events: &[Event]| {
             let mut life = Life::new(now, TTL);

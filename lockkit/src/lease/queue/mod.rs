@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_who_waits_for_a_holder_of_this_process_is_let_in_when_the_holder_is_lost() {
+    async fn a_waiter_for_a_holder_of_this_process_is_granted_the_lease_when_the_holder_is_lost() {
         let store = MemoryStore::new();
         let leases = leases(&store);
         let first = leases.lease("k").acquire().await.unwrap();
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_was_handed_to_a_caller_who_has_gone_is_handed_on() {
+    async fn a_lease_that_was_handed_to_a_dropped_caller_is_handed_on() {
         let store = MemoryStore::new();
         let leases = leases(&store);
         let first = leases.lease("k").acquire().await.unwrap();
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_steals_a_lease_here_sees_who_had_it_and_its_holder_learns_it_at_once() {
+    async fn a_theft_returns_the_holder_which_is_notified_at_once() {
         let store = MemoryStore::new();
         let leases = leases(&store);
         let first = leases.lease("k").acquire().await.unwrap();
@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_steals_from_one_holder_does_not_take_the_lease_from_the_next() {
+    async fn a_theft_from_one_holder_does_not_take_the_lease_from_the_next() {
         let store = MemoryStore::new();
         let leases = leases(&store);
         let first = leases.lease("k").acquire().await.unwrap();

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_a_short_moment_writes_nothing() {
+    async fn a_short_wait_writes_nothing() {
         let store = MemoryStore::new();
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
         let lease = here.lease("k").acquire().await.unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_had_the_lease_a_moment_ago_stands_back_for_those_who_queue() {
+    async fn a_process_that_just_had_the_lease_stands_back_for_the_queue() {
         let store = MemoryStore::new();
         let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
         let lease = here.lease("k").acquire().await.unwrap();

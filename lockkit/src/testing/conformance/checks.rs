@@ -44,7 +44,7 @@ macro_rules! promises {
 promises![
     a_free_lease_is_granted_and_shown,
     a_held_lease_is_refused_and_stays_as_it_was,
-    of_many_who_ask_at_once_one_is_granted,
+    of_many_simultaneous_claims_one_is_granted,
     there_is_never_more_than_one_holder,
     the_token_that_holds_is_granted_again_with_the_same_fence,
     fences_rise_across_release,
@@ -66,7 +66,7 @@ promises![
     a_sweep_forgets_no_more_than_its_limit,
     several_leases_are_granted_in_the_order_of_the_claims,
     several_leases_are_granted_all_or_none,
-    of_two_who_want_the_same_leases_one_is_refused,
+    of_two_requests_for_the_same_leases_one_is_refused,
     keys_that_differ_in_any_byte_are_different_leases,
 ];
 
@@ -182,7 +182,7 @@ async fn a_held_lease_is_refused_and_stays_as_it_was<S: LeaseStore>(store: Subje
     Ok(())
 }
 
-async fn of_many_who_ask_at_once_one_is_granted<S: LeaseStore>(store: Subject<S>) -> Check {
+async fn of_many_simultaneous_claims_one_is_granted<S: LeaseStore>(store: Subject<S>) -> Check {
     for round in 0..8 {
         let mut asking = JoinSet::new();
         for _ in 0..8 {
@@ -542,7 +542,7 @@ async fn several_leases_are_granted_all_or_none<S: LeaseStore>(store: Subject<S>
     Ok(())
 }
 
-async fn of_two_who_want_the_same_leases_one_is_refused<S: LeaseStore>(store: Subject<S>) -> Check {
+async fn of_two_requests_for_the_same_leases_one_is_refused<S: LeaseStore>(store: Subject<S>) -> Check {
     for round in 0..5 {
         let mut asking = JoinSet::new();
         for _ in 0..3 {

@@ -66,7 +66,7 @@ async fn an_operation_is_one_round_trip() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_wait_do_not_storm_the_server() {
+async fn waiters_do_not_storm_the_server() {
     let server = Etcd::alone();
     let holder = Leases::new(store_at(server.endpoints()).await);
     let lease = holder.lease("k").acquire().await.unwrap();

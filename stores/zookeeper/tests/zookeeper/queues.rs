@@ -40,7 +40,7 @@ async fn requests_of_several_sessions_are_served_in_the_order_of_their_arrival()
 }
 
 #[tokio::test]
-async fn who_only_tries_is_refused_while_others_wait_and_leaves_nothing_behind() {
+async fn an_attempt_without_a_wait_is_refused_while_others_wait_and_leaves_nothing_behind() {
     let (root, client) = (own_root(), client().await);
     let [holder, waiter, other] = [store(&root).await, store(&root).await, store(&root).await]
         .map(|it| Leases::builder(it).build().expect("valid settings"));
@@ -170,7 +170,7 @@ async fn a_claim_that_was_stolen_is_not_granted_again() {
 }
 
 #[tokio::test]
-async fn a_release_wakes_who_waits_without_a_poll() {
+async fn a_release_wakes_a_waiter_without_a_poll() {
     let root = own_root();
     let (here, there) = (store(&root).await, store(&root).await);
     let claim = |holder: &str| Claim::new("k", Token::random(), holder, SESSION * 10);
