@@ -84,7 +84,7 @@ impl Scenario {
             Self::HotLease => vec!["polling", "lockkit without hand-over", "lockkit"],
             Self::Lease | Self::Transaction | Self::Stock => vec!["floor", "lockkit"],
             Self::RowLock | Self::Named => vec!["floor", "lockkit unbounded", "lockkit"],
-            Self::Optimistic => vec!["floor: FOR UPDATE", "blind retry", "lockkit", "lockkit then_lock"],
+            Self::Optimistic => vec!["floor: FOR UPDATE", "blind retry", "lockkit"],
             Self::Held => vec!["none held", "many held"],
             Self::Sweep | Self::TableSize => vec!["few rows", "many rows"],
             Self::Uncontended => vec!["floor", "lockkit lease"],

@@ -13,7 +13,6 @@ pub(super) async fn once<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Step>>
     match bench.job.contender.as_str() {
         "floor: FOR UPDATE" => pessimistic(bench).await,
         "blind retry" => blind(bench).await,
-        "lockkit then_lock" => then_lock(bench).await,
         _ => lockkit(bench).await,
     }
 }
@@ -46,11 +45,5 @@ async fn blind<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Step>> {
 /// `load` and `save` of `#[derive(Versioned)]`, retried by the policy's defaults.
 pub(super) async fn lockkit<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Step>> {
     let attempts = DB::raise(&bench.pool, ROW).await?;
-    Ok(Some(Step::since(clock::now()).attempts(attempts)))
-}
-
-/// The same in a transaction for each attempt. After a conflict it locks the row.
-async fn then_lock<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Step>> {
-    let attempts = DB::raise_then_lock(&bench.pool, ROW).await?;
     Ok(Some(Step::since(clock::now()).attempts(attempts)))
 }

@@ -24,9 +24,6 @@ pub(crate) trait Subject: Floor {
 
     /// Raises the value of the row by one, with as many attempts as that takes, and returns how many it took.
     fn raise(pool: &Pool<Self>, id: i64) -> impl Future<Output = lockkit::Result<u32>> + Send;
-
-    /// The same in a transaction for each attempt, with `then_lock(1)`.
-    fn raise_then_lock(pool: &Pool<Self>, id: i64) -> impl Future<Output = lockkit::Result<u32>> + Send;
 }
 
 macro_rules! subject {
@@ -47,20 +44,6 @@ macro_rules! subject {
                     row.save(pool).await
                 };
                 RetryPolicy::new().deadline(WAIT).retry(attempt).await?;
-                Ok(attempts.into_inner())
-            }
-
-            async fn raise_then_lock(pool: &Pool<Self>, id: i64) -> lockkit::Result<u32> {
-                let attempts = AtomicU32::new(0);
-                let attempt = |_| async {
-                    attempts.fetch_add(1, Ordering::Relaxed);
-                    let mut tx = lockkit::begin(pool).await?;
-                    let mut row = Row::load(&mut tx, id).await?;
-                    row.value += 1;
-                    let _saved = row.save(&mut tx).await?;
-                    tx.commit().await
-                };
-                RetryPolicy::new().deadline(WAIT).then_lock(1).retry(attempt).await?;
                 Ok(attempts.into_inner())
             }
         }
