@@ -40,7 +40,6 @@ pub(crate) struct Args {
     pub(crate) fair: Option<Given<()>>,
     pub(crate) attempts: Option<Given<Expr>>,
     pub(crate) deadline: Option<Given<Expr>>,
-    pub(crate) then_lock: Option<Given<Expr>>,
     pub(crate) retry_if: Option<Given<Expr>>,
     pub(crate) on_busy: Option<Given<Expr>>,
     pub(crate) map_err: Option<Given<Expr>>,

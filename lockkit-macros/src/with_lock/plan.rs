@@ -150,7 +150,6 @@ pub(crate) struct Retry {
     pub(crate) attempts: Option<Expr>,
     /// A `Duration`.
     pub(crate) deadline: Option<TokenStream>,
-    pub(crate) then_lock: Option<Expr>,
     /// A function: whether an error is worth another attempt.
     pub(crate) test: Option<Expr>,
     /// The name of the attempt's number in the body.

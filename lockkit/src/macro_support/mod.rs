@@ -128,8 +128,8 @@ pub fn never<T>() -> T {
 }
 
 /// The retry loop of an attribute with this policy.
-pub fn retry(attempts: Option<u32>, deadline: Option<Duration>, then_lock: Option<u32>) -> Result<Retry> {
-    Retry::new(RetryPolicy { attempts, deadline, then_lock, ..RetryPolicy::new() })
+pub fn retry(attempts: Option<u32>, deadline: Option<Duration>) -> Result<Retry> {
+    Retry::new(RetryPolicy { attempts, deadline, ..RetryPolicy::new() })
 }
 
 /// Evaluates an attempt. Returns the final result, or `None` for another attempt.

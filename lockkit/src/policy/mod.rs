@@ -166,17 +166,15 @@ pub struct RetryPolicy {
     pub deadline: Option<Duration>,
     /// The pauses between attempts. With the default they adapt: see [`RetryPolicy::backoff`].
     pub backoff: Backoff,
-    /// The number of conflicts after which attempts lock the row: see [`RetryPolicy::then_lock`].
-    pub then_lock: Option<u32>,
 }
 
 impl RetryPolicy {
     /// The number of attempts of a policy that sets neither attempts nor a deadline.
     pub const DEFAULT_ATTEMPTS: u32 = 5;
 
-    /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline, pauses that adapt, and no locks.
+    /// A policy with [`RetryPolicy::DEFAULT_ATTEMPTS`] attempts, no deadline, and pauses that adapt.
     pub const fn new() -> Self {
-        Self { attempts: None, deadline: None, backoff: Backoff::new(), then_lock: None }
+        Self { attempts: None, deadline: None, backoff: Backoff::new() }
     }
 
     /// Sets the maximum number of attempts, including the first one.
@@ -197,56 +195,10 @@ impl RetryPolicy {
     ///
     /// By default the pauses adapt to what the attempts cost: with full jitter, the first lasts at most as long as the
     /// fastest attempt so far (at least 1 ms), the next at most twice as long, and so on up to 250 ms. There is none
-    /// where the next attempt first waits for its turn, or for a lock that it begins to take.
+    /// where the next attempt first waits for its turn.
     #[must_use]
     pub const fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
-        self
-    }
-
-    /// After this many conflicts, locks the row of the conflict in the transaction of each further attempt, when the
-    /// attempt reads it. Defaults to never.
-    ///
-    /// For rows that several processes write often: the attempt waits in the queue of the database instead of failing,
-    /// and cannot conflict again. It never changes the result, only what it costs. The tasks of one process need no
-    /// lock for that, because they [take turns](Self::retry).
-    ///
-    /// The row is locked by [`VersionedRow::read`](crate::VersionedRow::read) and a derived `load` on a transaction, if
-    /// the conflict was one of lockkit's own statements (`save`, `delete`, `bump`). The lock is that of
-    /// [`RowLock`](crate::RowLock), in the statement that reads, and held until the transaction ends: on SQLite the
-    /// write lock of the database, which [`begin`](crate::begin) has already. On a pool or outside a transaction
-    /// nothing is locked, since nothing would hold the lock until the save. While any retry of this process locks a
-    /// row, retries that may lock do so from their first attempt on. A row that no index serves is not locked, because
-    /// the lock would include other rows.
-    ///
-    /// The wait for the lock ends at the deadline of the policy, or after [`Wait::DEFAULT`] without one. It is a
-    /// conflict then. Attempts that lock several rows can deadlock with each other; the database ends one of them,
-    /// which is retried.
-    ///
-    /// ```
-    /// use lockkit::{RetryPolicy, VersionedRow};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
-    /// # let sql = "CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, stock INTEGER, version INTEGER)";
-    /// # sqlx::query(sql).execute(&pool).await?;
-    /// # sqlx::query("INSERT INTO t_items VALUES (7, 5, 1)").execute(&pool).await?;
-    /// RetryPolicy::new()
-    ///     .then_lock(2)
-    ///     .retry(async |_attempt| {
-    ///         let item = || VersionedRow::table("t_items").by("item_id", 7);
-    ///         let mut tx = lockkit::begin(&pool).await?;
-    ///         let found = item().read::<(i64, i64, i64)>(&mut tx).await?; // locks the row from the third attempt on
-    ///         item().expected(found.version).bump(&mut tx).await?;
-    ///         // write the other columns
-    ///         tx.commit().await
-    ///     })
-    ///     .await?;
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub const fn then_lock(mut self, conflicts: u32) -> Self {
-        self.then_lock = Some(conflicts);
         self
     }
 
@@ -268,12 +220,6 @@ impl RetryPolicy {
         }
         if let Some(deadline) = self.deadline {
             check_duration("deadline", deadline)?;
-        }
-        if self.then_lock == Some(0) {
-            return Err(Error::InvalidOption {
-                option: "then_lock",
-                reason: "is zero; to lock the row from the first attempt on, use a `RowLock`".to_owned(),
-            });
         }
         let Backoff { base, cap } = self.backoff;
         check_wait("backoff", base)?;

@@ -1,4 +1,4 @@
-//! What the attempts of a retry share with the statements in them: the turn, and the rows to lock. Knows no database.
+//! What the attempts of a retry share with the statements in them: the turn to write a row. Knows no database.
 
 use std::{
     sync::{
@@ -11,11 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{
-    policy::Wait,
-    retry::{locking::Locking, turn::Turn},
-    value::version::Row,
-};
+use crate::{retry::turn::Turn, value::version::Row};
 
 tokio::task_local! {
     /// The retry whose attempt is running.
@@ -31,8 +27,6 @@ struct Shared {
     /// Whether this retry runs in an attempt of another one.
     is_nested: bool,
     deadline: Option<Instant>,
-    /// Whether rows are locked after conflicts.
-    then_locks: bool,
     /// Whether the commit of an attempt was not answered.
     outcome_unknown: AtomicBool,
     state: Mutex<State>,
@@ -47,21 +41,13 @@ struct State {
     stood_back: bool,
     /// Whether it was the running one.
     stands_back: bool,
-    /// Whether an attempt has read a row on a connection of its own, where it can lock one.
-    can_lock: bool,
-    /// The rows that the attempts lock when they read them in a transaction.
-    locks: Vec<Locking>,
-    /// Those that the running attempt has locked. It locks none twice: a second transaction of it would wait for the first.
-    locked: Vec<Row>,
-    /// The rows that cannot be locked where they are read.
-    unlockable: Vec<Row>,
 }
 
 impl Attempts {
-    pub(crate) fn new(deadline: Option<Instant>, then_locks: bool) -> Self {
+    pub(crate) fn new(deadline: Option<Instant>) -> Self {
         let is_nested = RUNNING.try_with(|_| ()).is_ok();
         let outcome_unknown = AtomicBool::new(false);
-        Self(Arc::new(Shared { is_nested, deadline, then_locks, outcome_unknown, state: Mutex::default() }))
+        Self(Arc::new(Shared { is_nested, deadline, outcome_unknown, state: Mutex::default() }))
     }
 
     /// Runs `poll`, which polls an attempt.
@@ -104,9 +90,7 @@ impl Attempts {
 
     /// Another attempt begins.
     pub(crate) fn begin(&self) {
-        let mut state = self.0.state.lock();
-        state.stands_back = false;
-        state.locked.clear();
+        self.0.state.lock().stands_back = false;
     }
 
     /// The attempt was ended while its commit had no answer.
@@ -123,30 +107,7 @@ impl Attempts {
     pub(crate) fn is_standing_back(&self) -> bool {
         self.0.state.lock().stands_back
     }
-
-    /// Whether the attempts can lock this row.
-    pub(crate) fn can_lock(&self, row: Row) -> bool {
-        let state = self.0.state.lock();
-        state.can_lock && !state.unlockable.contains(&row)
-    }
-
-    /// Adds a row that the following attempts lock. `false` if they lock it already.
-    pub(crate) fn lock(&self, row: Row) -> bool {
-        self.0.state.lock().lock(row)
-    }
 }
-
-impl State {
-    fn lock(&mut self, row: Row) -> bool {
-        let is_new = self.locks.iter().all(|it| it.row() != row);
-        if is_new {
-            self.locks.push(Locking::start(row));
-        }
-        is_new
-    }
-}
-
-impl Shared {}
 
 /// Waits for the turn of the running attempt, if other tasks of this process take turns to write the row. To be called before a
 /// connection is taken: the task with the turn may need the last one.
@@ -169,7 +130,7 @@ pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return false };
-    if attempts.0.then_locks || Turn::is_taken(|| Some(row())).is_none() || !attempts.may_wait() {
+    if Turn::is_taken(|| Some(row())).is_none() || !attempts.may_wait() {
         return false;
     }
     let mut state = attempts.0.state.lock();
@@ -178,44 +139,4 @@ pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
     }
     (state.stood_back, state.stands_back) = (true, true);
     true
-}
-
-/// How long the running attempt waits for the lock of this row, if it locks it when it reads it on a connection of its own.
-/// `row` is only computed if any row is locked.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
-pub(crate) fn lock_wait(row: impl FnOnce() -> Row) -> Option<Wait> {
-    let attempts = RUNNING.try_with(Clone::clone).ok().filter(|it| it.0.then_locks)?;
-    let mut state = attempts.0.state.lock();
-    state.can_lock = true;
-    if !Locking::is_any() {
-        return None;
-    }
-    let row = row();
-    if state.locked.contains(&row) || state.unlockable.contains(&row) {
-        return None;
-    }
-    if !state.locks.iter().any(|it| it.row() == row) {
-        // The one that locks it may be the retry that this one is nested in.
-        if attempts.0.is_nested || !Locking::is_locked(row) {
-            return None;
-        }
-        state.lock(row);
-    }
-    state.locked.push(row);
-    let left = attempts.0.deadline.map(|it| it.saturating_duration_since(Instant::now()));
-    Some(Wait::within(None, left))
-}
-
-/// The row cannot be locked where the running attempt has read it: outside a transaction, or without an index. Its writers take
-/// turns instead.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
-pub(crate) fn cannot_lock(row: Row) {
-    let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };
-    let dropped: Vec<_> = {
-        let mut state = attempts.0.state.lock();
-        state.unlockable.push(row);
-        state.locks.extract_if(.., |it| it.row() == row).collect()
-    };
-    // Dropped after the mutex is unlocked.
-    drop(dropped);
 }

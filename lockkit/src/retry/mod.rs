@@ -2,7 +2,6 @@
 
 pub(crate) mod bounds;
 pub(crate) mod context;
-pub(crate) mod locking;
 mod state;
 pub(crate) mod turn;
 
@@ -78,6 +77,9 @@ impl RetryPolicy {
     /// Waiting for it takes at most 10 s, nor longer than the deadline, holds no connection, and is skipped by a retry
     /// in an attempt of another retry. The row is known where lockkit wrote the statement that conflicted; other
     /// conflicts are followed by a pause, see [`backoff`](Self::backoff).
+    ///
+    /// Other processes take no turns with this one. Lock a row that several processes write often:
+    /// [`RowLock`](crate::RowLock).
     ///
     /// # Errors
     /// The attempt's own error if it is not retryable; [`Error::RetriesExhausted`], with the last error as its source,

@@ -1,10 +1,7 @@
 //! What a retry loop knows: the attempts so far, their conflicts, and what follows from them for the next one.
 //!
 //! Pauses are full jitter below the time of the fastest attempt so far, doubled each time: a fixed base is too long for
-//! a row in memory and too short for a body of a second. While one retry locks a row, the others of the process that
-//! may lock do so from their first attempt on. They queue in the database and take no turns, because there the rest of
-//! their transactions overlaps. Attempts that will lock later take none either; otherwise they would overtake tasks
-//! that wait for a turn.
+//! a row in memory and too short for a body of a second.
 
 use std::{error::Error as StdError, time::Duration};
 
@@ -30,7 +27,6 @@ pub struct Retry {
     attempt_started: Instant,
     fastest: Duration,
     pauses: Pauses,
-    conflicts: u32,
     shared: Attempts,
 }
 
@@ -49,8 +45,7 @@ impl Retry {
             attempt_started: now,
             fastest: Duration::MAX,
             pauses: Pauses::new(policy.backoff),
-            conflicts: 0,
-            shared: Attempts::new(policy.deadline.map(|it| now + it), policy.then_lock.is_some()),
+            shared: Attempts::new(policy.deadline.map(|it| now + it)),
         })
     }
 
@@ -124,24 +119,12 @@ impl Retry {
 
     /// What comes before the next attempt, after a conflict or another transient error.
     fn next(&mut self, conflict: Option<&Raced>) -> Next {
-        self.conflicts += u32::from(conflict.is_some());
-        let row = conflict.and_then(|it| it.row);
-        if let (Some(row), Some(after)) = (row, self.policy.then_lock)
-            && self.conflicts >= after
-            && self.shared.can_lock(row)
-        {
-            // The queue for the lock is in the database, where the attempts of this process overlap.
-            self.shared.give_up_turn();
-            let is_queued = self.shared.lock(row);
-            return Next { pause: self.pauses.next(self.fastest, is_queued), turn: None };
-        }
         if !self.policy.backoff.adapts() {
             // Others do not wait for a pause that the caller has chosen.
             self.shared.give_up_turn();
         }
-        // Attempts that will lock leave the queue to the database, where others would overtake those with a turn.
-        let will_lock = |row| self.policy.then_lock.is_some() && self.shared.can_lock(row);
-        let turn = row.filter(|it| self.shared.may_wait() && !will_lock(*it) && !self.shared.has_turn(*it));
+        let row = conflict.and_then(|it| it.row);
+        let turn = row.filter(|row| self.shared.may_wait() && !self.shared.has_turn(*row));
         // The queue takes the place of the pause.
         Next { pause: self.pauses.next(self.fastest, turn.is_some()), turn }
     }
@@ -487,40 +470,6 @@ mod tests {
         RetryPolicy::new().attempts(1).deadline(Duration::from_secs(1)).retry(write).await.unwrap();
         assert_eq!((begun.get(), cell.written()), (2, 1));
         assert!(!cell.has_turns());
-    }
-
-    #[test]
-    fn only_the_rows_that_conflicted_are_locked_and_only_after_that_many_conflicts() {
-        let (row, other) = (cell().row, cell().row);
-        let mut retry = Retry::new(RetryPolicy::new().then_lock(2)).unwrap();
-        let locks = |retry: &Retry, row| retry.attempts().enter(|| context::lock_wait(|| row).is_some());
-        retry.start();
-        retry.next(Some(&Raced { row: Some(row) }));
-        assert!(!locks(&retry, row), "this read shows that it can be locked");
-        retry.next(None);
-        assert!(!locks(&retry, row), "not a conflict");
-        retry.next(Some(&Raced { row: Some(row) }));
-        assert!(locks(&retry, row) && !locks(&retry, other));
-        assert!(!locks(&retry, row), "a second transaction of the attempt would wait for the first");
-        retry.next(Some(&Raced { row: None }));
-        assert!(!locks(&retry, other));
-        retry.next(Some(&Raced { row: Some(other) }));
-        retry.start();
-        assert!(locks(&retry, row) && locks(&retry, other));
-        let mut next = Retry::new(RetryPolicy::new().then_lock(9)).unwrap();
-        assert!(locks(&next, row), "others lock it");
-        drop(retry);
-        next.start();
-        assert!(locks(&next, row));
-        next.start();
-        next.attempts().enter(|| context::cannot_lock(row));
-        assert!(!locks(&next, row) && !next.attempts().can_lock(row));
-        drop(next);
-        let after = Retry::new(RetryPolicy::new().then_lock(1)).unwrap();
-        assert!(!locks(&after, row));
-        let mut never = Retry::new(RetryPolicy::new()).unwrap();
-        (0..100).for_each(|_| _ = never.next(Some(&Raced { row: Some(row) })));
-        assert!(!locks(&never, row));
     }
 
     async fn poll_once<F: Future>(mut future: std::pin::Pin<&mut F>) {

@@ -120,7 +120,7 @@ on_every_database! {
         let attempt = async |number| {
             let mut tx = lockkit::begin(pool).await?;
             let version = item().read::<()>(&mut *tx).await?.version;
-            // The first attempt makes a conflict of its own.
+            // The first attempt makes a conflict of its own, so that the next one has the turn.
             item().expected(version.clone()).bump(&mut *tx).await?;
             if number == 1 {
                 item().expected(version).bump(&mut *tx).await?;
@@ -129,20 +129,6 @@ on_every_database! {
         };
         let policy = || RetryPolicy::new().attempts(3);
         bench.drop_everywhere("RetryPolicy::retry", async || (policy().retry(attempt), ()), nothing).await;
-        let stale = Item::load(pool, 1).await.unwrap();
-        Item::load(pool, 1).await.unwrap().save(pool).await.unwrap();
-        let locked_attempt = async |number| {
-            let mut tx = lockkit::begin(pool).await?;
-            let mut item = Item::load(&mut *tx, 1).await?;
-            // A conflict, so that the next attempt has the turn and the lock.
-            if number == 1 {
-                item.version = stale.version;
-            }
-            item.save(&mut *tx).await?.commit(tx).await
-        };
-        let then_lock = || RetryPolicy::new().then_lock(1);
-        let retry = async || (then_lock().retry(locked_attempt), ());
-        bench.drop_everywhere(("RetryPolicy::retry", "with a turn and a lock"), retry, nothing).await;
         let retry_if = async || (policy().retry_if(Error::is_conflict, attempt), ());
         bench.drop_everywhere("RetryPolicy::retry_if", retry_if, nothing).await;
     }

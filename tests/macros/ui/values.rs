@@ -35,16 +35,6 @@ async fn durations(leases: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
-#[with_lock(version, then_lock = 0)]
-async fn locks_at_once() -> Result<(), Error> {
-    Ok(())
-}
-
-#[with_lock(row, on = db, table = "t_items", by(id = 7), attempts = 3, then_lock = 2, tx = tx)]
-async fn locks_anyway(db: &SqlitePool) -> Result<(), Error> {
-    Ok(())
-}
-
 #[with_lock(version, attempts = "3")]
 async fn attempts_in_quotes() -> Result<(), Error> {
     Ok(())

@@ -255,20 +255,6 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
             to none",
     },
     Argument {
-        name: "then_lock",
-        example: "then_lock = 2",
-        form: Form::Value(|args| &mut args.then_lock),
-        taken_by: &[(Version, "optional")],
-        refused_by: &[
-            (Row, "`then_lock` has no effect with `row`, which locks before its first attempt; remove it"),
-            (Named, "`then_lock` has no effect with `named`, which locks before its first attempt; remove it"),
-        ],
-        other_names: &["lock_after"],
-        written: "`then_lock = n`",
-        meaning: "after this many conflicts, further attempts lock the row of the conflict when they read it in a \
-            transaction (`u32`): `RetryPolicy::then_lock`. Defaults to never",
-    },
-    Argument {
         name: "retry_if",
         example: "retry_if = path::to::test",
         form: Form::Value(|args| &mut args.retry_if),

@@ -50,7 +50,7 @@ impl Expander<'_> {
         attempt: Option<Attempt<'_>>,
         on_busy: Option<&Expr>,
     ) -> TokenStream {
-        let Retry { at: again, attempts, deadline, then_lock, test, bind } = terms;
+        let Retry { at: again, attempts, deadline, test, bind } = terms;
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
         let (retry, body, ended, result) = (own("retry"), own("body"), own("ended"), own("result"));
@@ -60,7 +60,6 @@ impl Expander<'_> {
         let some = |it: TokenStream| quote_spanned!(mixed=> ::core::option::Option::Some(#it));
         let attempts = attempts.as_ref().map_or_else(none, |it| some(it.to_token_stream()));
         let deadline = deadline.clone().map_or_else(none, some);
-        let then_lock = then_lock.as_ref().map_or_else(none, |it| some(it.to_token_stream()));
         let start = quote_spanned!(mixed=> #private::Retry::start(&mut #retry););
         let start = match bind {
             Some(bind) => quote_spanned!(mixed=> let #bind: u32 = #start),
@@ -144,7 +143,7 @@ impl Expander<'_> {
         };
         quote_spanned! {mixed=>
             #before
-            let mut #retry = match #private::retry(#attempts, #deadline, #then_lock) {
+            let mut #retry = match #private::retry(#attempts, #deadline) {
                 ::core::result::Result::Ok(#ok) => #ok,
                 #failed
             };

@@ -49,7 +49,6 @@ impl Plan {
             fair,
             attempts,
             deadline,
-            then_lock,
             retry_if,
             on_busy,
             map_err,
@@ -71,7 +70,7 @@ impl Plan {
         let map_err = map_err.map(|it| it.value);
         let on_busy = on_busy.map(|it| it.value);
         let wait = wait.and_then(|it| check.wait(it));
-        let retries = Retries { attempts, deadline, then_lock, retry_if, bind };
+        let retries = Retries { attempts, deadline, retry_if, bind };
         let lock = match strategy {
             Strategy::Lease => {
                 let on = check.required(on, "on = &self.leases", "the `Leases` to take it from");

@@ -17,7 +17,6 @@ use crate::{
 pub(super) struct Retries {
     pub(super) attempts: Option<Given<Expr>>,
     pub(super) deadline: Option<Given<Expr>>,
-    pub(super) then_lock: Option<Given<Expr>>,
     pub(super) retry_if: Option<Given<Expr>>,
     /// `as`: the name of the attempt's number. With `lease` and `session`, which run once, the name of the lock.
     pub(super) bind: Option<Given<Ident>>,
@@ -42,12 +41,9 @@ impl Checker<'_> {
     }
 
     pub(super) fn retry(&mut self, given: Retries) -> Retry {
-        let Retries { attempts, deadline, then_lock, retry_if, bind } = given;
+        let Retries { attempts, deadline, retry_if, bind } = given;
         if let Some(Given { name, value }) = &attempts {
             self.number(name, value, "at least one attempt is needed to do anything");
-        }
-        if let Some(Given { name, value }) = &then_lock {
-            self.number(name, value, "to lock the row from the first attempt on, use `row`");
         }
         if let Some(Given { value, .. }) = &retry_if
             && literal(value).is_some()
@@ -61,7 +57,6 @@ impl Checker<'_> {
             at,
             attempts: attempts.map(|it| it.value),
             deadline: deadline.and_then(|it| self.deadline(it)),
-            then_lock: then_lock.map(|it| it.value),
             test: retry_if.map(|it| it.value),
             bind: bind.map(|it| it.value),
         }

@@ -39,10 +39,6 @@ impl VersionStatements for MySql {
         Ok(Some((row, version)))
     }
 
-    fn version_of(row: &MySqlRow, query: &VersionQuery) -> Option<i64> {
-        row.try_get(query.version.as_str()).ok()
-    }
-
     async fn version_bump(
         conn: &mut MySqlConnection,
         query: &VersionQuery,

@@ -38,16 +38,6 @@ impl VersionStatements for Postgres {
         Ok(Some((row, version)))
     }
 
-    fn version_of(row: &PgRow, query: &VersionQuery) -> Option<i64> {
-        let version = query.version.as_str();
-        match row.try_column(version).ok()?.type_info().name() {
-            "INT2" => row.try_get::<i16, _>(version).ok().map(i64::from),
-            "INT4" => row.try_get::<i32, _>(version).ok().map(i64::from),
-            "INT8" => row.try_get(version).ok(),
-            _ => None,
-        }
-    }
-
     async fn version_bump(
         conn: &mut PgConnection,
         query: &VersionQuery,

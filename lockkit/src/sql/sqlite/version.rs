@@ -38,10 +38,6 @@ impl VersionStatements for Sqlite {
         Ok(Some((row, version)))
     }
 
-    fn version_of(row: &SqliteRow, query: &VersionQuery) -> Option<i64> {
-        row.try_get(query.version.as_str()).ok()
-    }
-
     async fn version_bump(
         conn: &mut SqliteConnection,
         query: &VersionQuery,

@@ -5,12 +5,12 @@ use std::future::Future;
 use sqlx::{Arguments, Database, Encode, Type};
 
 use crate::{
-    sql::{RowOps, SaveQuery, Values, VersionQuery, dialect::sealed},
+    sql::{Dialect, SaveQuery, Values, VersionQuery, dialect::sealed},
     value::version::Version,
 };
 
 /// Versions of rows.
-pub trait VersionOps: RowOps + VersionStatements {}
+pub trait VersionOps: Dialect + VersionStatements {}
 
 /// The statements of versions. Hidden from the docs: users call the strategy.
 pub trait VersionStatements: Database {
@@ -20,9 +20,6 @@ pub trait VersionStatements: Database {
         query: &VersionQuery,
         values: Values<Self>,
     ) -> impl Future<Output = sqlx::Result<Option<(Self::Row, Version)>>> + Send;
-
-    /// The version of a row that was read with all its columns. `None` if it is not an integer.
-    fn version_of(row: &Self::Row, query: &VersionQuery) -> Option<i64>;
 
     /// Replaces the version `expected` by its successor and returns the successor. `None` when the row has another
     /// version.

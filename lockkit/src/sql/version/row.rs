@@ -13,7 +13,7 @@ use crate::{
         ident::{Ident, TableName},
         version::{
             bump::{Bumped, Expected},
-            contention::{conflict, lock_if_asked, row_of, stand_back},
+            contention::{conflict, row_of, stand_back},
         },
     },
     value::{
@@ -133,8 +133,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// # Errors
     /// [`Error::NoSuchRow`]; [`Error::InvalidIdentifier`]; [`Error::InvalidOption`]; [`Error::Database`], also when the
     /// row does not fit `T`, or its version is NULL or neither an integer nor a timestamp. [`Error::Conflict`] in an
-    /// attempt of a retry, where the retry first waits for its turn ([`RetryPolicy::retry`](crate::RetryPolicy::retry))
-    /// or waited for a lock in vain ([`RetryPolicy::then_lock`](crate::RetryPolicy::then_lock)).
+    /// attempt of a retry, where the retry first waits for its turn: [`RetryPolicy::retry`](crate::RetryPolicy::retry).
     ///
     /// # Cancel safety
     /// Cancel safe: this only reads.
@@ -146,7 +145,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
         heard(conn, read)
     }
 
-    /// On the caller's connection, further attempts may lock the row.
+    /// On the caller's connection, the attempt of a retry may have to wait for its turn first.
     async fn read_on<T>(self, conn: &mut DB::Connection, is_the_callers: bool) -> Result<Versioned<T>>
     where
         T: for<'r> FromRow<'r, DB::Row>,
@@ -156,13 +155,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
         if is_the_callers {
             stand_back(&query, &table, &values)?;
         }
-        let locked = if is_the_callers { lock_if_asked::<DB>(conn, &query, &table, &values).await? } else { None };
-        let found = match locked {
-            Some(found) => Some(found),
-            None => {
-                DB::version_read(conn, &query, values).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?
-            }
-        };
+        let found = DB::version_read(conn, &query, values).await;
+        let found = found.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
         let Some((row, version)) = found else {
             return Err(Error::NoSuchRow { table });
         };
