@@ -60,8 +60,8 @@ impl Attempts {
         self.0.state.lock().turn.as_ref().is_some_and(|it| it.row() == row && it.is_current())
     }
 
-    /// Whether these attempts may wait for a turn. They may not in an attempt of another retry, which may have a turn or locks
-    /// that others wait for.
+    /// Whether these attempts may wait for a turn. They may not in an attempt of another retry, which may have a turn
+    /// or locks that others wait for.
     pub(crate) fn may_wait(&self) -> bool {
         !self.0.is_nested
     }
@@ -109,8 +109,8 @@ impl Attempts {
     }
 }
 
-/// Waits for the turn of the running attempt, if other tasks of this process take turns to write the row. To be called before a
-/// connection is taken: the task with the turn may need the last one.
+/// Waits for the turn of the running attempt, if other tasks of this process take turns to write the row. To be called
+/// before a connection is taken: the task with the turn may need the last one.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };
@@ -124,9 +124,9 @@ pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
     attempts.0.state.lock().waited += started.elapsed();
 }
 
-/// Whether the running attempt stands back before it reads this row on a connection of its own: other tasks of this process
-/// take turns to write the row, and it has no turn. It cannot wait here, because they may need its connection or its locks.
-/// At most once in a retry.
+/// Whether the running attempt stands back before it reads this row on a connection of its own: other tasks of this
+/// process take turns to write the row, and it has no turn. It cannot wait here, because they may need its connection
+/// or its locks. At most once in a retry.
 #[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return false };

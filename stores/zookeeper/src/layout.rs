@@ -16,8 +16,8 @@ pub enum Layout {
     /// `<32 hexadecimal digits>__lock__0000000000`, as the `Lock` of kazoo.
     ///
     /// A `Lock` of kazoo creates the node of its key once, and fails with `NoNodeError` if the sweep of lockkit has
-    /// deleted it since. Use [`sweep_every(None)`](lockkit::lease::LeasesBuilder::sweep_every), or a new `Lock` after a week
-    /// without use.
+    /// deleted it since. Use [`sweep_every(None)`](lockkit::lease::LeasesBuilder::sweep_every), or a new `Lock` after a
+    /// week without use.
     Kazoo,
 }
 
