@@ -40,11 +40,32 @@ fn every_dialect_has_the_same_operations_in_the_same_order() {
     let without = |files: &[&str]| {
         postgres.iter().filter(|(file, _)| !files.contains(&file.as_str())).cloned().collect::<Vec<_>>()
     };
-    // Only PostgreSQL notifies, has poolers that lose statements, and has imitators that pretend to lock names. Only
-    // MariaDB and MySQL may be nodes of a cluster, and SQLite has no sessions that could hold a lock.
-    let mysql: Vec<_> = of("mysql").into_iter().filter(|(file, _)| file != "server.rs").collect();
+    // Only PostgreSQL notifies, has poolers that lose statements, and has imitators that pretend to lock names. Only MariaDB
+    // and MySQL may be nodes of a cluster and have grammars of their own, and SQLite has no sessions that could hold a lock.
+    let mysql: Vec<_> =
+        of("mysql").into_iter().filter(|(file, _)| !["server.rs", "text.rs"].contains(&file.as_str())).collect();
     assert_eq!(mysql, without(&["feigned.rs", "listen.rs", "pooler.rs"]));
     assert_eq!(of("sqlite"), without(&["feigned.rs", "listen.rs", "pooler.rs", "session.rs"]));
+}
+
+/// Comments that only one of MySQL and MariaDB skips.
+fn version_comments(source: &str) -> usize {
+    code(source).iter().filter(|it| it.is_text() && (it.text.contains("/*!") || it.text.contains("/*M!"))).count()
+}
+
+#[test]
+fn one_file_has_the_version_comments() {
+    for (file, source) in files("lockkit/src/sql", ".rs") {
+        assert_eq!(version_comments(&source) > 0, file == "mysql/text.rs", "{file}");
+    }
+}
+
+#[test]
+fn the_check_sees_planted_version_comments() {
+    assert_eq!(
+        version_comments("fn f() { g(\"/*M! a */ b\"); h(\"/*!80000 a */\", \"/*+ hint */\") } // /*M! c */"),
+        2
+    );
 }
 
 #[test]

@@ -49,6 +49,9 @@ pub trait Dialect:
 
 /// The operations that lockkit needs of every database. Hidden from users.
 pub trait Driver: Database {
+    /// What the statements on a connection of a pool must know of its server. `()` where all servers read the same texts.
+    type Grammar: Copy + Send + Sync;
+
     /// lockkit's migrations: number, name, statements.
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)];
 
@@ -85,9 +88,11 @@ pub trait Driver: Database {
     fn wait_for_unanswered(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = ()> + Send;
 
     /// Probes the database before the first statement on a connection of this pool, and warns of what it is not suited
-    /// for. An error is not reported here:
-    /// that first statement fails in the same way.
-    fn greet(conn: &mut Self::Connection, pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
+    /// for. Sends nothing once the database is known.
+    fn greet(
+        conn: &mut Self::Connection,
+        pool: &Pool<Self>,
+    ) -> impl Future<Output = sqlx::Result<Self::Grammar>> + Send;
 
     /// Probes, before the first transaction of this pool, whether the server only pretends to have the locks of which
     /// named locks are made.

@@ -50,7 +50,8 @@ pub(crate) async fn with_holder<DB: Dialect>(
     look: impl AsyncFnOnce(&mut DB::Connection, &Key) -> sqlx::Result<Option<LockHolder>>,
 ) -> Error {
     let Error::Contended { key, waited, holder: None } = err else { return err };
-    let looking = call(pool, Reach::POOL, "looking for the holder of", Some(&key), async |conn| look(conn, &key).await);
+    let looking =
+        call(pool, Reach::POOL, "looking for the holder of", Some(&key), async |conn, _| look(conn, &key).await);
     let holder = timeout(LIMIT, looking).await.ok().and_then(Result::ok).flatten().map(|it| Box::new(it.into()));
     Error::Contended { key, waited, holder }
 }

@@ -15,7 +15,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use sqlx::Database;
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -23,7 +22,7 @@ use crate::{
         Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, Grant, LeaseInfo, LeaseRecord, Previous, Release, Renewal,
     },
     sql::{
-        Dialect,
+        Dialect, Driver,
         units::{duration, fence, micros},
     },
     value::{error::Fault, fence::Fence, key::Key, token::Token},
@@ -52,10 +51,11 @@ pub(super) fn granted(fence: Fence) -> Grant {
 pub trait LeaseOps: Dialect + LeaseStatements {}
 
 /// The statements of leases. Hidden from the docs: users call the strategy.
-pub trait LeaseStatements: Database {
+pub trait LeaseStatements: Driver {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         claim: &Claim,
         last: &LastClaims,
     ) -> impl Future<Output = sqlx::Result<Acquired>> + Send;
@@ -63,6 +63,7 @@ pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_acquire_all`](crate::LeaseStore::lease_acquire_all).
     fn lease_acquire_all(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         claims: &[Claim],
     ) -> impl Future<Output = sqlx::Result<AcquiredAll>> + Send;
 
@@ -93,6 +94,7 @@ pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_release`](crate::LeaseStore::lease_release).
     fn lease_release(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         key: &Key,
         token: Token,
         min_hold: Duration,
@@ -101,6 +103,7 @@ pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_release_unpinned`](crate::LeaseStore::lease_release_unpinned).
     fn lease_release_unpinned(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         key: &Key,
         token: Token,
     ) -> impl Future<Output = sqlx::Result<Answer>> + Send;
@@ -108,6 +111,7 @@ pub trait LeaseStatements: Database {
     /// See [`LeaseStore::lease_release_all`](crate::LeaseStore::lease_release_all).
     fn lease_release_all(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         releases: &[Release],
     ) -> impl Future<Output = sqlx::Result<Vec<Answer>>> + Send;
 
@@ -228,11 +232,12 @@ impl LastClaims {
 #[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
     conn: &mut DB::Connection,
+    grammar: DB::Grammar,
     claims: &[Claim],
 ) -> sqlx::Result<AcquiredAll> {
     let mut grants = Vec::with_capacity(claims.len());
     for claim in claims {
-        let free_in = match DB::lease_acquire(conn, claim, &LastClaims::default()).await {
+        let free_in = match DB::lease_acquire(conn, grammar, claim, &LastClaims::default()).await {
             Ok(Acquired::Granted(grant)) => {
                 grants.push(grant);
                 continue;
@@ -242,17 +247,21 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
             Err(err) if !DB::fault(&err).is_of_the_moment() || !DB::IS_REMOTE && grants.is_empty() => return Err(err),
             Err(_) => None,
         };
-        lease_give_back::<DB>(conn, &claims[..grants.len()]).await?;
+        lease_give_back::<DB>(conn, grammar, &claims[..grants.len()]).await?;
         return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
     }
     Ok(AcquiredAll::Granted(grants))
 }
 
 /// Releases leases that were granted a moment ago. Another claim may lock the row briefly, so this retries.
-pub(super) async fn lease_give_back<DB: LeaseOps>(conn: &mut DB::Connection, claims: &[Claim]) -> sqlx::Result<()> {
+pub(super) async fn lease_give_back<DB: LeaseOps>(
+    conn: &mut DB::Connection,
+    grammar: DB::Grammar,
+    claims: &[Claim],
+) -> sqlx::Result<()> {
     for Claim { key, token, .. } in claims {
         loop {
-            match DB::lease_release_unpinned(conn, key, *token).await {
+            match DB::lease_release_unpinned(conn, grammar, key, *token).await {
                 Ok(Answer::Done | Answer::Gone) => break,
                 Ok(Answer::Busy) => {}
                 Err(err) if DB::fault(&err).is_of_the_moment() => {}

@@ -35,6 +35,7 @@ mod spare;
 #[cfg(any(feature = "sqlite", feature = "sqlite-unbundled"))]
 mod sqlite;
 mod starved;
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
 mod statement;
 pub(crate) mod stock;
 pub(crate) mod tx;

@@ -56,7 +56,8 @@ pub(crate) async fn connection<DB: Dialect>(
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
-    greeted(checkout(pool, doing, key).await?, pool, doing, key).await.map(|call| call.defuse().conn)
+    let (call, _grammar) = greeted(checkout(pool, doing, key).await?, pool, doing, key).await?;
+    Ok(call.defuse().conn)
 }
 
 /// Probes the database of a connection. Dropped before the answer, it closes the connection.
@@ -65,10 +66,11 @@ async fn greeted<DB: Dialect>(
     pool: &Pool<DB>,
     doing: &'static str,
     key: Option<&Key>,
-) -> Result<Guard<Call<DB>>> {
+) -> Result<(Guard<Call<DB>>, DB::Grammar)> {
     let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
     match timeout(GREET_LIMIT, DB::greet(&mut call.get_mut().conn, pool)).await {
-        Ok(()) => Ok(call),
+        Ok(Ok(grammar)) => Ok((call, grammar)),
+        Ok(Err(err)) => Err(failed::<DB>(doing, key, err)),
         Err(_) => Err(no_answer(doing, key)),
     }
 }
@@ -195,11 +197,11 @@ pub(crate) async fn call<DB: Dialect, T>(
     reach: Reach,
     doing: &'static str,
     key: Option<&Key>,
-    operation: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<T>,
+    operation: impl AsyncFnOnce(&mut DB::Connection, DB::Grammar) -> sqlx::Result<T>,
 ) -> Result<T> {
     let conn = checked_out(pool, reach, doing, key).await?;
-    let mut call = greeted(conn, pool, doing, key).await?;
-    let answer = operation(&mut call.get_mut().conn).await;
+    let (mut call, grammar) = greeted(conn, pool, doing, key).await?;
+    let answer = operation(&mut call.get_mut().conn, grammar).await;
     let conn = call.defuse().conn;
     match &answer {
         Err(err) if DB::IS_REMOTE && DB::fault(err) == Fault::Unavailable => drop(conn.detach()),
@@ -231,19 +233,21 @@ pub(super) async fn write<DB: Dialect, T>(
     reach: Reach,
     doing: &'static str,
     key: Option<&Key>,
-    operation: impl AsyncFnOnce(&mut DB::Connection, Tries) -> sqlx::Result<T>,
+    operation: impl AsyncFnOnce(&mut DB::Connection, DB::Grammar, Tries) -> sqlx::Result<T>,
 ) -> Result<T> {
     if DB::IS_REMOTE {
-        return call(pool, reach, doing, key, async |conn| operation(conn, Tries { until: None }).await).await;
+        let once = Tries { until: None };
+        return call(pool, reach, doing, key, async |conn, grammar| operation(conn, grammar, once).await).await;
     }
     let conn = checked_out(pool, reach, doing, key).await?;
     let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
     let answer = async {
         let Call { conn, waited, .. } = call.get_mut();
+        let grammar = DB::greet(conn, pool).await?;
         *waited = DB::waits_for(conn).await?;
         let wait = waited.unwrap_or_default();
         DB::wait_for_unanswered(conn, wait.min(SHORT_TRY)).await;
-        operation(conn, Tries { until: Some(Instant::now() + wait) }).await
+        operation(conn, grammar, Tries { until: Some(Instant::now() + wait) }).await
     };
     let answer = answer.await;
     // Dropping the call restores the busy timeout, in the background.
@@ -333,8 +337,8 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let last = of_pool::<LastClaims, _>(self);
         let answer = on_living_connection!(
             self,
-            write(self, Reach::lease(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, tries| {
-                tried!(tries, DB::lease_acquire(conn, claim, &last))
+            write(self, Reach::lease(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, grammar, tries| {
+                tried!(tries, DB::lease_acquire(conn, grammar, claim, &last))
             })
         );
         unless_held::<DB, _>(answer, &claim.key, Acquired::Held { free_in: None })
@@ -344,8 +348,8 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
         let answer = on_living_connection!(
             self,
-            call(self, Reach::lease(first.ttl), "acquiring leases", Some(&first.key), async |conn| {
-                DB::lease_acquire_all(conn, claims).await
+            call(self, Reach::lease(first.ttl), "acquiring leases", Some(&first.key), async |conn, grammar| {
+                DB::lease_acquire_all(conn, grammar, claims).await
             })
         );
         unless_held::<DB, _>(answer, &first.key, AcquiredAll::Held { key: first.key.clone(), free_in: None })
@@ -354,7 +358,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         read!(on_living_connection!(
             self,
-            call(self, Reach::LEASE, "looking at lease", Some(key), async |conn| DB::lease_look(conn, key).await)
+            call(self, Reach::LEASE, "looking at lease", Some(key), async |conn, _| DB::lease_look(conn, key).await)
         ))
     }
 
@@ -362,7 +366,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = renewals.first() else { return Ok(Vec::new()) };
         let answer = on_living_connection!(
             self,
-            write(self, Reach::lease(first.ttl), "renewing leases", Some(&first.key), async |conn, tries| {
+            write(self, Reach::lease(first.ttl), "renewing leases", Some(&first.key), async |conn, _, tries| {
                 tried!(tries, DB::lease_renew(conn, renewals))
             })
         );
@@ -372,8 +376,8 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         let answer = on_living_connection!(
             self,
-            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, tries| {
-                tried!(tries, DB::lease_release(conn, key, token, min_hold))
+            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
+                tried!(tries, DB::lease_release(conn, grammar, key, token, min_hold))
             })
         );
         unless_locked(answer, Answer::Busy)
@@ -382,8 +386,8 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
         let answer = on_living_connection!(
             self,
-            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, tries| {
-                tried!(tries, DB::lease_release_unpinned(conn, key, token))
+            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
+                tried!(tries, DB::lease_release_unpinned(conn, grammar, key, token))
             })
         );
         unless_locked(answer, Answer::Busy)
@@ -393,8 +397,8 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = releases.first() else { return Ok(Vec::new()) };
         let answer = on_living_connection!(
             self,
-            write(self, Reach::LEASE, "releasing leases", Some(&first.key), async |conn, tries| {
-                tried!(tries, DB::lease_release_all(conn, releases))
+            write(self, Reach::LEASE, "releasing leases", Some(&first.key), async |conn, grammar, tries| {
+                tried!(tries, DB::lease_release_all(conn, grammar, releases))
             })
         );
         unless_locked(answer, vec![Answer::Busy; releases.len()])
@@ -403,14 +407,14 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         read!(on_living_connection!(
             self,
-            call(self, Reach::LEASE, "listing leases", None, async |conn| DB::lease_list(conn, prefix, limit).await)
+            call(self, Reach::LEASE, "listing leases", None, async |conn, _| DB::lease_list(conn, prefix, limit).await)
         ))
     }
 
     async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
         on_living_connection!(
             self,
-            call(self, Reach::LEASE, "sweeping leases", None, async |conn| {
+            call(self, Reach::LEASE, "sweeping leases", None, async |conn, _| {
                 lease_sweep::<DB>(conn, &of_pool::<SweptTo, _>(self), retention, limit).await
             })
         )

@@ -2,8 +2,9 @@
 
 use sqlx::{MySql, MySqlConnection};
 
+use super::text::{named, settings_on_maria};
 use crate::{
-    sql::{FenceGuardStatements, GUARD_SECONDS, history::hex, statement::statement},
+    sql::{FenceGuardStatements, GUARD_SECONDS, history::hex},
     value::{fence::Fence, key::Key},
 };
 
@@ -13,17 +14,14 @@ impl FenceGuardStatements for MySql {
         // is alone in its message: if a node of Galera must roll back for another node, it reports that in the answer to the
         // message, and would lose it if more statements followed. LAST_INSERT_ID(expr) puts into the answer the fence that the
         // row had, or this one if there was no row.
-        let done = sqlx::query(statement!(
-            "/*M! SET STATEMENT innodb_lock_wait_timeout = {GUARD_SECONDS} FOR */
-             INSERT INTO lockkit_fence (domain, name, fence) VALUES (?, ?, LAST_INSERT_ID(?))
-             ON DUPLICATE KEY UPDATE fence = GREATEST(LAST_INSERT_ID(fence), VALUES(fence)), uses = uses + 1"
-        ))
-        .bind(domain.as_bytes())
-        .bind(key.as_bytes())
-        .bind(own.as_i64())
-        .execute(conn)
-        .await?;
-        Ok(Fence::from(done.last_insert_id()))
+        let guard = named!(
+            "{bounded}
+             INSERT INTO lockkit_fence (domain, name, fence) VALUES (:domain, :name, LAST_INSERT_ID(:fence))
+             ON DUPLICATE KEY UPDATE fence = GREATEST(LAST_INSERT_ID(fence), VALUES(fence)), uses = uses + 1",
+            bounded = settings_on_maria(&format!("innodb_lock_wait_timeout = {GUARD_SECONDS}"))
+        );
+        let guard = guard.with(&[("domain", &domain.as_bytes()), ("name", &key.as_bytes()), ("fence", &own.as_i64())]);
+        Ok(Fence::from(guard.execute(conn).await?.last_insert_id()))
     }
 
     fn guard_text(domain: &Key, key: &Key, own: Fence) -> String {
@@ -37,7 +35,7 @@ ON DUPLICATE KEY UPDATE fence = IF(fence <= {own}, {own}, fence + {max}), uses =
     }
 
     async fn fences_forget(conn: &mut MySqlConnection, domain: &Key) -> sqlx::Result<u64> {
-        let forgotten = sqlx::query("DELETE FROM lockkit_fence WHERE domain = ?").bind(domain.as_bytes()).execute(conn);
-        Ok(forgotten.await?.rows_affected())
+        let forget = named!("DELETE FROM lockkit_fence WHERE domain = :domain");
+        Ok(forget.with(&[("domain", &domain.as_bytes())]).execute(conn).await?.rows_affected())
     }
 }

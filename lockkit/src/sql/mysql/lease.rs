@@ -19,9 +19,16 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row, mysql::MySqlRow};
+use sqlx::{
+    MySql, MySqlConnection, Row,
+    mysql::{MySqlArguments, MySqlRow},
+    query::Query,
+};
 
-use super::NOW;
+use super::{
+    NOW,
+    text::{AT_ONCE, Each, Grammar, Statement, Texts, for_each, named, settings_on_maria, texts},
+};
 use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Previous, Release, Renewal},
     sql::{
@@ -30,7 +37,6 @@ use crate::{
             FENCES, Found, HeldRow, LastClaims, PAGE, asked, given_back, granted, is_ahead, lease_acquire_in_order,
             lease_cut, leases_found, prefix_end,
         },
-        statement::statement,
         units::{duration, fence, micros},
     },
     value::{error::Fault, fence::Fence, key::Key, token::Token},
@@ -60,9 +66,9 @@ const KEPT: &str = "(lockkit_lease.token IS NOT NULL AND LEFT(lockkit_lease.toke
 /// waits for the row after all, its clock is older than the grant, which only makes the lease shorter.
 fn claim(source: &str) -> String {
     format!(
-        "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
-         INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
-         SELECT ?, ?, ?, LAST_INSERT_ID({NOW}), {NOW}, {NOW} + ?, ? {source}
+        "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+         SELECT :name, :token, :holder, LAST_INSERT_ID({NOW}), {NOW}, {NOW} + :ttl, :ttl
+         FROM {source}
          ON DUPLICATE KEY UPDATE
              previous_holder = CASE
                  WHEN lockkit_lease.token <=> VALUES(token) OR lockkit_lease.expires_us > {NOW}
@@ -113,76 +119,95 @@ fn claim(source: &str) -> String {
     )
 }
 
-/// The source of a claim's values, which makes sure that the claim never waits for the row. On MariaDB the setting at
-/// the front of the statement refuses to wait. MySQL's INSERT has no such setting, so there the claim first locks the
-/// row with NOWAIT in the same statement, and also the token's entry if it will take the lease over. The name is bound
-/// twice on both servers.
-fn locked_at_once() -> String {
-    format!(
-        "/*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_lease AS l ON l.name = */ /*M! FROM DUAL WHERE */
-         ? /*M! IS NOT NULL */
-         /*!80000 LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token)
-             ON t.token = l.token AND l.expires_us <= {NOW}
-         FOR UPDATE OF l, t NOWAIT */"
-    )
-}
-
-/// The first words of a statement that changes one row. On MariaDB it refuses to wait for the row. MySQL's UPDATE has no such
-/// setting, so there a subquery in the same statement locks the row first, and skips it if it is locked, or the statement waits.
-const MARIADB_ROW: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR
-     UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY) */";
-
-/// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row does not
-/// exist, the lease has expired, or this claim holds it. A locked row is 0 on MySQL and an error on MariaDB.
-///
-/// The name and the token are bound at two places, of which each server reads one. MySQL must not get the name beside
-/// the subquery: it would read, lock and wait for a row with a known key before it runs the subquery.
-fn acquire_released() -> &'static str {
-    statement!(
-        "{MARIADB_ROW}
-         /*!80000 UPDATE (
-             SELECT l.name FROM lockkit_lease AS l FORCE INDEX (PRIMARY) WHERE l.name = ? AND {is_released}
-             LIMIT 1
-             FOR UPDATE SKIP LOCKED
-         ) AS mine
-         STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name */
-         SET l.previous_holder = /*!80000 NULL */ /*M! IF(? IS NULL OR ? IS NULL, NULL, NULL) */,
-             l.previous_fence = NULL, l.previous_expires_us = NULL,
-             l.fence = LAST_INSERT_ID(GREATEST(l.fence + {FENCES}, {NOW})),
-             l.acquired_us = {NOW}, l.renewals = 0, l.holder = ?, l.token = ?, l.ttl_us = ?, l.expires_us = {NOW} + ?
-         WHERE /*!80000 ? IS NOT NULL AND ? IS NOT NULL */ /*M! l.name = ? AND {is_released} */",
-        is_released = format!(
-            "CASE
-                 WHEN l.token <=> ? THEN 0
-                 WHEN l.expires_us > {NOW} THEN 0 * LAST_INSERT_ID(
-                     (1 << 63) | IF(l.expires_us - l.ttl_us > {NOW}, 1 << 62, 0) | (l.expires_us - {NOW}))
-                 ELSE l.token IS NULL
-             END"
-        )
-    )
-}
-
-fn acquire() -> &'static str {
-    statement!("{claim}", claim = claim(&locked_at_once()))
+/// A claim that never waits for the row. MySQL's INSERT has no setting for that, so there the claim first locks the row
+/// with NOWAIT in the same statement, and also the token's entry if it will take the lease over.
+fn acquire() -> &'static Texts {
+    texts! {
+        mysql: claim(&format!(
+            "(SELECT 1 AS one) AS o
+             LEFT JOIN lockkit_lease AS l ON l.name = :name
+             LEFT JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token AND l.expires_us <= {NOW}
+             FOR UPDATE OF l, t NOWAIT"
+        )),
+        maria: format!("{AT_ONCE} {}", claim("DUAL")),
+    }
 }
 
 /// A claim without that lock. Locking a row that does not exist yet locks the gap around it, so two first grants of
 /// neighbouring names can deadlock; the insert alone cannot.
-fn acquire_new() -> &'static str {
-    statement!("{claim}", claim = claim("FROM DUAL WHERE ? IS NOT NULL"))
+fn acquire_new() -> &'static Texts {
+    texts! {
+        mysql: claim("DUAL"),
+        maria: format!("{AT_ONCE} {}", claim("DUAL")),
+    }
+}
+
+/// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row does not
+/// exist, the lease has expired, or this claim holds it. A locked row is 0 on MySQL and an error on MariaDB.
+///
+/// MySQL's UPDATE has no setting that refuses to wait, so there a subquery in the same statement locks the row first, and
+/// skips it if it is locked. The name is in the subquery alone: MySQL would read, lock and wait for a row with a known key
+/// before it runs the subquery.
+fn acquire_released() -> &'static Texts {
+    texts! {
+        mysql: format!(
+            "UPDATE (
+                 SELECT l.name FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
+                 WHERE l.name = :name AND {IS_RELEASED}
+                 LIMIT 1
+                 FOR UPDATE SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+             SET {GRANTED}",
+            IS_RELEASED = is_released(),
+            GRANTED = granted_to_claim(),
+        ),
+        maria: format!(
+            "{AT_ONCE}
+             UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY)
+             SET {GRANTED}
+             WHERE l.name = :name AND {IS_RELEASED}",
+            IS_RELEASED = is_released(),
+            GRANTED = granted_to_claim(),
+        ),
+    }
+}
+
+/// Whether the lease was released. If it is held, the OK packet carries how long.
+fn is_released() -> String {
+    format!(
+        "CASE
+             WHEN l.token <=> :token THEN 0
+             WHEN l.expires_us > {NOW} THEN 0 * LAST_INSERT_ID(
+                 (1 << 63) | IF(l.expires_us - l.ttl_us > {NOW}, 1 << 62, 0) | (l.expires_us - {NOW}))
+             ELSE l.token IS NULL
+         END"
+    )
+}
+
+/// The assignments that give a released lease to a claim.
+fn granted_to_claim() -> String {
+    format!(
+        "l.previous_holder = NULL, l.previous_fence = NULL, l.previous_expires_us = NULL,
+             l.fence = LAST_INSERT_ID(GREATEST(l.fence + {FENCES}, {NOW})),
+             l.acquired_us = {NOW}, l.renewals = 0, l.holder = :holder, l.token = :token, l.ttl_us = :ttl,
+             l.expires_us = {NOW} + :ttl"
+    )
+}
+
+/// A claim in this form.
+fn claiming(text: &Statement, claim: &Claim) -> Query<'static, MySql, MySqlArguments> {
+    text.with(&[
+        ("name", &claim.key.as_bytes()),
+        ("token", &claim.token.as_bytes().as_slice()),
+        ("holder", &claim.holder.as_bytes()),
+        ("ttl", &micros(claim.ttl)),
+    ])
 }
 
 /// Sends a claim. Returns the answer, and whether the lease had no row.
-async fn run_claim(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim) -> sqlx::Result<(u64, bool)> {
-    let done = sqlx::query(sql)
-        .bind(claim.key.as_bytes())
-        .bind(claim.token.as_bytes().as_slice())
-        .bind(claim.holder.as_bytes())
-        .bind(micros(claim.ttl))
-        .bind(micros(claim.ttl))
-        .bind(claim.key.as_bytes())
-        .execute(conn)
-        .await?;
+async fn run_claim(conn: &mut MySqlConnection, text: &Statement, claim: &Claim) -> sqlx::Result<(u64, bool)> {
+    let done = claiming(text, claim).execute(conn).await?;
     // Of an INSERT that updates, the server counts two rows.
     Ok((done.last_insert_id(), done.rows_affected() == 1))
 }
@@ -191,7 +216,7 @@ async fn run_claim(conn: &mut MySqlConnection, sql: &'static str, claim: &Claim)
 /// would scan a table of few rows, and wait for rows that others have locked.
 fn renewed() -> String {
     format!(
-        "JSON_TABLE(?, '$[*]' COLUMNS (
+        "JSON_TABLE(:asked, '$[*]' COLUMNS (
              name  VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
              token CHAR(32) CHARACTER SET ascii PATH '$[1]',
              ttl   BIGINT PATH '$[2]'
@@ -201,7 +226,7 @@ fn renewed() -> String {
 }
 
 /// As [`renewed`], for leases to be released.
-const RETURNED: &str = "JSON_TABLE(?, '$[*]' COLUMNS (
+const RETURNED: &str = "JSON_TABLE(:asked, '$[*]' COLUMNS (
          name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
          token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
          min_hold BIGINT PATH '$[2]',
@@ -210,80 +235,146 @@ const RETURNED: &str = "JSON_TABLE(?, '$[*]' COLUMNS (
 
 /// The requested tokens that hold their lease.
 async fn held_of(conn: &mut MySqlConnection, asked: &str) -> sqlx::Result<HashSet<Vec<u8>>> {
-    let sql = statement!("SELECT l.token FROM {RETURNED} WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}");
-    Ok(sqlx::query_scalar(sql).bind(asked).fetch_all(conn).await?.into_iter().collect())
+    let held = named!("SELECT l.token FROM {RETURNED} WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}");
+    Ok(held.scalar(&[("asked", &asked)]).fetch_all(conn).await?.into_iter().collect())
 }
 
-/// The rest of the least holding time. `min_hold` is a placeholder or a column.
+/// The rest of the least holding time. `min_hold` is a named value or a column.
 fn left(min_hold: &str, acquired_us: &str) -> String {
     format!("({min_hold} - GREATEST(0, {NOW} - {acquired_us}))")
 }
 
+/// Releases a lease without waiting for it. On MySQL it does not wait for the token's entry in its index either, by a
+/// lookup that locks the gaps beside it in REPEATABLE READ. On MariaDB its setting covers the entry.
+fn release() -> &'static Texts {
+    texts! {
+        mysql: released_from(
+            "lockkit_lease AS l FORCE INDEX (PRIMARY)
+             STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token"
+        ),
+        maria: format!("{AT_ONCE} {}", released_from("lockkit_lease AS l FORCE INDEX (PRIMARY)")),
+    }
+}
+
+fn released_from(source: &str) -> String {
+    format!(
+        "UPDATE (
+             SELECT l.name
+             FROM {source}
+             WHERE l.name = :name AND l.token = :token AND l.expires_us > {NOW}
+             LIMIT 1
+             FOR UPDATE SKIP LOCKED
+         ) AS mine
+         STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+         SET l.token = IF({left} > 0, :nobody, NULL),
+             l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
+             l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
+        left = left(":min_hold", "l.acquired_us")
+    )
+}
+
+/// As [`release`], for a lease that no transaction has pinned. On MySQL it waits for a renewal of this lease or for a claim,
+/// which are single statements.
+fn release_unpinned() -> &'static Texts {
+    const RELEASE: &str = "UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY)
+         SET l.token = NULL, l.expires_us = 0
+         WHERE l.name = :name AND l.token = :token AND l.expires_us >";
+    texts! {
+        mysql: format!("{RELEASE} {NOW}"),
+        maria: format!("{AT_ONCE} {RELEASE} {NOW}"),
+    }
+}
+
+/// As [`release`], for any number of leases.
+fn release_all() -> &'static Texts {
+    texts! {
+        mysql: all_released_from(
+            "STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token",
+            "OF l, t"
+        ),
+        maria: format!("{AT_ONCE} {}", all_released_from("", "")),
+    }
+}
+
+fn all_released_from(entries: &str, locked: &str) -> String {
+    format!(
+        "UPDATE (
+             SELECT l.name, asked.min_hold, asked.nobody
+             FROM {RETURNED} {entries}
+             WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}
+             LIMIT 18446744073709551615
+             FOR UPDATE {locked} SKIP LOCKED
+         ) AS mine
+         STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+         SET l.token = IF({left} > 0, UNHEX(mine.nobody), NULL),
+             l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
+             l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
+        left = left("mine.min_hold", "l.acquired_us")
+    )
+}
+
 impl LeaseStatements for MySql {
-    async fn lease_acquire(conn: &mut MySqlConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
-        let token = claim.token.as_bytes().as_slice();
+    async fn lease_acquire(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        claim: &Claim,
+        last: &LastClaims,
+    ) -> sqlx::Result<Acquired> {
         // In REPEATABLE READ, a look for a missing row locks the gap for a moment, which refuses the insert of a neighbour on
         // MariaDB. So a new lease has more than one try.
         let mut tries = 2;
         loop {
             if last.were_of_released() {
-                let released = sqlx::query(acquire_released())
-                    .bind(claim.key.as_bytes())
-                    .bind(token)
-                    .bind(claim.holder.as_bytes())
-                    .bind(token)
-                    .bind(micros(claim.ttl))
-                    .bind(micros(claim.ttl))
-                    .bind(claim.key.as_bytes())
-                    .bind(token);
+                let released = claiming(acquire_released().of(grammar), claim);
                 let answer = released.execute(&mut *conn).await?.last_insert_id();
                 if answer != 0 {
                     return acquired(conn, claim, last, answer, false).await;
                 }
             }
-            match acquire_any(conn, claim, last).await {
+            match acquire_any(conn, grammar, claim, last).await {
                 Err(err) if tries > 0 && Self::fault(&err) == Fault::Contended => tries -= 1,
                 answer => return answer,
             }
         }
     }
 
-    async fn lease_acquire_all(conn: &mut MySqlConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
-        lease_acquire_in_order::<Self>(conn, claims).await
+    async fn lease_acquire_all(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        claims: &[Claim],
+    ) -> sqlx::Result<AcquiredAll> {
+        lease_acquire_in_order::<Self>(conn, grammar, claims).await
     }
 
     async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
-        let row = sqlx::query(statement!(
+        let look = named!(
             "SELECT {columns}
              FROM lockkit_lease
-             WHERE name = ? AND token IS NOT NULL AND expires_us > {NOW}",
+             WHERE name = :name AND token IS NOT NULL AND expires_us > {NOW}",
             columns = columns()
-        ))
-        .bind(key.as_bytes())
-        .fetch_optional(&mut *conn)
-        .await?;
+        );
+        let row = look.with(&[("name", &key.as_bytes())]).fetch_optional(&mut *conn).await?;
         Ok(leases_found::<Self>(conn, row.iter().map(found)).await?.pop())
     }
 
     async fn lease_cut(conn: &mut MySqlConnection, key: &Key, expires_us: i64, ttl_us: i64) -> sqlx::Result<()> {
-        sqlx::query(statement!(
-            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+        // Also inside the transaction of `Lease::commit`, where the server is not known.
+        let cut = named!(
+            "{at_once}
              UPDATE (
                  SELECT l.name, l.expires_us - l.ttl_us - {NOW} AS ahead_us
                  FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
-                 WHERE l.name = ? AND l.expires_us = ? AND l.ttl_us = ? AND l.expires_us - l.ttl_us > {NOW}
+                 WHERE l.name = :name AND l.expires_us = :expires AND l.ttl_us = :ttl
+                     AND l.expires_us - l.ttl_us > {NOW}
                  LIMIT 1
                  FOR UPDATE SKIP LOCKED
              ) AS mine
              STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
-             SET l.expires_us = l.expires_us - mine.ahead_us, l.acquired_us = l.acquired_us - mine.ahead_us"
-        ))
-        .bind(key.as_bytes())
-        .bind(expires_us)
-        .bind(ttl_us)
-        .execute(conn)
-        .await?;
-        Ok(())
+             SET l.expires_us = l.expires_us - mine.ahead_us, l.acquired_us = l.acquired_us - mine.ahead_us",
+            at_once = settings_on_maria("innodb_lock_wait_timeout = 0")
+        );
+        let cut = cut.with(&[("name", &key.as_bytes()), ("expires", &expires_us), ("ttl", &ttl_us)]);
+        cut.execute(conn).await.map(drop)
     }
 
     async fn lease_renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<Vec<Answer>> {
@@ -297,39 +388,18 @@ impl LeaseStatements for MySql {
 
     async fn lease_release(
         conn: &mut MySqlConnection,
+        grammar: Grammar,
         key: &Key,
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
-        // Looking up the token's entry locks the gaps beside it in REPEATABLE READ. Only MySQL needs that lookup in
-        // order not to wait for the entry.
-        let done = sqlx::query(statement!(
-            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
-             UPDATE (
-                 SELECT l.name
-                 FROM lockkit_lease AS l FORCE INDEX (PRIMARY)
-                 /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
-                 WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW}
-                 LIMIT 1
-                 FOR UPDATE SKIP LOCKED
-             ) AS mine
-             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
-             SET l.token = IF({left} > 0, ?, NULL),
-                 l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
-                 l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
-            left = left("?", "l.acquired_us")
-        ))
-        .bind(key.as_bytes())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(min_hold))
-        .bind(Token::nobody().as_bytes().as_slice())
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .execute(&mut *conn)
-        .await?;
-        if done.rows_affected() > 0 {
+        let release = release().of(grammar).with(&[
+            ("name", &key.as_bytes()),
+            ("token", &token.as_bytes().as_slice()),
+            ("nobody", &Token::nobody().as_bytes().as_slice()),
+            ("min_hold", &micros(min_hold)),
+        ]);
+        if release.execute(&mut *conn).await?.rows_affected() > 0 {
             return Ok(Answer::Done);
         }
         // Nothing was changed: the lease is lost, or a transaction that pins it has it locked.
@@ -337,42 +407,27 @@ impl LeaseStatements for MySql {
         Ok(if held.is_some_and(|it| it.token == token) { Answer::Busy } else { Answer::Gone })
     }
 
-    async fn lease_release_unpinned(conn: &mut MySqlConnection, key: &Key, token: Token) -> sqlx::Result<Answer> {
-        // On MySQL it waits for a renewal of this lease or for a claim, which are single statements.
-        let done = sqlx::query(statement!(
-            "{MARIADB_ROW} /*!80000 UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY) */
-             SET l.token = NULL, l.expires_us = 0
-             WHERE l.name = ? AND l.token = ? AND l.expires_us > {NOW}"
-        ))
-        .bind(key.as_bytes())
-        .bind(token.as_bytes().as_slice())
-        .execute(conn)
-        .await?;
+    async fn lease_release_unpinned(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        key: &Key,
+        token: Token,
+    ) -> sqlx::Result<Answer> {
+        let release = release_unpinned().of(grammar);
+        let release = release.with(&[("name", &key.as_bytes()), ("token", &token.as_bytes().as_slice())]);
+        let done = release.execute(conn).await?;
         Ok(if done.rows_affected() > 0 { Answer::Done } else { Answer::Gone })
     }
 
-    async fn lease_release_all(conn: &mut MySqlConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
+    async fn lease_release_all(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        releases: &[Release],
+    ) -> sqlx::Result<Vec<Answer>> {
         // The UPDATE cannot return the rows that it changed, so the held tokens are read before it.
         let asked = given_back(releases);
         let held = held_of(conn, &asked).await?;
-        let done = sqlx::query(statement!(
-            "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
-             UPDATE (
-                 SELECT l.name, asked.min_hold, asked.nobody FROM {RETURNED}
-                 /*!80000 STRAIGHT_JOIN lockkit_lease AS t FORCE INDEX (lockkit_token) ON t.token = l.token */
-                 WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}
-                 LIMIT 18446744073709551615
-                 FOR UPDATE /*!80000 OF l, t */ SKIP LOCKED
-             ) AS mine
-             STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
-             SET l.token = IF({left} > 0, UNHEX(mine.nobody), NULL),
-                 l.expires_us = IF({left} > 0, {NOW} + {left}, 0),
-                 l.ttl_us = IF({left} > 0, {left}, l.ttl_us)",
-            left = left("mine.min_hold", "l.acquired_us")
-        ))
-        .bind(&asked)
-        .execute(&mut *conn)
-        .await?;
+        let done = release_all().of(grammar).with(&[("asked", &asked)]).execute(&mut *conn).await?;
         let busy = if done.rows_affected() < held.len() as u64 { held_of(conn, &asked).await? } else { HashSet::new() };
         let answer = |it: &Release| {
             let token = it.token.as_bytes().as_slice();
@@ -390,34 +445,24 @@ impl LeaseStatements for MySql {
         // the gaps beside the entry, and prevent others from taking other leases. Otherwise the token is compared with
         // NULL, which matches no entry. A separate subquery reads the expiry without a lock: reading it from the locked
         // entry would lock the row.
-        let current: Option<bool> = sqlx::query_scalar(statement!(
-            "SELECT (SELECT l.expires_us > {NOW} FROM lockkit_lease AS l WHERE l.name = ?)
+        let pin = named!(
+            "SELECT (SELECT l.expires_us > {NOW} FROM lockkit_lease AS l WHERE l.name = :name)
              FROM lockkit_lease AS t FORCE INDEX (lockkit_token)
-             WHERE t.token = IF(@lockkit_read_committed, ?, NULL) AND t.name = ?
+             WHERE t.token = IF(@lockkit_read_committed, :token, NULL) AND t.name = :name
              LOCK IN SHARE MODE"
-        ))
-        .bind(key.as_bytes())
-        .bind(token.as_bytes().as_slice())
-        .bind(key.as_bytes())
-        .fetch_optional(&mut *conn)
-        .await?;
-        if let Some(current) = current {
+        );
+        let (name, token, ttl) = (key.as_bytes(), token.as_bytes().as_slice(), micros(ttl));
+        if let Some(current) = pin.scalar(&[("name", &name), ("token", &token)]).fetch_optional(&mut *conn).await? {
             return Ok(current);
         }
-        let done = sqlx::query(statement!(
+        let renew = named!(
             "UPDATE lockkit_lease
-             SET ttl_us = IF(expires_us > {NOW} + ?, ttl_us, ?),
-                 expires_us = GREATEST(expires_us, {NOW} + ?), renewals = renewals + 1
-             WHERE name = ? AND token = ? AND expires_us > {NOW}"
-        ))
-        .bind(micros(ttl))
-        .bind(micros(ttl))
-        .bind(micros(ttl))
-        .bind(key.as_bytes())
-        .bind(token.as_bytes().as_slice())
-        .execute(conn)
-        .await?;
-        Ok(done.rows_affected() == 1)
+             SET ttl_us = IF(expires_us > {NOW} + :ttl, ttl_us, :ttl),
+                 expires_us = GREATEST(expires_us, {NOW} + :ttl), renewals = renewals + 1
+             WHERE name = :name AND token = :token AND expires_us > {NOW}"
+        );
+        let renewed = renew.with(&[("name", &name), ("token", &token), ("ttl", &ttl)]).execute(conn).await?;
+        Ok(renewed.rows_affected() == 1)
     }
 
     async fn lease_give_up(
@@ -428,44 +473,37 @@ impl LeaseStatements for MySql {
         pinned: bool,
         _may_be_pinned: bool,
     ) -> sqlx::Result<bool> {
-        let done = sqlx::query(statement!(
+        let give_up = named!(
             "UPDATE lockkit_lease
-             SET token = IF({left} > 0, ?, NULL),
+             SET token = IF({left} > 0, :nobody, NULL),
                  expires_us = IF({left} > 0, {NOW} + {left}, 0),
                  ttl_us = IF({left} > 0, {left}, ttl_us)
-             WHERE name = ? AND token = ? AND (? OR expires_us > {NOW})",
-            left = left("?", "acquired_us")
-        ))
-        .bind(micros(min_hold))
-        .bind(Token::nobody().as_bytes().as_slice())
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .bind(micros(min_hold))
-        .bind(key.as_bytes())
-        .bind(token.as_bytes().as_slice())
-        .bind(pinned)
-        .execute(conn)
-        .await?;
-        Ok(done.rows_affected() == 1)
+             WHERE name = :name AND token = :token AND (:pinned OR expires_us > {NOW})",
+            left = left(":min_hold", "acquired_us")
+        );
+        let give_up = give_up.with(&[
+            ("name", &key.as_bytes()),
+            ("token", &token.as_bytes().as_slice()),
+            ("nobody", &Token::nobody().as_bytes().as_slice()),
+            ("min_hold", &micros(min_hold)),
+            ("pinned", &pinned),
+        ]);
+        Ok(give_up.execute(conn).await?.rows_affected() == 1)
     }
 
     async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
-        let rows = sqlx::query(statement!(
+        let list = named!(
             "SELECT {columns}
              FROM lockkit_lease
-             WHERE name >= ? AND name < ? AND LEFT(name, LENGTH(?)) = ? AND token IS NOT NULL AND expires_us > {NOW}
+             WHERE name >= :prefix AND name < :end AND LEFT(name, LENGTH(:prefix)) = :prefix
+               AND token IS NOT NULL AND expires_us > {NOW}
              ORDER BY name
-             LIMIT ?",
+             LIMIT :limit",
             columns = columns()
-        ))
-        .bind(prefix.as_bytes())
-        .bind(prefix_end(prefix).into_bytes())
-        .bind(prefix.as_bytes())
-        .bind(prefix.as_bytes())
-        .bind(limit)
-        .fetch_all(&mut *conn)
-        .await?;
+        );
+        let end = prefix_end(prefix).into_bytes();
+        let list = list.with(&[("prefix", &prefix.as_bytes()), ("end", &end), ("limit", &limit)]);
+        let rows = list.fetch_all(&mut *conn).await?;
         leases_found::<Self>(conn, rows.iter().map(found)).await
     }
 
@@ -476,44 +514,37 @@ impl LeaseStatements for MySql {
         after: &str,
     ) -> sqlx::Result<u64> {
         // A DELETE by expiry alone would lock every row that it reads, so the names are read first, without locks.
-        let names: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
+        let page = named!(
             "SELECT name FROM (
-                 SELECT name, expires_us, fence FROM lockkit_lease WHERE name > ? ORDER BY name LIMIT {PAGE}
+                 SELECT name, expires_us, fence FROM lockkit_lease WHERE name > :after ORDER BY name LIMIT {PAGE}
              ) AS page
-             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? - {FENCES}
+             WHERE expires_us < {NOW} - :retention AND fence < {NOW} - :retention - {FENCES}
              ORDER BY name
-             LIMIT ?"
-        ))
-        .bind(after.as_bytes())
-        .bind(micros(retention))
-        .bind(micros(retention))
-        .bind(limit)
-        .fetch_all(&mut *conn)
-        .await?;
+             LIMIT :limit"
+        );
+        let retention = micros(retention);
+        let page = page.scalar(&[("after", &after.as_bytes()), ("retention", &retention), ("limit", &limit)]);
+        let names: Vec<Vec<u8>> = page.fetch_all(&mut *conn).await?;
         if names.is_empty() {
             return Ok(0);
         }
         // Fences above the clock must be kept: the next fence would be made from the clock, and be lower.
-        let sql = format!(
+        let delete = Statement::new(&format!(
             "DELETE FROM lockkit_lease
-             WHERE expires_us < {NOW} - ? AND fence < {NOW} - ? - {FENCES} AND name IN ({})",
-            vec!["?"; names.len()].join(", "),
-        );
-        let mut delete = sqlx::query(AssertSqlSafe(sql)).bind(micros(retention)).bind(micros(retention));
-        for name in names {
-            delete = delete.bind(name);
-        }
+             WHERE expires_us < {NOW} - :retention AND fence < {NOW} - :retention - {FENCES}
+               AND name IN (:names[{}])",
+            names.len()
+        ));
+        let delete = delete.with(&[("retention", &retention), ("names", &Each(&names))]);
         Ok(delete.execute(conn).await?.rows_affected())
     }
 
     async fn lease_page_end(conn: &mut MySqlConnection, after: &str) -> sqlx::Result<Option<String>> {
-        let row = sqlx::query(statement!(
-            "SELECT name FROM lockkit_lease WHERE name > ? ORDER BY name LIMIT 1 OFFSET {last}",
+        let end = named!(
+            "SELECT name FROM lockkit_lease WHERE name > :after ORDER BY name LIMIT 1 OFFSET {last}",
             last = PAGE - 1
-        ))
-        .bind(after.as_bytes())
-        .fetch_optional(conn)
-        .await?;
+        );
+        let row = end.with(&[("after", &after.as_bytes())]).fetch_optional(conn).await?;
         row.map(|it| text(&it, "name")).transpose()
     }
 }
@@ -524,35 +555,30 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     // The OK packet contains the clock of this statement. That clock may be older than a row that another renewal wrote
     // while this statement waited, so no expiry is cut here.
     let asked = asked(renewals);
-    let done = sqlx::query(statement!(
+    let renew = named!(
         "UPDATE (
              SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID({NOW}) AS now_us FROM {renewed}
              LIMIT 18446744073709551615
-             FOR UPDATE /*!80000 OF l */ SKIP LOCKED
+             FOR UPDATE {of_l} SKIP LOCKED
          ) AS mine
          STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
          SET l.expires_us = GREATEST(mine.expires_us, mine.now_us + mine.ttl)
                  + IF(mine.expires_us - mine.ttl_us > mine.now_us, 0 * LAST_INSERT_ID((1 << 62) | mine.now_us), 0),
              l.ttl_us = IF(mine.expires_us > mine.now_us + mine.ttl, mine.ttl_us, mine.ttl),
              l.renewals = l.renewals + 1",
-        renewed = renewed()
-    ))
-    .bind(&asked)
-    .execute(&mut *conn)
-    .await?;
+        renewed = renewed(),
+        // Also inside the transaction of `Lease::commit`. MySQL refuses to lock the rows of JSON_TABLE.
+        of_l = for_each("OF l", "")
+    );
+    let done = renew.with(&[("asked", &asked)]).execute(&mut *conn).await?;
     let ahead = done.last_insert_id() & AHEAD != 0;
     if done.rows_affected() == renewals.len() as u64 && !ahead {
         return Ok((vec![Answer::Done; renewals.len()], false));
     }
     let clock = i64::try_from(done.last_insert_id() & !AHEAD).unwrap_or(i64::MAX);
     let renewed_us = (done.rows_affected() > 0).then_some(clock);
-    let rows = sqlx::query(statement!(
-        "SELECT l.token, l.expires_us, l.ttl_us, {NOW} AS now_us FROM {renewed}",
-        renewed = renewed()
-    ))
-    .bind(&asked)
-    .fetch_all(&mut *conn)
-    .await?;
+    let look = named!("SELECT l.token, l.expires_us, l.ttl_us, {NOW} AS now_us FROM {renewed}", renewed = renewed());
+    let rows = look.with(&[("asked", &asked)]).fetch_all(&mut *conn).await?;
     let mut held = HashMap::new();
     for row in &rows {
         let expiry: (i64, Option<i64>, i64) =
@@ -578,9 +604,14 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
 }
 
 /// Takes a lease that was released, has expired, is held by this claim already, or has no row yet.
-async fn acquire_any(conn: &mut MySqlConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
-    let (answer, is_new) = match run_claim(conn, acquire(), claim).await {
-        Err(err) if MySql::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new(), claim).await?,
+async fn acquire_any(
+    conn: &mut MySqlConnection,
+    grammar: Grammar,
+    claim: &Claim,
+    last: &LastClaims,
+) -> sqlx::Result<Acquired> {
+    let (answer, is_new) = match run_claim(conn, acquire().of(grammar), claim).await {
+        Err(err) if MySql::fault(&err) == Fault::Deadlock => run_claim(conn, acquire_new().of(grammar), claim).await?,
         answer => answer?,
     };
     acquired(conn, claim, last, answer, is_new).await
@@ -609,16 +640,13 @@ async fn acquired(
 
 /// The previous holder that this claim replaced.
 async fn taken_over(conn: &mut MySqlConnection, claim: &Claim) -> sqlx::Result<Option<Previous>> {
-    let row = sqlx::query(
+    let look = named!(
         "SELECT previous_holder, previous_fence, acquired_us - previous_expires_us AS expired_us
          FROM lockkit_lease
-         WHERE name = ? AND token = ? AND previous_fence IS NOT NULL",
-    )
-    .bind(claim.key.as_bytes())
-    .bind(claim.token.as_bytes().as_slice())
-    .fetch_optional(conn)
-    .await?;
-    let Some(row) = row else { return Ok(None) };
+         WHERE name = :name AND token = :token AND previous_fence IS NOT NULL"
+    );
+    let look = look.with(&[("name", &claim.key.as_bytes()), ("token", &claim.token.as_bytes().as_slice())]);
+    let Some(row) = look.fetch_optional(conn).await? else { return Ok(None) };
     Ok(Some(Previous {
         holder: text(&row, "previous_holder")?,
         fence: fence(row.try_get("previous_fence")?),

@@ -1,8 +1,8 @@
 //! MySQL 8.0 and later, MariaDB 10.6 and later: the statements, and the meaning of error numbers.
 //!
-//! Where the two servers differ, one statement serves both. MariaDB runs the text of `/*M! … */` and skips that of
-//! `/*!80000 … */`; MySQL does the opposite (<https://mariadb.com/kb/en/comment-syntax/>,
-//! <https://dev.mysql.com/doc/refman/8.4/en/comments.html>).
+//! Where the grammars of the two servers differ, each has its own text (`text`). Which one a connection of a pool needs
+//! is learned with the first answer of the pool's server (`server`). A connection that the caller hands in cannot say
+//! it, so its statements differ in a clause at most, which `text` writes for both servers.
 //!
 //! Autocommit is off in a transaction of `begin`: the statement after a deadlock then begins another transaction, which
 //! `commit` refuses for lack of the savepoint. A READ ONLY session with a READ WRITE transaction was tried instead: the
@@ -25,6 +25,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager;
 
+use self::text::{Grammar, for_each, settings_on_maria};
 use crate::{
     policy::Wait,
     sql::{
@@ -50,6 +51,7 @@ mod session;
 #[cfg(feature = "shedlock")]
 mod shedlock;
 mod stock;
+mod text;
 mod version;
 
 pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
@@ -113,6 +115,8 @@ impl FenceGuardOps for MySql {}
 impl crate::sql::ShedLockOps for MySql {}
 
 impl Driver for MySql {
+    type Grammar = Grammar;
+
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
         (2, "previous", include_str!("../../../migrations/mysql/0002_previous.sql")),
@@ -147,8 +151,8 @@ impl Driver for MySql {
 
     async fn wait_for_unanswered(_conn: &mut MySqlConnection, _wait: Duration) {}
 
-    async fn greet(conn: &mut MySqlConnection, pool: &Pool<Self>) {
-        server::look_at(conn, pool).await;
+    async fn greet(conn: &mut MySqlConnection, pool: &Pool<Self>) -> sqlx::Result<Grammar> {
+        server::look_at(conn, pool).await
     }
 
     async fn probe_named_locks(_conn: &mut MySqlConnection, _pool: &Pool<Self>) {
@@ -165,18 +169,25 @@ impl Driver for MySql {
         // transaction. `@lockkit_read_committed` tells later statements the isolation level, which no system variable
         // shows: an assignment to `@@` without a scope counts for the next transaction only.
         macro_rules! begin {
-            ($mark:literal) => {
+            ($mark:literal, $isolation:literal) => {
                 concat!(
                     "SET @lockkit_autocommit = @@autocommit, @lockkit_read_committed = 1, autocommit = 0, ",
                     $mark,
-                    "/*M! @@tx_isolation */ /*!80000 @@transaction_isolation */ = 'READ-COMMITTED'; \
-                     START TRANSACTION; SAVEPOINT lockkit"
+                    $isolation,
+                    " = 'READ-COMMITTED'; START TRANSACTION; SAVEPOINT lockkit"
                 )
             };
         }
-        // The mark is for `was_undone`. Only servers that were built for Galera know the function.
-        let text =
-            if server::is_galera(pool) { begin!("@lockkit_written = WSREP_LAST_WRITTEN_GTID(), ") } else { begin!("") };
+        // The mark is for `was_undone`. Only servers that were built for Galera know the function. Before MariaDB 11.1,
+        // `tx_isolation` is the only name there.
+        let text = match (server::look_at(conn, pool).await?, server::is_galera(pool)) {
+            (Grammar::MySql, false) => begin!("", "@@transaction_isolation"),
+            (Grammar::MySql, true) => {
+                begin!("@lockkit_written = WSREP_LAST_WRITTEN_GTID(), ", "@@transaction_isolation")
+            }
+            (Grammar::MariaDb, false) => begin!("", "@@tx_isolation"),
+            (Grammar::MariaDb, true) => begin!("@lockkit_written = WSREP_LAST_WRITTEN_GTID(), ", "@@tx_isolation"),
+        };
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(text))).await
     }
 
@@ -211,11 +222,10 @@ impl Driver for MySql {
     }
 
     async fn restore_ended(conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        // Only MySQL changes the lock wait timeout of a session.
         conn.execute(
-            "SET autocommit = IFNULL(@lockkit_autocommit, 1), @lockkit_read_committed = NULL \
-             /*!80000 , innodb_lock_wait_timeout = CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), \
-             @lockkit_wait = NULL */",
+            "SET autocommit = IFNULL(@lockkit_autocommit, 1), @lockkit_read_committed = NULL, \
+             innodb_lock_wait_timeout = CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), \
+             @lockkit_wait = NULL",
         )
         .await
         .map(drop)
@@ -284,10 +294,12 @@ fn bounded(wait: Wait) -> (String, String) {
     let step = 10_u64.pow(exact.ilog10().saturating_sub(1));
     let millis = exact.div_ceil(step) * step;
     (
-        format!("/*M! SET STATEMENT max_statement_time = {}.{:03} FOR */ ", millis / 1000, millis % 1000),
+        settings_on_maria(&format!("max_statement_time = {}.{:03}", millis / 1000, millis % 1000)),
         format!("/*+ MAX_EXECUTION_TIME({}) */ ", millis.min(u64::from(u32::MAX))),
     )
 }
 
-/// The locking clause of a shared lock, in the syntax of each server.
-const SHARED: &str = "/*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */";
+/// The locking clause of a shared lock. MySQL allows no `NOWAIT` or `SKIP LOCKED` after the words of MariaDB.
+fn shared() -> String {
+    for_each("FOR SHARE", "LOCK IN SHARE MODE")
+}

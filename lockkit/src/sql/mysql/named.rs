@@ -11,7 +11,10 @@
 
 use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection};
 
-use super::{RESTORE_WAIT, SHARED, bounded, holder};
+use super::{
+    RESTORE_WAIT, bounded, holder, shared,
+    text::{Statement, for_each, named, settings_on_maria},
+};
 use crate::{
     policy::Wait,
     sql::{Driver, NamedStatements, Sharing, history::hex},
@@ -23,11 +26,20 @@ use crate::{
 /// It takes no separate read first, which would lock the gap. On a duplicate it locks the row exclusively, where a
 /// plain INSERT takes a shared lock. Each server has its own way not to wait, as in the statement that acquires a
 /// lease.
-const NAMED_AT_ONCE: &str = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
-    INSERT INTO lockkit_named (name)
-    SELECT ? /*!80000 FROM (SELECT 1 AS one) AS o LEFT JOIN lockkit_named AS l ON l.name = */ /*M! FROM DUAL WHERE */
-    ? /*M! IS NOT NULL */ /*!80000 FOR UPDATE OF l NOWAIT */
-    ON DUPLICATE KEY UPDATE name = VALUES(name)";
+fn named_at_once() -> &'static Statement {
+    named!(
+        "{at_once}
+         INSERT INTO lockkit_named (name)
+         SELECT :name
+         FROM {source}
+         ON DUPLICATE KEY UPDATE name = VALUES(name)",
+        at_once = settings_on_maria("innodb_lock_wait_timeout = 0"),
+        source = for_each(
+            "(SELECT 1 AS one) AS o LEFT JOIN lockkit_named AS l ON l.name = :name FOR UPDATE OF l NOWAIT",
+            "DUAL WHERE :name IS NOT NULL"
+        ),
+    )
+}
 
 /// Locks the row, and inserts it if it does not exist, like an insert without a bound. The servers count the bound in
 /// seconds. On MariaDB it applies to the statement; on MySQL it is set for the session during this one message. A
@@ -38,11 +50,15 @@ async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) 
     let seconds = seconds.min(1_073_741_824);
     let name = hex(key.as_bytes());
     let sql = format!(
-        "SET @lockkit_wait = /*M! NULL */
-             /*!80000 IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds} */;
-         /*M! SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR */
+        "SET @lockkit_wait = {kept};
+         {within}
              INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
-         {RESTORE_WAIT}"
+         {RESTORE_WAIT}",
+        kept = for_each(
+            &format!("IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds}"),
+            "NULL"
+        ),
+        within = settings_on_maria(&format!("innodb_lock_wait_timeout = {seconds}")),
     );
     let locked = conn.execute(AssertSqlSafe(sql)).await;
     if locked.is_err() {
@@ -56,8 +72,8 @@ async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) 
 impl NamedStatements for MySql {
     async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
         if (wait, sharing) == (Wait::Unbounded, Sharing::Alone) {
-            let sql = "INSERT INTO lockkit_named (name) VALUES (?) ON DUPLICATE KEY UPDATE name = name";
-            sqlx::query(sql).bind(key.as_bytes()).execute(conn).await?;
+            let lock = named!("INSERT INTO lockkit_named (name) VALUES (:name) ON DUPLICATE KEY UPDATE name = name");
+            lock.with(&[("name", &key.as_bytes())]).execute(conn).await?;
             return Ok(true);
         }
         if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
@@ -67,18 +83,17 @@ impl NamedStatements for MySql {
         }
         let (before, hint) = bounded(wait);
         let strength = match sharing {
-            Sharing::Alone => "FOR UPDATE",
-            Sharing::Shared => SHARED,
+            Sharing::Alone => "FOR UPDATE".to_owned(),
+            Sharing::Shared => shared(),
         };
         let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
-        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = ? {strength} {waiting}");
+        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = :name {strength} {waiting}");
+        let look = Statement::new(&look);
         loop {
-            let look = sqlx::query(AssertSqlSafe(look.clone())).bind(key.as_bytes());
-            if look.fetch_optional(&mut *conn).await?.is_some() {
+            if look.with(&[("name", &key.as_bytes())]).fetch_optional(&mut *conn).await?.is_some() {
                 return Ok(true);
             }
-            let made = sqlx::query(NAMED_AT_ONCE).bind(key.as_bytes()).bind(key.as_bytes()).execute(&mut *conn).await;
-            match made {
+            match named_at_once().with(&[("name", &key.as_bytes())]).execute(&mut *conn).await {
                 // Another transaction inserted the row concurrently: wait for that row now.
                 Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
                 made => return made.map(|_| true),
@@ -95,27 +110,27 @@ impl NamedStatements for MySql {
         // lock is the holder's. MariaDB lists locks only while a session waits for them, from data up to 0.1 s old.
         // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-data-locks-table.html,
         // https://mariadb.com/kb/en/information-schema-innodb_locks-table/
-        let row = sqlx::query(
+        let look = named!(
             "SELECT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
-             FROM
-                 /*!80000 performance_schema.data_locks AS l
+             FROM {locks}
+             ORDER BY p.ID = CONNECTION_ID()
+             LIMIT 1",
+            locks = for_each(
+                "performance_schema.data_locks AS l
                  JOIN performance_schema.data_locks AS o ON o.ENGINE_TRANSACTION_ID = l.ENGINE_TRANSACTION_ID
                      AND o.OBJECT_SCHEMA = l.OBJECT_SCHEMA AND o.OBJECT_NAME = l.OBJECT_NAME AND o.LOCK_TYPE = 'TABLE'
                  JOIN performance_schema.threads AS t ON t.THREAD_ID = o.THREAD_ID
-                 JOIN performance_schema.processlist AS p ON p.ID = t.PROCESSLIST_ID */
-                 /*M! information_schema.INNODB_LOCKS AS l
+                 JOIN performance_schema.processlist AS p ON p.ID = t.PROCESSLIST_ID
+                 WHERE l.LOCK_DATA = CONCAT('0x', HEX(:name)) AND l.LOCK_STATUS = 'GRANTED'
+                   AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = 'lockkit_named'",
+                "information_schema.INNODB_LOCKS AS l
                  JOIN information_schema.INNODB_TRX AS t ON t.trx_id = l.lock_trx_id
-                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id */
-             WHERE l.LOCK_DATA = CONCAT('0x', HEX(?))
-                 /*!80000 AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = 'lockkit_named'
-                 AND l.LOCK_STATUS = 'GRANTED' */
-                 /*M! AND l.lock_table = CONCAT('`', DATABASE(), '`.`lockkit_named`') AND t.trx_state <> 'LOCK WAIT' */
-             ORDER BY p.ID = CONNECTION_ID()
-             LIMIT 1",
-        )
-        .bind(key.as_bytes())
-        .fetch_optional(conn)
-        .await?;
+                 JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id
+                 WHERE l.LOCK_DATA = CONCAT('0x', HEX(:name)) AND t.trx_state <> 'LOCK WAIT'
+                   AND l.lock_table = CONCAT('`', DATABASE(), '`.`lockkit_named`')"
+            ),
+        );
+        let row = look.with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?;
         row.as_ref().map(holder).transpose()
     }
 }

@@ -16,7 +16,10 @@ use sqlx::{
     mysql::{MySqlDatabaseError, MySqlRow},
 };
 
-use super::{SHARED, bounded, holder, placeholder};
+use super::{
+    bounded, holder, placeholder, shared,
+    text::{for_each, named},
+};
 use crate::{
     policy::Wait,
     sql::{
@@ -85,8 +88,8 @@ impl RowStatements for MySql {
     ) -> sqlx::Result<Vec<MySqlRow>> {
         let (before, hint) = bounded(query.wait);
         let strength = match query.strength {
-            Strength::Share => SHARED,
-            Strength::Update | Strength::KeyChange => "FOR UPDATE",
+            Strength::Share => shared(),
+            Strength::Update | Strength::KeyChange => "FOR UPDATE".to_owned(),
         };
         let waiting = match query.wait {
             _ if query.skip_locked => "SKIP LOCKED",
@@ -101,21 +104,21 @@ impl RowStatements for MySql {
         // On MySQL a session that locks rows also has an intention lock on the table. MariaDB does not list these
         // locks.
         let (schema, table) = table.rsplit_once('.').map_or((None, &**table), |(schema, table)| (Some(schema), table));
-        let rows = sqlx::query(
+        let look = named!(
             "SELECT DISTINCT CAST(p.ID AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
-             FROM /*!80000 performance_schema.processlist */ /*M! information_schema.PROCESSLIST */ AS p
-             /*!80000 JOIN performance_schema.threads AS t ON t.PROCESSLIST_ID = p.ID
-             JOIN performance_schema.data_locks AS l ON l.THREAD_ID = t.THREAD_ID
-                 AND l.LOCK_TYPE = 'TABLE' AND l.LOCK_STATUS = 'GRANTED' */
-             WHERE p.ID <> CONNECTION_ID()
-                 /*!80000 AND l.OBJECT_SCHEMA = COALESCE(?, DATABASE()) AND l.OBJECT_NAME = ? */
-                 /*M! AND ? IS NULL AND ? IS NULL */
+             FROM {sessions}
              LIMIT 2",
-        )
-        .bind(schema)
-        .bind(table)
-        .fetch_all(conn)
-        .await?;
+            sessions = for_each(
+                "performance_schema.processlist AS p
+                 JOIN performance_schema.threads AS t ON t.PROCESSLIST_ID = p.ID
+                 JOIN performance_schema.data_locks AS l ON l.THREAD_ID = t.THREAD_ID
+                     AND l.LOCK_TYPE = 'TABLE' AND l.LOCK_STATUS = 'GRANTED'
+                 WHERE p.ID <> CONNECTION_ID()
+                   AND l.OBJECT_SCHEMA = COALESCE(:schema, DATABASE()) AND l.OBJECT_NAME = :table",
+                "information_schema.PROCESSLIST AS p WHERE COALESCE(:schema, :table) IS NULL"
+            )
+        );
+        let rows = look.with(&[("schema", &schema.map(str::to_owned)), ("table", &table)]).fetch_all(conn).await?;
         match &*rows {
             [row] => holder(row).map(Some),
             _ => Ok(None),
@@ -230,26 +233,24 @@ async fn explain(
 /// A small column that is in no index. All columns if every column is in some index.
 async fn uncovered(conn: &mut MySqlConnection, query: &RowQuery) -> sqlx::Result<String> {
     // MariaDB opens every table of the server unless both the database and the table are compared with values.
-    let column: Option<String> = sqlx::query_scalar(
+    let find = named!(
         "SELECT CAST(c.COLUMN_NAME AS CHAR)
          FROM information_schema.COLUMNS AS c
-         WHERE c.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND c.TABLE_NAME = ? AND c.EXTRA NOT LIKE '%GENERATED%'
+         WHERE c.TABLE_SCHEMA = COALESCE(:schema, DATABASE()) AND c.TABLE_NAME = :table
+         AND c.EXTRA NOT LIKE '%GENERATED%'
          AND NOT EXISTS (
              SELECT 1 FROM information_schema.STATISTICS AS s
-             WHERE s.TABLE_SCHEMA = COALESCE(?, DATABASE()) AND s.TABLE_NAME = ? AND s.COLUMN_NAME = c.COLUMN_NAME
+             WHERE s.TABLE_SCHEMA = COALESCE(:schema, DATABASE()) AND s.TABLE_NAME = :table
+               AND s.COLUMN_NAME = c.COLUMN_NAME
          )
          ORDER BY
              c.NUMERIC_PRECISION IS NULL AND c.DATETIME_PRECISION IS NULL,
              COALESCE(c.CHARACTER_OCTET_LENGTH, 0),
              c.ORDINAL_POSITION
-         LIMIT 1",
-    )
-    .bind(query.table.schema())
-    .bind(query.table.name())
-    .bind(query.table.schema())
-    .bind(query.table.name())
-    .fetch_optional(conn)
-    .await?;
+         LIMIT 1"
+    );
+    let find = find.scalar(&[("schema", &query.table.schema().map(str::to_owned)), ("table", &query.table.name())]);
+    let column: Option<String> = find.fetch_optional(conn).await?;
     Ok(column.map_or_else(|| "r.*".to_owned(), |it| format!("r.{} AS locked", quoted(&it))))
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use parking_lot::Mutex;
 use sqlx::{MySql, MySqlConnection, Pool, Row};
 
+use super::text::Grammar;
 use crate::observe;
 
 /// A server that has answered what it is.
@@ -12,6 +13,7 @@ struct Server {
     host: String,
     port: u16,
     socket: Option<PathBuf>,
+    grammar: Grammar,
     kind: Kind,
 }
 
@@ -36,18 +38,21 @@ const LOGS_STATEMENTS: &str = "the server writes its binary log as statements, a
 
 /// Asks the server what it is, unless it has answered before, and warns once of uses for which it is not suited. Calls that
 /// come before the first answer ask as well: none goes on without it.
-pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
-    if kind(pool).is_some() {
-        return;
+///
+/// MariaDB alone has a variable `max_statement_time`. Its version is no mark: the configuration may set another one.
+pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) -> sqlx::Result<Grammar> {
+    if let Some((grammar, _)) = known(pool) {
+        return Ok(grammar);
     }
     let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; \
                  SHOW VARIABLES WHERE Variable_name IN \
-                 ('wsrep_on', 'group_replication_group_name', 'log_bin', 'binlog_format')";
-    let Ok(rows) = sqlx::raw_sql(asked).fetch_all(conn).await else { return };
-    let (mut nodes, mut kind, mut has_log, mut logs_statements) = (0, Kind::Alone, false, false);
-    for row in rows {
-        let (Ok(name), Ok(value)) = (row.try_get::<String, _>(0), row.try_get::<String, _>(1)) else { return };
+                 ('max_statement_time', 'wsrep_on', 'group_replication_group_name', 'log_bin', 'binlog_format')";
+    let (mut grammar, mut nodes, mut kind) = (Grammar::MySql, 0, Kind::Alone);
+    let (mut has_log, mut logs_statements) = (false, false);
+    for row in sqlx::raw_sql(asked).fetch_all(conn).await? {
+        let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
         match &*name.to_ascii_lowercase() {
+            "max_statement_time" => grammar = Grammar::MariaDb,
             "wsrep_cluster_size" => nodes = value.parse().unwrap_or(0),
             // A cluster of one node may grow, and a node that has lost the others knows no size.
             "wsrep_on" if value == "ON" => kind = Kind::Galera,
@@ -57,8 +62,8 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
             _ => {}
         }
     }
-    if !learn(pool, if nodes > 0 { Kind::Galera } else { kind }) {
-        return;
+    if !learn(pool, grammar, if nodes > 0 { Kind::Galera } else { kind }) {
+        return Ok(grammar);
     }
     if has_log && logs_statements {
         observe::caveat(LOGS_STATEMENTS);
@@ -66,31 +71,32 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) {
     if nodes > 1 {
         observe::caveat(OF_A_CLUSTER);
     }
+    Ok(grammar)
 }
 
 /// Whether the server is known to be neither a node of a Galera cluster nor a member of a replication group.
 pub(super) fn is_alone(pool: &Pool<MySql>) -> bool {
-    kind(pool) == Some(Kind::Alone)
+    known(pool).is_some_and(|(_, kind)| kind == Kind::Alone)
 }
 
 /// Whether the server is known to be a node of a Galera cluster.
 pub(super) fn is_galera(pool: &Pool<MySql>) -> bool {
-    kind(pool) == Some(Kind::Galera)
+    known(pool).is_some_and(|(_, kind)| kind == Kind::Galera)
 }
 
-fn kind(pool: &Pool<MySql>) -> Option<Kind> {
-    SERVERS.lock().iter().find(|it| it.is_at(pool)).map(|it| it.kind)
+fn known(pool: &Pool<MySql>) -> Option<(Grammar, Kind)> {
+    SERVERS.lock().iter().find(|it| it.is_at(pool)).map(|it| (it.grammar, it.kind))
 }
 
 /// Returns whether this is news.
-fn learn(pool: &Pool<MySql>, kind: Kind) -> bool {
+fn learn(pool: &Pool<MySql>, grammar: Grammar, kind: Kind) -> bool {
     let mut servers = SERVERS.lock();
     if servers.iter().any(|it| it.is_at(pool)) {
         return false;
     }
     let options = pool.connect_options();
     let (host, port, socket) = (options.get_host().to_owned(), options.get_port(), options.get_socket().cloned());
-    servers.push(Server { host, port, socket, kind });
+    servers.push(Server { host, port, socket, grammar, kind });
     true
 }
 

@@ -6,18 +6,21 @@ use std::time::Duration;
 
 use sqlx::{MySql, MySqlConnection, Row};
 
-use super::holder;
+use super::{
+    holder,
+    text::{for_each, named},
+};
 use crate::{
-    sql::{Driver, ServerSession, SessionAnswer, SessionName, SessionStatements, Sharing, statement::statement},
+    sql::{Driver, ServerSession, SessionAnswer, SessionName, SessionStatements, Sharing},
     value::{error::Fault, holder::LockHolder},
 };
 
-/// The name of the lock of the bound key: 64 hexadecimal digits, which is the longest name that MySQL allows. Its case
+/// The name of the lock of the key: 64 hexadecimal digits, which is the longest name that MySQL allows. Its case
 /// is ignored (<https://dev.mysql.com/doc/refman/8.4/en/locking-functions.html>).
 ///
 /// Lock names are global to the server, so the database is part of the hash. A key or database name never contains NUL.
 const NAME: &str = "SHA2(CONCAT('lockkit:session:',
-              COALESCE(IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), ''), CHAR(0), ?), 256)";
+              COALESCE(IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), ''), CHAR(0), :key), 256)";
 
 impl SessionStatements for MySql {
     /// Proxies for MySQL reserve a session that has called `GET_LOCK` for its client.
@@ -41,19 +44,16 @@ impl SessionStatements for MySql {
         slice: Duration,
     ) -> sqlx::Result<SessionAnswer> {
         // MySQL waits for whole seconds and would round half a second up or down; MariaDB keeps the fraction.
-        let answer: sqlx::Result<Option<i64>> = sqlx::query_scalar(statement!(
+        let lock = named!(
             "SELECT CAST(CASE
-                 WHEN CONNECTION_ID() <> ? THEN -1
+                 WHEN CONNECTION_ID() <> :id THEN -1
                  WHEN IS_USED_LOCK({NAME}) <=> CONNECTION_ID() THEN 0
-                 ELSE GET_LOCK({NAME}, /*!80000 FLOOR( */ ? /*!80000 ) */)
-             END AS SIGNED)"
-        ))
-        .bind(id)
-        .bind(name.key.as_bytes())
-        .bind(name.key.as_bytes())
-        .bind(slice.as_secs_f64())
-        .fetch_one(&mut *conn)
-        .await;
+                 ELSE GET_LOCK({NAME}, {seconds})
+             END AS SIGNED)",
+            seconds = for_each("FLOOR(:seconds)", ":seconds")
+        );
+        let lock = lock.scalar(&[("id", &id), ("key", &name.key.as_bytes()), ("seconds", &slice.as_secs_f64())]);
+        let answer: sqlx::Result<Option<i64>> = lock.fetch_one(&mut *conn).await;
         match answer {
             Ok(Some(1)) => Ok(SessionAnswer::Granted),
             Ok(Some(0)) => Ok(SessionAnswer::Held),
@@ -69,11 +69,8 @@ impl SessionStatements for MySql {
     }
 
     async fn session_holds(conn: &mut MySqlConnection, id: i64, name: &SessionName) -> sqlx::Result<bool> {
-        sqlx::query_scalar(statement!("SELECT CONNECTION_ID() = ? AND IS_USED_LOCK({NAME}) <=> CONNECTION_ID()"))
-            .bind(id)
-            .bind(name.key.as_bytes())
-            .fetch_one(conn)
-            .await
+        let holds = named!("SELECT CONNECTION_ID() = :id AND IS_USED_LOCK({NAME}) <=> CONNECTION_ID()");
+        holds.scalar(&[("id", &id), ("key", &name.key.as_bytes())]).fetch_one(conn).await
     }
 
     async fn session_server(conn: &mut MySqlConnection) -> sqlx::Result<String> {
@@ -86,27 +83,22 @@ impl SessionStatements for MySql {
         name: &SessionName,
         _sharing: Sharing,
     ) -> sqlx::Result<bool> {
-        let released: Option<i64> = sqlx::query_scalar(statement!(
-            "SELECT CAST(CASE WHEN CONNECTION_ID() = ? THEN RELEASE_LOCK({NAME}) ELSE 0 END AS SIGNED)"
-        ))
-        .bind(id)
-        .bind(name.key.as_bytes())
-        .fetch_one(conn)
-        .await?;
+        let unlock =
+            named!("SELECT CAST(CASE WHEN CONNECTION_ID() = :id THEN RELEASE_LOCK({NAME}) ELSE 0 END AS SIGNED)");
+        let unlock = unlock.scalar(&[("id", &id), ("key", &name.key.as_bytes())]);
+        let released: Option<i64> = unlock.fetch_one(conn).await?;
         Ok(released == Some(1))
     }
 
     async fn session_holder(conn: &mut MySqlConnection, name: &SessionName) -> sqlx::Result<Option<LockHolder>> {
-        let row = sqlx::query(statement!(
+        let look = named!(
             "SELECT CAST(used.id AS SIGNED) AS id, CAST(p.USER AS CHAR) AS user, CAST(p.HOST AS CHAR) AS host
              FROM (SELECT IS_USED_LOCK({NAME}) AS id) AS used
-             LEFT JOIN /*!80000 performance_schema.processlist */ /*M! information_schema.PROCESSLIST */ AS p
-                 ON p.ID = used.id
-             WHERE used.id IS NOT NULL"
-        ))
-        .bind(name.key.as_bytes())
-        .fetch_optional(conn)
-        .await?;
+             LEFT JOIN {sessions} AS p ON p.ID = used.id
+             WHERE used.id IS NOT NULL",
+            sessions = for_each("performance_schema.processlist", "information_schema.PROCESSLIST")
+        );
+        let row = look.with(&[("key", &name.key.as_bytes())]).fetch_optional(conn).await?;
         row.as_ref().map(holder).transpose()
     }
 }

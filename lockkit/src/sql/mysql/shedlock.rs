@@ -1,7 +1,8 @@
 //! ShedLock's table on MySQL and MariaDB.
 
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+use sqlx::{MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
+use super::text::{Grammar, Statement};
 use crate::{
     lease::store::{Acquired, Answer, Claim, Grant, Release, Renewal},
     sql::{
@@ -23,8 +24,8 @@ fn now(place: Place<'_>) -> String {
 }
 
 /// Selects rows of [`Row`]. The text is converted because a column may have any character set.
-fn select(place: Place<'_>, condition: &str) -> String {
-    format!(
+fn select(place: Place<'_>, condition: &str) -> Statement {
+    Statement::new(&format!(
         "SELECT CONVERT(l.name USING utf8mb4) AS name, CONVERT(l.locked_by USING utf8mb4) AS locked_by,
              {at} AS locked_at_us, {until} AS lock_until_us, {now} AS now_us
          FROM {table} AS l
@@ -33,7 +34,7 @@ fn select(place: Place<'_>, condition: &str) -> String {
         until = us("l.lock_until"),
         now = us("UTC_TIMESTAMP(6)"),
         table = place.table.quoted('`'),
-    )
+    ))
 }
 
 fn row(row: &MySqlRow) -> sqlx::Result<Row> {
@@ -47,19 +48,20 @@ fn row(row: &MySqlRow) -> sqlx::Result<Row> {
 }
 
 /// Changes one row without waiting for it. `columns` of the row `l`, chosen by `condition`, are `mine` in the assignments.
-fn change(place: Place<'_>, columns: &str, condition: &str, assignments: &str) -> String {
-    format!(
-        "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+fn change(grammar: Grammar, place: Place<'_>, columns: &str, condition: &str, assignments: &str) -> Statement {
+    Statement::new(&format!(
+        "{at_once}
          UPDATE (
              SELECT l.name{columns} FROM {table} AS l FORCE INDEX (PRIMARY)
-             WHERE l.name = ? AND {condition}
+             WHERE l.name = :name AND {condition}
              LIMIT 1
              FOR UPDATE SKIP LOCKED
          ) AS mine
          STRAIGHT_JOIN {table} AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
          SET {assignments}",
+        at_once = grammar.at_once(),
         table = place.table.quoted('`'),
-    )
+    ))
 }
 
 impl ShedLockStatements for MySql {
@@ -102,21 +104,28 @@ impl ShedLockStatements for MySql {
         Ok(Columns::with_decimals(decimals))
     }
 
-    async fn shedlock_acquire(conn: &mut MySqlConnection, place: Place<'_>, claim: &Claim) -> sqlx::Result<Acquired> {
+    async fn shedlock_acquire(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        place: Place<'_>,
+        claim: &Claim,
+    ) -> sqlx::Result<Acquired> {
         let (own, by) = (tag(claim.token), locked_by(&claim.holder, &tag(claim.token)));
         let now = now(place);
-        let found = sqlx::query(AssertSqlSafe(select(place, "l.name = ?"))).bind(claim.key.as_str());
+        let (name, ttl) = (claim.key.as_str(), micros(claim.ttl));
+        let found = select(place, "l.name = :name").with(&[("name", &name)]);
         let Some(found) = found.fetch_optional(&mut *conn).await? else {
             // The OK packet has the fence.
-            let insert = format!(
-                "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */
+            let insert = Statement::new(&format!(
+                "{at_once}
                  INSERT INTO {table} (name, lock_until, locked_at, locked_by)
-                 VALUES (?, TIMESTAMPADD(MICROSECOND, ?, {now}),
-                     TIMESTAMPADD(MICROSECOND, LAST_INSERT_ID({now_us}), '1970-01-01'), ?)",
+                 VALUES (:name, TIMESTAMPADD(MICROSECOND, :ttl, {now}),
+                     TIMESTAMPADD(MICROSECOND, LAST_INSERT_ID({now_us}), '1970-01-01'), :by)",
+                at_once = grammar.at_once(),
                 table = place.table.quoted('`'),
                 now_us = us(&now),
-            );
-            let insert = sqlx::query(AssertSqlSafe(insert)).bind(claim.key.as_str()).bind(micros(claim.ttl)).bind(by);
+            ));
+            let insert = insert.with(&[("name", &name), ("ttl", &ttl), ("by", &by)]);
             return match insert.execute(conn).await {
                 Ok(done) => Ok(Acquired::Granted(Grant::from(Fence::from(done.last_insert_id())))),
                 // Another process was faster.
@@ -131,32 +140,32 @@ impl ShedLockStatements for MySql {
         before.check_fence(place)?;
         // Takes the row that was read, if it is still the same.
         let fence = format!(
-            ", LAST_INSERT_ID(IF(RIGHT(l.locked_by, 33) = ?, {at}, GREATEST({now_us}, {at} + ?))) AS fence_us",
+            ", LAST_INSERT_ID(IF(RIGHT(l.locked_by, 33) = :own, {at}, GREATEST({now_us}, {at} + :step))) AS fence_us",
             at = us("l.locked_at"),
             now_us = us(&now),
         );
         let same = format!(
-            "l.locked_by = ? AND {at} = ? AND (l.lock_until <= {now} OR RIGHT(l.locked_by, 33) IN (?, '{RELEASED}'))",
+            "l.locked_by = :before AND {at} = :before_at
+                 AND (l.lock_until <= {now} OR RIGHT(l.locked_by, 33) IN (:own, '{RELEASED}'))",
             at = us("l.locked_at"),
         );
-        let until = format!("TIMESTAMPADD(MICROSECOND, ?, {now})");
+        let until = format!("TIMESTAMPADD(MICROSECOND, :ttl, {now})");
         let is_own = before.token() == Some(claim.token);
         let until = if is_own { format!("GREATEST(l.lock_until, {until})") } else { until };
         let taken = format!(
             "l.locked_at = TIMESTAMPADD(MICROSECOND, mine.fence_us, '1970-01-01'),
-             l.lock_until = {until}, l.locked_by = ?"
+             l.lock_until = {until}, l.locked_by = :by"
         );
-        let done = sqlx::query(AssertSqlSafe(change(place, &fence, &same, &taken)))
-            .bind(&own)
-            .bind(place.step_us)
-            .bind(claim.key.as_str())
-            .bind(&before.locked_by)
-            .bind(before.locked_at_us)
-            .bind(&own)
-            .bind(micros(claim.ttl))
-            .bind(by)
-            .execute(conn)
-            .await?;
+        let take = change(grammar, place, &fence, &same, &taken).with(&[
+            ("own", &own),
+            ("step", &place.step_us),
+            ("name", &name),
+            ("before", &before.locked_by),
+            ("before_at", &before.locked_at_us),
+            ("ttl", &ttl),
+            ("by", &by),
+        ]);
+        let done = take.execute(conn).await?;
         if done.rows_affected() == 0 {
             return Ok(Acquired::Held { free_in: None });
         }
@@ -165,66 +174,74 @@ impl ShedLockStatements for MySql {
     }
 
     async fn shedlock_look(conn: &mut MySqlConnection, place: Place<'_>, key: &Key) -> sqlx::Result<Option<Row>> {
-        let held = format!("l.name = ? AND l.lock_until > {} AND RIGHT(l.locked_by, 33) <> '{RELEASED}'", now(place));
-        let held = sqlx::query(AssertSqlSafe(select(place, &held))).bind(key.as_str());
+        let held =
+            format!("l.name = :name AND l.lock_until > {} AND RIGHT(l.locked_by, 33) <> '{RELEASED}'", now(place));
+        let held = select(place, &held).with(&[("name", &key.as_str())]);
         held.fetch_optional(conn).await?.as_ref().map(row).transpose()
     }
 
     async fn shedlock_renew(
         conn: &mut MySqlConnection,
+        grammar: Grammar,
         place: Place<'_>,
         renewals: &[Renewal],
     ) -> sqlx::Result<Vec<Answer>> {
         let now = now(place);
-        let held = format!("RIGHT(l.locked_by, 33) = ? AND l.lock_until > {now}");
-        let longer = format!("l.lock_until = GREATEST(l.lock_until, TIMESTAMPADD(MICROSECOND, ?, {now}))");
+        let held = format!("RIGHT(l.locked_by, 33) = :own AND l.lock_until > {now}");
+        let longer = format!("l.lock_until = GREATEST(l.lock_until, TIMESTAMPADD(MICROSECOND, :ttl, {now}))");
+        let renew = change(grammar, place, "", &held, &longer);
         let mut answers = Vec::with_capacity(renewals.len());
         for Renewal { key, token, ttl } in renewals {
-            let done = sqlx::query(AssertSqlSafe(change(place, "", &held, &longer)))
-                .bind(key.as_str())
-                .bind(tag(*token))
-                .bind(micros(*ttl))
-                .execute(&mut *conn)
-                .await?;
+            let renew = renew.with(&[("name", &key.as_str()), ("own", &tag(*token)), ("ttl", &micros(*ttl))]);
+            let done = renew.execute(&mut *conn).await?;
             answers.push(answer(conn, place, key, *token, done.rows_affected() > 0).await?);
         }
         Ok(answers)
     }
 
-    async fn shedlock_release(conn: &mut MySqlConnection, place: Place<'_>, release: &Release) -> sqlx::Result<Answer> {
+    async fn shedlock_release(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        place: Place<'_>,
+        release: &Release,
+    ) -> sqlx::Result<Answer> {
         let Release { key, token, min_hold } = release;
         let now = now(place);
         // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no earlier
         // `locked_at` either, and fences rise across it.
-        let least = ", TIMESTAMPADD(MICROSECOND, ?, l.locked_at) AS least, ? AS min_hold";
-        let held = format!("RIGHT(l.locked_by, 33) = ? AND l.lock_until > {now}");
+        let least = ", TIMESTAMPADD(MICROSECOND, :min_hold, l.locked_at) AS least, :min_hold AS min_hold";
+        let held = format!("RIGHT(l.locked_by, 33) = :own AND l.lock_until > {now}");
         let free = format!(
             "l.lock_until = GREATEST({now}, mine.least),
              l.locked_by = CONCAT(LEFT(l.locked_by, CHAR_LENGTH(l.locked_by) - 33),
-                 IF(mine.min_hold > 0 AND mine.least > {now}, ?, '{RELEASED}'))"
+                 IF(mine.min_hold > 0 AND mine.least > {now}, :nobody, '{RELEASED}'))"
         );
-        let done = sqlx::query(AssertSqlSafe(change(place, least, &held, &free)))
-            .bind(micros(*min_hold))
-            .bind(micros(*min_hold))
-            .bind(key.as_str())
-            .bind(tag(*token))
-            .bind(tag(Token::nobody()))
-            .execute(&mut *conn)
-            .await?;
+        let release = change(grammar, place, least, &held, &free).with(&[
+            ("min_hold", &micros(*min_hold)),
+            ("name", &key.as_str()),
+            ("own", &tag(*token)),
+            ("nobody", &tag(Token::nobody())),
+        ]);
+        let done = release.execute(&mut *conn).await?;
         answer(conn, place, key, *token, done.rows_affected() > 0).await
     }
 
-    async fn shedlock_take_away(conn: &mut MySqlConnection, place: Place<'_>, row: &Row) -> sqlx::Result<bool> {
+    async fn shedlock_take_away(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        place: Place<'_>,
+        row: &Row,
+    ) -> sqlx::Result<bool> {
         let now = now(place);
-        let same = format!("l.locked_by = ? AND {} = ? AND l.lock_until > {now}", us("l.locked_at"));
-        let free = format!("l.lock_until = GREATEST({now}, l.locked_at), l.locked_by = ?");
-        let done = sqlx::query(AssertSqlSafe(change(place, "", &same, &free)))
-            .bind(row.name.as_str())
-            .bind(row.locked_by.as_str())
-            .bind(row.locked_at_us)
-            .bind(locked_by(&row.locked_by, RELEASED))
-            .execute(conn)
-            .await?;
+        let same = format!("l.locked_by = :before AND {} = :before_at AND l.lock_until > {now}", us("l.locked_at"));
+        let free = format!("l.lock_until = GREATEST({now}, l.locked_at), l.locked_by = :by");
+        let take_away = change(grammar, place, "", &same, &free).with(&[
+            ("name", &row.name),
+            ("before", &row.locked_by),
+            ("before_at", &row.locked_at_us),
+            ("by", &locked_by(&row.locked_by, RELEASED)),
+        ]);
+        let done = take_away.execute(conn).await?;
         Ok(done.rows_affected() > 0)
     }
 
@@ -235,13 +252,13 @@ impl ShedLockStatements for MySql {
         limit: u32,
     ) -> sqlx::Result<Vec<Row>> {
         let held = format!(
-            "CAST(CONVERT(LEFT(l.name, CHAR_LENGTH(?)) USING utf8mb4) AS BINARY) = CAST(? AS BINARY)
+            "CAST(CONVERT(LEFT(l.name, CHAR_LENGTH(:prefix)) USING utf8mb4) AS BINARY) = CAST(:prefix AS BINARY)
                AND l.lock_until > {} AND RIGHT(l.locked_by, 33) <> '{RELEASED}'
              ORDER BY CAST(CONVERT(l.name USING utf8mb4) AS BINARY)
-             LIMIT ?",
+             LIMIT :limit",
             now(place)
         );
-        let rows = sqlx::query(AssertSqlSafe(select(place, &held))).bind(prefix).bind(prefix).bind(limit);
+        let rows = select(place, &held).with(&[("prefix", &prefix), ("limit", &limit)]);
         rows.fetch_all(conn).await?.iter().map(row).collect()
     }
 }

@@ -8,12 +8,14 @@ use std::{iter, ops::RangeInclusive};
 
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, mysql::MySqlQueryResult};
 
-use super::{NOW, bounded};
+use super::{
+    NOW, bounded,
+    text::{AT_ONCE, Each, Grammar, Statement, Texts, named, texts},
+};
 use crate::{
     policy::Wait,
     sql::{
         Driver, Look, Note, Portion, Segment, StockStatements, counted_depth,
-        statement::statement,
         stock::segment::{quantity, segment},
     },
     value::{error::Fault, key::Key},
@@ -28,8 +30,8 @@ use crate::{
 fn take_free(among: &str) -> String {
     format!(
         "UPDATE (
-             SELECT name, segment, ? AS amount FROM lockkit_stock FORCE INDEX (PRIMARY)
-             WHERE name = ? {among} AND quantity >= ?
+             SELECT name, segment, :amount AS amount FROM lockkit_stock FORCE INDEX (PRIMARY)
+             WHERE name = :name {among} AND quantity >= :amount
              ORDER BY name, segment
              LIMIT 1
              FOR UPDATE SKIP LOCKED
@@ -40,12 +42,21 @@ fn take_free(among: &str) -> String {
     )
 }
 
-/// Takes from the first of four segments if it is not locked. MariaDB only, where this costs half of [`take_free`]; MySQL
-/// cannot bound the wait of an UPDATE. The values are those of `take_free`; the other three segments are not used. Not
-/// inside a transaction, which a locked segment may roll back (`innodb_rollback_on_timeout`).
-const LEAN: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR
-    UPDATE lockkit_stock FORCE INDEX (PRIMARY) SET quantity = quantity - ? + 0 * LAST_INSERT_ID(segment)
-    WHERE name = ? AND segment = ? AND ? >= 0 AND ? >= 0 AND ? >= 0 AND quantity >= ?";
+/// The segments to try first.
+const FIRST: &str = "AND segment IN (:first[4])";
+
+/// Takes from the first unlocked one of the segments to try first. On MariaDB only from one of them, if it is not locked, which
+/// costs half; MySQL cannot bound the wait of an UPDATE.
+fn take_first() -> &'static Texts {
+    texts! {
+        mysql: take_free(FIRST),
+        maria: format!(
+            "{AT_ONCE}
+             UPDATE lockkit_stock FORCE INDEX (PRIMARY) SET quantity = quantity - :amount + 0 * LAST_INSERT_ID(segment)
+             WHERE name = :name AND segment = :one AND quantity >= :amount"
+        ),
+    }
+}
 
 /// Takes for the first takers of a batch from the first unlocked segment among these, as many as it has enough for, and
 /// writes the note. The servers update all tables of a statement or none.
@@ -53,12 +64,11 @@ const LEAN: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR
 /// INTERVAL counts the sums that the segment has enough for; ELT chooses the last of them. The OK packet returns the number
 /// of takers, shifted by 32 bits, and of the segment.
 fn take_batch_free(among: &str, takers: usize) -> String {
-    let sums = vec!["?"; takers].join(", ");
     format!(
         "UPDATE (
-             SELECT name, segment, INTERVAL(quantity, {sums}) AS takers
+             SELECT name, segment, INTERVAL(quantity, :sums[{takers}]) AS takers
              FROM lockkit_stock FORCE INDEX (PRIMARY)
-             WHERE name = ? {among} AND quantity >= ?
+             WHERE name = :name {among} AND quantity >= :enough
              ORDER BY name, segment
              LIMIT 1
              FOR UPDATE SKIP LOCKED
@@ -66,10 +76,10 @@ fn take_batch_free(among: &str, takers: usize) -> String {
          STRAIGHT_JOIN lockkit_stock AS s FORCE INDEX (PRIMARY)
              ON s.name = free.name AND s.segment = free.segment
          STRAIGHT_JOIN lockkit_stock_batch AS b FORCE INDEX (PRIMARY)
-             ON b.id = ? AND b.number < ?
-         SET s.quantity = s.quantity - CAST(ELT(free.takers, {sums}) AS SIGNED)
+             ON b.id = :id AND b.number < :number
+         SET s.quantity = s.quantity - CAST(ELT(free.takers, :sums[{takers}]) AS SIGNED)
                  + 0 * LAST_INSERT_ID(free.takers * 4294967296 + free.segment),
-             b.number = ?, b.segment = free.segment, b.takers = free.takers, b.used_us = {NOW}"
+             b.number = :number, b.segment = free.segment, b.takers = free.takers, b.used_us = {NOW}"
     )
 }
 
@@ -79,33 +89,28 @@ const SIZES: [usize; 3] = [4, 32, 256];
 impl StockStatements for MySql {
     async fn stock_take_any(
         conn: &mut MySqlConnection,
+        grammar: Option<Grammar>,
         key: &Key,
         amount: i64,
         first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
-        let mut among_first = sqlx::query(if counted_depth::<Self>(conn) == 0 {
-            statement!(
-                "/*M! {lean} */ /*!80000 {take} */",
-                lean = LEAN,
-                take = take_free("AND segment IN (?, ?, ?, ?)")
-            )
-        } else {
-            statement!("{take}", take = take_free("AND segment IN (?, ?, ?, ?)"))
-        })
-        .bind(amount)
-        .bind(key.as_bytes());
-        for number in first {
-            among_first = among_first.bind(number);
-        }
-        let done = match among_first.bind(amount).execute(&mut *conn).await {
+        // In a transaction the text of MySQL runs on both servers: refusing to wait for a segment may roll the transaction back
+        // (`innodb_rollback_on_timeout`).
+        let among_first = take_first().of(grammar.unwrap_or(Grammar::MySql)).with(&[
+            ("amount", &amount),
+            ("name", &key.as_bytes()),
+            ("first", &Each(&first)),
+            ("one", &first[0]),
+        ]);
+        let done = match among_first.execute(&mut *conn).await {
             Err(err) if Self::fault(&err) == Fault::Contended => MySqlQueryResult::default(),
             done => done?,
         };
         if let Some(number) = taken_from(&done) {
             return Ok(Some(number));
         }
-        let among_all =
-            sqlx::query(statement!("{take}", take = take_free(""))).bind(amount).bind(key.as_bytes()).bind(amount);
+        let among_all = named!("{take}", take = take_free(""));
+        let among_all = among_all.with(&[("amount", &amount), ("name", &key.as_bytes())]);
         Ok(taken_from(&among_all.execute(conn).await?))
     }
 
@@ -119,21 +124,17 @@ impl StockStatements for MySql {
         let (least, total) = (sums.first().copied().unwrap_or(0), sums.last().copied().unwrap_or(0));
         // The last sum is repeated up to the size of the statement.
         let size = SIZES.into_iter().find(|it| *it >= sums.len()).unwrap_or(sums.len());
-        let padded = || sums.iter().copied().chain(iter::repeat(total)).take(size);
-        for (among, numbers, enough) in [("AND segment IN (?, ?, ?, ?)", &first[..], total), ("", &[], least)] {
-            let mut take = sqlx::query(AssertSqlSafe(take_batch_free(among, size)));
-            for sum in padded() {
-                take = take.bind(sum);
-            }
-            take = take.bind(key.as_bytes());
-            for number in numbers {
-                take = take.bind(number);
-            }
-            take = take.bind(enough).bind(id.as_bytes().as_slice()).bind(number);
-            for sum in padded() {
-                take = take.bind(sum);
-            }
-            let done = take.bind(number).execute(&mut *conn).await?;
+        let padded: Vec<_> = sums.iter().copied().chain(iter::repeat(total)).take(size).collect();
+        for (among, enough) in [(FIRST, total), ("", least)] {
+            let take = Statement::new(&take_batch_free(among, size)).with(&[
+                ("sums", &Each(&padded)),
+                ("name", &key.as_bytes()),
+                ("first", &Each(&first)),
+                ("enough", &enough),
+                ("id", &id.as_bytes().as_slice()),
+                ("number", &number),
+            ]);
+            let done = take.execute(&mut *conn).await?;
             if done.rows_affected() > 0 {
                 let (takers, segment) = (done.last_insert_id() >> 32, done.last_insert_id() & u64::from(u32::MAX));
                 let portion = Portion {
@@ -153,41 +154,24 @@ impl StockStatements for MySql {
 
     async fn stock_note_make(conn: &mut MySqlConnection, Note { id, number }: Note) -> sqlx::Result<()> {
         // Deleted by their keys: a scan would lock the notes that are in use.
-        let old: Vec<Vec<u8>> = sqlx::query_scalar(statement!(
-            "SELECT id FROM lockkit_stock_batch WHERE used_us < {NOW} - 86400000000 LIMIT 100",
-            NOW = NOW,
-        ))
-        .fetch_all(&mut *conn)
-        .await?;
+        let old = named!("SELECT id FROM lockkit_stock_batch WHERE used_us < {NOW} - 86400000000 LIMIT 100");
+        let old: Vec<Vec<u8>> = old.scalar(&[]).fetch_all(&mut *conn).await?;
         for id in old {
-            sqlx::query(statement!(
-                "DELETE FROM lockkit_stock_batch WHERE id = ? AND used_us < {NOW} - 86400000000",
-                NOW = NOW,
-            ))
-            .bind(id)
-            .execute(&mut *conn)
-            .await?;
+            let delete = named!("DELETE FROM lockkit_stock_batch WHERE id = :id AND used_us < {NOW} - 86400000000");
+            delete.with(&[("id", &id)]).execute(&mut *conn).await?;
         }
-        sqlx::query(statement!(
-            "INSERT INTO lockkit_stock_batch (id, number, segment, takers, used_us) VALUES (?, ?, 0, 0, {NOW})
-             ON DUPLICATE KEY UPDATE number = number",
-            NOW = NOW,
-        ))
-        .bind(id.as_bytes().as_slice())
-        .bind(number - 1)
-        .execute(conn)
-        .await?;
-        Ok(())
+        let make = named!(
+            "INSERT INTO lockkit_stock_batch (id, number, segment, takers, used_us) VALUES (:id, :before, 0, 0, {NOW})
+             ON DUPLICATE KEY UPDATE number = number"
+        );
+        let make = make.with(&[("id", &id.as_bytes().as_slice()), ("before", &(number - 1))]);
+        make.execute(conn).await.map(drop)
     }
 
     async fn stock_note_void(conn: &mut MySqlConnection, Note { id, number }: Note) -> sqlx::Result<()> {
-        sqlx::query("UPDATE lockkit_stock_batch SET number = ? WHERE id = ? AND number < ?")
-            .bind(Note::VOID)
-            .bind(id.as_bytes().as_slice())
-            .bind(number)
-            .execute(conn)
-            .await?;
-        Ok(())
+        let void = named!("UPDATE lockkit_stock_batch SET number = :void WHERE id = :id AND number < :number");
+        let void = void.with(&[("void", &Note::VOID), ("id", &id.as_bytes().as_slice()), ("number", &number)]);
+        void.execute(conn).await.map(drop)
     }
 
     async fn stock_note_look(conn: &mut MySqlConnection, note: Note) -> sqlx::Result<Option<(i64, Portion)>> {

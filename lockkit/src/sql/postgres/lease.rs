@@ -83,7 +83,12 @@ fn stays_taken(min_hold: &str, nobody: &str, may_be_pinned: &str) -> String {
 }
 
 impl LeaseStatements for Postgres {
-    async fn lease_acquire(conn: &mut PgConnection, claim: &Claim, last: &LastClaims) -> sqlx::Result<Acquired> {
+    async fn lease_acquire(
+        conn: &mut PgConnection,
+        _grammar: (),
+        claim: &Claim,
+        last: &LastClaims,
+    ) -> sqlx::Result<Acquired> {
         if !last.were_of_released() {
             return acquire_any(conn, claim, last).await;
         }
@@ -113,7 +118,7 @@ impl LeaseStatements for Postgres {
         acquire_any(conn, claim, last).await
     }
 
-    async fn lease_acquire_all(conn: &mut PgConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
+    async fn lease_acquire_all(conn: &mut PgConnection, grammar: (), claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
         let Some(Claim { holder, ttl, .. }) = claims.first() else {
             return Ok(AcquiredAll::Granted(Vec::new()));
         };
@@ -191,7 +196,7 @@ impl LeaseStatements for Postgres {
         };
         if !grants.is_empty() {
             // Another process inserted one of the missing rows concurrently.
-            lease_give_back::<Self>(conn, claims).await?;
+            lease_give_back::<Self>(conn, grammar, claims).await?;
         }
         Ok(held)
     }
@@ -265,18 +270,23 @@ impl LeaseStatements for Postgres {
 
     async fn lease_release(
         conn: &mut PgConnection,
+        grammar: (),
         key: &Key,
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
         let release = Release { key: key.clone(), token, min_hold };
-        Self::lease_release_all(conn, &[release]).await.map(|it| it.first().copied().unwrap_or(Answer::Gone))
+        Self::lease_release_all(conn, grammar, &[release]).await.map(|it| it.first().copied().unwrap_or(Answer::Gone))
     }
 
-    async fn lease_release_unpinned(conn: &mut PgConnection, key: &Key, token: Token) -> sqlx::Result<Answer> {
-        // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a
-        // transaction that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the
-        // lease expires after its ttl.
+    async fn lease_release_unpinned(
+        conn: &mut PgConnection,
+        _grammar: (),
+        key: &Key,
+        token: Token,
+    ) -> sqlx::Result<Answer> {
+        // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a transaction
+        // that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
         let freed = query(statement!(
             // In a subquery, the settings are changed once. Otherwise a scan of a small table would change them for
             // each row.
@@ -298,7 +308,11 @@ impl LeaseStatements for Postgres {
         Ok(if freed.is_some() { Answer::Done } else { Answer::Gone })
     }
 
-    async fn lease_release_all(conn: &mut PgConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
+    async fn lease_release_all(
+        conn: &mut PgConnection,
+        _grammar: (),
+        releases: &[Release],
+    ) -> sqlx::Result<Vec<Answer>> {
         let names: Vec<_> = releases.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = releases.iter().map(|it| it.token.as_bytes().as_slice()).collect();
         let min_holds: Vec<_> = releases.iter().map(|it| micros(it.min_hold)).collect();

@@ -132,6 +132,8 @@ impl FenceGuardOps for Postgres {}
 impl crate::sql::ShedLockOps for Postgres {}
 
 impl Driver for Postgres {
+    type Grammar = ();
+
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
         (3, "stock", include_str!("../../../migrations/postgres/0003_stock.sql")),
@@ -159,8 +161,10 @@ impl Driver for Postgres {
 
     async fn wait_for_unanswered(_conn: &mut PgConnection, _wait: Duration) {}
 
-    async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) {
+    async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) -> sqlx::Result<()> {
+        // An error is not reported here: the first statement fails in the same way.
         pooler::look_for(conn, pool).await;
+        Ok(())
     }
 
     async fn probe_named_locks(conn: &mut PgConnection, pool: &Pool<Self>) {

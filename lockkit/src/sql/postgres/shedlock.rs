@@ -79,7 +79,12 @@ impl ShedLockStatements for Postgres {
         Ok(Columns::with_decimals(decimals))
     }
 
-    async fn shedlock_acquire(conn: &mut PgConnection, place: Place<'_>, claim: &Claim) -> sqlx::Result<Acquired> {
+    async fn shedlock_acquire(
+        conn: &mut PgConnection,
+        _grammar: (),
+        place: Place<'_>,
+        claim: &Claim,
+    ) -> sqlx::Result<Acquired> {
         let sql = format!(
             "WITH {CLOCK}, free AS MATERIALIZED (
                  SELECT l.name, l.locked_by, l.locked_at, l.lock_until, right(l.locked_by, 33) = $3 AS own
@@ -150,6 +155,7 @@ impl ShedLockStatements for Postgres {
 
     async fn shedlock_renew(
         conn: &mut PgConnection,
+        _grammar: (),
         place: Place<'_>,
         renewals: &[Renewal],
     ) -> sqlx::Result<Vec<Answer>> {
@@ -187,9 +193,14 @@ impl ShedLockStatements for Postgres {
         rows.iter().map(scoped).collect()
     }
 
-    async fn shedlock_release(conn: &mut PgConnection, place: Place<'_>, release: &Release) -> sqlx::Result<Answer> {
-        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no
-        // earlier `locked_at` either, and fences rise across it.
+    async fn shedlock_release(
+        conn: &mut PgConnection,
+        _grammar: (),
+        place: Place<'_>,
+        release: &Release,
+    ) -> sqlx::Result<Answer> {
+        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no earlier
+        // `locked_at` either, and fences rise across it.
         let sql = format!(
             "WITH {CLOCK}, mine AS MATERIALIZED (
                  SELECT l.name, l.locked_at + $3::bigint * interval '1 microsecond' AS least
@@ -222,7 +233,12 @@ impl ShedLockStatements for Postgres {
         scoped(&done)
     }
 
-    async fn shedlock_take_away(conn: &mut PgConnection, place: Place<'_>, row: &Row) -> sqlx::Result<bool> {
+    async fn shedlock_take_away(
+        conn: &mut PgConnection,
+        _grammar: (),
+        place: Place<'_>,
+        row: &Row,
+    ) -> sqlx::Result<bool> {
         let sql = format!(
             "WITH {CLOCK}, mine AS MATERIALIZED (
                  SELECT l.name FROM {table} AS l CROSS JOIN clock

@@ -18,6 +18,7 @@ use crate::{
 impl StockStatements for Postgres {
     async fn stock_take_any(
         conn: &mut PgConnection,
+        _grammar: Option<()>,
         key: &Key,
         amount: i64,
         first: [u32; 4],

@@ -167,7 +167,7 @@ impl<DB: ShedLockOps> ShedLockTable<DB> {
         check_key(key)?;
         let row = on_living_connection!(
             self.pool,
-            call(&self.pool, Reach::LEASE, "looking at ShedLock's lock", Some(key), async |conn| {
+            call(&self.pool, Reach::LEASE, "looking at ShedLock's lock", Some(key), async |conn, _| {
                 let place = self.place(conn).await?;
                 DB::shedlock_look(conn, place, key).await
             })
@@ -214,9 +214,9 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
                 Reach::lease(claim.ttl),
                 "acquiring ShedLock's lock",
                 Some(&claim.key),
-                async |conn, tries| {
+                async |conn, grammar, tries| {
                     let place = self.place(conn).await?;
-                    tried!(tries, DB::shedlock_acquire(conn, place, claim))
+                    tried!(tries, DB::shedlock_acquire(conn, grammar, place, claim))
                 }
             )
         );
@@ -236,9 +236,9 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
                 Reach::lease(first.ttl),
                 "renewing ShedLock's locks",
                 Some(&first.key),
-                async |conn, tries| {
+                async |conn, grammar, tries| {
                     let place = self.place(conn).await?;
-                    tried!(tries, DB::shedlock_renew(conn, place, renewals))
+                    tried!(tries, DB::shedlock_renew(conn, grammar, place, renewals))
                 }
             )
         );
@@ -250,9 +250,9 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
         let release = Release::new(key, token, min_hold);
         let answer = on_living_connection!(
             self.pool,
-            write(&self.pool, Reach::LEASE, "releasing ShedLock's lock", Some(key), async |conn, tries| {
+            write(&self.pool, Reach::LEASE, "releasing ShedLock's lock", Some(key), async |conn, grammar, tries| {
                 let place = self.place(conn).await?;
-                tried!(tries, DB::shedlock_release(conn, place, &release))
+                tried!(tries, DB::shedlock_release(conn, grammar, place, &release))
             })
         );
         let answer = unless_locked(understood(answer), Answer::Busy)?;
@@ -266,9 +266,9 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
         }
         let freed = on_living_connection!(
             self.pool,
-            write(&self.pool, Reach::LEASE, "taking ShedLock's lock away", Some(key), async |conn, tries| {
+            write(&self.pool, Reach::LEASE, "taking ShedLock's lock away", Some(key), async |conn, grammar, tries| {
                 let place = self.place(conn).await?;
-                tried!(tries, DB::shedlock_take_away(conn, place, &row))
+                tried!(tries, DB::shedlock_take_away(conn, grammar, place, &row))
             })
         );
         // If nothing was changed, Java has the row locked or has changed it: the next question tells.
@@ -279,7 +279,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let rows = on_living_connection!(
             self.pool,
-            call(&self.pool, Reach::LEASE, "listing ShedLock's locks", None, async |conn| {
+            call(&self.pool, Reach::LEASE, "listing ShedLock's locks", None, async |conn, _| {
                 let place = self.place(conn).await?;
                 DB::shedlock_list(conn, place, prefix, limit).await
             })

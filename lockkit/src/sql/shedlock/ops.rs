@@ -5,12 +5,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use sqlx::Database;
-
 use crate::{
     lease::store::{Acquired, Answer, Claim, LeaseInfo, LeaseRecord, Previous, Release, Renewal},
     sql::{
-        Dialect,
+        Dialect, Driver,
         ident::TableName,
         units::{duration, fence},
     },
@@ -42,7 +40,7 @@ pub(crate) const RELEASED: &str = "#00000000000000000000000000000000";
 pub trait ShedLockOps: Dialect + ShedLockStatements {}
 
 /// The statements on ShedLock's table. Hidden from the docs: users call [`ShedLockTable`](crate::store::ShedLockTable).
-pub trait ShedLockStatements: Database {
+pub trait ShedLockStatements: Driver {
     /// Whether the columns of the times can be used.
     fn shedlock_columns(
         conn: &mut Self::Connection,
@@ -52,6 +50,7 @@ pub trait ShedLockStatements: Database {
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn shedlock_acquire(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         place: Place<'_>,
         claim: &Claim,
     ) -> impl Future<Output = sqlx::Result<Acquired>> + Send;
@@ -66,6 +65,7 @@ pub trait ShedLockStatements: Database {
     /// See [`LeaseStore::lease_renew`](crate::LeaseStore::lease_renew).
     fn shedlock_renew(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         place: Place<'_>,
         renewals: &[Renewal],
     ) -> impl Future<Output = sqlx::Result<Vec<Answer>>> + Send;
@@ -73,6 +73,7 @@ pub trait ShedLockStatements: Database {
     /// Releases a lease of lockkit. See [`LeaseStore::lease_release`](crate::LeaseStore::lease_release).
     fn shedlock_release(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         place: Place<'_>,
         release: &Release,
     ) -> impl Future<Output = sqlx::Result<Answer>> + Send;
@@ -80,6 +81,7 @@ pub trait ShedLockStatements: Database {
     /// Frees the lock, if the row still has this holder and time of acquisition.
     fn shedlock_take_away(
         conn: &mut Self::Connection,
+        grammar: Self::Grammar,
         place: Place<'_>,
         row: &Row,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;

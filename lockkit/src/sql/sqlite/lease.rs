@@ -56,7 +56,12 @@ struct Before {
 }
 
 impl LeaseStatements for Sqlite {
-    async fn lease_acquire(conn: &mut SqliteConnection, claim: &Claim, _last: &LastClaims) -> sqlx::Result<Acquired> {
+    async fn lease_acquire(
+        conn: &mut SqliteConnection,
+        _grammar: (),
+        claim: &Claim,
+        _last: &LastClaims,
+    ) -> sqlx::Result<Acquired> {
         // Reads the previous holder. The claim compares its fence, which detects a claim of another process in between.
         let before: Option<Before> =
             sqlx::query_as("SELECT holder, fence, token, expires_us FROM lockkit_lease WHERE name = ?1")
@@ -101,8 +106,12 @@ impl LeaseStatements for Sqlite {
         Ok(Acquired::Held { free_in: held.map(|it| it.info.expires_in) })
     }
 
-    async fn lease_acquire_all(conn: &mut SqliteConnection, claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
-        lease_acquire_in_order::<Self>(conn, claims).await
+    async fn lease_acquire_all(
+        conn: &mut SqliteConnection,
+        grammar: (),
+        claims: &[Claim],
+    ) -> sqlx::Result<AcquiredAll> {
+        lease_acquire_in_order::<Self>(conn, grammar, claims).await
     }
 
     async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
@@ -155,6 +164,7 @@ impl LeaseStatements for Sqlite {
 
     async fn lease_release(
         conn: &mut SqliteConnection,
+        _grammar: (),
         key: &Key,
         token: Token,
         min_hold: Duration,
@@ -163,11 +173,20 @@ impl LeaseStatements for Sqlite {
         Ok(if done { Answer::Done } else { Answer::Gone })
     }
 
-    async fn lease_release_unpinned(conn: &mut SqliteConnection, key: &Key, token: Token) -> sqlx::Result<Answer> {
-        Self::lease_release(conn, key, token, Duration::ZERO).await
+    async fn lease_release_unpinned(
+        conn: &mut SqliteConnection,
+        grammar: (),
+        key: &Key,
+        token: Token,
+    ) -> sqlx::Result<Answer> {
+        Self::lease_release(conn, grammar, key, token, Duration::ZERO).await
     }
 
-    async fn lease_release_all(conn: &mut SqliteConnection, releases: &[Release]) -> sqlx::Result<Vec<Answer>> {
+    async fn lease_release_all(
+        conn: &mut SqliteConnection,
+        _grammar: (),
+        releases: &[Release],
+    ) -> sqlx::Result<Vec<Answer>> {
         let asked = given_back(releases);
         // The UPDATE can return the names of the rows that it changed, but not the tokens that they had.
         let held: Vec<Vec<u8>> = sqlx::query_scalar(

@@ -82,6 +82,8 @@ impl FenceGuardOps for Sqlite {}
 impl crate::sql::ShedLockOps for Sqlite {}
 
 impl Driver for Sqlite {
+    type Grammar = ();
+
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
         (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
@@ -116,7 +118,9 @@ impl Driver for Sqlite {
         let _answer = poll_fn(|cx| Poll::Ready(set.as_mut().poll(cx))).await;
     }
 
-    async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {}
+    async fn greet(_conn: &mut SqliteConnection, _pool: &Pool<Self>) -> sqlx::Result<()> {
+        Ok(())
+    }
 
     async fn probe_named_locks(_conn: &mut SqliteConnection, _pool: &Pool<Self>) {
         // A named lock is the write lock.

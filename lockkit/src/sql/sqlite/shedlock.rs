@@ -52,7 +52,12 @@ impl ShedLockStatements for Sqlite {
         Ok(Columns::Fit { step_us: 1000 })
     }
 
-    async fn shedlock_acquire(conn: &mut SqliteConnection, place: Place<'_>, claim: &Claim) -> sqlx::Result<Acquired> {
+    async fn shedlock_acquire(
+        conn: &mut SqliteConnection,
+        _grammar: (),
+        place: Place<'_>,
+        claim: &Claim,
+    ) -> sqlx::Result<Acquired> {
         let found = sqlx::query(AssertSqlSafe(select(place, "name = ?"))).bind(claim.key.as_str());
         let before = found.fetch_optional(&mut *conn).await?.as_ref().map(row).transpose()?;
         if let Some(left) = before.as_ref().and_then(|it| it.in_the_way_of(claim.token)) {
@@ -97,6 +102,7 @@ impl ShedLockStatements for Sqlite {
 
     async fn shedlock_renew(
         conn: &mut SqliteConnection,
+        _grammar: (),
         place: Place<'_>,
         renewals: &[Renewal],
     ) -> sqlx::Result<Vec<Answer>> {
@@ -120,6 +126,7 @@ impl ShedLockStatements for Sqlite {
 
     async fn shedlock_release(
         conn: &mut SqliteConnection,
+        _grammar: (),
         place: Place<'_>,
         release: &Release,
     ) -> sqlx::Result<Answer> {
@@ -141,7 +148,12 @@ impl ShedLockStatements for Sqlite {
         Ok(answer(done.rows_affected()))
     }
 
-    async fn shedlock_take_away(conn: &mut SqliteConnection, place: Place<'_>, row: &Row) -> sqlx::Result<bool> {
+    async fn shedlock_take_away(
+        conn: &mut SqliteConnection,
+        _grammar: (),
+        place: Place<'_>,
+        row: &Row,
+    ) -> sqlx::Result<bool> {
         let sql = format!(
             "UPDATE {table} SET lock_until = max({NOW_MS}, locked_at), locked_by = ?4
              WHERE name = ?1 AND locked_by = ?2 AND {at} = ?3 AND lock_until > {NOW_MS}",

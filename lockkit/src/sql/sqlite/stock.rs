@@ -17,6 +17,7 @@ use crate::{
 impl StockStatements for Sqlite {
     async fn stock_take_any(
         conn: &mut SqliteConnection,
+        _grammar: Option<()>,
         key: &Key,
         amount: i64,
         first: [u32; 4],
@@ -50,7 +51,7 @@ impl StockStatements for Sqlite {
         _note: Note,
     ) -> sqlx::Result<Option<Portion>> {
         if let Some(&total) = sums.last()
-            && let Some(segment) = Self::stock_take_any(conn, key, total, first).await?
+            && let Some(segment) = Self::stock_take_any(conn, Some(()), key, total, first).await?
         {
             return Ok(Some(Portion { segment, takers: sums.len() }));
         }

@@ -72,9 +72,10 @@ impl<DB: StockOps> Stock<DB> {
         single: Option<Single>,
     ) -> Result<Taken> {
         let first = self.random_segments();
-        let taken = write(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn, tries| {
+        let taken = write(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn, grammar, tries| {
             let tries = tries.by(waiting.bound);
-            let segment = tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, &self.key, wanted, first)))?;
+            let segment =
+                tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, Some(grammar), &self.key, wanted, first)))?;
             Ok(match segment {
                 Some(segment) => ControlFlow::Break(segment),
                 None => ControlFlow::Continue(answered::<DB, _>(DB::stock_look(conn, &self.key)).await?.segments),
@@ -112,7 +113,7 @@ impl<DB: StockOps> Stock<DB> {
 
     /// What is left, read on a connection of the pool.
     pub(super) async fn look(&self) -> Result<Look> {
-        call(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn| {
+        call(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn, _| {
             answered::<DB, _>(DB::stock_look(conn, &self.key)).await
         })
         .await
@@ -126,7 +127,7 @@ impl<DB: StockOps> Stock<DB> {
         waiting: &Waiting,
     ) -> Result<Option<u32>> {
         let first = self.random_segments();
-        self.answered(waiting, DB::stock_take_any(conn, &self.key, wanted, first)).await
+        self.answered(waiting, DB::stock_take_any(conn, None, &self.key, wanted, first)).await
     }
 
     /// The segments to try first.

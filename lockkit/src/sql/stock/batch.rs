@@ -74,7 +74,7 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let mut noted = Borrowed::new(of_pool::<Notes, _>(pool));
     let mut waiters = Vec::new();
     let mut is_new = true;
-    let outcome = write(pool, Reach::POOL, DOING, Some(key), async |conn, tries| {
+    let outcome = write(pool, Reach::POOL, DOING, Some(key), async |conn, grammar, tries| {
         waiters = runner.next();
         let tries = tries.by(waiters.iter().filter_map(|it| it.wait_ends).min());
         let sums: Vec<_> = sums(waiters.iter().map(|it| it.amount)).collect();
@@ -83,7 +83,8 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
             [] => return Ok(Outcome::TooFew { left: 0 }),
             // A single take needs no note: its caller gets an error when the answer was lost.
             [amount] => {
-                let segment = tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, key, *amount, first)))?;
+                let segment =
+                    tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, Some(grammar), key, *amount, first)))?;
                 segment.map(|segment| Portion { segment, takers: 1 })
             }
             _ => {
@@ -186,7 +187,7 @@ async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, waiters: Vec<Waiter>
     let Stock { pool, key, .. } = &stock;
     let deadline = Instant::now() + SETTLE_LIMIT;
     let executed = loop {
-        let asked = call(pool, Reach::POOL, DOING, Some(key), async |conn| {
+        let asked = call(pool, Reach::POOL, DOING, Some(key), async |conn, _| {
             DB::stock_note_void(conn, note).await?;
             DB::stock_note_look(conn, note).await
         });

@@ -2,11 +2,9 @@
 
 use std::{future::Future, ops::RangeInclusive};
 
-use sqlx::Database;
-
 use crate::{
     policy::Wait,
-    sql::{Dialect, stock::segment::Segment},
+    sql::{Dialect, Driver, stock::segment::Segment},
     value::{key::Key, token::Token},
 };
 
@@ -17,11 +15,13 @@ use crate::{
 pub trait StockOps: Dialect + StockStatements {}
 
 /// The statements of stocks. Hidden from the docs: users call the strategy.
-pub trait StockStatements: Database {
+pub trait StockStatements: Driver {
     /// Takes the amount from one unlocked segment that has enough, preferably one of `first`. Does not wait, and keeps
-    /// no lock on skipped segments. `None` when no unlocked segment has enough.
+    /// no lock on skipped segments. `None` when no unlocked segment has enough. `grammar` is that of the connection's
+    /// pool; `None` in a transaction.
     fn stock_take_any(
         conn: &mut Self::Connection,
+        grammar: Option<Self::Grammar>,
         key: &Key,
         amount: i64,
         first: [u32; 4],
