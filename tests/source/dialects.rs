@@ -40,8 +40,9 @@ fn every_dialect_has_the_same_operations_in_the_same_order() {
     let without = |files: &[&str]| {
         postgres.iter().filter(|(file, _)| !files.contains(&file.as_str())).cloned().collect::<Vec<_>>()
     };
-    // Only PostgreSQL notifies, has poolers that lose statements, and has imitators that pretend to lock names. Only MariaDB
-    // and MySQL may be nodes of a cluster and have grammars of their own, and SQLite has no sessions that could hold a lock.
+    // Only PostgreSQL notifies, has poolers that lose statements, and has imitators that pretend to lock names. Only
+    // MariaDB and MySQL may be nodes of a cluster and have grammars of their own, and SQLite has no sessions that could
+    // hold a lock.
     let mysql: Vec<_> =
         of("mysql").into_iter().filter(|(file, _)| !["server.rs", "text.rs"].contains(&file.as_str())).collect();
     assert_eq!(mysql, without(&["feigned.rs", "listen.rs", "pooler.rs"]));

@@ -13,6 +13,7 @@ mod leftovers;
 mod statics;
 mod tree;
 mod unwraps;
+mod widths;
 
 use crate::layers::Layers;
 use crate::tree::files;

@@ -49,7 +49,8 @@ pub trait Dialect:
 
 /// The operations that lockkit needs of every database. Hidden from users.
 pub trait Driver: Database {
-    /// What the statements on a connection of a pool must know of its server. `()` where all servers read the same texts.
+    /// What the statements on a connection of a pool must know of its server. `()` where all servers read the same
+    /// texts.
     type Grammar: Copy + Send + Sync;
 
     /// lockkit's migrations: number, name, statements.

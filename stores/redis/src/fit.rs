@@ -16,7 +16,8 @@ const OLDEST: u32 = 5;
 pub enum Unfit {
     /// The server may delete a lock to free memory.
     #[error(
-        "the server may evict a lock, because its maxmemory-policy is `{policy}` with a maxmemory of {maxmemory} bytes: set \
+        "the server may evict a lock, because its maxmemory-policy is `{policy}` with a maxmemory of {maxmemory} \
+         bytes: set \
          `maxmemory-policy noeviction`, or use a server of its own for locks"
     )]
     Evicts {
@@ -43,7 +44,8 @@ pub enum Unfit {
     },
     /// The user may not read what the server is.
     #[error(
-        "the user of the connection may not run INFO, which every acquisition needs: allow it with `ACL SETUSER … +info`"
+        "the user of the connection may not run INFO, which every acquisition needs: allow it with `ACL SETUSER … \
+         +info`"
     )]
     InfoDenied,
 }

@@ -90,7 +90,8 @@ pub enum NumbersExhausted {
 /// A node of another owner, which is never written, released or deleted.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
-    "the node `{path}` belongs to another program and is no lock: it has the data `{data}`; lockkit leaves it as it is, \
+    "the node `{path}` belongs to another program and is no lock: it has the data `{data}`; lockkit leaves it as it \
+     is, \
      so use another root or key, or empty the node if it is for locks only"
 )]
 pub(crate) struct Foreign {

@@ -10,10 +10,10 @@ use crate::{
 
 impl FenceGuardStatements for MySql {
     async fn guard(conn: &mut MySqlConnection, domain: &Key, key: &Key, own: Fence) -> sqlx::Result<Fence> {
-        // `uses` changes the row for an equal fence, too: Galera detects no conflict on a row that is only locked. The statement
-        // is alone in its message: if a node of Galera must roll back for another node, it reports that in the answer to the
-        // message, and would lose it if more statements followed. LAST_INSERT_ID(expr) puts into the answer the fence that the
-        // row had, or this one if there was no row.
+        // `uses` changes the row for an equal fence, too: Galera detects no conflict on a row that is only locked. The
+        // statement is alone in its message: if a node of Galera must roll back for another node, it reports that in
+        // the answer to the message, and would lose it if more statements followed. LAST_INSERT_ID(expr) puts into the
+        // answer the fence that the row had, or this one if there was no row.
         let guard = named!(
             "{bounded}
              INSERT INTO lockkit_fence (domain, name, fence) VALUES (:domain, :name, LAST_INSERT_ID(:fence))

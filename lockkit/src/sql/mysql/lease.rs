@@ -142,12 +142,12 @@ fn acquire_new() -> &'static Texts {
     }
 }
 
-/// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row does not
-/// exist, the lease has expired, or this claim holds it. A locked row is 0 on MySQL and an error on MariaDB.
+/// Takes a lease that was released, or reports how long it is held. The answer is 0 in every other case: the row does
+/// not exist, the lease has expired, or this claim holds it. A locked row is 0 on MySQL and an error on MariaDB.
 ///
-/// MySQL's UPDATE has no setting that refuses to wait, so there a subquery in the same statement locks the row first, and
-/// skips it if it is locked. The name is in the subquery alone: MySQL would read, lock and wait for a row with a known key
-/// before it runs the subquery.
+/// MySQL's UPDATE has no setting that refuses to wait, so there a subquery in the same statement locks the row first,
+/// and skips it if it is locked. The name is in the subquery alone: MySQL would read, lock and wait for a row with a
+/// known key before it runs the subquery.
 fn acquire_released() -> &'static Texts {
     texts! {
         mysql: format!(
@@ -273,8 +273,8 @@ fn released_from(source: &str) -> String {
     )
 }
 
-/// As [`release`], for a lease that no transaction has pinned. On MySQL it waits for a renewal of this lease or for a claim,
-/// which are single statements.
+/// As [`release`], for a lease that no transaction has pinned. On MySQL it waits for a renewal of this lease or for a
+/// claim, which are single statements.
 fn release_unpinned() -> &'static Texts {
     const RELEASE: &str = "UPDATE lockkit_lease AS l FORCE INDEX (PRIMARY)
          SET l.token = NULL, l.expires_us = 0
@@ -320,8 +320,8 @@ impl LeaseStatements for MySql {
         claim: &Claim,
         last: &LastClaims,
     ) -> sqlx::Result<Acquired> {
-        // In REPEATABLE READ, a look for a missing row locks the gap for a moment, which refuses the insert of a neighbour on
-        // MariaDB. So a new lease has more than one try.
+        // In REPEATABLE READ, a look for a missing row locks the gap for a moment, which refuses the insert of a
+        // neighbour on MariaDB. So a new lease has more than one try.
         let mut tries = 2;
         loop {
             if last.were_of_released() {

@@ -42,7 +42,8 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
         match forget(format!("DELETE FROM {HISTORY} WHERE NOT success")).await {
             Ok(_) => {}
             Err(err) if MySql::is_denied(&err) => {
-                let hint = "one was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, and run \
+                let hint = "one was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, and \
+                            run \
                             the migrations again (they can be repeated)";
                 return Err(Error::Migration { hint: Some(hint), source: err.into() });
             }
@@ -71,8 +72,8 @@ async fn are_tables_there(conn: &mut MySqlConnection) -> sqlx::Result<bool> {
         "SELECT COUNT(*) FROM information_schema.columns
          WHERE table_schema = DATABASE()
            AND (table_name, column_name) IN
-               (('lockkit_lease', 'ttl_us'), ('lockkit_named', 'name'), ('lockkit_stock', 'quantity'), ('lockkit_fence', 'fence'),
-                ('lockkit_stock_batch', 'number'))",
+               (('lockkit_lease', 'ttl_us'), ('lockkit_named', 'name'), ('lockkit_stock', 'quantity'),
+                ('lockkit_fence', 'fence'), ('lockkit_stock_batch', 'number'))",
     )
     .fetch_one(conn)
     .await?;

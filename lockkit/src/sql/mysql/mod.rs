@@ -69,8 +69,8 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         1290 | 1792 | 1836 => Fault::ReadOnly,
         1665 => Fault::StatementLog,
         // 1040, 1203 and 1226: no connection is available. 1047 and 1180: a node of a Galera cluster has lost the other
-        // nodes, before a statement (1047) or in a COMMIT (1180), which may have reached them.
-        // A proxy reports the loss of its own connection with a number of the client library (2000) or its own (ProxySQL, 9000).
+        // nodes, before a statement (1047) or in a COMMIT (1180), which may have reached them. A proxy reports the loss
+        // of its own connection with a number of the client library (2000) or its own (ProxySQL, 9000).
         1040 | 1047 | 1053 | 1158..=1161 | 1180 | 1203 | 1226 | 1927 | 2000..=2999 | 4031 | 9000..=9999 => {
             Fault::Unavailable
         }
@@ -125,13 +125,13 @@ impl Driver for MySql {
         (5, "fence", include_str!("../../../migrations/mysql/0005_fence.sql")),
         (6, "stock batch", include_str!("../../../migrations/mysql/0006_stock_batch.sql")),
     ];
-    // A node of a Galera cluster does not always report to PREPARE that it has rolled the transaction back for another node, and
-    // then executes the statement in a new transaction.
+    // A node of a Galera cluster does not always report to PREPARE that it has rolled the transaction back for another
+    // node, and then executes the statement in a new transaction.
     const CHECKED_LAST: bool = true;
     const CHANGES_SESSION: bool = true;
 
-    /// sqlx 0.9 reads a packet in two steps, and does not count the packets of a PREPARE. After a dropped future it takes the rest of
-    /// one answer for the next one, and panics.
+    /// sqlx 0.9 reads a packet in two steps, and does not count the packets of a PREPARE. After a dropped future it
+    /// takes the rest of one answer for the next one, and panics.
     const KEEPS_STEP: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {
@@ -199,8 +199,8 @@ impl Driver for MySql {
     }
 
     async fn was_undone(conn: &mut MySqlConnection) -> bool {
-        // The number changes with each write that this session commits, also by DDL. Writes that are not replicated do not
-        // change it. https://mariadb.com/kb/en/wsrep_last_written_gtid/
+        // The number changes with each write that this session commits, also by DDL. Writes that are not replicated do
+        // not change it. https://mariadb.com/kb/en/wsrep_last_written_gtid/
         let same = "SELECT @lockkit_written = WSREP_LAST_WRITTEN_GTID() AND @@wsrep_on AND @@sql_log_bin";
         for _ in 0..UNDONE_TRIES {
             match conn.fetch_one(same).await {

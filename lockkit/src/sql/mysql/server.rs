@@ -30,14 +30,16 @@ enum Kind {
 
 static SERVERS: Mutex<Vec<Server>> = Mutex::new(Vec::new());
 
-const OF_A_CLUSTER: &str = "the server is a node of a Galera cluster: row locks, named locks and session locks exclude nobody who uses another \
+const OF_A_CLUSTER: &str = "the server is a node of a Galera cluster: row locks, named locks and session locks \
+                            exclude nobody who uses another \
      node; of two transactions that write the same row, one is a deadlock victim, at the latest in its commit";
 
-const LOGS_STATEMENTS: &str = "the server writes its binary log as statements, and refuses writes in the READ COMMITTED transactions of `begin` \
+const LOGS_STATEMENTS: &str = "the server writes its binary log as statements, and refuses writes in the READ \
+                               COMMITTED transactions of `begin` \
      (error 1665): set `binlog_format` to ROW or MIXED";
 
-/// Asks the server what it is, unless it has answered before, and warns once of uses for which it is not suited. Calls that
-/// come before the first answer ask as well: none goes on without it.
+/// Asks the server what it is, unless it has answered before, and warns once of uses for which it is not suited. Calls
+/// that come before the first answer ask as well: none goes on without it.
 ///
 /// MariaDB alone has a variable `max_statement_time`. Its version is no mark: the configuration may set another one.
 pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) -> sqlx::Result<Grammar> {

@@ -18,7 +18,8 @@ fn us(time: &str) -> String {
     format!("IFNULL(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time}), 0)")
 }
 
-/// The server's clock in UTC, cut to the precision of the columns, as ShedLock writes it. It is constant during a statement.
+/// The server's clock in UTC, cut to the precision of the columns, as ShedLock writes it. It is constant during a
+/// statement.
 fn now(place: Place<'_>) -> String {
     format!("UTC_TIMESTAMP({})", 6 - place.step_us.ilog10())
 }
@@ -47,7 +48,8 @@ fn row(row: &MySqlRow) -> sqlx::Result<Row> {
     })
 }
 
-/// Changes one row without waiting for it. `columns` of the row `l`, chosen by `condition`, are `mine` in the assignments.
+/// Changes one row without waiting for it. `columns` of the row `l`, chosen by `condition`, are `mine` in the
+/// assignments.
 fn change(grammar: Grammar, place: Place<'_>, columns: &str, condition: &str, assignments: &str) -> Statement {
     Statement::new(&format!(
         "{at_once}
@@ -71,8 +73,10 @@ impl ShedLockStatements for MySql {
         let rows: Vec<(String, i64, i64)> = sqlx::query_as(
             "SELECT LOWER(CAST(DATA_TYPE AS CHAR)), CAST(IFNULL(DATETIME_PRECISION, 0) AS SIGNED),
                  CAST(@@session.time_zone = @@global.time_zone
-                     OR IFNULL(CONVERT_TZ('2026-01-15 12:00', @@global.time_zone, @@session.time_zone) = '2026-01-15 12:00'
-                         AND CONVERT_TZ('2026-07-15 12:00', @@global.time_zone, @@session.time_zone) = '2026-07-15 12:00', 0)
+                     OR IFNULL(CONVERT_TZ('2026-01-15 12:00', @@global.time_zone, @@session.time_zone)
+                               = '2026-01-15 12:00'
+                         AND CONVERT_TZ('2026-07-15 12:00', @@global.time_zone, @@session.time_zone)
+                             = '2026-07-15 12:00', 0)
                      AS SIGNED)
              FROM information_schema.COLUMNS
              WHERE TABLE_SCHEMA = IFNULL(?, DATABASE()) AND TABLE_NAME = ?
@@ -93,10 +97,10 @@ impl ShedLockStatements for MySql {
                 return Ok(Columns::Unfit { hint, found: format!("a time in `{table}` is a {type_name}") });
             }
             if type_name == "timestamp" && *is_same_zone == 0 {
-                let hint = "ShedLock's table has columns of the type `timestamp`, and the sessions of this pool have another time \
-                            zone than the server's default, which Java's sessions have, so each would misread the other's times: \
-                            connect with `MySqlConnectOptions::timezone(None)`, or alter both columns to `datetime(3)` while no \
-                            lock is held";
+                let hint = "ShedLock's table has columns of the type `timestamp`, and the sessions of this pool have \
+                            another time zone than the server's default, which Java's sessions have, so each would \
+                            misread the other's times: connect with `MySqlConnectOptions::timezone(None)`, or alter \
+                            both columns to `datetime(3)` while no lock is held";
                 return Ok(Columns::Unfit { hint, found: format!("`{table}` means another instant in this session") });
             }
             decimals = decimals.min(u32::try_from(*precision).unwrap_or(0));
@@ -207,8 +211,8 @@ impl ShedLockStatements for MySql {
     ) -> sqlx::Result<Answer> {
         let Release { key, token, min_hold } = release;
         let now = now(place);
-        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no earlier
-        // `locked_at` either, and fences rise across it.
+        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no
+        // earlier `locked_at` either, and fences rise across it.
         let least = ", TIMESTAMPADD(MICROSECOND, :min_hold, l.locked_at) AS least, :min_hold AS min_hold";
         let held = format!("RIGHT(l.locked_by, 33) = :own AND l.lock_until > {now}");
         let free = format!(
@@ -263,8 +267,8 @@ impl ShedLockStatements for MySql {
     }
 }
 
-/// The answer to a change that was or was not done. Nothing is changed if the lock is lost, or if another transaction has the
-/// row locked.
+/// The answer to a change that was or was not done. Nothing is changed if the lock is lost, or if another transaction
+/// has the row locked.
 async fn answer(
     conn: &mut MySqlConnection,
     place: Place<'_>,

@@ -45,8 +45,8 @@ fn take_free(among: &str) -> String {
 /// The segments to try first.
 const FIRST: &str = "AND segment IN (:first[4])";
 
-/// Takes from the first unlocked one of the segments to try first. On MariaDB only from one of them, if it is not locked, which
-/// costs half; MySQL cannot bound the wait of an UPDATE.
+/// Takes from the first unlocked one of the segments to try first. On MariaDB only from one of them, if it is not
+/// locked, which costs half; MySQL cannot bound the wait of an UPDATE.
 fn take_first() -> &'static Texts {
     texts! {
         mysql: take_free(FIRST),
@@ -61,8 +61,8 @@ fn take_first() -> &'static Texts {
 /// Takes for the first takers of a batch from the first unlocked segment among these, as many as it has enough for, and
 /// writes the note. The servers update all tables of a statement or none.
 ///
-/// INTERVAL counts the sums that the segment has enough for; ELT chooses the last of them. The OK packet returns the number
-/// of takers, shifted by 32 bits, and of the segment.
+/// INTERVAL counts the sums that the segment has enough for; ELT chooses the last of them. The OK packet returns the
+/// number of takers, shifted by 32 bits, and of the segment.
 fn take_batch_free(among: &str, takers: usize) -> String {
     format!(
         "UPDATE (
@@ -94,8 +94,8 @@ impl StockStatements for MySql {
         amount: i64,
         first: [u32; 4],
     ) -> sqlx::Result<Option<u32>> {
-        // In a transaction the text of MySQL runs on both servers: refusing to wait for a segment may roll the transaction back
-        // (`innodb_rollback_on_timeout`).
+        // In a transaction the text of MySQL runs on both servers: refusing to wait for a segment may roll the
+        // transaction back (`innodb_rollback_on_timeout`).
         let among_first = take_first().of(grammar.unwrap_or(Grammar::MySql)).with(&[
             ("amount", &amount),
             ("name", &key.as_bytes()),

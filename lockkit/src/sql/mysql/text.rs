@@ -1,4 +1,5 @@
-//! The texts of statements: one for each of the two servers where their grammars differ, with the values at named places.
+//! The texts of statements: one for each of the two servers where their grammars differ, with the values at named
+//! places.
 //!
 //! A statement on a connection of a pool is sent in the grammar of the pool's server, which the first connection of the
 //! pool reports (`server`). A connection that the caller hands in reports nothing: sqlx 0.9 keeps the version of the
@@ -22,7 +23,8 @@ pub enum Grammar {
     MariaDb,
 }
 
-/// Refuses to wait for a row, in front of a statement on MariaDB. MySQL has no such setting for a statement that writes.
+/// Refuses to wait for a row, in front of a statement on MariaDB. MySQL has no such setting for a statement that
+/// writes.
 pub(super) const AT_ONCE: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
 
 impl Grammar {
@@ -35,8 +37,8 @@ impl Grammar {
     }
 }
 
-/// A statement with its values at named places, such as `:name`, or `:names[3]` for [`Each`] of three. The same name may
-/// stand at several places.
+/// A statement with its values at named places, such as `:name`, or `:names[3]` for [`Each`] of three. The same name
+/// may stand at several places.
 pub(super) struct Statement {
     /// With `?` for each name. Shared, because each query clones it.
     text: SqlStr,

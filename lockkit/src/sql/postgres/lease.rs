@@ -285,8 +285,9 @@ impl LeaseStatements for Postgres {
         key: &Key,
         token: Token,
     ) -> sqlx::Result<Answer> {
-        // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a transaction
-        // that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the lease expires after its ttl.
+        // Waits for a renewal of this lease or for a claim, which are single statements. Its lock would not wait for a
+        // transaction that pins the lease. Not waiting for the disk is safe here: if a crash undoes the release, the
+        // lease expires after its ttl.
         let freed = query(statement!(
             // In a subquery, the settings are changed once. Otherwise a scan of a small table would change them for
             // each row.

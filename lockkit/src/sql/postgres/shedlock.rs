@@ -199,8 +199,8 @@ impl ShedLockStatements for Postgres {
         place: Place<'_>,
         release: &Release,
     ) -> sqlx::Result<Answer> {
-        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no earlier
-        // `locked_at` either, and fences rise across it.
+        // The time is that of ShedLock's own unlock, and never before `locked_at`. So a later grant to Java has no
+        // earlier `locked_at` either, and fences rise across it.
         let sql = format!(
             "WITH {CLOCK}, mine AS MATERIALIZED (
                  SELECT l.name, l.locked_at + $3::bigint * interval '1 microsecond' AS least
