@@ -1,21 +1,16 @@
-//! What kind of server a pool is connected to, asked once for each server.
+//! What kind of server a pool is connected to, asked once for each pool. The address of a server says little: another
+//! one may have it later.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::OnceLock};
 
 use parking_lot::Mutex;
 use sqlx::{MySql, MySqlConnection, Pool, Row};
 
 use super::text::Grammar;
-use crate::observe;
+use crate::{observe, sql::pool_state::of_pool};
 
-/// A server that has answered what it is.
-struct Server {
-    host: String,
-    port: u16,
-    socket: Option<PathBuf>,
-    grammar: Grammar,
-    kind: Kind,
-}
+/// What the server of a pool has answered.
+type Known = OnceLock<(Grammar, Kind)>;
 
 /// What other servers a server works with.
 #[derive(Clone, Copy, PartialEq)]
@@ -28,23 +23,27 @@ enum Kind {
     Group,
 }
 
+/// The servers whose limitations were reported.
 static SERVERS: Mutex<Vec<Server>> = Mutex::new(Vec::new());
 
+/// The host, port and socket of a server.
+type Server = (String, u16, Option<PathBuf>);
+
 const OF_A_CLUSTER: &str = "the server is a node of a Galera cluster: row locks, named locks and session locks \
-                            exclude nobody who uses another \
-     node; of two transactions that write the same row, one is a deadlock victim, at the latest in its commit";
+                            exclude nobody who uses another node; of two transactions that write the same row, one is \
+                            a deadlock victim, at the latest in its commit";
 
 const LOGS_STATEMENTS: &str = "the server writes its binary log as statements, and refuses writes in the READ \
-                               COMMITTED transactions of `begin` \
-     (error 1665): set `binlog_format` to ROW or MIXED";
+                               COMMITTED transactions of `begin` (error 1665): set `binlog_format` to ROW or MIXED";
 
-/// Asks the server what it is, unless it has answered before, and warns once of uses for which it is not suited. Calls
-/// that come before the first answer ask as well: none goes on without it.
+/// Asks the server of the pool what it is, unless it has answered before, and warns once of uses for which it is not
+/// suited. Calls that come before the first answer ask as well: none goes on without it.
 ///
 /// MariaDB alone has a variable `max_statement_time`. Its version is no mark: the configuration may set another one.
 pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) -> sqlx::Result<Grammar> {
-    if let Some((grammar, _)) = known(pool) {
-        return Ok(grammar);
+    let known = of_pool::<Known, _>(pool);
+    if let Some((grammar, _)) = known.get() {
+        return Ok(*grammar);
     }
     let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; \
                  SHOW VARIABLES WHERE Variable_name IN \
@@ -64,7 +63,8 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) -> s
             _ => {}
         }
     }
-    if !learn(pool, grammar, if nodes > 0 { Kind::Galera } else { kind }) {
+    let kind = if nodes > 0 { Kind::Galera } else { kind };
+    if known.set((grammar, kind)).is_err() || !is_new(pool) {
         return Ok(grammar);
     }
     if has_log && logs_statements {
@@ -87,26 +87,17 @@ pub(super) fn is_galera(pool: &Pool<MySql>) -> bool {
 }
 
 fn known(pool: &Pool<MySql>) -> Option<(Grammar, Kind)> {
-    SERVERS.lock().iter().find(|it| it.is_at(pool)).map(|it| (it.grammar, it.kind))
+    of_pool::<Known, _>(pool).get().copied()
 }
 
-/// Returns whether this is news.
-fn learn(pool: &Pool<MySql>, grammar: Grammar, kind: Kind) -> bool {
-    let mut servers = SERVERS.lock();
-    if servers.iter().any(|it| it.is_at(pool)) {
-        return false;
-    }
+/// Whether no other pool was connected to this server.
+fn is_new(pool: &Pool<MySql>) -> bool {
     let options = pool.connect_options();
-    let (host, port, socket) = (options.get_host().to_owned(), options.get_port(), options.get_socket().cloned());
-    servers.push(Server { host, port, socket, grammar, kind });
-    true
-}
-
-impl Server {
-    fn is_at(&self, pool: &Pool<MySql>) -> bool {
-        let options = pool.connect_options();
-        self.port == options.get_port()
-            && self.host == options.get_host()
-            && self.socket.as_ref() == options.get_socket()
+    let server = (options.get_host().to_owned(), options.get_port(), options.get_socket().cloned());
+    let mut servers = SERVERS.lock();
+    let is_new = !servers.contains(&server);
+    if is_new {
+        servers.push(server);
     }
+    is_new
 }
