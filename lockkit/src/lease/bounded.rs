@@ -19,6 +19,7 @@ use crate::{
         life::state::Pin,
         store::{Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     },
+    policy::check_duration,
     value::{
         error::{Error, Fault, Result, chain},
         key::Key,
@@ -204,6 +205,18 @@ impl<S: LeaseStore> Bounded<S> {
 
 fn saturated(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// Refuses a ttl that leaves no room for its margin and a few renewals, or that is too long for the store.
+pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Result<()> {
+    check_duration("ttl", ttl)?;
+    let Profile { least_ttl: least, longest_ttl: longest, .. } = store.profile();
+    let reason = match longest {
+        _ if ttl < least => format!("is {ttl:?}, too short to be renewed in time; use {least:?} or more"),
+        Some(longest) if ttl > longest => format!("is {ttl:?}, longer than the store allows; use {longest:?} or less"),
+        _ => return Ok(()),
+    };
+    Err(Error::InvalidOption { option: "ttl", reason })
 }
 
 /// Pause before a release without an answer is retried.

@@ -1,17 +1,20 @@
 //! The settings of [`Leases`].
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use super::leases::{Inner, Leases};
+use super::{
+    inner::{Inner, TellsReleases},
+    leases::Leases,
+};
 use crate::{
     lease::{
-        bounded::Bounded,
+        bounded::{Bounded, check_ttl},
         life::{
             keeper::{Keeper, Sweep},
             kept::HandOver,
         },
-        queue::{Queues, wait::Freed},
-        store::{LeaseStore, Profile},
+        queue::Queues,
+        store::LeaseStore,
     },
     policy::{Wait, check_duration},
     value::{
@@ -48,12 +51,6 @@ pub struct LeasesBuilder<S: LeaseStore> {
 
 /// Creates the source of release notifications.
 pub(crate) type Tell<S> = fn(S) -> Arc<dyn TellsReleases>;
-
-/// Notifies waiting requests of releases. A late or missing notification costs one pause.
-pub(crate) trait TellsReleases: fmt::Debug + Send + Sync {
-    /// Completes when the lease may have been released since the first poll of this future.
-    fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k>;
-}
 
 impl<S: LeaseStore> LeasesBuilder<S> {
     pub(super) fn new(store: S) -> Self {
@@ -181,18 +178,6 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             renew_every,
         }))
     }
-}
-
-/// Refuses a ttl that leaves no room for its margin and a few renewals, or that is too long for the store.
-pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Result<()> {
-    check_duration("ttl", ttl)?;
-    let Profile { least_ttl: least, longest_ttl: longest, .. } = store.profile();
-    let reason = match longest {
-        _ if ttl < least => format!("is {ttl:?}, too short to be renewed in time; use {least:?} or more"),
-        Some(longest) if ttl > longest => format!("is {ttl:?}, longer than the store allows; use {longest:?} or less"),
-        _ => return Ok(()),
-    };
-    Err(Error::InvalidOption { option: "ttl", reason })
 }
 
 /// Refuses a name of a domain that the table of the fence guard cannot store.

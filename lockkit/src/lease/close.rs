@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
-use super::leases::{Inner, Leases};
+use super::{inner::Inner, leases::Leases};
 use crate::{
     body::task::finished,
     lease::{

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use super::{builder::check_ttl, leases::Inner};
+use super::{bounded::check_ttl, inner::Inner};
 use crate::{
     body::{
         guard::{Guard, Watch},

@@ -16,7 +16,7 @@ use crate::{
     body::guard::{Guard, Hold},
     lease::{
         held::Lease,
-        leases::Inner,
+        inner::Inner,
         life::{
             ending::{give, give_back_later},
             keeper::Unfinished,

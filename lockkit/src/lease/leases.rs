@@ -5,19 +5,15 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    builder::{LeasesBuilder, TellsReleases},
-    held::Lease,
+    builder::LeasesBuilder,
+    inner::Inner,
     request::{LeaseRequest, mode::Mode},
 };
 use crate::{
-    body::scope::Realm,
     lease::{
-        bounded::{Bounded, LIMIT},
-        life::{keeper::Keeper, kept::HandOver, state::Event},
-        queue::{
-            Queues,
-            wait::{FIRST_ANSWER, Freed},
-        },
+        bounded::LIMIT,
+        life::state::Event,
+        queue::wait::FIRST_ANSWER,
         store::{Answer, BUSY_PAUSE, LeaseInfo, LeaseRecord, LeaseStore, Release},
     },
     value::{
@@ -54,56 +50,6 @@ const LIST_LIMIT: u32 = 10_000;
 /// # Ok(()) }
 /// ```
 pub struct Leases<S: LeaseStore>(pub(super) Arc<Inner<S>>);
-
-pub(super) struct Inner<S: LeaseStore> {
-    /// The store that the caller gave. Transactions begin here. The keeper's store may have connections of its own.
-    pub(super) given: S,
-    pub(super) keeper: Keeper<S>,
-    pub(super) queues: Queues<Lease<S>>,
-    /// As the service has set it, see [`Inner::hand_over`].
-    pub(super) hand_over: HandOver,
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(super) fence_domain: Key,
-    pub(super) tell: Option<Arc<dyn TellsReleases>>,
-    pub(super) ttl: Duration,
-    pub(super) wait: Duration,
-    pub(super) renew_every: Option<Duration>,
-}
-
-impl<S: LeaseStore> Inner<S> {
-    pub(super) fn store(&self) -> &Bounded<S> {
-        self.keeper.store()
-    }
-
-    /// The realm of these leases, in which two leases of one key exclude each other.
-    pub(super) fn realm(self: &Arc<Self>) -> Realm {
-        Realm::Leases(Arc::as_ptr(self).addr())
-    }
-
-    /// How long a lease may be handed on in this process without asking the store. `None` if it may not.
-    pub(super) fn hand_over(&self) -> Option<HandOver> {
-        Some(self.hand_over).filter(|it| it.times > 0 && self.store().profile().shows_writes_at_once)
-    }
-
-    /// The public description of a held lease.
-    pub(super) fn shown(&self, held: LeaseRecord) -> LeaseInfo {
-        let LeaseRecord { token, mut info } = held;
-        if let Some(kept) = self.keeper.kept(token) {
-            info.is_this_process = true;
-            // The store knows only the first holder of those to whom the lease was handed on.
-            info.fence = kept.grant.fence;
-        }
-        info
-    }
-
-    /// Completes when the store reports a release of the lease.
-    pub(super) fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
-        match &self.tell {
-            Some(tell) => tell.freed(key),
-            None => Box::pin(self.store().unbounded().lease_freed(key)),
-        }
-    }
-}
 
 impl<S: LeaseStore> Leases<S> {
     /// Leases with the defaults of [`LeasesBuilder`].
@@ -246,16 +192,5 @@ impl<S: LeaseStore> Clone for Leases<S> {
 impl<S: LeaseStore> fmt::Debug for Leases<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-impl<S: LeaseStore> fmt::Debug for Inner<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leases")
-            .field("holder", self.keeper.holder())
-            .field("ttl", &self.ttl)
-            .field("wait", &self.wait)
-            .field("keeper", &self.keeper)
-            .finish_non_exhaustive()
     }
 }

@@ -22,6 +22,7 @@ mod close;
 pub(crate) mod held;
 #[cfg(feature = "sql")]
 pub(crate) mod in_transaction;
+pub(crate) mod inner;
 pub(crate) mod leases;
 pub(crate) mod life;
 pub(crate) mod queue;

@@ -27,7 +27,7 @@ use crate::{
         guard::{Guard, Hold},
         task::timed_out,
     },
-    lease::{LeasesBuilder, bounded::LIMIT, builder::TellsReleases, queue::wait::Freed},
+    lease::{LeasesBuilder, bounded::LIMIT, inner::TellsReleases, queue::wait::Freed},
     observe::tolerated,
     sql::{Driver, LeaseOps},
     value::key::Key,

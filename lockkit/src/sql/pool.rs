@@ -22,7 +22,7 @@ use crate::{
     sql::{
         lease::{LastClaims, SweptTo, lease_sweep},
         locked::{database_locked, read, unless_held, unless_locked},
-        pool_state::of_pool,
+        pool_state::{address, of_pool},
         spare::spare,
         starved::{Waiting, is_full, leases_starved, starved},
     },
@@ -325,11 +325,6 @@ pub(crate) async fn checked_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     if DB::IS_REMOTE {
         _ = timeout(RETURN_LIMIT, conn.return_to_pool()).await;
     }
-}
-
-/// The address of the options, which all handles to one pool share.
-pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
-    std::ptr::from_ref(pool.options()).addr()
 }
 
 impl<DB: LeaseOps> LeaseStore for Pool<DB> {

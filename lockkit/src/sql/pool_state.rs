@@ -15,7 +15,7 @@ use std::{
 use parking_lot::Mutex;
 use sqlx::{Pool, pool::CloseEvent};
 
-use crate::sql::{Dialect, pool::address};
+use crate::sql::Dialect;
 
 static POOLS: LazyLock<Mutex<HashMap<usize, PoolState>>> = LazyLock::new(Mutex::default);
 
@@ -56,6 +56,11 @@ pub(super) fn of_pool<T: Any + Default + Send + Sync, DB: Dialect>(pool: &Pool<D
     pools.retain(|_, state| state.is_open());
     let state = PoolState { closed: pool.close_event(), values: Vec::new() };
     pools.entry(address(pool)).insert_entry(state).get_mut().value()
+}
+
+/// The address of the options, which all handles to one pool share.
+pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
+    std::ptr::from_ref(pool.options()).addr()
 }
 
 #[cfg(all(test, feature = "sqlite"))]

@@ -19,7 +19,10 @@ use crate::{
     body::guard::{Guard, Hold},
     lease::builder::LeasesBuilder,
     observe,
-    sql::{Dialect, LeaseOps, pool::address, pool_state::of_pool},
+    sql::{
+        Dialect, LeaseOps,
+        pool_state::{address, of_pool},
+    },
 };
 
 /// Number of connections. Each is used for one statement about leases at a time, so few are enough for many leases.

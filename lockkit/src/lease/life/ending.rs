@@ -27,7 +27,7 @@ use crate::{
     lease::{
         bounded::{limit_for, retry_pause},
         held::Lease,
-        leases::Inner,
+        inner::Inner,
         queue::Queue,
         store::LeaseStore,
     },

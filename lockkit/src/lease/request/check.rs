@@ -2,7 +2,7 @@
 
 use crate::{
     lease::{
-        builder::check_ttl,
+        bounded::check_ttl,
         request::{
             LeaseRequest,
             mode::{MAX_PERMITS, Mode},

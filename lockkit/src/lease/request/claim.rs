@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::lease::leases::Inner;
+use crate::lease::inner::Inner;
 use crate::{
     body::{
         guard::{Guard, Hold},

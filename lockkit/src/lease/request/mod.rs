@@ -18,7 +18,7 @@ pub use self::{set::MultiLease, shared::ReadWrite, yields::Yields};
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use self::mode::Mode;
-use super::{held::Lease, leases::Inner, life::kept::Terms, store::LeaseStore};
+use super::{held::Lease, inner::Inner, life::kept::Terms, store::LeaseStore};
 use crate::{
     policy::{OnLost, Wait},
     value::key::Key,

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::{LeaseRequest, mode::Mode};
-use crate::lease::leases::Inner;
+use crate::lease::inner::Inner;
 use crate::{
     body::scope::{Realm, count, is_under, leases},
     lease::{bounded::limit_for, store::LeaseStore},

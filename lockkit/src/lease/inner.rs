@@ -1,0 +1,82 @@
+//! What the leases, requests and builders of one `Leases` share.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::held::Lease;
+use crate::{
+    body::scope::Realm,
+    lease::{
+        bounded::Bounded,
+        life::{keeper::Keeper, kept::HandOver},
+        queue::{Queues, wait::Freed},
+        store::{LeaseInfo, LeaseRecord, LeaseStore},
+    },
+    value::key::Key,
+};
+
+pub(super) struct Inner<S: LeaseStore> {
+    /// The store that the caller gave. Transactions begin here. The keeper's store may have connections of its own.
+    pub(super) given: S,
+    pub(super) keeper: Keeper<S>,
+    pub(super) queues: Queues<Lease<S>>,
+    /// As the service has set it, see [`Inner::hand_over`].
+    pub(super) hand_over: HandOver,
+    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
+    pub(super) fence_domain: Key,
+    pub(super) tell: Option<Arc<dyn TellsReleases>>,
+    pub(super) ttl: Duration,
+    pub(super) wait: Duration,
+    pub(super) renew_every: Option<Duration>,
+}
+
+/// Notifies waiting requests of releases. A late or missing notification costs one pause.
+pub(crate) trait TellsReleases: fmt::Debug + Send + Sync {
+    /// Completes when the lease may have been released since the first poll of this future.
+    fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k>;
+}
+
+impl<S: LeaseStore> Inner<S> {
+    pub(super) fn store(&self) -> &Bounded<S> {
+        self.keeper.store()
+    }
+
+    /// The realm of these leases, in which two leases of one key exclude each other.
+    pub(super) fn realm(self: &Arc<Self>) -> Realm {
+        Realm::Leases(Arc::as_ptr(self).addr())
+    }
+
+    /// How long a lease may be handed on in this process without asking the store. `None` if it may not.
+    pub(super) fn hand_over(&self) -> Option<HandOver> {
+        Some(self.hand_over).filter(|it| it.times > 0 && self.store().profile().shows_writes_at_once)
+    }
+
+    /// The public description of a held lease.
+    pub(super) fn shown(&self, held: LeaseRecord) -> LeaseInfo {
+        let LeaseRecord { token, mut info } = held;
+        if let Some(kept) = self.keeper.kept(token) {
+            info.is_this_process = true;
+            // The store knows only the first holder of those to whom the lease was handed on.
+            info.fence = kept.grant.fence;
+        }
+        info
+    }
+
+    /// Completes when the store reports a release of the lease.
+    pub(super) fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
+        match &self.tell {
+            Some(tell) => tell.freed(key),
+            None => Box::pin(self.store().unbounded().lease_freed(key)),
+        }
+    }
+}
+
+impl<S: LeaseStore> fmt::Debug for Inner<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leases")
+            .field("holder", self.keeper.holder())
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .field("keeper", &self.keeper)
+            .finish_non_exhaustive()
+    }
+}
