@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkit::{Error, RetryPolicy, VersionedRow, with_lock};
 use sqlx::Pool;

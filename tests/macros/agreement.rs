@@ -136,6 +136,6 @@ async fn the_same_durations_are_too_short_or_too_long() {
         }
 
         let is_refused = fault_of(duration::fault_of_deadline) != Some(None);
-        assert_eq!(retry(None, Some(time), None).is_err(), is_refused, "deadline = {text:?}");
+        assert_eq!(retry(None, Some(time)).is_err(), is_refused, "deadline = {text:?}");
     }
 }
