@@ -106,7 +106,8 @@ pub mod store {
     };
 }
 
-/// Beside [`Versioned`] and [`VersionedRow`]: what a row is read and written by, and what a write returns.
+/// Beside [`Versioned`](struct@Versioned) and [`VersionedRow`]: what a row is read and written by, and what a write
+/// returns.
 #[cfg(feature = "sql")]
 pub mod version {
     pub use crate::sql::version::{Bumped, Columns, Expected, Saved, VersionField};

@@ -78,7 +78,7 @@ on_every_server! {
 
         db.execute("DROP TABLE lockkit_stock").await;
         let refused = lockkit::migrate(&pool).await.unwrap_err();
-        assert!(text(&refused).contains("SELECT on `_lockkit_migrations`"), "{}", text(&refused));
+        assert!(text(&refused).contains("the right to read `_lockkit_migrations`"), "{}", text(&refused));
 
         pool.close().await;
         user.delete(&db).await;

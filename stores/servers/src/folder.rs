@@ -1,6 +1,7 @@
 //! A folder that is gone when its process is.
 
 use std::{
+    env,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -23,7 +24,7 @@ impl Folder {
     /// If that is not possible.
     #[expect(clippy::new_without_default, reason = "it creates a folder")]
     pub fn new() -> Self {
-        let path = tempfile::tempdir().expect("create a folder").keep();
+        let path = tempfile::tempdir_in(place()).expect("create a folder").keep();
         let broom = Command::new("sh")
             .args(["-c", BROOM])
             .arg(&path)
@@ -46,4 +47,14 @@ impl Drop for Folder {
         drop(self.broom.stdin.take());
         let _ = self.broom.wait();
     }
+}
+
+/// In memory if there is room: etcd and `ZooKeeper` wait for the disk at each write, and a slow one costs them their
+/// leader.
+fn place() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    let df = Command::new("df").args(["-k", "--output=avail"]).arg(&memory).output();
+    let available =
+        df.ok().and_then(|df| String::from_utf8_lossy(&df.stdout).lines().nth(1)?.trim().parse::<u64>().ok());
+    if available >= Some(4_000_000) { memory } else { env::temp_dir() }
 }
