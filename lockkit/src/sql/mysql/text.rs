@@ -27,6 +27,7 @@ pub enum Grammar {
 /// writes.
 pub(super) const AT_ONCE: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
 
+#[cfg(feature = "shedlock")]
 impl Grammar {
     /// [`AT_ONCE`] where the server has it.
     pub(super) fn at_once(self) -> &'static str {
