@@ -214,9 +214,7 @@ on_every_server! {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
 
-        if migrating.is_finished() {
-            panic!("it did not wait for the transaction: {:?}", migrating.await);
-        }
+        assert!(!migrating.is_finished(), "it did not wait for the transaction: {:?}", migrating.await);
         tx.rollback().await.unwrap();
         migrating.await.unwrap().unwrap();
         assert_leases_work::<S>(&db.pool).await;
