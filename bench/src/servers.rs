@@ -4,7 +4,6 @@
 use std::fs::{File, Permissions};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
@@ -12,6 +11,7 @@ use std::{env, fs, thread};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use store_servers::folder_for_data;
 use support::throwaway::{self, Launch};
 use tempfile::TempDir;
 use url::Url;
@@ -100,7 +100,7 @@ impl Server {
         let folder = tempfile::Builder::new()
             .prefix("lockkit-bench-")
             .permissions(Permissions::from_mode(0o755)) // As root, PostgreSQL runs as another user.
-            .tempdir_in(folder_for_data(durable))?;
+            .tempdir_in(if durable { env::temp_dir() } else { folder_for_data() })?;
         if kind == Kind::Sqlite {
             let url = folder.path().display().to_string();
             return Ok(Self { kind, url, process: None, folder: Some(folder) });
@@ -173,13 +173,4 @@ fn end_of(log: &std::path::Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(8)..].join("\n")
-}
-
-/// In memory if there is room, unless a commit is to wait for a disk.
-fn folder_for_data(durable: bool) -> PathBuf {
-    let memory = PathBuf::from("/dev/shm");
-    let df = Command::new("df").args(["-k", "--output=avail"]).arg(&memory).output();
-    let text = df.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default();
-    let available = text.lines().nth(1).and_then(|it| it.trim().parse::<u64>().ok());
-    if !durable && available >= Some(2_000_000) { memory } else { env::temp_dir() }
 }

@@ -15,8 +15,7 @@
 #![cfg_attr(
     feature = "macros",
     doc = "Each is also one attribute on an `async fn`: [`#[with_lock]`](macro@with_lock). Versions are one line on a \
-           struct: \
-           [`#[derive(Versioned)]`](derive@Versioned) gives it `load` and `save`.\n"
+           struct: [`#[derive(Versioned)]`](derive@Versioned) gives it `load` and `save`.\n"
 )]
 //! # What to rely on
 //!

@@ -11,6 +11,7 @@ use std::time::Duration;
 use std::{env, fs, thread};
 
 use anyhow::{Context, Result, bail};
+use lockkit_store_servers::folder_for_data;
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{Connection as _, PgConnection};
 use support::Postgres;
@@ -326,19 +327,6 @@ fn with_environment(command: &Command, variables: &[String]) -> Command {
 pub(crate) fn faketime() -> Option<PathBuf> {
     let library = PathBuf::from(format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", env::consts::ARCH));
     library.exists().then_some(library)
-}
-
-/// In memory if there is room, because a slow disk would be measured otherwise.
-fn folder_for_data() -> PathBuf {
-    let memory = PathBuf::from("/dev/shm");
-    let free = rustix_free(&memory);
-    if free > 2_000_000_000 { memory } else { env::temp_dir() }
-}
-
-fn rustix_free(path: &Path) -> u64 {
-    let df = Command::new("df").args(["-B1", "--output=avail"]).arg(path).output();
-    let df = df.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default();
-    df.lines().nth(1).and_then(|it| it.trim().parse().ok()).unwrap_or(0)
 }
 
 /// The first of so many free ports that follow each other. Two servers that start at once would find the same ones.

@@ -11,8 +11,7 @@ use lockkit::{Error, Fault, Key, store::BoxError};
 
 /// The source of an error of lockkit when the database of the cluster is full. Waiting does not help.
 const NO_SPACE: &str = "etcd has no space left (database space exceeded), so it takes no claims: compact and \
-                        defragment \
-                        it or raise `--quota-backend-bytes`, and then run `etcdctl alarm disarm`";
+                        defragment it or raise `--quota-backend-bytes`, and then run `etcdctl alarm disarm`";
 
 /// Why a store could not be made.
 #[derive(Debug, thiserror::Error)]

@@ -244,8 +244,7 @@ fn foreign(kv: &KeyValue) -> String {
     }
     format!(
         "the key `{path}` belongs to another program and is no lock: its value is `{start}`; lockkit leaves it as it \
-         is, so \
-         use another prefix or name, or delete the key if nothing needs it"
+         is, so use another prefix or name, or delete the key if nothing needs it"
     )
 }
 

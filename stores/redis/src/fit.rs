@@ -17,8 +17,7 @@ pub enum Unfit {
     /// The server may delete a lock to free memory.
     #[error(
         "the server may evict a lock, because its maxmemory-policy is `{policy}` with a maxmemory of {maxmemory} \
-         bytes: set \
-         `maxmemory-policy noeviction`, or use a server of its own for locks"
+         bytes: set `maxmemory-policy noeviction`, or use a server of its own for locks"
     )]
     Evicts {
         /// Its `maxmemory-policy`.

@@ -15,6 +15,6 @@ pub mod redis;
 pub mod zookeeper;
 
 pub use crate::{
-    folder::Folder,
+    folder::{Folder, folder_for_data},
     program::{Program, free_port},
 };

@@ -91,8 +91,7 @@ pub enum NumbersExhausted {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "the node `{path}` belongs to another program and is no lock: it has the data `{data}`; lockkit leaves it as it \
-     is, \
-     so use another root or key, or empty the node if it is for locks only"
+     is, so use another root or key, or empty the node if it is for locks only"
 )]
 pub(crate) struct Foreign {
     path: String,

@@ -279,8 +279,7 @@ fn the_public_api_is_the_accepted_one() {
     assert!(
         changed.is_empty(),
         "the public API is not the one of {ACCEPTED}:\n{}\nIf this is meant, run `{ACCEPT}=1 cargo test --workspace \
-         --test source api` \
-         and commit the file.",
+         --test source api` and commit the file.",
         changed.join("\n")
     );
 }

@@ -3,10 +3,12 @@
 use std::fs::{self, File, Permissions};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
-use std::{env, io, thread};
+use std::{io, thread};
+
+use lockkit_store_servers::folder_for_data;
 
 use crate::throwaway::launch::{self, Launch};
 use crate::throwaway::rendezvous::{open, remove_if_there};
@@ -47,17 +49,6 @@ pub fn supervise(name: &str, state: &Path) -> io::Result<()> {
     // A test process that comes now waits for `users` until all is gone, and then starts another supervisor.
     drop(users);
     Ok(())
-}
-
-/// In memory if there is room: with a slow disk `PostgreSQL` takes up to 0.2 s to make a database, and here 0.02 s.
-///
-/// Never in the build folder, which the user that `PostgreSQL` runs as may not be able to enter.
-fn folder_for_data() -> PathBuf {
-    let memory = PathBuf::from("/dev/shm");
-    let df = Command::new("df").args(["-k", "--output=avail"]).arg(&memory).output();
-    let available =
-        df.ok().and_then(|df| String::from_utf8_lossy(&df.stdout).lines().nth(1)?.trim().parse::<u64>().ok());
-    if available >= Some(2_000_000) { memory } else { env::temp_dir() }
 }
 
 /// Deletes what a supervisor that was killed has left. Its server died with it.

@@ -43,8 +43,7 @@ pub(super) async fn migrate(pool: &Pool<MySql>) -> Result<(), Error> {
             Ok(_) => {}
             Err(err) if MySql::is_denied(&err) => {
                 let hint = "one was cut short: delete the rows of `_lockkit_migrations` whose `success` is false, and \
-                            run \
-                            the migrations again (they can be repeated)";
+                            run the migrations again (they can be repeated)";
                 return Err(Error::Migration { hint: Some(hint), source: err.into() });
             }
             // For example, another process has locked the history.
