@@ -6,8 +6,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// A place in a queue. The places of one queue rise in the order of arrival. No other queue of this process has the
-/// same, so a place of a queue that has ended is not mistaken for one of the next.
+/// A place in a queue. The places of one queue rise in the order of arrival. Never reused in this process, so an old
+/// place is not taken for one of a later queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Place(u64);
 
@@ -17,7 +17,7 @@ pub(crate) struct Fifo<T>(BTreeMap<Place, T>);
 
 impl Place {
     /// A place behind all that exist.
-    pub(crate) fn behind_all() -> Self {
+    pub(crate) fn next() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self(LAST.fetch_add(1, Ordering::Relaxed))
     }
@@ -25,7 +25,7 @@ impl Place {
 
 impl<T> Fifo<T> {
     pub(crate) fn join(&mut self, waiter: T) -> Place {
-        let place = Place::behind_all();
+        let place = Place::next();
         self.put(place, waiter);
         place
     }

@@ -25,11 +25,8 @@ const TARGET: &str = "lockkit";
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Strategy {
     Lease,
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Named,
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Row,
-    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     Session,
 }
 
@@ -123,13 +120,11 @@ pub(crate) fn swept(keys: u64) {
 }
 
 /// What the server is not suited for.
-#[cfg_attr(not(feature = "mysql"), allow(dead_code))]
 pub(crate) fn caveat(caveat: &'static str) {
     tracing::warn!(target: TARGET, "{caveat}");
 }
 
 /// A transaction was committed.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn committed() {
     tracing::debug!(target: TARGET, "committed");
 }

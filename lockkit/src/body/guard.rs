@@ -3,7 +3,7 @@
 //! A body whose commit is in flight is not stopped when its lease is lost, because a caller that gets `Lost` repeats
 //! the work. Until the answer to the COMMIT arrives, no loss of trust ends the body (`CommitSent`), and the answer
 //! decides. A commit that does not depend on the lease is also waited for; the loss is reported after it. The deadline
-//! of a `RetryPolicy` follows the same rule (`Deadline` in `body`), for 30 s at most.
+//! of a `RetryPolicy` follows the same rule (`Deadline` in `retry::bounds`), for 30 s at most.
 
 use std::{
     fmt,
@@ -38,7 +38,6 @@ impl<H: Hold> Guard<H> {
         Self(Some(hold))
     }
 
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn get_mut(&mut self) -> &mut H {
         self.0.as_mut().expect("BUG: a guard is empty only after `defuse`, which consumes it")
     }
@@ -79,7 +78,6 @@ tokio::task_local! {
 /// The commits of one body that were sent and have no answer yet.
 pub(crate) struct Commits {
     unanswered: AtomicUsize,
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     around: Option<Arc<Self>>,
 }
 
@@ -103,12 +101,10 @@ impl Commits {
 
 /// A commit in flight. Until this is dropped, no enclosing body is stopped, because only the answer to the commit tells
 /// whether the work was done.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct CommitSent(Option<Arc<Commits>>);
 
 impl CommitSent {
     /// Registers a commit that is sent next.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn now() -> Self {
         let innermost = COMMITS.try_with(Arc::clone).ok();
         bodies(innermost.as_deref()).for_each(|it| _ = it.unanswered.fetch_add(1, Ordering::Relaxed));
@@ -123,7 +119,6 @@ impl Drop for CommitSent {
 }
 
 /// The innermost body and all enclosing ones.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 fn bodies(innermost: Option<&Commits>) -> impl Iterator<Item = &Commits> {
     std::iter::successors(innermost, |it| it.around.as_deref())
 }

@@ -70,7 +70,6 @@ pub(crate) struct Lock {
 
 impl Lock {
     /// A lock that is held for as long as its body runs.
-    #[cfg_attr(not(any(feature = "sql", feature = "testing")), allow(dead_code))]
     pub(crate) fn of(realm: Realm, key: Key) -> Self {
         Self { key, realm, token: None, still: Box::new(|| true) }
     }
@@ -83,16 +82,12 @@ pub(crate) enum Realm {
     /// The leases of one `Leases`.
     Leases(usize),
     /// The named locks of one pool.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Named(usize),
     /// The row locks of one pool, by the names of their tables.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Rows(usize),
     /// The session locks of one pool.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     Sessions(usize),
     /// A lock of which only the key is known.
-    #[cfg_attr(not(feature = "testing"), allow(dead_code))]
     Elsewhere,
 }
 
@@ -176,14 +171,12 @@ pub(crate) fn is_locked(key: &Key) -> Result<(), String> {
 }
 
 /// Runs a body with its locks registered.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) struct Under<'a, F> {
     record: Record,
     body: Pin<&'a mut F>,
 }
 
 impl<'a, F> Under<'a, F> {
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn new(record: Record, body: Pin<&'a mut F>) -> Self {
         Self { record, body }
     }

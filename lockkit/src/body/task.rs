@@ -41,7 +41,6 @@ pub(crate) fn timed_out() -> io::Error {
 }
 
 /// Runs `work` until `deadline`. Drops `work` and returns `None` if the deadline comes first.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match deadline {
         Some(deadline) => timeout_at(deadline, work).await.ok(),

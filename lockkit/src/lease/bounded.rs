@@ -64,12 +64,12 @@ pub(crate) fn is_silence(err: &Error) -> bool {
 #[derive(Debug)]
 pub(crate) struct Bounded<S> {
     store: S,
-    heard: Mutex<Heard>,
+    received: Mutex<Received>,
 }
 
 /// The last answer and the current outage of the store.
 #[derive(Debug, Default)]
-struct Heard {
+struct Received {
     last_answer: Option<Instant>,
     /// The start of the first unanswered call since the last answer. `None` if there is no such call.
     silent_since: Option<Instant>,
@@ -77,7 +77,7 @@ struct Heard {
 
 impl<S: LeaseStore> Bounded<S> {
     pub(crate) fn new(store: S) -> Self {
-        Self { store, heard: Mutex::default() }
+        Self { store, received: Mutex::default() }
     }
 
     /// The store without time limits.
@@ -91,18 +91,18 @@ impl<S: LeaseStore> Bounded<S> {
 
     /// How long the store has not answered. `None` if it answered its last call, or if there was no call.
     pub(crate) fn unreachable_for(&self) -> Option<Duration> {
-        self.heard.lock().silent_since.map(|it| it.elapsed())
+        self.received.lock().silent_since.map(|it| it.elapsed())
     }
 
     fn answered(&self) {
-        *self.heard.lock() = Heard { last_answer: Some(Instant::now()), silent_since: None };
+        *self.received.lock() = Received { last_answer: Some(Instant::now()), silent_since: None };
     }
 
     /// Records that a call made at `asked` got no answer.
     fn unanswered(&self, asked: Instant) {
-        let mut heard = self.heard.lock();
-        if heard.last_answer.is_none_or(|it| it < asked) {
-            heard.silent_since.get_or_insert(asked);
+        let mut received = self.received.lock();
+        if received.last_answer.is_none_or(|it| it < asked) {
+            received.silent_since.get_or_insert(asked);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    inner::{Inner, TellsReleases},
+    inner::{Inner, ReportsReleases},
     leases::Leases,
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 /// fence.
 const RETENTION: Duration = Duration::from_hours(7 * 24);
 
-/// How long a lease is handed on. Holders who are done in microseconds would otherwise spend most of the time on the
+/// How long a lease is handed over. Holders who are done in microseconds would otherwise spend most of the time on the
 /// store, and no other process gains from their few milliseconds.
 const HAND_OVER: HandOver = HandOver { times: 32, at_least: Duration::from_millis(10) };
 
@@ -39,7 +39,7 @@ pub struct LeasesBuilder<S: LeaseStore> {
     /// The store for the leases, if it is not the one that was given.
     pub(crate) own: Option<S>,
     /// Creates the source of release notifications, if it is not the store itself.
-    pub(crate) tell: Option<Tell<S>>,
+    pub(crate) listener: Option<Listener<S>>,
     ttl: Duration,
     wait: Wait,
     renew_every: Option<Duration>,
@@ -50,14 +50,14 @@ pub struct LeasesBuilder<S: LeaseStore> {
 }
 
 /// Creates the source of release notifications.
-pub(crate) type Tell<S> = fn(S) -> Arc<dyn TellsReleases>;
+pub(crate) type Listener<S> = fn(S) -> Arc<dyn ReportsReleases>;
 
 impl<S: LeaseStore> LeasesBuilder<S> {
     pub(super) fn new(store: S) -> Self {
         Self {
             store,
             own: None,
-            tell: None,
+            listener: None,
             ttl: Duration::from_secs(30),
             wait: Wait::DEFAULT,
             renew_every: None,
@@ -93,18 +93,18 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     /// How often in a row a lease is handed to the next caller who waits in this process, when its holder releases it.
     /// Defaults to 32, or more within 10 ms. Zero releases it in the store each time.
     ///
-    /// A lease is handed on without asking the store, so a key that many tasks of one process want changes its holder
+    /// A lease is handed over without asking the store, so a key that many tasks of one process want changes its holder
     /// within microseconds. Each holder has a fence of its own, higher than the one before. Other processes wait
     /// meanwhile: for this many holders, and at most for half of the ttl. A grant has a limited number of fences
     /// ([`Grant::spare_fences`](crate::store::Grant::spare_fences)), which ends a run too.
     ///
-    /// A release that hands the lease on does not ask the store, so it does not report that an operator has stolen the
-    /// lease. Nobody can commit with a stolen lease all the same.
+    /// A release that hands the lease over does not ask the store, so it does not report that an operator has stolen
+    /// the lease. Nobody can commit with a stolen lease all the same.
     ///
-    /// A lease is released in the store if the next caller asked for another ttl or for a
-    /// [`fair`](crate::LeaseRequest::fair) lease, if its `min_hold` is not over, and if a transaction has verified it.
-    /// Leases of semaphores, readers and writers, and of several keys, always are, and all leases in a Galera cluster
-    /// and in a replication group of MySQL
+    /// A lease is released in the store, and not handed over, if: the next caller wants another ttl or a
+    /// [`fair`](crate::LeaseRequest::fair) lease; its `min_hold` is not over; a transaction has verified it; it was
+    /// extended to another ttl; it belongs to a semaphore, a reader, a writer or several keys; or the store is a Galera
+    /// cluster or a replication group of MySQL
     /// ([`Profile::shows_writes_at_once`](crate::store::Profile::shows_writes_at_once)).
     pub fn hand_over(mut self, times: u32) -> Self {
         self.hand_over = HandOver { times, at_least: Duration::ZERO };
@@ -163,14 +163,14 @@ impl<S: LeaseStore> LeasesBuilder<S> {
     }
 
     pub(super) fn assemble(self) -> Leases<S> {
-        let Self { store, own, tell, ttl, wait, renew_every, hand_over, sweep, holder, fence_domain } = self;
+        let Self { store, own, listener, ttl, wait, renew_every, hand_over, sweep, holder, fence_domain } = self;
         let holder = holder.unwrap_or_else(this_process).into();
         let kept_in = own.unwrap_or_else(|| store.clone());
         Leases(Arc::new(Inner {
             fence_domain: fence_domain.unwrap_or_else(|| kept_in.profile().fence_domain.into()),
-            tell: tell.map(|it| it(kept_in.clone())),
+            listener: listener.map(|it| it(kept_in.clone())),
             keeper: Keeper::new(kept_in, holder, sweep),
-            given: store,
+            caller_store: store,
             queues: Queues::default(),
             hand_over,
             ttl,

@@ -123,7 +123,7 @@ async fn close<S: LeaseStore>(inner: Arc<Inner<S>>) -> Result<()> {
                 sleep(BUSY_PAUSE).await;
             }
             for kept in batch {
-                inner.queues.freed(kept.queue());
+                inner.queues.freed(kept.queue_key());
             }
         }
         drop(releasing);

@@ -12,11 +12,8 @@ use crate::{
     },
     lease::{
         bounded::limit_for,
-        life::{
-            ending::{Owned, Released, give_back},
-            kept::Kept,
-            state::Event,
-        },
+        ending::{Owned, Released, release},
+        life::{kept::Kept, state::Event},
         queue::Queue,
         store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},
     },
@@ -57,7 +54,7 @@ impl<S: LeaseStore> Lease<S> {
         let kept = Arc::new(kept);
         let is_kept = inner.keeper.keep(&kept);
         // Kept with the lease, so that those who come to wait find its holder.
-        let queue = kept.is_of_queue().then(|| inner.queues.queue(&kept.key));
+        let queue = kept.may_be_handed_over().then(|| inner.queues.queue(&kept.key));
         let is_latest = match &queue {
             Some(queue) => queue.granted(kept.grant.fence, Arc::downgrade(&kept)),
             // Granted together with others, or for something else: nobody is handed this lease.
@@ -66,12 +63,12 @@ impl<S: LeaseStore> Lease<S> {
         if !is_latest {
             kept.on(Event::Stolen);
         }
-        let lease = Self::handed(inner, kept, queue);
+        let lease = Self::handed_over(inner, kept, queue);
         if is_kept { Ok(lease) } else { Err(Error::Closed { key: lease.kept.key.clone() }) }
     }
 
     /// A lease that is renewed already.
-    pub(super) fn handed(inner: Arc<Inner<S>>, kept: Arc<Kept>, queue: Option<Arc<Queue<Self>>>) -> Self {
+    pub(super) fn handed_over(inner: Arc<Inner<S>>, kept: Arc<Kept>, queue: Option<Arc<Queue<Self>>>) -> Self {
         let owned = Owned { kept: kept.clone(), inner: inner.clone(), queue };
         Self { kept, inner, owner: Owner::Shares(Arc::new(Guard::new(owned))) }
     }
@@ -162,8 +159,8 @@ impl<S: LeaseStore> Lease<S> {
         let ttl = self.kept.grant.ttl.map_or(ttl, |most| most.min(ttl));
         self.inner.keeper.visit();
         if ttl != self.kept.ttl() {
-            // From here on it is not handed on: an answer may come late, and the ttl is this holder's.
-            self.kept.on(Event::Bound);
+            // From here on it is not handed over: an answer may come late, and the ttl is this holder's.
+            self.kept.on(Event::StoreOnly);
         }
         while self.is_trusted() {
             let sent = Instant::now();
@@ -215,15 +212,16 @@ impl<S: LeaseStore> Lease<S> {
                 None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
-        let released = if owned.as_ref().is_some_and(|it| it.give()) {
+        let released = if owned.as_ref().is_some_and(|it| it.hand_over()) {
             Released::WhileHeld
         } else {
-            // From here on it is not handed on. If it was, the store must not be asked: the token is the next holder's.
-            self.inner.keeper.forget(&self.kept);
+            // From here on it is not handed over. If it was, the store must not be asked: the token is the next
+            // holder's.
+            self.inner.keeper.leave_to_store(&self.kept);
             match self.kept.lost() {
                 Some(LossReason::Released) => Released::AlreadyLost,
                 // Boxed: it is large, and part of the future of each caller, who has it while waiting for the lease.
-                _ => Box::pin(give_back(&self.inner, &self.kept)).await?,
+                _ => Box::pin(release(&self.inner, &self.kept)).await?,
             }
         };
         owned.map(Guard::defuse);
@@ -231,14 +229,14 @@ impl<S: LeaseStore> Lease<S> {
     }
 
     /// Marks the lease as returned to the caller. `min_hold` does not apply to a lease that is released before that.
-    pub(super) fn hand_out(&self) {
-        self.kept.on(Event::HandedOut);
+    pub(super) fn deliver(&self) {
+        self.kept.on(Event::Delivered);
     }
 
     /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
         let _unfinished = self.inner.keeper.unfinished();
-        let pin = self.inner.keeper.end(&self.kept);
+        let pin = self.inner.keeper.begin_release(&self.kept);
         let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
         self.inner.store().release_now(&release, pin, limit_for(self.kept.ttl())).await?;
         self.kept.on(Event::Released);

@@ -5,7 +5,7 @@
 //! ([`CommitSent`](crate::body::guard::CommitSent)), and the answer decides. Without one the lease is released again,
 //! in case the commit did not happen.
 //!
-//! A commit for which a task of this process waits renews the lease instead of releasing it, and gives it away after
+//! A commit for which a task of this process waits renews the lease instead of releasing it, and hands it over after
 //! the answer. The renewal proves that the lease is held, and locks its row until then.
 
 use std::{sync::Arc, time::Duration};
@@ -15,10 +15,10 @@ use tokio::time::timeout;
 use crate::{
     body::guard::{Guard, Hold},
     lease::{
+        ending::{hand_over_to_first, release_later},
         held::Lease,
         inner::Inner,
         life::{
-            ending::{give, give_back_later},
             keeper::Unfinished,
             kept::{Kept, Wants},
             state::{Effect, Event, Pin, Step},
@@ -49,17 +49,17 @@ pub(crate) struct Committing<S: LeaseStore> {
 }
 
 impl<S: LeaseStore> Lease<S> {
-    /// Prepares to end the lease with the commit of a transaction: to give it away if it is committed alone and
+    /// Prepares to end the lease with the commit of a transaction: to hand it over if it is committed alone and
     /// somebody in this process waits for it, otherwise to release it.
     pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
         let (kept, inner) = (self.kept.clone(), self.inner.clone());
         let unfinished = inner.keeper.unfinished();
         let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
         let queue = inner.queues.queue_with_waiter(&kept.key, suits);
-        let queue = queue.filter(|_| kept.on(Event::Committing(Step::Gives)) != Effect::Refuse);
-        let gives = queue.is_some();
-        let mut committing = Committing { kept, inner, unfinished, step: Step::Gives, queue, pin: Pin::No };
-        if !gives {
+        let queue = queue.filter(|_| kept.on(Event::Committing(Step::HandsOver)) != Effect::Refuse);
+        let hands_over = queue.is_some();
+        let mut committing = Committing { kept, inner, unfinished, step: Step::HandsOver, queue, pin: Pin::No };
+        if !hands_over {
             committing.release();
         }
         Guard::new(committing)
@@ -94,24 +94,24 @@ impl<S: LeaseStore> Lease<S> {
 }
 
 impl<S: LeaseStore> Committing<S> {
-    /// Whether the transaction has to renew the lease, which is given away after the commit. That renewal extends
+    /// Whether the transaction has to renew the lease, which is handed over after the commit. That renewal extends
     /// nobody's trust: the commit may not be durable yet.
-    pub(crate) fn gives(&self) -> bool {
-        self.step == Step::Gives
+    pub(crate) fn hands_over(&self) -> bool {
+        self.step == Step::HandsOver
     }
 
     /// The transaction will release the lease. A renewal after it finds no lease, which must not be reported as a loss.
     /// No other transaction may pin the lease from now on.
     pub(crate) fn release(&mut self) {
         self.step = Step::Releases;
-        self.pin = self.kept.end(Event::Committing(self.step));
-        self.inner.keeper.remove(&self.kept);
+        self.pin = self.kept.begin_end(Event::Committing(self.step));
+        self.inner.keeper.stop_renewing(&self.kept);
     }
 
     /// The transaction has released the lease. Who finds no lease from now on does not find a theft, unless it is
     /// rolled back.
-    pub(crate) fn gave_up(&mut self) {
-        self.step = Step::GaveUp;
+    pub(crate) fn row_released(&mut self) {
+        self.step = Step::RowReleased;
         self.kept.on(Event::Committing(self.step));
     }
 
@@ -120,14 +120,14 @@ impl<S: LeaseStore> Committing<S> {
         self.pin
     }
 
-    /// The commit succeeded. It released the lease, or the lease is given away now.
+    /// The commit succeeded. It released the lease, or the lease is handed over now.
     pub(crate) fn committed(committing: Guard<Self>) {
         let Self { kept, inner, queue, step, .. } = &*committing;
-        if *step != Step::Gives {
+        if *step != Step::HandsOver {
             kept.on(Event::Committed);
-            inner.queues.given_back(kept.queue());
+            inner.queues.released(kept.queue_key());
             committing.defuse();
-        } else if queue.as_ref().is_some_and(|it| give(inner, kept, it, true)) {
+        } else if queue.as_ref().is_some_and(|it| hand_over_to_first(inner, kept, it, Event::HandingOverCommitted)) {
             committing.defuse();
         } else {
             // The waiter has gone, or the answer took longer than the trust lasts: the lease is released in the
@@ -142,7 +142,7 @@ impl<S: LeaseStore> Committing<S> {
         if kept.on(Event::Refused(step)) == Effect::Renew && !inner.keeper.keep(&kept) {
             // The `Leases` were closed in the meantime, and the close did not see this lease.
             kept.on(Event::Closed);
-            give_back_later(inner, kept, unfinished, Vec::new());
+            release_later(inner, kept, unfinished, Vec::new());
         }
     }
 }
@@ -151,7 +151,7 @@ impl<S: LeaseStore> Hold for Committing<S> {
     fn abandon(self) {
         let Self { kept, inner, unfinished, .. } = self;
         kept.on(Event::Unanswered);
-        give_back_later(inner, kept, unfinished, Vec::new());
+        release_later(inner, kept, unfinished, Vec::new());
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
         tokio::spawn(async move { drop(request.acquire().await) });
         sleep(TTL / 1000).await;
         let committing = lease.begin_commit(true);
-        assert!(committing.gives());
+        assert!(committing.hands_over());
         committing
     }
 

@@ -16,21 +16,20 @@ use crate::{
 
 pub(super) struct Inner<S: LeaseStore> {
     /// The store that the caller gave. Transactions begin here. The keeper's store may have connections of its own.
-    pub(super) given: S,
+    pub(super) caller_store: S,
     pub(super) keeper: Keeper<S>,
     pub(super) queues: Queues<Lease<S>>,
     /// As the service has set it, see [`Inner::hand_over`].
     pub(super) hand_over: HandOver,
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(super) fence_domain: Key,
-    pub(super) tell: Option<Arc<dyn TellsReleases>>,
+    pub(super) listener: Option<Arc<dyn ReportsReleases>>,
     pub(super) ttl: Duration,
     pub(super) wait: Duration,
     pub(super) renew_every: Option<Duration>,
 }
 
 /// Notifies waiting requests of releases. A late or missing notification costs one pause.
-pub(crate) trait TellsReleases: fmt::Debug + Send + Sync {
+pub(crate) trait ReportsReleases: fmt::Debug + Send + Sync {
     /// Completes when the lease may have been released since the first poll of this future.
     fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k>;
 }
@@ -45,7 +44,7 @@ impl<S: LeaseStore> Inner<S> {
         Realm::Leases(Arc::as_ptr(self).addr())
     }
 
-    /// How long a lease may be handed on in this process without asking the store. `None` if it may not.
+    /// How long a lease may be handed over in this process without asking the store. `None` if it may not.
     pub(super) fn hand_over(&self) -> Option<HandOver> {
         Some(self.hand_over).filter(|it| it.times > 0 && self.store().profile().shows_writes_at_once)
     }
@@ -55,7 +54,7 @@ impl<S: LeaseStore> Inner<S> {
         let LeaseRecord { token, mut info } = held;
         if let Some(kept) = self.keeper.kept(token) {
             info.is_this_process = true;
-            // The store knows only the first holder of those to whom the lease was handed on.
+            // The store knows only the first holder of those to whom the lease was handed over.
             info.fence = kept.grant.fence;
         }
         info
@@ -63,8 +62,8 @@ impl<S: LeaseStore> Inner<S> {
 
     /// Completes when the store reports a release of the lease.
     pub(super) fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
-        match &self.tell {
-            Some(tell) => tell.freed(key),
+        match &self.listener {
+            Some(listener) => listener.freed(key),
             None => Box::pin(self.store().unbounded().lease_freed(key)),
         }
     }

@@ -64,7 +64,7 @@ impl<S: LeaseStore> Leases<S> {
 
     /// The store that the leases live in.
     pub fn store(&self) -> &S {
-        &self.0.given
+        &self.0.caller_store
     }
 
     /// A request for the lease of this key. Set the options that differ from the defaults, then call
@@ -119,7 +119,7 @@ impl<S: LeaseStore> Leases<S> {
 
     /// As [`steal`](Self::steal), but only from the holder with this fence, as returned by [`show`](Self::show).
     /// Returns `None` if that holder no longer has the lease. In that case the current holder, if any, keeps it. Seen
-    /// from another process, all holders to whom a lease was handed on in its process are one, with the fence of the
+    /// from another process, all holders to whom a lease was handed over in its process are one, with the fence of the
     /// first.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl<S: LeaseStore> Leases<S> {
         match self.look(&key).await? {
             Some(held) => {
                 // A lease that this process is releasing or committing is not renewed any more.
-                let here = self.0.keeper.bind(held.token, fence);
+                let here = self.0.keeper.leave_to_store_if(held.token, fence);
                 let here = here.or_else(|| Some(self.0.queues.fence_of(&key, held.token)? == fence));
                 if !here.unwrap_or(held.info.fence == fence) {
                     return Ok(None);
@@ -171,6 +171,7 @@ impl<S: LeaseStore> Leases<S> {
                     // A holder of this process learns it at once.
                     if let Some(kept) = self.0.keeper.stolen(held.token) {
                         kept.on(Event::Stolen);
+                        self.0.queues.freed(kept.queue_key());
                     }
                     self.0.queues.freed(&key);
                     return Ok(Some(shown));

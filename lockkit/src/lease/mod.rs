@@ -10,7 +10,7 @@
 //!     └──── dropped      └────── release, commit, drop ───────────────────────▶ released
 //! ```
 //!
-//! Neither ends again. `life/table.md`, in the source, has the table of all states; a commit that was in flight when
+//! Both are final. `life/table.md`, in the source, has the table of all states; a commit that was in flight when
 //! the trust ended may still succeed, and then the lease was released.
 //!
 //! If a request is dropped while a query is in flight, a separate task still receives the answer and releases a granted
@@ -19,6 +19,7 @@
 pub(crate) mod bounded;
 pub(crate) mod builder;
 mod close;
+pub(crate) mod ending;
 pub(crate) mod held;
 #[cfg(feature = "sql")]
 pub(crate) mod in_transaction;

@@ -131,10 +131,10 @@ pub struct Profile {
     /// Whether the store counts the renewals of a lease. Defaults to `true`. Without it, [`LeaseInfo::renewals`] is
     /// always 0.
     pub counts_renewals: bool,
-    /// Whether whoever uses the store sees at once what somebody else was told is written. Defaults to `true`. Where
-    /// clients may use nodes of a cluster that lag behind each other, a lease must not be handed on inside a process:
-    /// the next holder might read data from before the commit of the last one, and the store could not tell. Without
-    /// it, leases are never handed on ([`LeasesBuilder::hand_over`](crate::lease::LeasesBuilder::hand_over)).
+    /// Whether a write that the store has acknowledged is visible to every client at once. Defaults to `true`. Set it
+    /// to `false` where clients may read from a lagging node of a cluster. A lease is then never handed over inside a
+    /// process ([`LeasesBuilder::hand_over`](crate::lease::LeasesBuilder::hand_over)), because the next holder could
+    /// read data from before the last commit.
     pub shows_writes_at_once: bool,
     /// The number of characters of the longest key that the store can keep. Defaults to 255, the limit of [`Key`].
     pub longest_key: usize,

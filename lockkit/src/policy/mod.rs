@@ -3,7 +3,7 @@
 mod pauses;
 
 pub use self::pauses::Backoff;
-pub(crate) use self::pauses::{Pauses, half_jitter};
+pub(crate) use self::pauses::{Pauses, half_jitter, jitter_between};
 
 use std::time::Duration;
 
@@ -66,7 +66,6 @@ impl Wait {
 
     /// The given wait or the default, cut to the time that is left until a deadline. Without a given wait, the deadline
     /// is the only bound.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn within(asked: Option<Self>, left: Option<Duration>) -> Self {
         match (asked, left) {
             (None, None) => Self::DEFAULT,
@@ -86,7 +85,6 @@ impl Wait {
 
     /// The wait in milliseconds: 0 for [`Never`](Self::Never), at least 1 for [`AtMost`](Self::AtMost), `None` for
     /// [`Unbounded`](Self::Unbounded).
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn millis(self) -> Option<u64> {
         match self {
             Self::Never => Some(0),
@@ -104,7 +102,6 @@ impl Wait {
     }
 
     /// This wait, cut to the time that is left until a deadline.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
     pub(crate) fn cut(self, left: Option<Duration>) -> Self {
         match (self, left) {
             (Self::Never, _) | (_, None) => self,

@@ -26,9 +26,9 @@ impl Backoff {
         self == Self::new()
     }
 
-    /// The upper bounds of the pauses, in order and without jitter: `base`, twice that, and so on up to `cap`.
-    pub(crate) fn ceilings(self) -> impl Iterator<Item = Duration> + Send {
-        std::iter::successors(Some(self.base.min(self.cap)), move |it| Some(it.saturating_mul(2).min(self.cap)))
+    /// The upper bound of a pause, without jitter: `base` for number 0, then twice that, and so on up to `cap`.
+    pub(crate) fn ceiling(self, number: u32) -> Duration {
+        self.base.saturating_mul(1_u32.checked_shl(number).unwrap_or(u32::MAX)).min(self.cap)
     }
 }
 
@@ -63,7 +63,7 @@ impl Pauses {
             true => fastest.max(Self::LEAST),
             false => base,
         };
-        let ceiling = base.saturating_mul(1_u32.checked_shl(self.count).unwrap_or(u32::MAX)).min(cap);
+        let ceiling = Backoff { base, cap }.ceiling(self.count);
         self.count += 1;
         full_jitter(ceiling)
     }
@@ -76,7 +76,12 @@ fn full_jitter(ceiling: Duration) -> Duration {
 
 /// A uniformly random duration between half of `ceiling` and `ceiling`.
 pub(crate) fn half_jitter(ceiling: Duration) -> Duration {
-    ceiling.mul_f64(0.5 + fastrand::f64() / 2.0)
+    jitter_between(ceiling / 2, ceiling)
+}
+
+/// A uniformly random duration between these.
+pub(crate) fn jitter_between(least: Duration, most: Duration) -> Duration {
+    least + most.saturating_sub(least).mul_f64(fastrand::f64())
 }
 
 #[cfg(test)]
@@ -86,10 +91,9 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_cap_and_stay_there() {
         let backoff = Backoff { base: Duration::from_millis(10), cap: Duration::from_millis(35) };
-        let millis: Vec<_> = backoff.ceilings().take(4).map(|it| it.as_millis()).collect();
-        assert_eq!(millis, [10, 20, 35, 35]);
+        assert_eq!([0, 1, 2, 3, 99].map(|it| backoff.ceiling(it).as_millis()), [10, 20, 35, 35, 35]);
         let huge = Backoff { base: Duration::MAX, cap: Duration::MAX };
-        assert_eq!(huge.ceilings().nth(3), Some(Duration::MAX));
+        assert_eq!(huge.ceiling(3), Duration::MAX);
     }
 
     #[test]

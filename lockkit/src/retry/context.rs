@@ -111,10 +111,9 @@ impl Attempts {
 
 /// Waits for the turn of the running attempt, if other tasks of this process take turns to write the row. To be called
 /// before a connection is taken: the task with the turn may need the last one.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return };
-    let Some(row) = Turn::is_taken(row) else { return };
+    let Some(row) = Turn::contested(row) else { return };
     if attempts.0.state.lock().turn.as_ref().is_some_and(Turn::is_current) || !attempts.may_wait() {
         return;
     }
@@ -127,10 +126,9 @@ pub(crate) async fn turn(row: impl FnOnce() -> Option<Row>) {
 /// Whether the running attempt stands back before it reads this row on a connection of its own: other tasks of this
 /// process take turns to write the row, and it has no turn. It cannot wait here, because they may need its connection
 /// or its locks. At most once in a retry.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 pub(crate) fn stands_back(row: impl FnOnce() -> Row) -> bool {
     let Ok(attempts) = RUNNING.try_with(Clone::clone) else { return false };
-    if Turn::is_taken(|| Some(row())).is_none() || !attempts.may_wait() {
+    if Turn::contested(|| Some(row())).is_none() || !attempts.may_wait() {
         return false;
     }
     let mut state = attempts.0.state.lock();

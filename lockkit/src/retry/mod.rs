@@ -47,13 +47,13 @@ pub fn is_retryable(err: &(dyn StdError + 'static)) -> bool {
 
 /// The first fault in the chain of sources of an error, as a driver or a store reported it.
 fn fault(err: &(dyn StdError + 'static)) -> Option<Fault> {
-    chain(err).find_map(|it| {
+    chain(err).find_map(|cause| {
         // lockkit may know more than its source says: what became of the transaction.
-        if let Some(Error::Database { fault, .. }) = it.downcast_ref() {
+        if let Some(Error::Database { fault, .. }) = cause.downcast_ref() {
             return Some(*fault);
         }
         #[cfg(feature = "sql")]
-        if let Some(fault) = crate::sql::driver_fault(it) {
+        if let Some(fault) = crate::sql::driver_fault(cause) {
             return Some(fault);
         }
         None
@@ -68,14 +68,14 @@ impl RetryPolicy {
     /// an attempt that is still running at the deadline is dropped, and no pause lasts past it. No further attempt is
     /// started if the pause and the fastest attempt so far would not fit before the deadline.
     ///
-    /// **Turns.** Retries of this process whose writes of one row conflicted write it one after the other, in the order
-    /// of their conflicts, so that they do not conflict again. As long as they do, attempts of other retries wait for
-    /// their turn as well before a derived `load` of the row on a pool. On a connection, `load` and
+    /// **Turns.** After a write conflict on a row, the retries of this process write that row one after the other, in
+    /// the order of their conflicts. As long as they do, attempts of other retries wait for their turn as well before a
+    /// derived `load` of the row on a pool. On a connection, `load` and
     /// [`VersionedRow::read`](crate::VersionedRow::read) fail with [`Error::Conflict`] instead, at most once in a
     /// retry, because the others may need that connection; the attempt starts again when its turn has come, and is not
-    /// counted twice. A turn excludes nobody. It ends with its retry, and passes on after 250 ms while others wait.
-    /// Waiting for it takes at most 10 s, nor longer than the deadline, holds no connection, and is skipped by a retry
-    /// in an attempt of another retry. The row is known where lockkit wrote the statement that conflicted; other
+    /// counted twice. A turn excludes nobody. It ends with its retry, and passes on after 250 ms while others wait. The
+    /// wait for a turn ends after 10 s or at the deadline, whichever is first, and holds no connection. A retry in an
+    /// attempt of another one does not wait. The row is known where lockkit wrote the statement that conflicted; other
     /// conflicts are followed by a pause, see [`backoff`](Self::backoff).
     ///
     /// Other processes take no turns with this one. Lock a row that several processes write often:

@@ -267,7 +267,7 @@ mod tests {
         }
 
         fn has_turns(&self) -> bool {
-            Turn::is_taken(|| Some(self.row)).is_some()
+            Turn::contested(|| Some(self.row)).is_some()
         }
     }
 
@@ -314,7 +314,7 @@ mod tests {
         }
         assert!(started.elapsed() <= MILLI * (3 + 2 + 4 + 2), "{:?}", started.elapsed());
         drop(retry);
-        assert!(Turn::is_taken(|| Some(row)).is_none());
+        assert!(Turn::contested(|| Some(row)).is_none());
     }
 
     #[tokio::test(start_paused = true)]

@@ -44,11 +44,12 @@ static QUEUES: LazyLock<Mutex<HashMap<Row, Queue>>> = LazyLock::new(Mutex::defau
 /// The number of queues, to see without the mutex that there are none.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
+/// The turns of one row, as a state machine: it knows no clock and no lock. `C` is whom to call when a turn comes.
 #[derive(Debug)]
-struct Queue {
+struct Queue<C = Arc<Notify>> {
     holder: Place,
     since: Instant,
-    waiting: Fifo<Arc<Notify>>,
+    waiting: Fifo<C>,
 }
 
 /// A place in the queue of a row, as its holder or behind it. Dropping it leaves the queue and calls the next.
@@ -59,19 +60,51 @@ pub(crate) struct Turn {
     called: Arc<Notify>,
 }
 
-impl Queue {
-    /// Passes the turn to the first who waits, if there is one.
-    fn pass_on(&mut self) -> bool {
-        let Some((place, called)) = self.waiting.take_first() else { return false };
-        (self.holder, self.since) = (place, Instant::now());
-        called.notify_one();
-        true
+impl<C> Queue<C> {
+    /// Its holder's turn begins.
+    fn begin(now: Instant) -> Self {
+        Self { holder: Place::next(), since: now, waiting: Fifo::default() }
+    }
+
+    fn lapses(&self) -> Instant {
+        self.since + LASTS
+    }
+
+    /// Passes a turn that has lasted long enough to the first who waits. Returns whom to call.
+    fn pass_on_if_lapsed(&mut self, now: Instant) -> Option<C> {
+        if self.lapses() <= now { self.pass_on(now) } else { None }
+    }
+
+    /// Returns whom to call. When the holder leaves and nobody waits, the queue is over.
+    fn leave(&mut self, place: Place, now: Instant) -> Leaver<C> {
+        if self.holder != place {
+            self.waiting.leave(place);
+            return Leaver::NoTurn;
+        }
+        self.pass_on(now).map_or(Leaver::LastTurn, Leaver::Turn)
+    }
+
+    fn pass_on(&mut self, now: Instant) -> Option<C> {
+        let (place, called) = self.waiting.take_first()?;
+        (self.holder, self.since) = (place, now);
+        Some(called)
     }
 }
 
+/// What a caller who leaves had.
+#[derive(Debug, PartialEq, Eq)]
+enum Leaver<C> {
+    /// No turn: it was waiting, or its turn had passed on.
+    NoTurn,
+    /// The turn, which passes to this caller.
+    Turn(C),
+    /// The turn, and nobody waits: the queue is over.
+    LastTurn,
+}
+
 impl Turn {
-    /// Whether it is somebody's turn to write this row. `row` is only computed if any row is somebody's turn.
-    pub(crate) fn is_taken(row: impl FnOnce() -> Option<Row>) -> Option<Row> {
+    /// The row, if tasks take turns to write it. `row` is only computed if any row has turns.
+    pub(crate) fn contested(row: impl FnOnce() -> Option<Row>) -> Option<Row> {
         if COUNT.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -85,7 +118,7 @@ impl Turn {
         let until = deadline.map_or(patience, |it| it.min(patience));
         // Leaves the queue when this future is dropped.
         let turn = Self::join(row);
-        while let Some(lapses) = turn.lapses() {
+        while let Some(lapses) = turn.pass_on_lapsed() {
             let called = timeout_at(lapses.min(until), turn.called.notified()).await;
             if called.is_err() && until <= Instant::now() {
                 break;
@@ -100,7 +133,7 @@ impl Turn {
 
     /// Whether the turn has come, and has not passed on.
     pub(crate) fn is_current(&self) -> bool {
-        QUEUES.lock().get(&self.row).is_some_and(|it| self.holds(it))
+        QUEUES.lock().get(&self.row).is_some_and(|it| it.holder == self.place)
     }
 
     fn join(row: Row) -> Self {
@@ -109,26 +142,25 @@ impl Turn {
         let place = if let Some(queue) = queues.get_mut(&row) {
             queue.waiting.join(Arc::clone(&called))
         } else {
-            let holder = Place::behind_all();
-            queues.insert(row, Queue { holder, since: Instant::now(), waiting: Fifo::default() });
+            let queue = Queue::begin(Instant::now());
+            let holder = queue.holder;
+            queues.insert(row, queue);
             COUNT.store(queues.len(), Ordering::Relaxed);
             holder
         };
         Self { row, place, called }
     }
 
-    /// When the holder's turn passes on. `None` if this does not wait any more.
-    fn lapses(&self) -> Option<Instant> {
+    /// Passes on a turn that has lapsed. Returns when the current one lapses, or `None` if this caller waits no longer.
+    fn pass_on_lapsed(&self) -> Option<Instant> {
         let mut queues = QUEUES.lock();
         let queue = queues.get_mut(&self.row)?;
-        if !self.holds(queue) && queue.since + LASTS <= Instant::now() {
-            queue.pass_on();
+        let lapses = |queue: &Queue| queue.waiting.has(self.place).then(|| queue.lapses());
+        lapses(queue)?;
+        if let Some(called) = queue.pass_on_if_lapsed(Instant::now()) {
+            called.notify_one();
         }
-        queue.waiting.has(self.place).then_some(queue.since + LASTS)
-    }
-
-    fn holds(&self, queue: &Queue) -> bool {
-        queue.holder == self.place
+        lapses(queue)
     }
 }
 
@@ -136,11 +168,13 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut queues = QUEUES.lock();
         let Some(queue) = queues.get_mut(&self.row) else { return };
-        if !self.holds(queue) {
-            queue.waiting.leave(self.place);
-        } else if !queue.pass_on() {
-            queues.remove(&self.row);
-            COUNT.store(queues.len(), Ordering::Relaxed);
+        match queue.leave(self.place, Instant::now()) {
+            Leaver::NoTurn => {}
+            Leaver::Turn(called) => called.notify_one(),
+            Leaver::LastTurn => {
+                queues.remove(&self.row);
+                COUNT.store(queues.len(), Ordering::Relaxed);
+            }
         }
     }
 }
@@ -161,7 +195,7 @@ mod tests {
     }
 
     fn is_taken(row: Row) -> bool {
-        Turn::is_taken(|| Some(row)).is_some()
+        Turn::contested(|| Some(row)).is_some()
     }
 
     /// Polls once, so that the caller has its place in the queue.
@@ -171,6 +205,35 @@ mod tests {
             Poll::Ready(())
         })
         .await;
+    }
+
+    #[test]
+    fn each_event_passes_the_turn_on_only_if_it_is_over_and_somebody_waits() {
+        let start = Instant::now();
+        let lapsed = start + LASTS;
+        for waiting in [0, 1, 2] {
+            let queue = || {
+                let mut queue = Queue::begin(start);
+                let places: Vec<_> = (0..waiting).map(|number| queue.waiting.join(number)).collect();
+                (queue.holder, queue, places)
+            };
+            let first = (waiting > 0).then_some(0);
+            let (_, mut early, _) = queue();
+            assert_eq!((early.pass_on_if_lapsed(lapsed - Duration::from_nanos(1)), early.lapses()), (None, lapsed));
+            let (holder, mut late, _) = queue();
+            assert_eq!(late.pass_on_if_lapsed(lapsed), first);
+            assert_eq!(late.lapses() == lapsed + LASTS, waiting > 0, "the next turn lasts as long");
+            let gone = late.leave(holder, lapsed);
+            assert_eq!(gone == Leaver::NoTurn, waiting > 0, "a turn that has passed on is not passed on again");
+            let (holder, mut left, _) = queue();
+            assert_eq!(left.leave(holder, start), first.map_or(Leaver::LastTurn, Leaver::Turn));
+            for leaves in 0..waiting {
+                let (holder, mut queue, places) = queue();
+                assert_eq!(queue.leave(places[leaves], lapsed), Leaver::NoTurn);
+                let next = (0..waiting).find(|it| *it != leaves);
+                assert_eq!(queue.leave(holder, start), next.map_or(Leaver::LastTurn, Leaver::Turn));
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

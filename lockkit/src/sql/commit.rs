@@ -130,18 +130,18 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
     let limit = leases.iter().map(|it| it.kept().ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
     let alone = leases.len() == 1;
     let mut committing: Vec<_> = leases.iter().map(|it| it.begin_commit(alone)).collect();
-    // After that, because from then on it is not handed on. One that was is another holder's.
+    // After that, because from then on it is not handed over. One that was is another holder's.
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
         committing.into_iter().for_each(Committing::refused);
         undo(tx).await;
         return Err(lost);
     }
-    let given_up = async {
+    let row_released = async {
         tx.check_open().await?;
         for (lease, committing) in leases.iter().zip(&mut committing) {
             let kept = lease.kept();
             let Kept { key, token, .. } = kept;
-            if committing.gives() {
+            if committing.hands_over() {
                 // It proves that the lease is held, and its lock keeps it so until the commit.
                 let renewed = DB::lease_renew(tx.connection(), &[kept.renewal()]).await;
                 if renewed.map_err(|err| give_up_failed::<DB>(key, err))? == [Answer::Done] {
@@ -150,18 +150,18 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
                 committing.get_mut().release();
             }
             let (pinned, may_be_pinned) = (committing.pin() == Pin::Certain, committing.pin() != Pin::No);
-            let given_up =
+            let row_released =
                 DB::lease_give_up(tx.connection(), key, *token, kept.min_hold(), pinned, may_be_pinned).await;
-            if !given_up.map_err(|err| give_up_failed::<DB>(key, err))? {
+            if !row_released.map_err(|err| give_up_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }
-            committing.get_mut().gave_up();
+            committing.get_mut().row_released();
         }
         Ok(None)
     };
-    let given_up = timeout(limit, given_up).await;
+    let row_released = timeout(limit, row_released).await;
     let unanswered = || Err(no_answer("committing with lease", leases.first().map(Lease::key)));
-    let refused = match given_up.unwrap_or_else(|_| unanswered()) {
+    let refused = match row_released.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
             // From here on only the answer decides whether the commit happened.
             let committed = timeout(limit, tx.commit_open()).await;

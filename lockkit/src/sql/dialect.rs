@@ -166,26 +166,30 @@ pub trait AsConnection<DB: Database>: Send + sealed::Sealed {
         false
     }
 
-    /// The connection, for statements of lockkit, which call [`heard`](Self::heard) when all of them were answered. A
+    /// The connection, for statements of lockkit, which call [`answered`](Self::answered) when all of them were. A
     /// [`Tx`](crate::Tx) notes a statement without an answer.
     #[doc(hidden)]
-    fn ask(&mut self) -> &mut DB::Connection {
+    fn for_query(&mut self) -> &mut DB::Connection {
         self.as_connection()
     }
 
-    /// Every statement since [`ask`](Self::ask) was answered.
+    /// Every statement since [`for_query`](Self::for_query) was answered.
     #[doc(hidden)]
-    fn heard(&mut self) {}
+    fn answered(&mut self) {}
 
     /// The transaction has taken this lock.
     #[doc(hidden)]
     fn locked(&self, _kind: &'static str, _key: &Key) {}
 }
 
-/// Notes that the statements since [`ask`](AsConnection::ask) were answered, unless this is the result of none being.
-pub(crate) fn heard<DB: Dialect, T>(conn: &mut impl AsConnection<DB>, result: Result<T, Error>) -> Result<T, Error> {
+/// Notes that the statements since [`for_query`](AsConnection::for_query) were answered, unless this result says that
+/// they were not.
+pub(crate) fn note_answer<DB, T>(conn: &mut impl AsConnection<DB>, result: Result<T, Error>) -> Result<T, Error>
+where
+    DB: Dialect,
+{
     if result.as_ref().err().is_none_or(is_answered) {
-        conn.heard();
+        conn.answered();
     }
     result
 }

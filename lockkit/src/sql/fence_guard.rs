@@ -27,7 +27,7 @@ use crate::{
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
-        depth, failed_on_own_table, heard,
+        depth, failed_on_own_table, note_answer,
     },
     value::{
         error::{Error, Fault, Result},
@@ -215,9 +215,9 @@ async fn guard_on<DB: FenceGuardOps>(
     key: &Key,
     fence: Fence,
 ) -> Result<()> {
-    let guarded = guard_key::<DB>(conn.ask(), domain, key, fence).await;
+    let guarded = guard_key::<DB>(conn.for_query(), domain, key, fence).await;
     // Without an answer it is contended too.
-    if guarded.as_ref().is_err_and(Error::is_contended) { guarded } else { heard(conn, guarded) }
+    if guarded.as_ref().is_err_and(Error::is_contended) { guarded } else { note_answer(conn, guarded) }
 }
 
 async fn guard_key<DB: FenceGuardOps>(conn: &mut DB::Connection, domain: &Key, key: &Key, fence: Fence) -> Result<()> {
@@ -264,7 +264,6 @@ const FENCES: u64 = 1 << 62;
 const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// The bound of the wait for the row, in seconds: that of [`Wait::DEFAULT`](crate::Wait::DEFAULT).
-#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
 pub(crate) const GUARD_SECONDS: u64 = 10;
 
 /// The fence guard.

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use crate::{
     sql::{
-        AsConnection, Dialect, failed, heard,
+        AsConnection, Dialect, failed, note_answer,
         pool::{Reach, call},
     },
     value::{
@@ -37,8 +37,8 @@ pub(crate) async fn seen<DB: Dialect>(
     conn: &mut impl AsConnection<DB>,
     look: impl AsyncFnOnce(&mut DB::Connection) -> sqlx::Result<Option<LockHolder>>,
 ) -> Option<Box<Holder>> {
-    let seen = timeout(LIMIT, look(conn.ask())).await.ok()?;
-    let seen = heard(conn, seen.map_err(|err| failed::<DB>("looking for the holder of", None, err)));
+    let seen = timeout(LIMIT, look(conn.for_query())).await.ok()?;
+    let seen = note_answer(conn, seen.map_err(|err| failed::<DB>("looking for the holder of", None, err)));
     seen.ok()?.map(|it| Box::new(it.into()))
 }
 

@@ -72,13 +72,11 @@ impl TableName {
     }
 
     /// The schema; `None` stands for the connection's own.
-    #[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
     pub(crate) fn schema(&self) -> Option<&str> {
         self.schema.as_ref().map(Ident::as_str)
     }
 
     /// The name without its schema.
-    #[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
     pub(crate) fn name(&self) -> &str {
         self.name.as_str()
     }

@@ -209,7 +209,6 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
 #[derive(Debug, Default)]
 pub struct LastClaims(AtomicU8);
 
-#[cfg_attr(not(any(feature = "mysql", feature = "postgres")), allow(dead_code))]
 impl LastClaims {
     /// How many of them decide.
     const ENOUGH: u8 = 3;
@@ -228,8 +227,8 @@ impl LastClaims {
     }
 }
 
-/// Takes leases one after the other, where the database has no statement for all of them.
-#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
+/// Takes leases one after the other, where the database has no statement for all of them. After an error that is no
+/// refusal, the claims' own release in the background gives back what was granted.
 pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
     conn: &mut DB::Connection,
     grammar: DB::Grammar,
@@ -349,14 +348,12 @@ pub(super) async fn lease_cut<DB: LeaseOps>(
 }
 
 /// The previous holder, from the row before the claim. `None` when the lease had been released.
-#[cfg_attr(not(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expired_us: i64) -> Option<Previous> {
     let token = Token::from_bytes(token?.try_into().ok()?);
     (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })
 }
 
 /// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
-#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn asked(renewals: &[Renewal]) -> String {
     let row = |Renewal { key, token, ttl }: &Renewal| {
         format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
@@ -366,7 +363,6 @@ pub(super) fn asked(renewals: &[Renewal]) -> String {
 
 /// Releases as one parameter: as [`asked`], with the `min_hold`, and the token that stays in the row until `min_hold`
 /// has passed.
-#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 pub(super) fn given_back(releases: &[Release]) -> String {
     let row = |Release { key, token, min_hold }: &Release| {
         let (name, token, nobody) = (hex(key.as_bytes()), hex(token.as_bytes()), hex(Token::nobody().as_bytes()));
@@ -375,7 +371,6 @@ pub(super) fn given_back(releases: &[Release]) -> String {
     format!("[{}]", releases.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
-#[cfg_attr(not(any(feature = "mysql", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }

@@ -27,7 +27,7 @@ use crate::{
         guard::{Guard, Hold},
         task::timed_out,
     },
-    lease::{LeasesBuilder, bounded::LIMIT, inner::TellsReleases, queue::wait::Freed},
+    lease::{LeasesBuilder, bounded::LIMIT, inner::ReportsReleases, queue::wait::Freed},
     observe::tolerated,
     sql::{Driver, LeaseOps},
     value::key::Key,
@@ -58,7 +58,7 @@ pub trait ListenStatements: Driver {
     fn listen_no_more(listener: &mut Self::Listener, key: &Key) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Waits until a lease is released. `None` when the connection broke; notifications may have been missed then.
-    fn heard(listener: &mut Self::Listener) -> impl Future<Output = sqlx::Result<Option<Key>>> + Send;
+    fn receive(listener: &mut Self::Listener) -> impl Future<Output = sqlx::Result<Option<Key>>> + Send;
 }
 
 impl<DB: ListenOps> LeasesBuilder<Pool<DB>> {
@@ -71,7 +71,7 @@ impl<DB: ListenOps> LeasesBuilder<Pool<DB>> {
     ///
     /// Do not use it behind a pooler in transaction mode, which forwards no notifications.
     pub fn listen(mut self) -> Self {
-        self.tell = Some(|pool| Arc::new(Listening::<DB>::new(pool)));
+        self.listener = Some(|pool| Arc::new(Listening::<DB>::new(pool)));
         self
     }
 }
@@ -98,7 +98,7 @@ impl<DB: ListenOps> Listening<DB> {
     }
 }
 
-impl<DB: ListenOps> TellsReleases for Listening<DB> {
+impl<DB: ListenOps> ReportsReleases for Listening<DB> {
     fn freed<'k>(&'k self, key: &'k Key) -> Freed<'k> {
         // A task that is spawned on a runtime that ends is dropped at once, and locks this again.
         let stopped = self.stopped.lock().take();
@@ -193,7 +193,7 @@ async fn listen_until_broken<DB: ListenOps>(
     loop {
         let changed = tokio::select! {
             changed = interest.recv() => changed,
-            heard = DB::heard(&mut listener) => match heard? {
+            received = DB::receive(&mut listener) => match received? {
                 Some(key) => {
                     waiting.get(&key).into_iter().flatten().for_each(|it| it.notify_one());
                     continue;

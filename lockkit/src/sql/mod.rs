@@ -46,7 +46,8 @@ pub(crate) mod version;
 pub use self::postgres::behind_pooler;
 pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{
-    Driver, Known, Sessions, counted_depth, depth, heard, in_transaction, is_answered, sealed, still_in_transaction,
+    Driver, Known, Sessions, counted_depth, depth, in_transaction, is_answered, note_answer, sealed,
+    still_in_transaction,
 };
 pub(crate) use drivers::{driver_fault, fault_in_chain};
 pub(crate) use fault::{failed, failed_on_own_table};

@@ -12,7 +12,7 @@ use crate::{
     sql::{
         AsConnection, Dialect,
         conn::{Finish, On},
-        failed, failed_on_own_table, heard, holder, in_transaction, still_in_transaction,
+        failed, failed_on_own_table, holder, in_transaction, note_answer, still_in_transaction,
     },
     value::{
         error::{Error, Fault, Result},
@@ -143,8 +143,8 @@ impl NamedLock {
         let wait = self.wait.unwrap_or_default();
         self.key.check()?;
         wait.check()?;
-        let inside = in_transaction::<DB>(conn.ask(), is_begun, "named lock", OUTSIDE).await;
-        heard(conn, inside)?;
+        let inside = in_transaction::<DB>(conn.for_query(), is_begun, "named lock", OUTSIDE).await;
+        note_answer(conn, inside)?;
         // It has the lock already that stands for all names.
         let wait = if is_begun && DB::ONE_WRITER { Wait::Unbounded } else { wait };
         let started = Instant::now();
@@ -152,7 +152,7 @@ impl NamedLock {
         // The server enforces the bound. The backstop is for the one statement that MySQL cannot bound.
         let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
-            let inside = conn.ask();
+            let inside = conn.for_query();
             let Some(taken) = until(backstop, DB::named_lock(inside, &self.key, self.sharing, wait)).await else {
                 // The statement has not been answered.
                 return Err(Error::Contended { key: self.key.clone(), waited: waited(), holder: None });
@@ -164,7 +164,7 @@ impl NamedLock {
                 }
                 _ => Ok(false),
             };
-            if heard(conn, taken)? {
+            if note_answer(conn, taken)? {
                 return Ok(());
             }
             let waited = waited();

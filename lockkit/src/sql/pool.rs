@@ -212,7 +212,6 @@ pub(crate) async fn call<DB: Dialect, T>(
 
 /// Runs an operation on this connection, and returns it to its pool. Dropped before the answer, this closes the
 /// connection.
-#[cfg_attr(not(feature = "mysql"), allow(dead_code))]
 pub(super) async fn using<DB: Dialect, T>(
     conn: PoolConnection<DB>,
     operation: impl AsyncFnOnce(&mut DB::Connection) -> T,

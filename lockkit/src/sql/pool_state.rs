@@ -32,7 +32,7 @@ impl PoolState {
     }
 
     fn value<T: Any + Default + Send + Sync>(&mut self) -> Arc<T> {
-        if let Some(known) = self.values.iter().find_map(|it| it.clone().downcast().ok()) {
+        if let Some(Ok(known)) = self.values.iter().find(|it| it.is::<T>()).map(|it| it.clone().downcast()) {
             return known;
         }
         let value = Arc::<T>::default();

@@ -102,9 +102,7 @@ pub struct RowQuery {
     pub(crate) by: Vec<By>,
     pub(crate) order_by: Vec<Ident>,
     pub(crate) limit: Option<u32>,
-    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     pub(crate) skip_locked: bool,
-    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     pub(crate) strength: Strength,
     pub(crate) wait: Wait,
     pub(crate) columns: Columns,
@@ -202,7 +200,6 @@ pub(super) fn order_and_limit(query: &RowQuery, quote: char) -> String {
 
 /// The step in microseconds of a timestamp column's precision, derived from trailing zeros. `micros` is the expression
 /// for the timestamp's microseconds.
-#[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
 pub(super) fn timestamp_step(micros: &str) -> String {
     let zeros: Vec<_> = [1_000_000, 100_000, 10_000, 1000, 100, 10]
         .iter()

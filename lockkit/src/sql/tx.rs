@@ -213,7 +213,7 @@ impl<DB: Dialect> Tx<DB> {
             return Ok(());
         }
         let Open { conn, step, .. } = self.0.get_mut();
-        *step = Step::Asked;
+        *step = Step::Querying;
         let rolled_back = if counted_depth::<DB>(conn) > 0 {
             roll_back::<DB>(conn).await
         } else {
@@ -338,14 +338,14 @@ impl<DB: Dialect> AsConnection<DB> for Tx<DB> {
         true
     }
 
-    fn ask(&mut self) -> &mut DB::Connection {
+    fn for_query(&mut self) -> &mut DB::Connection {
         let open = self.0.get_mut();
         open.before = open.step;
-        open.step = Step::Asked;
+        open.step = Step::Querying;
         &mut open.conn
     }
 
-    fn heard(&mut self) {
+    fn answered(&mut self) {
         let open = self.0.get_mut();
         open.step = open.before;
     }
@@ -489,7 +489,7 @@ enum Step {
     /// The caller has had the connection, and may have dropped the future of a statement.
     Lent,
     /// A statement of lockkit is running, or was dropped.
-    Asked,
+    Querying,
 }
 
 impl<DB: Dialect> Open<DB> {
@@ -499,7 +499,7 @@ impl<DB: Dialect> Open<DB> {
 
     /// Whether nothing can be said on the connection any more.
     fn has_lost_step(&self) -> bool {
-        !DB::KEEPS_STEP && self.step == Step::Asked
+        !DB::KEEPS_STEP && self.step == Step::Querying
     }
 
     /// Restores the settings that `begin` changed, then returns the connection to its pool. The transaction has ended.

@@ -1,6 +1,6 @@
 //! Keeps the leases of a process alive: renews due leases in batches, and sweeps old keys.
 //!
-//! Each runtime has one task, which renews the leases that were granted on it, or given to a caller on it. When a
+//! Each runtime has one task, which renews the leases that were granted on it, or handed over to a caller on it. When a
 //! runtime ends, its leases move at once to the task of another one; without one, to the next that uses these `Leases`.
 //! A runtime that is not driven renews nothing and has not ended.
 //!
@@ -10,7 +10,7 @@
 //!
 //! Renewals and extensions of one lease can be in flight at once and arrive in any order. The row keeps the greatest
 //! expiry, the process the latest trust: in no order does the trust outlast the row, unless a clock was set back. A
-//! renewal that is in flight while the lease is given away counts for the holder at the time of its answer.
+//! renewal that is in flight while the lease is handed over counts for the holder at the time of its answer.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -159,7 +159,7 @@ impl<S: LeaseStore> Keeper<S> {
         let is_adopting = state.visit(&runtime);
         let due = if is_adopting { Instant::now() } else { first_renewal(kept) };
         // Removes any earlier entry of this token.
-        state.forget(kept.token);
+        state.remove_any_holder(kept.token);
         state.entries.insert(kept.token, Entry { kept: kept.clone(), due, runtime: runtime.id() });
         let round = state.round_of(runtime.id()).expect("BUG: `visit` has made the round");
         round.schedule.insert((due, kept.token));
@@ -211,49 +211,49 @@ impl<S: LeaseStore> Keeper<S> {
         self.0.reschedule(kept.token, first_renewal(kept));
     }
 
-    /// Stops renewing the lease, which only the store frees from now on. One that was given away before is renewed for
+    /// Stops renewing the lease, which only the store frees from now on. One that was handed over before is renewed for
     /// its next holder.
-    pub(crate) fn forget(&self, kept: &Kept) {
-        kept.on(Event::Bound);
-        self.remove(kept);
+    pub(crate) fn leave_to_store(&self, kept: &Kept) {
+        kept.on(Event::StoreOnly);
+        self.stop_renewing(kept);
     }
 
-    /// Stops renewing the lease, unless it was given away before.
-    pub(crate) fn remove(&self, kept: &Kept) {
-        self.0.state.lock().stop_renewing(kept);
+    /// Stops renewing the lease, unless it was handed over before.
+    pub(crate) fn stop_renewing(&self, kept: &Kept) {
+        self.0.state.lock().remove_if_of(kept);
     }
 
     /// Whether the lease with this token has this fence now. If so, only the store frees it from now on. `None` if this
     /// process does not renew it.
-    pub(crate) fn bind(&self, token: Token, fence: Fence) -> Option<bool> {
+    pub(crate) fn leave_to_store_if(&self, token: Token, fence: Fence) -> Option<bool> {
         let state = self.0.state.lock();
         let kept = &state.entries.get(&token)?.kept;
         let has_it = kept.grant.fence == fence;
         if has_it {
-            kept.on_unreported(Event::Bound);
+            kept.on_unreported(Event::StoreOnly);
         }
         Some(has_it)
     }
 
     /// Stops renewing the lease, of which a release is about to be sent. Returns whether a transaction may have pinned
     /// it.
-    pub(crate) fn end(&self, kept: &Kept) -> Pin {
-        let pin = kept.end(Event::Releasing);
-        self.remove(kept);
+    pub(crate) fn begin_release(&self, kept: &Kept) -> Pin {
+        let pin = kept.begin_end(Event::Releasing);
+        self.stop_renewing(kept);
         pin
     }
 
     /// The lease with this token was taken away. Returns the one who held it.
     pub(crate) fn stolen(&self, token: Token) -> Option<Arc<Kept>> {
-        self.0.state.lock().forget(token)
+        self.0.state.lock().remove_any_holder(token)
     }
 
     /// Ends the lease and renews that of the next holder in its place, on the same schedule. `None` if it may not be
-    /// given away.
-    pub(crate) fn give(&self, kept: &Kept, wants: &Wants, after_commit: bool) -> Option<Arc<Kept>> {
+    /// handed over.
+    pub(crate) fn replace(&self, kept: &Kept, wants: &Wants, how: Event) -> Option<Arc<Kept>> {
         let mut state = self.0.state.lock();
         let entry = state.entries.get_mut(&kept.token).filter(|it| it.is_of(kept))?;
-        let Effect::Give(life) = kept.on_unreported(Event::Giving { after_commit }) else { return None };
+        let Effect::HandOver(life) = kept.on_unreported(how) else { return None };
         entry.kept = Arc::new(kept.next(life, wants));
         Some(entry.kept.clone())
     }
@@ -282,8 +282,8 @@ impl<S: LeaseStore> Keeper<S> {
 
     /// Registers an operation in flight. [`finished`](Self::finished) waits until the result is dropped.
     pub(crate) fn unfinished(&self) -> Unfinished {
-        self.0.unfinished.send_if_modified(|it| {
-            *it += 1;
+        self.0.unfinished.send_if_modified(|unfinished| {
+            *unfinished += 1;
             false
         });
         Unfinished(self.0.unfinished.clone())
@@ -303,9 +303,9 @@ pub(crate) struct Unfinished(watch::Sender<usize>);
 impl Drop for Unfinished {
     fn drop(&mut self) {
         // Who waits does so for the last one.
-        self.0.send_if_modified(|it| {
-            *it -= 1;
-            *it == 0
+        self.0.send_if_modified(|unfinished| {
+            *unfinished -= 1;
+            *unfinished == 0
         });
     }
 }
@@ -332,10 +332,10 @@ impl State {
             });
         }
         let mut orphans = Vec::new();
-        self.rounds.retain_mut(|it| {
-            let has_ended = it.task == Task::Ended && it.runtime.id() != runtime.id();
+        self.rounds.retain_mut(|round| {
+            let has_ended = round.task == Task::Ended && round.runtime.id() != runtime.id();
             if has_ended {
-                orphans.extend(std::mem::take(&mut it.schedule));
+                orphans.extend(std::mem::take(&mut round.schedule));
             }
             !has_ended
         });
@@ -368,14 +368,15 @@ impl State {
         Some(due)
     }
 
-    /// Stops renewing the lease, unless it was given away before.
-    fn stop_renewing(&mut self, kept: &Kept) {
+    /// Spares a later holder.
+    fn remove_if_of(&mut self, kept: &Kept) {
         if self.entries.get(&kept.token).is_some_and(|it| it.is_of(kept)) {
-            self.forget(kept.token);
+            self.remove_any_holder(kept.token);
         }
     }
 
-    fn forget(&mut self, token: Token) -> Option<Arc<Kept>> {
+    /// Also a later holder of the lease.
+    fn remove_any_holder(&mut self, token: Token) -> Option<Arc<Kept>> {
         let Entry { kept, due, runtime } = self.entries.remove(&token)?;
         if let Some(round) = self.round_of(runtime) {
             round.schedule.remove(&(due, token));
@@ -583,18 +584,18 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
                 observe::outage_over();
             }
             for (renewal, answer) in renewals.iter().zip(answers) {
-                // The lease may have been handed on meanwhile, or is being released.
+                // The lease may have been handed over meanwhile, or is being released.
                 let Some(kept) = shared.kept(renewal.token) else { continue };
                 match answer {
                     Answer::Busy => ask_again_soon(shared, &kept),
                     Answer::Done => {
-                        // It was lost, or given away since.
+                        // It was lost, or handed over since.
                         if kept.on(Event::Renewed { sent, ttl: renewal.ttl }) == Effect::Refuse {
-                            shared.state.lock().stop_renewing(&kept);
+                            shared.state.lock().remove_if_of(&kept);
                         }
                     }
                     Answer::Gone => {
-                        let forgotten = shared.state.lock().forget(renewal.token);
+                        let forgotten = shared.state.lock().remove_any_holder(renewal.token);
                         if let Some(kept) = forgotten {
                             kept.on(Event::Gone);
                         }

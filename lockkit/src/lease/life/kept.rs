@@ -40,7 +40,7 @@ struct Run {
     since: Instant,
     /// The ttl of the claim.
     ttl: Duration,
-    /// How often the lease was handed on.
+    /// How often the lease was handed over.
     passes: u32,
 }
 
@@ -50,11 +50,21 @@ pub(crate) struct Terms {
     pub(crate) renew_every: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) on_lost: OnLost,
-    /// The queue that a release of this lease wakes. `None` for the queue of the lease's own key.
-    pub(crate) queue: Option<Key>,
+    pub(crate) waiters: Waiters,
 }
 
-/// How long the holders of one process may hand a lease on while other processes wait for it.
+/// The queue of this process that a release of the lease wakes.
+#[derive(Debug, Clone)]
+pub(crate) enum Waiters {
+    /// That of its key, whose first caller it may be handed over to.
+    OfKey,
+    /// That of its key, to whose callers it is not handed over: it is one of several, fair, or a ticket.
+    OfKeyByStore,
+    /// The one with this key: it is a permit, a read lease or a write lease.
+    Of(Key),
+}
+
+/// How long the holders of one process may hand a lease over while other processes wait for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HandOver {
     /// How often.
@@ -68,6 +78,13 @@ pub(crate) struct HandOver {
 pub(crate) struct Wants {
     pub(crate) ttl: Duration,
     pub(crate) terms: Terms,
+}
+
+impl Waiters {
+    /// The key of the queue, for a lease of this key.
+    pub(crate) fn queue_key<'k>(&'k self, key: &'k Key) -> &'k Key {
+        if let Self::Of(queue) = self { queue } else { key }
+    }
 }
 
 impl Kept {
@@ -87,12 +104,12 @@ impl Kept {
             due = life.take_report();
             effect
         });
-        self.tell(due);
+        self.send_report(due);
         effect
     }
 
     /// [`on`](Self::on) for the beginning of a release. Returns whether a transaction may have pinned the lease before.
-    pub(crate) fn end(&self, event: Event) -> Pin {
+    pub(crate) fn begin_end(&self, event: Event) -> Pin {
         match self.on(event) {
             Effect::Release(pin) => pin,
             other => unreachable!("BUG: a release was answered with {other:?}"),
@@ -111,7 +128,7 @@ impl Kept {
             due = life.take_report();
             false
         });
-        self.tell(due);
+        self.send_report(due);
     }
 
     fn change(&self, change: impl FnOnce(&mut Life) -> Effect) -> Effect {
@@ -125,7 +142,7 @@ impl Kept {
         effect
     }
 
-    fn tell(&self, due: Option<LossReason>) {
+    fn send_report(&self, due: Option<LossReason>) {
         match due {
             None => {}
             Some(LossReason::Released) => {
@@ -137,9 +154,9 @@ impl Kept {
         }
     }
 
-    /// The queue that a release of this lease wakes.
-    pub(crate) fn queue(&self) -> &Key {
-        self.terms.queue.as_ref().unwrap_or(&self.key)
+    /// The key of the queue that a release of this lease wakes.
+    pub(crate) fn queue_key(&self) -> &Key {
+        self.terms.waiters.queue_key(&self.key)
     }
 
     /// The ttl of later renewals.
@@ -195,12 +212,12 @@ impl Kept {
 
     pub(crate) fn release(&self) -> Release {
         // No work was done under a lease that the caller never got, so `min_hold` does not apply.
-        let min_hold = if self.is_handed_out() { self.min_hold() } else { Duration::ZERO };
+        let min_hold = if self.is_delivered() { self.min_hold() } else { Duration::ZERO };
         Release { key: self.key.clone(), token: self.token, min_hold }
     }
 
-    fn is_handed_out(&self) -> bool {
-        self.life.borrow().is_handed_out()
+    fn is_delivered(&self) -> bool {
+        self.life.borrow().is_delivered()
     }
 
     /// The minimum hold, as the store counts it: from its grant, which may be that of an earlier holder.
@@ -212,9 +229,9 @@ impl Kept {
         }
     }
 
-    /// Whether those who wait in the queue of its key wait for this lease alone.
-    pub(crate) fn is_of_queue(&self) -> bool {
-        self.terms.queue.as_ref() == Some(&self.key)
+    /// Whether it may ever be handed over to a caller of this process.
+    pub(crate) fn may_be_handed_over(&self) -> bool {
+        matches!(self.terms.waiters, Waiters::OfKey)
     }
 
     /// Whether the lease may be handed to a caller of this process who wants this, instead of being released: other
@@ -222,8 +239,8 @@ impl Kept {
     pub(crate) fn suits(&self, wants: &Wants, hand_over: HandOver) -> bool {
         let Run { since, ttl, passes } = self.run;
         let now = Instant::now();
-        let min_hold = if self.is_handed_out() { self.terms.min_hold } else { Duration::ZERO };
-        self.is_of_queue()
+        let min_hold = if self.is_delivered() { self.terms.min_hold } else { Duration::ZERO };
+        self.may_be_handed_over()
             && (passes < hand_over.times || now < since + hand_over.at_least)
             && self.grant.spare_fences > 0
             && wants.ttl == ttl
@@ -273,7 +290,8 @@ mod tests {
 
     fn kept() -> Kept {
         let claim = Claim::new("k", Token::random(), "holder", TTL);
-        let terms = Terms { renew_every: None, min_hold: Duration::ZERO, on_lost: OnLost::Stop, queue: None };
+        let terms =
+            Terms { renew_every: None, min_hold: Duration::ZERO, on_lost: OnLost::Stop, waiters: Waiters::OfKey };
         Kept::new(claim, Grant::from(Fence::from(1)), Instant::now(), terms)
     }
 

@@ -1,6 +1,6 @@
 //! The life of a lease in this process, as a state machine: it knows no clock, no I/O and no lock.
 //!
-//! [`Kept`](super::Kept) passes events on and carries out the effects. A test runs every cell of the table of
+//! [`Kept`](super::kept::Kept) passes events on and carries out the effects. A test runs every cell of the table of
 //! [`life`](super).
 //!
 //! The trust lasts from the start of the last successful request for the ttl, less a margin. The store counts from a
@@ -12,7 +12,7 @@
 //! once a release has begun, or a commit that releases. So the process knows when nothing can have pinned the lease,
 //! and the cheap release (`lease_release_unpinned`) follows.
 //!
-//! A lease that is given away keeps its token in the store, which cannot tell its last holder from the next. Here each
+//! A lease that is handed over keeps its token in the store, which cannot tell its last holder from the next. Here each
 //! has a `Life` of its own: the last one is `Over` before the next begins.
 
 use std::time::Duration;
@@ -36,23 +36,23 @@ pub(crate) struct Life {
     is_silent: bool,
     /// The caller has the lease. Before that, the request may still wait for other leases. A ticket is never handed
     /// out.
-    is_handed_out: bool,
+    is_delivered: bool,
     report: Report,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Its holder works, and may give it to a waiter of this process.
+    /// Its holder works, and may hand it over to a waiter of this process.
     Held,
-    /// A commit is in flight after which it is given to a waiter. Nothing else gives it away.
-    Giving,
-    /// As `Giving`, but it will not be given away after all.
+    /// A commit is in flight after which it is handed over to a waiter. Nothing else hands it over.
+    HandingOver,
+    /// As `HandingOver`, but it will not be handed over after all.
     Cut,
     /// Only the store frees it.
-    Bound,
+    StoreOnly,
     /// It is being released: by releases, and by commits, that are not answered yet.
-    Ending { ends: u32, given_up: bool },
-    /// It is lost, released or given away.
+    Ending { ends: u32, row_released: bool },
+    /// It is lost, released or handed over.
     Over(LossReason),
 }
 
@@ -74,13 +74,12 @@ enum Report {
 }
 
 /// What happens to a lease.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Time has passed.
     Elapsed,
     /// The caller has the lease.
-    HandedOut,
+    Delivered,
     /// The store has renewed it. The request was sent at `sent`.
     Renewed { sent: Instant, ttl: Duration },
     /// As `Renewed`, and later renewals are for this ttl.
@@ -94,7 +93,7 @@ pub(crate) enum Event {
     /// The `Leases` were closed, which release it unless a release or a commit is in flight.
     Closed,
     /// From now on only the store frees it.
-    Bound,
+    StoreOnly,
     /// A transaction is about to lock its row.
     Verifying,
     /// A transaction has locked its row.
@@ -112,19 +111,20 @@ pub(crate) enum Event {
     /// The store has released it.
     Released,
     /// A waiter of this process is about to get it.
-    Giving { after_commit: bool },
+    HandingOver,
+    /// As `HandingOver`, from a holder whose commit has succeeded.
+    HandingOverCommitted,
 }
 
 /// How far a commit has come.
-#[cfg_attr(not(feature = "sql"), allow(dead_code))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The transaction renews the lease, which is given to a waiter after the commit.
-    Gives,
+    /// The transaction renews the lease, which is handed over to a waiter after the commit.
+    HandsOver,
     /// The transaction is about to release the lease.
     Releases,
     /// The transaction has released the lease.
-    GaveUp,
+    RowReleased,
 }
 
 /// What is to be done after an event.
@@ -138,7 +138,7 @@ pub(crate) enum Effect {
     /// Release it in the store.
     Release(Pin),
     /// This is the life of the next holder's lease.
-    Give(Life),
+    HandOver(Life),
 }
 
 /// How much earlier than the store this process treats a lease as expired, for clocks that run at different speeds: 1 %
@@ -156,7 +156,7 @@ impl Life {
             until: sent + ttl.saturating_sub(margin(ttl)),
             ttl,
             is_silent: false,
-            is_handed_out: false,
+            is_delivered: false,
             report: Report::None,
         }
     }
@@ -164,13 +164,14 @@ impl Life {
     /// The life of the next holder's lease, which has the trust of this one.
     fn next(&self) -> Self {
         let Self { until, ttl, is_silent, .. } = *self;
-        Self { phase: Phase::Held, pin: Pin::No, until, ttl, is_silent, is_handed_out: false, report: Report::None }
+        Self { phase: Phase::Held, pin: Pin::No, until, ttl, is_silent, is_delivered: false, report: Report::None }
     }
 
     pub(crate) fn on(&mut self, now: Instant, event: Event) -> Effect {
         if let Some(expired) = self.lost(now).filter(|_| !self.is_over()) {
             // The commit may still succeed, and then it is no loss.
-            let commits = matches!(self.phase, Phase::Giving | Phase::Cut);
+            let commits =
+                matches!(self.phase, Phase::HandingOver | Phase::Cut | Phase::Ending { row_released: true, .. });
             self.phase = Phase::Over(expired);
             if !commits {
                 self.report_soon(expired);
@@ -178,7 +179,7 @@ impl Life {
         }
         match event {
             Event::Elapsed => {}
-            Event::HandedOut => self.is_handed_out = true,
+            Event::Delivered => self.is_delivered = true,
             Event::Renewed { sent, ttl } | Event::Extended { sent, ttl } => {
                 if self.is_over() {
                     return Effect::Refuse;
@@ -193,25 +194,25 @@ impl Life {
             Event::Silent => self.is_silent = true,
             Event::Gone => match self.phase {
                 // The answer of the commit is on its way.
-                Phase::Ending { given_up: true, .. } => self.phase = Phase::Over(LossReason::Released),
+                Phase::Ending { row_released: true, .. } => self.phase = Phase::Over(LossReason::Released),
                 _ => self.lose(LossReason::Stolen),
             },
             Event::Stolen => self.lose(LossReason::Stolen),
             Event::Closed => match self.phase {
-                Phase::Giving | Phase::Cut => self.phase = Phase::Cut,
+                Phase::HandingOver | Phase::Cut => self.phase = Phase::Cut,
                 Phase::Ending { .. } => {}
                 Phase::Over(_) => return Effect::Release(self.pin),
-                Phase::Held | Phase::Bound => {
+                Phase::Held | Phase::StoreOnly => {
                     self.phase = Phase::Over(LossReason::Closed);
                     return Effect::Release(self.pin);
                 }
             },
-            Event::Bound => self.bind(),
+            Event::StoreOnly => self.leave_to_store(),
             Event::Verifying => {
                 if matches!(self.phase, Phase::Ending { .. } | Phase::Over(_)) {
                     return Effect::Refuse;
                 }
-                self.bind();
+                self.leave_to_store();
                 self.pin = self.pin.max(Pin::Possible);
             }
             Event::Verified => self.pin = Pin::Certain,
@@ -228,7 +229,7 @@ impl Life {
                 }
                 self.go_on(step);
                 // Otherwise, what else is to end it has stopped the renewals.
-                if self.phase == Phase::Bound {
+                if self.phase == Phase::StoreOnly {
                     return Effect::Renew;
                 }
             }
@@ -250,14 +251,13 @@ impl Life {
                 }
                 self.report_soon(LossReason::Released);
             }
-            Event::Giving { after_commit } => {
-                if self.phase != if after_commit { Phase::Giving } else { Phase::Held } {
-                    return Effect::Refuse;
-                }
+            Event::HandingOver if self.phase != Phase::Held => return Effect::Refuse,
+            Event::HandingOverCommitted if self.phase != Phase::HandingOver => return Effect::Refuse,
+            Event::HandingOver | Event::HandingOverCommitted => {
                 let next = self.next();
                 self.phase = Phase::Over(LossReason::Released);
                 self.report_soon(LossReason::Released);
-                return Effect::Give(next);
+                return Effect::HandOver(next);
             }
         }
         Effect::Nothing
@@ -265,9 +265,9 @@ impl Life {
 
     fn commit(&mut self, step: Step) -> Effect {
         match step {
-            Step::Gives if self.phase != Phase::Held => Effect::Refuse,
-            Step::Gives => {
-                self.phase = Phase::Giving;
+            Step::HandsOver if self.phase != Phase::Held => Effect::Refuse,
+            Step::HandsOver => {
+                self.phase = Phase::HandingOver;
                 self.pin = Pin::Possible;
                 Effect::Nothing
             }
@@ -277,9 +277,9 @@ impl Life {
                 self.pin = self.pin.max(Pin::Possible);
                 Effect::Release(before)
             }
-            Step::GaveUp => {
-                if let Phase::Ending { given_up, .. } = &mut self.phase {
-                    *given_up = true;
+            Step::RowReleased => {
+                if let Phase::Ending { row_released, .. } = &mut self.phase {
+                    *row_released = true;
                 }
                 Effect::Nothing
             }
@@ -309,14 +309,14 @@ impl Life {
         matches!(self.phase, Phase::Over(_))
     }
 
-    pub(crate) fn is_handed_out(&self) -> bool {
-        self.is_handed_out
+    pub(crate) fn is_delivered(&self) -> bool {
+        self.is_delivered
     }
 
     /// The end, once: when it is to be reported, and only if the caller had the lease.
     pub(crate) fn take_report(&mut self) -> Option<LossReason> {
         match self.report {
-            Report::Due(reason) if self.is_handed_out => {
+            Report::Due(reason) if self.is_delivered => {
                 self.report = Report::Done;
                 Some(reason)
             }
@@ -345,19 +345,21 @@ impl Life {
         }
     }
 
-    fn bind(&mut self) {
+    fn leave_to_store(&mut self) {
         self.phase = match self.phase {
-            Phase::Held => Phase::Bound,
-            Phase::Giving => Phase::Cut,
+            Phase::Held => Phase::StoreOnly,
+            Phase::HandingOver => Phase::Cut,
             other => other,
         }
     }
 
     fn end(&mut self) {
         self.phase = match self.phase {
-            Phase::Ending { ends, given_up } => Phase::Ending { ends: ends + 1, given_up },
+            Phase::Ending { ends, row_released } => Phase::Ending { ends: ends + 1, row_released },
             over @ Phase::Over(_) => over,
-            Phase::Held | Phase::Giving | Phase::Cut | Phase::Bound => Phase::Ending { ends: 1, given_up: false },
+            Phase::Held | Phase::HandingOver | Phase::Cut | Phase::StoreOnly => {
+                Phase::Ending { ends: 1, row_released: false }
+            }
         }
     }
 
@@ -365,11 +367,11 @@ impl Life {
     /// frees the lease from now on.
     fn go_on(&mut self, step: Step) {
         self.phase = match (self.phase, step) {
-            (phase @ Phase::Ending { .. }, Step::Gives) => phase,
-            (Phase::Ending { ends, given_up }, Step::Releases | Step::GaveUp) if ends > 1 => {
-                Phase::Ending { ends: ends - 1, given_up: given_up && step != Step::GaveUp }
+            (phase @ Phase::Ending { .. }, Step::HandsOver) => phase,
+            (Phase::Ending { ends, row_released }, Step::Releases | Step::RowReleased) if ends > 1 => {
+                Phase::Ending { ends: ends - 1, row_released: row_released && step != Step::RowReleased }
             }
-            _ => Phase::Bound,
+            _ => Phase::StoreOnly,
         }
     }
 }
@@ -381,18 +383,18 @@ mod tests {
     use super::*;
 
     const TTL: Duration = Duration::from_secs(10);
-    const PHASES: [&str; 7] = ["Held", "Giving", "Cut", "Bound", "Ending", "GaveUp", "Over"];
-    /// Of `Ending` and `GaveUp`.
+    const PHASES: [&str; 7] = ["Held", "HandingOver", "Cut", "StoreOnly", "Ending", "RowReleased", "Over"];
+    /// Of `Ending` and `RowReleased`.
     const ENDS: [u32; 3] = [1, 2, 3];
 
     fn phase(name: &str, ends: u32) -> Phase {
         match name {
             "Held" => Phase::Held,
-            "Giving" => Phase::Giving,
+            "HandingOver" => Phase::HandingOver,
             "Cut" => Phase::Cut,
-            "Bound" => Phase::Bound,
-            "Ending" => Phase::Ending { ends, given_up: false },
-            "GaveUp" => Phase::Ending { ends, given_up: true },
+            "StoreOnly" => Phase::StoreOnly,
+            "Ending" => Phase::Ending { ends, row_released: false },
+            "RowReleased" => Phase::Ending { ends, row_released: true },
             "Over" | "Stolen" => Phase::Over(LossReason::Stolen),
             "Released" => Phase::Over(LossReason::Released),
             "Closed" => Phase::Over(LossReason::Closed),
@@ -402,21 +404,21 @@ mod tests {
 
     fn event(name: &str, now: Instant) -> Event {
         let step = |name: &str| match name {
-            "Gives" => Step::Gives,
+            "HandsOver" => Step::HandsOver,
             "Releases" => Step::Releases,
-            "GaveUp" => Step::GaveUp,
+            "RowReleased" => Step::RowReleased,
             _ => panic!("no step `{name}`"),
         };
         match name.split_once(' ').unwrap_or((name, "")) {
             ("Elapsed", "") => Event::Elapsed,
-            ("HandedOut", "") => Event::HandedOut,
+            ("Delivered", "") => Event::Delivered,
             ("Renewed", "") => Event::Renewed { sent: now, ttl: TTL },
             ("Extended", "") => Event::Extended { sent: now, ttl: TTL },
             ("Silent", "") => Event::Silent,
             ("Gone", "") => Event::Gone,
             ("Stolen", "") => Event::Stolen,
             ("Closed", "") => Event::Closed,
-            ("Bound", "") => Event::Bound,
+            ("StoreOnly", "") => Event::StoreOnly,
             ("Verifying", "") => Event::Verifying,
             ("Verified", "") => Event::Verified,
             ("Committing", at) => Event::Committing(step(at)),
@@ -425,23 +427,24 @@ mod tests {
             ("Unanswered", "") => Event::Unanswered,
             ("Releasing", "") => Event::Releasing,
             ("Released", "") => Event::Released,
-            ("Giving", to) => Event::Giving { after_commit: to == "after a commit" },
+            ("HandingOver", "") => Event::HandingOver,
+            ("HandingOverCommitted", "") => Event::HandingOverCommitted,
             _ => panic!("no event `{name}`"),
         }
     }
 
-    /// The next phase and the name of the effect that the cell tells.
-    fn told(cell: &str, before: Phase) -> (Phase, &str) {
+    /// The next phase and the name of the effect that the cell names.
+    fn expected(cell: &str, before: Phase) -> (Phase, &str) {
         let words: Vec<_> = cell.trim_matches(['(', ')']).split([',', ' ']).filter(|it| !it.is_empty()).collect();
         let (mut next, mut effect) = (before, "");
         for word in words {
             match (word, &mut next) {
                 ("·", _) => {}
-                ("refuse" | "renew" | "release" | "give", _) => effect = word,
+                ("refuse" | "renew" | "release" | "replace", _) => effect = word,
                 ("+1", Phase::Ending { ends, .. }) => *ends += 1,
-                ("-1", Phase::Ending { ends: 1, .. }) => (next, effect) = (Phase::Bound, "renew"),
+                ("-1", Phase::Ending { ends: 1, .. }) => (next, effect) = (Phase::StoreOnly, "renew"),
                 ("-1", Phase::Ending { ends, .. }) => *ends -= 1,
-                ("Ending" | "GaveUp", Phase::Ending { ends, .. }) => next = phase(word, *ends),
+                ("Ending" | "RowReleased", Phase::Ending { ends, .. }) => next = phase(word, *ends),
                 (name, _) => next = phase(name, 1),
             }
         }
@@ -454,7 +457,7 @@ mod tests {
             Effect::Refuse => "refuse",
             Effect::Renew => "renew",
             Effect::Release(_) => "release",
-            Effect::Give(_) => "give",
+            Effect::HandOver(_) => "replace",
         }
     }
 
@@ -463,27 +466,28 @@ mod tests {
     /// The number of the kind of event, with each step. Does not compile until a new event has one.
     fn discriminant(event: Event) -> u32 {
         let step = |step| match step {
-            Step::Gives => 0,
+            Step::HandsOver => 0,
             Step::Releases => 1,
-            Step::GaveUp => 2,
+            Step::RowReleased => 2,
         };
         match event {
             Event::Elapsed => 0,
-            Event::HandedOut => 1,
+            Event::Delivered => 1,
             Event::Renewed { .. } => 2,
             Event::Extended { .. } => 3,
             Event::Silent => 4,
             Event::Gone => 5,
             Event::Stolen => 6,
             Event::Closed => 7,
-            Event::Bound => 8,
+            Event::StoreOnly => 8,
             Event::Verifying => 9,
             Event::Verified => 10,
             Event::Committed => 11,
             Event::Unanswered => 12,
             Event::Releasing => 13,
             Event::Released => 14,
-            Event::Giving { after_commit } => 15 + u32::from(after_commit),
+            Event::HandingOver => 15,
+            Event::HandingOverCommitted => 16,
             Event::Committing(at) => 17 + step(at),
             Event::Refused(at) => 20 + step(at),
         }
@@ -505,7 +509,7 @@ mod tests {
                 let reasons = [LossReason::Expired, LossReason::Unreachable, LossReason::Stolen, LossReason::Released];
                 let phases = match *name {
                     "Over" => reasons.map(Phase::Over).to_vec(),
-                    "Ending" | "GaveUp" => ENDS.map(|it| phase(name, it)).to_vec(),
+                    "Ending" | "RowReleased" => ENDS.map(|it| phase(name, it)).to_vec(),
                     _ => vec![phase(name, 1)],
                 };
                 for phase in phases {
@@ -514,7 +518,7 @@ mod tests {
                     let done = life.on(now, event(row[0], now));
                     assert_eq!(
                         (life.phase, effect(&done)),
-                        told(cell, before.phase),
+                        expected(cell, before.phase),
                         "{} in {:?}",
                         row[0],
                         before.phase
@@ -556,7 +560,7 @@ mod tests {
         assert_eq!(pin(&[commit]), Pin::No, "its own pin does not count");
         assert_eq!(pin(&[commit, Event::Releasing]), Pin::Possible);
         assert_eq!(pin(&[commit, Event::Refused(Step::Releases), Event::Releasing]), Pin::Possible);
-        assert_eq!(pin(&[Event::Committing(Step::Gives), commit]), Pin::Possible);
+        assert_eq!(pin(&[Event::Committing(Step::HandsOver), commit]), Pin::Possible);
         assert_eq!(pin(&[Event::Releasing, Event::Verifying, Event::Releasing]), Pin::No, "it was refused");
         assert_eq!(pin(&[Event::Verifying, commit]), Pin::Possible);
         assert_eq!(pin(&[Event::Verifying, Event::Verified, commit]), Pin::Certain);
@@ -598,10 +602,10 @@ mod tests {
     fn the_next_holder_has_the_trust_of_the_last_and_nothing_else_of_it() {
         let now = Instant::now();
         let mut life = Life::new(now, TTL);
-        life.on(now, Event::HandedOut);
+        life.on(now, Event::Delivered);
         life.on(now, Event::Silent);
-        life.on(now, Event::Committing(Step::Gives));
-        let Effect::Give(next) = life.on(now, Event::Giving { after_commit: true }) else { panic!("{life:?}") };
+        life.on(now, Event::Committing(Step::HandsOver));
+        let Effect::HandOver(next) = life.on(now, Event::HandingOverCommitted) else { panic!("{life:?}") };
         assert_eq!(next, Life { is_silent: true, ..Life::new(now, TTL) });
     }
 
@@ -616,17 +620,17 @@ mod tests {
             });
             reports.collect::<Vec<_>>()
         };
-        let (out, given_up) = (Event::HandedOut, Event::Committing(Step::GaveUp));
+        let (out, row_released) = (Event::Delivered, Event::Committing(Step::RowReleased));
         let commit = Event::Committing(Step::Releases);
         assert_eq!(reports(&[Event::Stolen]), []);
         assert_eq!(reports(&[out, Event::Stolen, Event::Gone, Event::Released]), [LossReason::Stolen]);
         assert_eq!(reports(&[out, Event::Released, Event::Stolen]), [LossReason::Released]);
         assert_eq!(reports(&[out, Event::Closed, Event::Gone]), [], "a release by `close` is none by its holder");
-        assert_eq!(reports(&[out, commit, given_up, Event::Gone]), [], "the commit may still be refused");
-        assert_eq!(reports(&[out, commit, given_up, Event::Gone, Event::Committed]), [LossReason::Released]);
+        assert_eq!(reports(&[out, commit, row_released, Event::Gone]), [], "the commit may still be refused");
+        assert_eq!(reports(&[out, commit, row_released, Event::Gone, Event::Committed]), [LossReason::Released]);
         assert_eq!(reports(&[out, commit, Event::Unanswered, Event::Released]), [LossReason::Released]);
         assert_eq!(reports(&[out, commit, Event::Unanswered, Event::Gone]), [LossReason::Released]);
-        assert_eq!(reports(&[out, Event::Giving { after_commit: false }]), [LossReason::Released]);
+        assert_eq!(reports(&[out, Event::HandingOver]), [LossReason::Released]);
     }
 
     #[test]
@@ -634,7 +638,7 @@ mod tests {
         let now = Instant::now();
         let late = |before: &[Event], after: &[Event]| {
             let mut life = Life::new(now, TTL);
-            life.on(now, Event::HandedOut);
+            life.on(now, Event::Delivered);
             for event in before {
                 life.on(now, *event);
             }
@@ -645,12 +649,16 @@ mod tests {
             }
             reports
         };
-        let gives = Event::Committing(Step::Gives);
+        let hands_over = Event::Committing(Step::HandsOver);
         assert_eq!(late(&[], &[Event::Gone]), [LossReason::Expired]);
         assert_eq!(late(&[Event::Silent], &[]), [LossReason::Unreachable]);
-        assert_eq!(late(&[gives], &[Event::Committed]), [LossReason::Released]);
-        assert_eq!(late(&[gives, Event::Bound], &[Event::Committed]), [LossReason::Released]);
-        assert_eq!(late(&[gives], &[Event::Refused(Step::Gives)]), [LossReason::Expired]);
-        assert_eq!(late(&[gives], &[Event::Unanswered]), [LossReason::Expired]);
+        assert_eq!(late(&[hands_over], &[Event::Committed]), [LossReason::Released]);
+        assert_eq!(late(&[hands_over, Event::StoreOnly], &[Event::Committed]), [LossReason::Released]);
+        assert_eq!(late(&[hands_over], &[Event::Refused(Step::HandsOver)]), [LossReason::Expired]);
+        assert_eq!(late(&[hands_over], &[Event::Unanswered]), [LossReason::Expired]);
+        let released = [Event::Committing(Step::Releases), Event::Committing(Step::RowReleased)];
+        assert_eq!(late(&released, &[Event::Committed]), [LossReason::Released]);
+        assert_eq!(late(&released, &[Event::Gone, Event::Unanswered]), [LossReason::Expired]);
+        assert_eq!(late(&released, &[Event::Refused(Step::RowReleased)]), [LossReason::Expired]);
     }
 }

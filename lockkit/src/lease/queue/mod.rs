@@ -2,133 +2,97 @@
 //!
 //! Only the first of a queue asks the store. The others wait in the order of their arrival, without a connection. A
 //! holder of the same process hands its lease to the first of them without asking the store.
+//!
+//! What happens is decided by three state machines without clock, I/O or lock: [`state`] (who is first, and who is
+//! called), [`asking`] (when the first asks again) and [`recent`] (when it checks for other processes' tickets).
 
+mod asking;
+mod recent;
+mod state;
 pub(crate) mod wait;
 
 use std::{
     collections::HashMap,
     hash::Hash,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
+use self::{
+    recent::RecentRelease,
+    state::{Standing, State},
+};
 use crate::{
-    fifo::{Fifo, Place},
+    fifo::Place,
     lease::life::kept::{Kept, Wants},
     value::{fence::Fence, key::Key, token::Token},
 };
 
-/// How long a process remembers that it released a lease.
-const LATELY: Duration = Duration::from_secs(1);
-
-/// How often a process that reacquires the same lease in a loop checks for queued requests. Each check that finds none
-/// doubles the pause, up to [`LOOK_AT_LEAST_EVERY`].
-const LOOK_EVERY: Duration = Duration::from_millis(25);
-
-/// See [`LOOK_EVERY`].
-const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(100);
-
-/// The queues of one process. `H` is what a holder hands to the next caller.
+/// The queues of one process. `L` is what a holder hands over to the next caller.
 #[derive(Debug)]
-pub(crate) struct Queues<H> {
-    queues: Mutex<HashMap<Key, Weak<Queue<H>>>>,
-    lately: Mutex<HashMap<Key, Lately>>,
-}
-
-/// A lease that this process released within [`LATELY`].
-#[derive(Debug)]
-struct Lately {
-    given_back: Instant,
-    /// The last time that a check found tickets.
-    queued: Option<Instant>,
-    /// When to check again, after a check that found no tickets.
-    look_at: Option<Instant>,
-    look_every: Duration,
+pub(crate) struct Queues<L> {
+    queues: Mutex<HashMap<Key, Weak<Queue<L>>>>,
+    recent: Mutex<HashMap<Key, RecentRelease>>,
 }
 
 /// The queue of one key.
 #[derive(Debug)]
-pub(crate) struct Queue<H> {
-    state: Mutex<State<H>>,
+pub(crate) struct Queue<L> {
+    state: Mutex<State<Arc<Caller>, L, Holder>>,
     /// Told when the lease may be free.
-    pub(super) freed: Notify,
-}
-
-#[derive(Debug)]
-struct State<H> {
-    waiting: Fifo<Arc<Waiter<H>>>,
-    /// How often the first of them was answered, or was handed a lease.
-    answers: u64,
-    /// The greatest fence that the store has granted to this process.
-    fence: Fence,
-    /// The last lease of this process that hands itself on when it is released.
-    holder: Weak<Kept>,
+    freed: Notify,
 }
 
 /// Somebody who waits for a lease.
 #[derive(Debug)]
-struct Waiter<H> {
+struct Caller {
     wants: Option<Wants>,
     /// The leases that it runs under.
     under: Vec<Key>,
-    given: Mutex<Option<H>>,
-    /// Told when this caller is the first, or has been given a lease.
+    /// Told when this caller is the first, or was handed a lease.
     called: Notify,
 }
 
+/// A holder of this process whose lease is handed over to the next caller when it is released.
+#[derive(Debug)]
+struct Holder(Weak<Kept>);
+
 /// A place in a queue. Dropping it leaves the queue.
 #[derive(Debug)]
-pub(super) struct Queued<H> {
-    pub(super) queue: Arc<Queue<H>>,
-    caller: Arc<Waiter<H>>,
+struct Queued<L> {
+    queue: Arc<Queue<L>>,
+    caller: Arc<Caller>,
     place: Place,
     /// The number of answers when this caller joined.
     answers: u64,
 }
 
-impl<H> Queues<H> {
-    /// This process released the lease. Wakes callers as [`freed`](Self::freed) does, and remembers the release for
-    /// [`LATELY`].
-    pub(crate) fn given_back(&self, key: &Key) {
+impl<L> Queues<L> {
+    /// This process released the lease. Wakes callers as [`freed`](Self::freed) does, and remembers the release.
+    pub(crate) fn released(&self, key: &Key) {
         let now = Instant::now();
         {
-            let mut lately = self.lately.lock();
-            match lately.get_mut(key) {
-                Some(it) if it.given_back + LATELY > now => it.given_back = now,
-                _ => {
-                    make_room(&mut lately, |_, it| it.given_back + LATELY > now);
-                    let (queued, look_at) = (None, None);
-                    lately.insert(key.clone(), Lately { given_back: now, queued, look_at, look_every: LOOK_EVERY });
-                }
+            let mut recent = self.recent.lock();
+            if !recent.get_mut(key).is_some_and(|it| it.released_again(now)) {
+                make_room(&mut recent, |_, it| it.is_recent(now));
+                recent.insert(key.clone(), RecentRelease::released(now));
             }
         }
         self.freed(key);
     }
 
-    /// Whether this process must check for tickets before it takes a lease again that it released a moment ago. A
-    /// process that reacquires in a loop checks after [`LOOK_EVERY`], or every time if tickets were found within
-    /// [`LATELY`].
+    /// Whether this process must check for tickets before it takes a lease again that it released a moment ago.
     pub(crate) fn looks_for_tickets(&self, key: &Key) -> bool {
         let now = Instant::now();
-        self.lately.lock().get(key).is_some_and(|it| {
-            let is_contended = it.queued.is_some_and(|then| then + LATELY > now);
-            it.given_back + LATELY > now && (is_contended || it.look_at.is_none_or(|at| at <= now))
-        })
+        self.recent.lock().get(key).is_some_and(|it| it.must_check(now))
     }
 
     /// Records the result of a check for tickets.
-    pub(crate) fn looked_for_tickets(&self, key: &Key, somebody_queues: bool) {
-        if let Some(it) = self.lately.lock().get_mut(key) {
-            let now = Instant::now();
-            if somebody_queues {
-                (it.queued, it.look_every) = (Some(now), LOOK_EVERY);
-            } else {
-                it.look_at = Some(now + it.look_every);
-                it.look_every = (2 * it.look_every).min(LOOK_AT_LEAST_EVERY);
-            }
+    pub(crate) fn looked_for_tickets(&self, key: &Key, has_tickets: bool) {
+        if let Some(it) = self.recent.lock().get_mut(key) {
+            it.checked(Instant::now(), has_tickets);
         }
     }
 
@@ -139,27 +103,26 @@ impl<H> Queues<H> {
         }
     }
 
-    /// As [`Queue::granted`], of a lease that will not be handed on.
+    /// As [`Queue::granted`], of a lease that will not be handed over to the next caller.
     pub(crate) fn granted_otherwise(&self, key: &Key, fence: Fence) -> bool {
-        self.known(key).is_none_or(|it| it.granted(fence, Weak::new()))
+        self.known(key).is_none_or(|it| it.state.lock().granted(fence, None, Holder::is_lost))
     }
 
-    /// The fence of the last holder of this process to whom the lease with this token was granted or handed on.
+    /// The fence of the last holder of this process to whom the lease with this token was granted or handed over.
     pub(super) fn fence_of(&self, key: &Key, token: Token) -> Option<Fence> {
-        let holder = self.known(key)?.state.lock().holder.upgrade();
+        let holder = self.known(key)?.state.lock().holder()?.0.upgrade();
         holder.filter(|it| it.token == token).map(|it| it.grant.fence)
     }
 
     /// The queue of this key, if somebody waits in it for a lease of this process.
-    #[cfg_attr(not(feature = "sql"), allow(dead_code))]
-    pub(super) fn queue_with_waiter(&self, key: &Key, suits: impl FnOnce(&Wants) -> bool) -> Option<Arc<Queue<H>>> {
+    pub(super) fn queue_with_waiter(&self, key: &Key, suits: impl FnOnce(&Wants) -> bool) -> Option<Arc<Queue<L>>> {
         let queue = self.known(key)?;
         let first = queue.state.lock().first();
         first?.wants.as_ref().is_some_and(suits).then_some(queue)
     }
 
     /// The queue of this key.
-    pub(crate) fn queue(&self, key: &Key) -> Arc<Queue<H>> {
+    pub(crate) fn queue(&self, key: &Key) -> Arc<Queue<L>> {
         let mut queues = self.queues.lock();
         if let Some(queue) = queues.get(key).and_then(Weak::upgrade) {
             return queue;
@@ -172,150 +135,127 @@ impl<H> Queues<H> {
 
     /// The lease among `under` for which another caller waits that runs under one of `keys`: a caller under `under`
     /// that waits for `keys` and that other caller wait for each other.
-    pub(super) fn opposite(&self, keys: &[Key], under: &[Key]) -> Option<Key> {
-        let waits_under = |it: &Arc<Waiter<H>>| it.under.iter().any(|held| keys.contains(held));
-        let is_wanted =
-            |it: &&Key| self.known(it).is_some_and(|queue| queue.state.lock().waiting.iter().any(waits_under));
+    fn opposite(&self, keys: &[Key], under: &[Key]) -> Option<Key> {
+        let waits_under = |it: &Arc<Caller>| it.under.iter().any(|held| keys.contains(held));
+        let is_wanted = |it: &&Key| self.known(it).is_some_and(|queue| queue.state.lock().waiting().any(waits_under));
         under.iter().find(is_wanted).cloned()
     }
 
-    fn known(&self, key: &Key) -> Option<Arc<Queue<H>>> {
+    fn known(&self, key: &Key) -> Option<Arc<Queue<L>>> {
         self.queues.lock().get(key).and_then(Weak::upgrade)
     }
 }
 
-impl<H> Queue<H> {
-    /// Joins the end of the queue. With `wants`, holders of this process may hand their lease to this caller.
-    pub(super) fn join(self: Arc<Self>, wants: Option<Wants>, under: Vec<Key>) -> Queued<H> {
-        let caller = Arc::new(Waiter { wants, under, given: Mutex::default(), called: Notify::new() });
+impl<L> Queue<L> {
+    /// Joins the end of the queue. With `wants`, holders of this process may hand their lease over to this caller.
+    fn join(self: Arc<Self>, wants: Option<Wants>, under: Vec<Key>) -> Queued<L> {
+        let caller = Arc::new(Caller { wants, under, called: Notify::new() });
         let mut state = self.state.lock();
-        let (place, answers) = (state.waiting.join(caller.clone()), state.answers);
+        let (place, answers) = (state.join(caller.clone()), state.answers());
         drop(state);
         Queued { queue: self, caller, place, answers }
     }
 
-    /// Notes that the store has answered the first caller of the queue.
-    pub(super) fn answered(&self) {
-        self.state.lock().answers += 1;
-    }
-
-    /// Hands a lease to the first caller of the queue, if that caller takes leases from others and `make` returns one.
-    /// Otherwise returns `false`. Only the lease that was granted last is handed on: another one was stolen before.
-    pub(super) fn hand_on(&self, kept: &Arc<Kept>, make: impl FnOnce(&Wants) -> Option<(H, Weak<Kept>)>) -> bool {
-        let mut state = self.state.lock();
-        if !std::ptr::eq(state.holder.as_ptr(), Arc::as_ptr(kept)) {
-            return false;
-        }
-        let Some(wants) = state.waiting.first().and_then(|(_, it)| it.wants.as_ref()) else { return false };
-        let Some((handed, next_holder)) = make(wants) else { return false };
-        let Some((_, first)) = state.waiting.take_first() else { unreachable!("BUG: it was there") };
-        state.answers += 1;
-        state.holder = next_holder;
-        *first.given.lock() = Some(handed);
-        // It waits for a lease of this process from now on, and looks after it.
-        let next = state.first();
-        drop(state);
-        first.called.notify_one();
-        next.inspect(|it| it.called.notify_one());
+    /// Hands a lease over to the first caller of the queue, if that caller takes leases from others and `make` returns
+    /// one. Otherwise returns `false`. Only the lease that was granted last is handed over: another one was stolen
+    /// before.
+    pub(super) fn hand_over(&self, kept: &Arc<Kept>, make: impl FnOnce(&Wants) -> Option<(L, Weak<Kept>)>) -> bool {
+        let make = |caller: &Arc<Caller>| make(caller.wants.as_ref()?).map(|(lease, next)| (lease, Holder(next)));
+        let served = self.state.lock().serve_first(&Holder(Arc::downgrade(kept)), make);
+        let Some(served) = served else { return false };
+        served.caller.called.notify_one();
+        served.next.inspect(|it| it.called.notify_one());
         true
     }
 
-    /// A lease of this process that hands itself on when it is released.
-    pub(super) fn holder(&self) -> Option<Arc<Kept>> {
-        let holder = self.state.lock().holder.upgrade();
+    /// Notes that the first caller of the queue has learned who has the lease.
+    fn answered(&self) {
+        self.state.lock().answered();
+    }
+
+    /// A lease of this process that is handed over to the next caller when it is released.
+    fn holder(&self) -> Option<Arc<Kept>> {
+        let holder = self.state.lock().holder()?.0.upgrade();
         holder.filter(|it| !it.is_lost())
     }
 
     /// Notes that the store has granted the lease to this process. Returns `false` if it has granted a greater fence
     /// before: this answer is late, and its lease was stolen meanwhile.
     pub(super) fn granted(&self, fence: Fence, kept: Weak<Kept>) -> bool {
-        let mut state = self.state.lock();
-        let is_latest = fence >= state.fence;
-        if is_latest {
-            (state.fence, state.holder) = (fence, kept);
-        } else if state.holder.upgrade().is_none_or(|it| it.is_lost()) {
-            // A store that was set up anew grants lower fences from now on: the next grant counts.
-            state.fence = fence;
-        }
-        is_latest
+        self.state.lock().granted(fence, Some(Holder(kept)), Holder::is_lost)
     }
 }
 
-impl<H> State<H> {
-    fn first(&self) -> Option<Arc<Waiter<H>>> {
-        self.waiting.first().map(|(_, it)| it.clone())
-    }
-
-    /// Returns the caller that is the first thereby.
-    fn leave(&mut self, place: Place) -> Option<Arc<Waiter<H>>> {
-        let was_first = self.waiting.is_first(place);
-        self.waiting.leave(place)?;
-        if was_first { self.first() } else { None }
-    }
-}
-
-impl<H> Queued<H> {
-    /// Completes with a lease that was handed to this caller.
-    pub(super) async fn handed(&self) -> H {
+impl<L> Queued<L> {
+    /// Completes with a lease that was handed over to this caller.
+    async fn handed_over(&self) -> L {
         loop {
-            if let Some(handed) = self.take() {
-                return handed;
+            if let Some(lease) = self.take() {
+                return lease;
             }
             self.caller.called.notified().await;
         }
     }
 
-    /// Completes when this caller is the first, or with a lease that was handed to it.
-    pub(super) async fn first_or_handed(&self) -> Option<H> {
+    /// Completes when this caller is the first, or with a lease that was handed over to it.
+    async fn first_or_handed_over(&self) -> Option<L> {
         loop {
-            if let Some(handed) = self.take() {
-                return Some(handed);
+            match self.standing() {
+                Standing::First => return None,
+                Standing::HandedOver(lease) => return Some(lease),
+                Standing::Behind => self.caller.called.notified().await,
             }
-            if self.is_first() {
-                return None;
-            }
-            self.caller.called.notified().await;
         }
     }
 
-    /// The lease that was handed to this caller.
-    pub(super) fn take(&self) -> Option<H> {
-        self.caller.given.lock().take()
+    /// The lease that was handed over to this caller.
+    fn take(&self) -> Option<L> {
+        if let Standing::HandedOver(lease) = self.standing() { Some(lease) } else { None }
     }
 
-    /// Whether the store has answered a caller of the queue since this one joined it.
-    pub(super) fn is_answered(&self) -> bool {
-        self.queue.state.lock().answers != self.answers
+    fn standing(&self) -> Standing<L> {
+        self.queue.state.lock().standing(self.place)
     }
 
-    fn is_first(&self) -> bool {
-        self.queue.state.lock().waiting.is_first(self.place)
+    /// Whether a caller of the queue has learned, since this one joined it, who has the lease.
+    fn is_answered(&self) -> bool {
+        self.queue.state.lock().answers() != self.answers
     }
 }
 
-impl<H> Drop for Queued<H> {
+impl<L> Drop for Queued<L> {
     fn drop(&mut self) {
-        let next = self.queue.state.lock().leave(self.place);
-        if let Some(next) = next {
+        let left = self.queue.state.lock().leave(self.place);
+        if let Some(next) = left.next {
             next.called.notify_one();
         }
-        // A lease that was handed to a caller who has gone is handed on when it is dropped, after the mutex is
-        // unlocked.
-        let handed = self.take();
-        drop(handed);
+        // A lease that was handed over to a caller who has gone is handed over to the next when it is dropped, after
+        // the mutex is unlocked.
+        drop(left.handed_over);
     }
 }
 
-impl<H> Default for Queues<H> {
-    fn default() -> Self {
-        Self { queues: Mutex::default(), lately: Mutex::default() }
+impl Holder {
+    fn is_lost(&self) -> bool {
+        self.0.upgrade().is_none_or(|it| it.is_lost())
     }
 }
 
-impl<H> Default for Queue<H> {
+impl PartialEq for Holder {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+impl<L> Default for Queues<L> {
     fn default() -> Self {
-        let state = State { waiting: Fifo::default(), answers: 0, fence: Fence::from(0), holder: Weak::new() };
-        Self { state: Mutex::new(state), freed: Notify::new() }
+        Self { queues: Mutex::default(), recent: Mutex::default() }
+    }
+}
+
+impl<L> Default for Queue<L> {
+    fn default() -> Self {
+        Self { state: Mutex::default(), freed: Notify::new() }
     }
 }
 
@@ -330,7 +270,7 @@ fn make_room<K: Eq + Hash, V>(map: &mut HashMap<K, V>, keep: impl FnMut(&K, &mut
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
+    use std::{future::poll_fn, time::Duration};
 
     use tokio::{
         task::JoinHandle,
@@ -379,7 +319,7 @@ mod tests {
             assert_eq!(leases.show("k").await.unwrap().unwrap().fence, lease.fence(), "who really holds it");
             assert_eq!(leases.health().held, 1);
             fence = lease.fence();
-            // A drop hands it on, too.
+            // A drop hands it over, too.
             drop(lease);
         }
         sleep(SECOND).await;
@@ -636,15 +576,15 @@ mod tests {
         let queue = queues.queue(&key);
         let mut places: Vec<_> = (0..1000).map(|_| queue.clone().join(None, Vec::new())).collect();
         let last = places.pop().unwrap();
-        assert!(places[0].is_first() && !last.is_first());
+        assert_eq!((places[0].standing(), last.standing()), (Standing::First, Standing::Behind));
         for queued in places.drain(1..) {
             drop(queued);
         }
-        assert_eq!(queue.state.lock().waiting.iter().count(), 2);
+        assert_eq!(queue.state.lock().waiting().count(), 2);
         places.clear();
-        assert!(last.is_first());
+        assert_eq!(last.standing(), Standing::First);
         drop(last);
-        assert!(queue.state.lock().waiting.first().is_none());
+        assert!(queue.state.lock().first().is_none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -665,6 +605,19 @@ mod tests {
         let next = next.await.unwrap();
         assert!(next.fence() > fence && next.is_trusted());
         assert_eq!(leases.show("k").await.unwrap().unwrap().fence, next.fence());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_theft_of_a_permit_wakes_the_next_request() {
+        let leases = leases(&MemoryStore::new());
+        let _held = leases.semaphore("k", 1).acquire().await.unwrap();
+        let next = tokio::spawn(leases.semaphore("k", 1).acquire());
+        sleep(30 * SECOND).await;
+        let permit = leases.list("k/permit/").await.unwrap().remove(0);
+        let stolen = Instant::now();
+        leases.steal(permit.key).await.unwrap().unwrap();
+        let _next = next.await.unwrap().unwrap();
+        assert_eq!(stolen.elapsed(), Duration::ZERO, "it does not poll");
     }
 
     #[tokio::test(start_paused = true)]

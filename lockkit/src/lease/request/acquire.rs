@@ -75,7 +75,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
         self.check_not_reentrant()?;
         let waiting = Box::pin(async { self.wait_for_it().await.map_err(|err| self.named(err)) });
         let leases = observed(Strategy::Lease, &self.key, waiting).await?;
-        Ok(self.hand_out(leases))
+        Ok(self.deliver(leases))
     }
 
     /// The lease if it is free now, or all of the leases if all are free. `None` if one is held, even by this task.
@@ -97,7 +97,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
         self.check()?;
         self.check_not_closed()?;
         let leases = Box::pin(self.try_once()).await.map_err(|err| self.named(err))?;
-        Ok(leases.map(|it| self.hand_out(it)))
+        Ok(leases.map(|it| self.deliver(it)))
     }
 
     /// Acquires the lease, runs `body`, and releases the lease.
@@ -138,8 +138,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     }
 
     /// Marks the leases as returned to the caller. `min_hold` does not apply to a lease that is released before that.
-    fn hand_out(&self, leases: Vec<Lease<S>>) -> L {
-        leases.iter().for_each(Lease::hand_out);
+    fn deliver(&self, leases: Vec<Lease<S>>) -> L {
+        leases.iter().for_each(Lease::deliver);
         L::of(leases, self.on_lost)
     }
 }
@@ -150,11 +150,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let pending = Pending::default();
         let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };
         if !matches!(outcome, Ok(Outcome::Done(_))) {
-            pending.give_back().await;
+            pending.release().await;
         }
         match understood(&pending, outcome)? {
             Outcome::Done(leases) => Ok(Some(leases)),
-            Outcome::Held { .. } | Outcome::Queued { .. } => Ok(None),
+            Outcome::Held { .. } | Outcome::Ticketed { .. } => Ok(None),
             Outcome::Silent => Err(self.silence(&pending).await),
         }
     }
@@ -177,10 +177,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let takes_over = self.mode == Mode::Exclusive && !self.fair && self.inner.hand_over().is_some();
         let waited = loop {
             let wants = takes_over.then(|| Wants { ttl: self.ttl, terms: self.terms() });
-            let wait = wait::Wait { queue: self.queue(), keys: self.keys(), deadline, wants, under: self.under() };
+            let wait =
+                wait::Wait { queue_key: self.queue_key(), keys: self.keys(), deadline, wants, under: self.under() };
             match self.inner.queues.wait(wait, freed, attempt).await? {
                 Waited::Done(leases) => return Ok(leases),
-                Waited::Handed(lease) => {
+                Waited::HandedOver(lease) => {
                     self.inner.keeper.take_over(lease.kept());
                     if lease.is_trusted() {
                         return Ok(vec![lease]);
@@ -190,7 +191,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Waited::Refused(refused) => break refused,
             }
         };
-        Err(Box::pin(self.given_up(pending, started, waited)).await)
+        Err(Box::pin(self.refusal(pending, started, waited)).await)
     }
 
     /// One attempt of the caller at the head of the queue.
@@ -206,7 +207,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             _ => self.attempt_patiently(pending, likely_free).await,
         };
         let outcome = understood(pending, outcome)?;
-        if let (Mode::Exclusive | Mode::All(_), Outcome::Held { .. } | Outcome::Queued { .. }) = (&self.mode, &outcome)
+        if let (Mode::Exclusive | Mode::All(_), Outcome::Held { .. } | Outcome::Ticketed { .. }) =
+            (&self.mode, &outcome)
         {
             let key = pending.in_the_way().unwrap_or_else(|| self.key.clone());
             self.inner.check_other_leases(&key, self.ttl).await?;
@@ -245,7 +247,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if let Some(key) = key
                 && let Some(held) = self.inner.store().look(&key, limit_for(self.ttl)).await?
             {
-                // A grant that came too late is being given back. No other holder has the lease.
+                // A grant that came too late is being released. No other holder has the lease.
                 if pending.has_claimed(held.token) {
                     return Ok(Outcome::Silent);
                 }
@@ -259,13 +261,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         keys.iter().try_for_each(Key::check)?;
         // A token is sent again only for a claim that the store queues. Any other claim may have been granted and given
         // back.
-        let queued = pending.take_queued();
-        let token = || queued.as_ref().map_or_else(Token::random, |it| it.token());
+        let place = pending.take_place_in_store();
+        let token = || place.as_ref().map_or_else(Token::random, |it| it.token());
         let claims = keys.iter().map(|key| self.claim(pending, key, token())).collect();
-        match attempt(self.inner.clone(), claims, queued, self.terms()).await? {
+        match attempt(self.inner.clone(), claims, place, self.terms()).await? {
             Attempt::Granted(leases) => Ok(Outcome::Done(leases)),
-            Attempt::Held { key, free_in, queued } => {
-                pending.set_queued(queued);
+            Attempt::Held { key, free_in, place } => {
+                pending.set_place_in_store(place);
                 if self.keys().contains(&key) {
                     pending.set_in_the_way(key);
                 }

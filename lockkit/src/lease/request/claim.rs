@@ -1,10 +1,23 @@
 //! One attempt at the store: the claims of a request, sent by a separate task.
 //!
 //! A claim runs in a task, so it is answered even if the caller is gone; the task then releases the lease like any
-//! dropped one. This does not require the driver to be cancel-safe. A refusal is an answer, so its token is safe to
-//! send again, which keeps the place in a store with a queue (`profile().queues`). After silence the claim is given
-//! back in the background, and a release by that token must not free the next grant: the next claim has a new token. A
-//! request for several keys never queues in the store: it would keep a place at one key while it waits for another.
+//! dropped one. This does not require the driver to be cancel-safe. A request for several keys never queues in the
+//! store: it would keep a place at one key while it waits for another.
+//!
+//! What becomes of claims that were sent (a test runs every cell):
+//!
+//! | answer | one claim | one that queues | one that had a place | several claims |
+//! |---|---|---|---|---|
+//! | granted | settled | settled | settled | settled |
+//! | held | settled | keeps its place | keeps its place | settled |
+//! | none | released | released | released | released |
+//! | an error that refuses the statement | settled | settled | released | settled |
+//! | an error of the moment | settled | settled | released | released |
+//! | another error | released | released | released | released |
+//!
+//! `settled`: nothing of them is left in the store, or their lease is in the answer. `keeps its place`: the same token
+//! is sent again, which a store with a queue (`profile().queues`) knows. `released`: something may be left, so they are
+//! released in the background, and the next claim has a new token, which that release cannot free.
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,20 +58,20 @@ pub(super) enum Attempt<S: LeaseStore> {
         key: Key,
         free_in: Option<Duration>,
         /// The claim to send again, if it has a place in the store's queue.
-        queued: Option<Guard<Unheard<S>>>,
+        place: Option<Guard<OpenClaim<S>>>,
     },
     /// No answer came.
     Silent,
 }
 
-/// Sends the claims, which are in the order of their keys. `queued` is the only one of them, if it was sent before.
+/// Sends the claims, which are in the order of their keys. `place` is the only one of them, if it was sent before.
 ///
 /// A separate task sends them, so the answer is received even if the caller is dropped. A lease that the caller does
 /// not take from the task is dropped with the task's result, and so released.
 pub(super) async fn attempt<S: LeaseStore>(
     inner: Arc<Inner<S>>,
     claims: Vec<Claim>,
-    queued: Option<Guard<Unheard<S>>>,
+    place: Option<Guard<OpenClaim<S>>>,
     terms: Terms,
 ) -> Result<Attempt<S>> {
     // Before the check, so that `close` waits for a claim that passes it.
@@ -70,22 +83,28 @@ pub(super) async fn attempt<S: LeaseStore>(
         let _unfinished = unfinished;
         let sent = Instant::now();
         // Some claims may be granted even if no answer arrives.
-        let mut unheard: Vec<_> = claims.iter().map(|it| Unheard::new(inner.clone(), it.clone())).collect();
-        let had_place = queued.is_some();
-        settle(queued);
+        let mut open: Vec<_> = claims.iter().map(|it| OpenClaim::new(inner.clone(), it.clone(), &terms)).collect();
+        let kind = match (&*claims, &place) {
+            ([claim], None) if claim.queue => Kind::Queues,
+            ([_], None) => Kind::One,
+            (_, Some(_)) => Kind::HadPlace,
+            (_, None) => Kind::Several,
+        };
+        settle(place);
         let answer = send(&inner, &claims).await;
-        // A refusal leaves nothing behind, unless the claim had a place before.
-        if !is_heard(&answer, claims.len() == 1) || had_place && answer.is_err() {
-            return answer.map(|_| Attempt::Silent);
-        }
-        if let Ok(Some(AcquiredAll::Held { key, free_in })) = answer {
-            // A claim that queues is the only one of its request.
-            let queued = if claims.iter().any(|it| it.queue) { unheard.pop() } else { None };
-            settle(unheard);
-            return Ok(Attempt::Held { key, free_in, queued });
-        }
-        settle(unheard);
+        let place = match kind.fate(&answer) {
+            Fate::KeepsPlace => open.pop(),
+            Fate::Released => {
+                drop(open);
+                None
+            }
+            Fate::Settled => {
+                settle(open);
+                None
+            }
+        };
         match answer? {
+            Some(AcquiredAll::Held { key, free_in }) => Ok(Attempt::Held { key, free_in, place }),
             Some(AcquiredAll::Granted(grants)) => {
                 // All leases are built before the first error returns, so that each of them is released.
                 let leases: Vec<_> = claims
@@ -97,7 +116,7 @@ pub(super) async fn attempt<S: LeaseStore>(
                 // If the answer took longer than the leases live, they are not granted, and no answer is known.
                 Ok(if leases.iter().all(Lease::is_trusted) { Attempt::Granted(leases) } else { Attempt::Silent })
             }
-            Some(AcquiredAll::Held { .. }) | None => Ok(Attempt::Silent),
+            None => Ok(Attempt::Silent),
         }
     });
     finished("acquiring lease", sending).await
@@ -107,7 +126,7 @@ async fn send<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> Result<Optio
     let [claim] = claims else {
         return inner.store().acquire_all(claims).await;
     };
-    Ok(inner.store().acquire(claim).await?.map(|it| match it {
+    Ok(inner.store().acquire(claim).await?.map(|acquired| match acquired {
         Acquired::Granted(grant) => AcquiredAll::Granted(vec![grant]),
         Acquired::Held { free_in } => AcquiredAll::Held { key: claim.key.clone(), free_in },
     }))
@@ -118,55 +137,80 @@ pub(super) fn joined<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Key {
     keys.into_iter().map(Key::as_str).collect::<Vec<_>>().join(" + ").into()
 }
 
-/// A claim without an answer so far, or one with a place in the store's own queue. On drop it is released in the
-/// background, on another runtime if the first one ends.
-pub(super) struct Unheard<S: LeaseStore> {
+/// A claim of which something may be in the store: it has no answer, or a place in the store's own queue. On drop it is
+/// released in the background, on another runtime if the first one ends.
+pub(super) struct OpenClaim<S: LeaseStore> {
     inner: Arc<Inner<S>>,
     claim: Claim,
+    /// The key of the queue that its release wakes.
+    queue_key: Key,
     unfinished: Unfinished,
     tried: Vec<runtime::Id>,
 }
 
 /// The claims need no release: they were answered, or are sent again.
-fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<Unheard<S>>>) {
+fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<OpenClaim<S>>>) {
     for claim in claims {
         drop(claim.defuse());
     }
 }
 
-/// Whether the answer settles the claims, so that no unreported grant can be left to release. `is_one`: it is a single
-/// claim.
-fn is_heard<T>(answer: &Result<Option<T>>, is_one: bool) -> bool {
-    // The statement was refused: the table is missing, the database cannot store a character of the key, or another
-    // transaction has what the statement needs.
-    let is_refused = |err: &Error| match err {
-        Error::NotMigrated { .. } | Error::InvalidKey { .. } => true,
-        Error::Database { fault, .. } => *fault == Fault::Encoding || is_one && fault.is_of_the_moment(),
-        _ => false,
-    };
-    match answer {
-        Ok(heard) => heard.is_some(),
-        Err(err) => is_refused(err),
+/// The claims of one attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    One,
+    Queues,
+    /// It queues, and had a place before.
+    HadPlace,
+    Several,
+}
+
+/// What becomes of claims that were sent. See the table of [this module](self).
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Settled,
+    KeepsPlace,
+    Released,
+}
+
+impl Kind {
+    fn fate(self, answer: &Result<Option<AcquiredAll>>) -> Fate {
+        // The table is missing, or the database cannot store a character of the key.
+        let is_refused = |err: &Error| {
+            matches!(err, Error::NotMigrated { .. } | Error::InvalidKey { .. })
+                || matches!(err, Error::Database { fault: Fault::Encoding, .. })
+        };
+        // Another transaction has what the statement needs. With several claims, some of them may be granted.
+        let is_of_the_moment = |err: &Error| matches!(err, Error::Database { fault, .. } if fault.is_of_the_moment());
+        match (self, answer) {
+            (Self::Queues | Self::HadPlace, Ok(Some(AcquiredAll::Held { .. }))) => Fate::KeepsPlace,
+            (_, Ok(Some(_))) => Fate::Settled,
+            (_, Ok(None)) | (Self::HadPlace, Err(_)) => Fate::Released,
+            (_, Err(err)) if is_refused(err) || self != Self::Several && is_of_the_moment(err) => Fate::Settled,
+            (_, Err(_)) => Fate::Released,
+        }
     }
 }
 
-impl<S: LeaseStore> Unheard<S> {
+impl<S: LeaseStore> OpenClaim<S> {
     pub(super) fn token(&self) -> Token {
         self.claim.token
     }
 
-    fn new(inner: Arc<Inner<S>>, claim: Claim) -> Guard<Self> {
+    fn new(inner: Arc<Inner<S>>, claim: Claim, terms: &Terms) -> Guard<Self> {
         let unfinished = inner.keeper.unfinished();
-        Guard::new(Self { inner, claim, unfinished, tried: Vec::new() })
+        let queue_key = terms.waiters.queue_key(&claim.key).clone();
+        Guard::new(Self { inner, claim, queue_key, unfinished, tried: Vec::new() })
     }
 }
 
-impl<S: LeaseStore> Hold for Unheard<S> {
+impl<S: LeaseStore> Hold for OpenClaim<S> {
     fn abandon(self) {
-        let Self { inner, claim, unfinished, mut tried } = self;
+        let Self { inner, claim, queue_key, unfinished, mut tried } = self;
         let Some(runtime) = inner.keeper.runtime(&tried) else { return };
         tried.push(runtime.id());
-        let unheard = Guard::new(Self { inner: inner.clone(), claim: claim.clone(), unfinished, tried });
+        let open = Self { inner: inner.clone(), claim: claim.clone(), queue_key: queue_key.clone(), unfinished, tried };
+        let open = Guard::new(open);
         runtime.spawn(async move {
             let Claim { key, token, ttl, .. } = claim;
             let expired = Instant::now() + ttl;
@@ -176,8 +220,43 @@ impl<S: LeaseStore> Hold for Unheard<S> {
             {
                 sleep(retry_pause(ttl)).await;
             }
-            inner.queues.freed(&release.key);
-            drop(unheard.defuse());
+            inner.queues.freed(&queue_key);
+            drop(open.defuse());
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_become_what_the_table_says() {
+        let held = || Ok(Some(AcquiredAll::Held { key: Key::from("k"), free_in: None }));
+        let database = |fault| Err(Error::database("acquiring lease", None, fault, "?"));
+        let invalid = || Err(Error::InvalidKey { key: "k".into(), reason: "?" });
+        let answers = [
+            ("granted", vec![Ok(Some(AcquiredAll::Granted(Vec::new())))]),
+            ("held", vec![held()]),
+            ("none", vec![Ok(None)]),
+            ("an error that refuses the statement", vec![invalid(), database(Fault::Encoding)]),
+            ("an error of the moment", vec![database(Fault::Contended), database(Fault::Deadlock)]),
+            ("another error", vec![database(Fault::Unavailable), database(Fault::Other)]),
+        ];
+        let table = include_str!("claim.rs").lines().filter_map(|it| it.strip_prefix("//! | "));
+        let rows: Vec<Vec<_>> = table.map(|it| it.trim_end_matches(" |").split(" | ").collect()).collect();
+        for (answer, row) in answers.iter().zip(&rows[1..]) {
+            assert_eq!(answer.0, row[0]);
+            for answer in &answer.1 {
+                let fates =
+                    [Kind::One, Kind::Queues, Kind::HadPlace, Kind::Several].map(|kind| match kind.fate(answer) {
+                        Fate::Settled => "settled",
+                        Fate::KeepsPlace => "keeps its place",
+                        Fate::Released => "released",
+                    });
+                assert_eq!(fates, row[1..], "{answer:?}");
+            }
+        }
+        assert_eq!(rows.len(), 1 + answers.len());
     }
 }

@@ -18,7 +18,12 @@ pub use self::{set::MultiLease, shared::ReadWrite, yields::Yields};
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use self::mode::Mode;
-use super::{held::Lease, inner::Inner, life::kept::Terms, store::LeaseStore};
+use super::{
+    held::Lease,
+    inner::Inner,
+    life::kept::{Terms, Waiters},
+    store::LeaseStore,
+};
 use crate::{
     policy::{OnLost, Wait},
     value::key::Key,
@@ -116,7 +121,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// The key of the request's queue in this process. Readers and writers of one key share one queue. Requests for the
     /// same key set share one queue, separate from the single keys' queues.
-    pub(in crate::lease) fn queue(&self) -> Key {
+    pub(in crate::lease) fn queue_key(&self) -> Key {
         match self.mode {
             Mode::Exclusive | Mode::All(_) => self.key.clone(),
             Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => format!("{}/permit", self.key).into(),
@@ -131,14 +136,14 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     pub(in crate::lease) fn terms(&self) -> Terms {
         let Self { inner, min_hold, on_lost, .. } = self;
-        let queue = match self.mode {
-            // Each of several leases wakes the queue of its own key. The queue of a fair request is that of all
-            // processes.
-            Mode::All(_) => None,
-            Mode::Exclusive if self.fair => None,
-            _ => Some(self.queue()),
+        let waiters = match self.mode {
+            Mode::All(_) => Waiters::OfKeyByStore,
+            // Its order is that of all processes.
+            Mode::Exclusive if self.fair => Waiters::OfKeyByStore,
+            Mode::Exclusive => Waiters::OfKey,
+            _ => Waiters::Of(self.queue_key()),
         };
-        Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, queue }
+        Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, waiters }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{sync::OnceLock, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::claim::Unheard;
+use super::claim::OpenClaim;
 use crate::lease::held::Lease;
 use crate::{
     body::guard::Guard,
@@ -41,13 +41,13 @@ struct Taken<S: LeaseStore> {
     /// Permits that were granted so far, until there are enough.
     gathered: Vec<Lease<S>>,
     /// The claim that has a place in the store's own queue.
-    queued: Option<Guard<Unheard<S>>>,
+    place_in_store: Option<Guard<OpenClaim<S>>>,
     /// The requested key that was last found held.
     in_the_way: Option<Key>,
     /// The tokens of the claims since the last answer.
     claimed: Vec<Token>,
     /// The reason why the last unanswered attempt got no answer, if the store gave one.
-    unanswered: Option<Error>,
+    silence_reason: Option<Error>,
     /// The holder that was last seen with less than half of its ttl left, and when that is over. A live holder renews
     /// earlier.
     late: Option<(String, Instant)>,
@@ -165,12 +165,12 @@ impl<S: LeaseStore> Pending<S> {
         std::mem::take(&mut self.taken.lock().gathered)
     }
 
-    pub(super) fn take_queued(&self) -> Option<Guard<Unheard<S>>> {
-        self.taken.lock().queued.take()
+    pub(super) fn take_place_in_store(&self) -> Option<Guard<OpenClaim<S>>> {
+        self.taken.lock().place_in_store.take()
     }
 
-    pub(super) fn set_queued(&self, queued: Option<Guard<Unheard<S>>>) {
-        let before = std::mem::replace(&mut self.taken.lock().queued, queued);
+    pub(super) fn set_place_in_store(&self, claim: Option<Guard<OpenClaim<S>>>) {
+        let before = std::mem::replace(&mut self.taken.lock().place_in_store, claim);
         // Drop outside the lock.
         drop(before);
     }
@@ -198,12 +198,12 @@ impl<S: LeaseStore> Pending<S> {
         self.taken.lock().claimed.contains(&token)
     }
 
-    pub(super) fn set_unanswered(&self, err: Error) {
-        self.taken.lock().unanswered = Some(err);
+    pub(super) fn set_silence_reason(&self, err: Error) {
+        self.taken.lock().silence_reason = Some(err);
     }
 
-    pub(super) fn take_unanswered(&self) -> Option<Error> {
-        self.taken.lock().unanswered.take()
+    pub(super) fn take_silence_reason(&self) -> Option<Error> {
+        self.taken.lock().silence_reason.take()
     }
 
     /// Notes who was seen to hold the requested lease.
@@ -222,8 +222,8 @@ impl<S: LeaseStore> Pending<S> {
     }
 
     /// Releases what was taken while waiting, so that it blocks no other request after this one is answered.
-    pub(super) async fn give_back(&self) {
-        drop(self.take_queued());
+    pub(super) async fn release(&self) {
+        drop(self.take_place_in_store());
         let leases: Vec<_> = {
             let Taken { ticket, gate, gathered, .. } = &mut *self.taken.lock();
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
@@ -244,10 +244,10 @@ impl<S: LeaseStore> Default for Pending<S> {
             ticket: None,
             gate: None,
             gathered: Vec::new(),
-            queued: None,
+            place_in_store: None,
             in_the_way: None,
             claimed: Vec::new(),
-            unanswered: None,
+            silence_reason: None,
             late: None,
         };
         Self { waits: false, asked: OnceLock::new(), taken: Mutex::new(taken) }

@@ -1,11 +1,11 @@
 //! The end of a wait without success: whether another holder has the lease, or what else was the case.
 //!
 //! `Contended` decides whether a job is skipped, so it needs an answer of the store, perhaps to a caller before this
-//! one in the same process. It may not stand for a store that did not answer: a job would be skipped that nobody runs.
-//! No such answer are a grant that arrived after its trust had ended, the request's own late claim that a last look
-//! finds, and the error of a claim that did not get SQLite's one lock for writers, which may be the caller's own. A row
-//! that another transaction has locked is one, and so is a statement of the waiting loop that another transaction
-//! undid.
+//! one in the same process, or a trusted holder in this process. It may not stand for a store that did not answer: a
+//! job would be skipped that nobody runs. No such answer are a grant that arrived after its trust had ended, the
+//! request's own late claim that a last look finds, and the error of a claim that did not get SQLite's one lock for
+//! writers, which may be the caller's own. A row that another transaction has locked is one, and so is a statement of
+//! the waiting loop that another transaction undid.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ const QUICK: Duration = BUSY_PAUSE.saturating_mul(5);
 pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result<Outcome<T>>) -> Result<Outcome<T>> {
     match outcome {
         Err(err) if is_silence(&err) => {
-            pending.set_unanswered(err);
+            pending.set_silence_reason(err);
             Ok(Outcome::Silent)
         }
         Err(err) if err.is_transient() => Ok(Outcome::Held { free_in: None }),
@@ -46,9 +46,9 @@ pub(super) fn understood<S: LeaseStore, T>(pending: &Pending<S>, outcome: Result
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Releases what a request took that waited without success, and returns the reason. [`Error::Contended`] only if
-    /// an answer of the store said that another holder has the lease.
-    pub(super) async fn given_up(&self, pending: &Pending<S>, started: Instant, refused: Refused) -> Error {
-        pending.give_back().await;
+    /// an answer of the store said that another holder has the lease, or a trusted holder of this process has it.
+    pub(super) async fn refusal(&self, pending: &Pending<S>, started: Instant, refused: Refused) -> Error {
+        pending.release().await;
         let waited = started.elapsed();
         // The last query for the holder. A caller that never asked the store gives it the time of a first answer.
         let (answered, limit) = match refused {
@@ -56,8 +56,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Refused::NoAnswer => (pending.in_the_way().is_some(), QUICK),
             Refused::NotFirst { answered } => (answered, FIRST_ANSWER),
         };
-        let held = match timeout(limit, self.in_the_way(pending)).await {
-            // A grant that came too late is being given back.
+        let held = match timeout(limit, self.current_holder(pending)).await {
+            // A grant that came too late is being released.
             Ok(Ok(held)) => held.filter(|it| !pending.has_claimed(it.token)),
             Ok(Err(err)) if !answered && !err.is_transient() => return err,
             Ok(Err(_)) | Err(_) => None,
@@ -75,7 +75,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// The reason why no answer came.
     pub(super) async fn silence(&self, pending: &Pending<S>) -> Error {
-        if let Some(err) = pending.take_unanswered() {
+        if let Some(err) = pending.take_silence_reason() {
             return err;
         }
         let key = self.keys().first().unwrap_or(&self.key);
@@ -94,7 +94,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     /// The current holder of the requested lease.
-    async fn in_the_way(&self, pending: &Pending<S>) -> Result<Option<LeaseRecord>> {
+    async fn current_holder(&self, pending: &Pending<S>) -> Result<Option<LeaseRecord>> {
         let (store, limit) = (self.inner.store(), limit_for(self.ttl));
         Ok(match &self.mode {
             Mode::Exclusive => store.look(&self.key, limit).await?,

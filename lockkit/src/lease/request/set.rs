@@ -17,7 +17,7 @@ use super::{
     mode::Mode,
     yields::{Yields, sealed::Sealed},
 };
-use crate::lease::{held::Lease, leases::Leases, life::ending::Released};
+use crate::lease::{ending::Released, held::Lease, leases::Leases};
 use crate::{
     body::{guard::Watch, scope::Record},
     lease::{life::kept::release_failed, store::LeaseStore},

@@ -97,12 +97,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if pending.ticket().is_some() {
             return self.attempt_by_ticket(pending, likely_free, &self.order()).await;
         }
-        let queue = self.queue();
+        let queue = self.queue_key();
         let waited = pending.waited();
         // A process that did not release the lease recently spends only one round trip on its first attempt, without a
         // check for tickets. It can overtake each waiter at most once.
         let looks = waited.is_some() || (self.waits() && self.inner.queues.looks_for_tickets(&queue));
-        let stands_back = looks && self.somebody_queues(pending).await?;
+        let stands_back = looks && self.has_tickets(pending).await?;
         if looks {
             self.inner.queues.looked_for_tickets(&queue, stands_back);
         }
@@ -112,10 +112,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             return Ok(outcome);
         };
         let left = PATIENCE.saturating_sub(waited.unwrap_or_default());
-        if left.is_zero() && self.can_queue() {
+        if left.is_zero() && self.can_take_ticket() {
             return self.attempt_by_ticket(pending, likely_free, &self.order()).await;
         }
-        let until_ticket = if self.can_queue() { left } else { LONGEST };
+        let until_ticket = if self.can_take_ticket() { left } else { LONGEST };
         Ok(Outcome::Held { free_in: Some(free_in.map_or(until_ticket, |it| it.min(until_ticket))) })
     }
 
@@ -136,7 +136,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
 
     /// Takes the lease if there are no tickets.
     pub(super) async fn try_fairly(&self, pending: &Pending<S>) -> Result<Outcome<Vec<Lease<S>>>> {
-        if self.somebody_queues(pending).await? {
+        if self.has_tickets(pending).await? {
             return Ok(Outcome::Held { free_in: None });
         }
         self.try_now(pending, true).await
@@ -159,7 +159,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let ttl = self.ttl.clamp(SHORTEST_TICKET, order.ticket_ttl).max(least);
             // Fair, so that the release of a ticket wakes nobody: the callers in the queue wait for the lease.
             let request: LeaseRequest<S> =
-                LeaseRequest::new(self.inner.clone(), self.queue(), Mode::Exclusive).ttl(ttl).fair();
+                LeaseRequest::new(self.inner.clone(), self.queue_key(), Mode::Exclusive).ttl(ttl).fair();
             match request.try_slot(pending, "queue", TICKETS, true).await? {
                 Outcome::Done(tickets) => tickets.into_iter().for_each(|it| pending.set_ticket(it)),
                 held => return Ok(held),
@@ -184,7 +184,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             if is_first_look && same > 1 {
                 pending.drop_ticket();
                 let others = u32::try_from(same).unwrap_or(TICKETS);
-                return Ok(Outcome::Queued { ahead: 1, pause: (NEXT * fastrand::u32(1..=2 * others)).min(LONGEST) });
+                return Ok(Outcome::Ticketed { ahead: 1, pause: (NEXT * fastrand::u32(1..=2 * others)).min(LONGEST) });
             }
             let before = waiting.iter().map(|it| &it.info).filter(|it| (it.fence, &it.key) < (fence, &key));
             let ahead = u32::try_from(before.clone().count()).unwrap_or(TICKETS);
@@ -192,10 +192,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             // The ticket of a dead owner expires. The other tickets are renewed long before their expiry.
             let ends_in = before.map(|it| it.expires_in + Duration::from_millis(1)).min();
             next_end = ends_in.unwrap_or(LONGEST).max(NEXT);
-            progress = pending.progress(|it| {
-                if it.seen != Some((ahead, oldest)) {
-                    *it = Progress { seen: Some((ahead, oldest)), moved: Instant::now(), ..*it };
-                    it.free_since = None;
+            progress = pending.progress(|progress| {
+                if progress.seen != Some((ahead, oldest)) {
+                    *progress = Progress { seen: Some((ahead, oldest)), moved: Instant::now(), ..*progress };
+                    progress.free_since = None;
                 }
             });
         }
@@ -214,7 +214,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 Outcome::Held { free_in } => {
                     let still = pending.progress(|it| it.held(free_in)).map_or(still, |it| it.moved.elapsed());
                     let pause = (still / 4).clamp(NEXT, LONGEST);
-                    Ok(Outcome::Queued { ahead: 0, pause: until_free(pause, free_in) })
+                    Ok(Outcome::Ticketed { ahead: 0, pause: until_free(pause, free_in) })
                 }
                 Outcome::Done(lease) => {
                     pending.drop_ticket();
@@ -226,21 +226,21 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let behind = ahead - order.front + 1;
         let pause = (STEP * behind).max(still / 4).min(next_end).min(LONGEST);
         if still < SILENCE {
-            return Ok(Outcome::Queued { ahead: behind, pause });
+            return Ok(Outcome::Ticketed { ahead: behind, pause });
         }
         if order.overtakes {
             return self.overtake(pending, behind, pause).await;
         }
         let free_in = self.look_at_holder(pending).await?;
-        Ok(Outcome::Queued { ahead: behind, pause: until_free(pause, free_in) })
+        Ok(Outcome::Ticketed { ahead: behind, pause: until_free(pause, free_in) })
     }
 
     /// Reads how long the requested lease is held, and by whom.
     async fn look_at_holder(&self, pending: &Pending<S>) -> Result<Option<Duration>> {
         let held = self.inner.store().look(&self.key, limit_for(self.ttl)).await?;
-        Ok(held.map(|it| {
-            pending.saw(&it);
-            it.info.expires_in
+        Ok(held.map(|held| {
+            pending.saw(&held);
+            held.info.expires_in
         }))
     }
 
@@ -249,20 +249,20 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if self.mode == Mode::Exclusive {
             let free_in = self.look_at_holder(pending).await?;
             if free_in.is_some() {
-                pending.progress(|it| {
-                    it.free_since = None;
-                    it.held(free_in);
+                pending.progress(|progress| {
+                    progress.free_since = None;
+                    progress.held(free_in);
                 });
-                return Ok(Outcome::Queued { ahead, pause: until_free(pause, free_in) });
+                return Ok(Outcome::Ticketed { ahead, pause: until_free(pause, free_in) });
             }
             let now = Instant::now();
             let progress = pending.progress(|it| it.free_since = it.free_since.or(Some(now)));
             if progress.and_then(|it| it.free_since).is_none_or(|it| it + FREE_FOR > now) {
-                return Ok(Outcome::Queued { ahead, pause: pause.min(SILENCE) });
+                return Ok(Outcome::Ticketed { ahead, pause: pause.min(SILENCE) });
             }
         }
         match self.try_now(pending, false).await? {
-            Outcome::Held { free_in } => Ok(Outcome::Queued { ahead, pause: until_free(pause, free_in) }),
+            Outcome::Held { free_in } => Ok(Outcome::Ticketed { ahead, pause: until_free(pause, free_in) }),
             Outcome::Done(lease) => {
                 pending.drop_ticket();
                 Ok(Outcome::Done(lease))
@@ -282,7 +282,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     /// Whether there are tickets for this request's key.
-    async fn somebody_queues(&self, pending: &Pending<S>) -> Result<bool> {
+    async fn has_tickets(&self, pending: &Pending<S>) -> Result<bool> {
         if pending.let_expire().is_some() {
             return Ok(!self.tickets(pending).await?.is_empty());
         }
@@ -300,11 +300,11 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     }
 
     fn ticket_prefix(&self) -> String {
-        format!("{}/queue/", self.queue())
+        format!("{}/queue/", self.queue_key())
     }
 
     /// Whether the key is short enough for the names of its tickets.
-    fn can_queue(&self) -> bool {
+    fn can_take_ticket(&self) -> bool {
         Key::from(format!("{}{TICKETS}", self.ticket_prefix())).check().is_ok()
     }
 }

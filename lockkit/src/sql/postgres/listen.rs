@@ -36,7 +36,7 @@ impl ListenStatements for Postgres {
         sqlx::query("SELECT pg_advisory_unlock_shared($1)").bind(bell(key)).execute(listener).await.map(drop)
     }
 
-    async fn heard(listener: &mut PgListener) -> sqlx::Result<Option<Key>> {
+    async fn receive(listener: &mut PgListener) -> sqlx::Result<Option<Key>> {
         Ok(listener.try_recv().await?.map(|it| Key::from(it.payload())))
     }
 }

@@ -20,9 +20,9 @@ use crate::{
     observe::{Strategy, observed},
     policy::Wait,
     sql::{
-        Access, AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, failed, heard, holder,
+        Access, AsConnection, By, Columns, RowOps, RowQuery, Strength, Values, failed, holder,
         ident::{Ident, TableName},
-        in_transaction, still_in_transaction,
+        in_transaction, note_answer, still_in_transaction,
     },
     value::{
         error::{Error, Fault, Result},
@@ -349,12 +349,12 @@ impl<DB: RowOps> RowLock<DB> {
         // It has the lock already for which the others wait, but for that of a file which was attached since it began.
         let has_lock = is_begun && DB::ONE_WRITER && query.table.schema().is_none();
         let query = RowQuery { wait: if has_lock { Wait::Unbounded } else { wait }, ..query };
-        let access = access(conn.ask(), is_begun, &query, &values, &key, check).await;
-        let access = heard(conn, access)?;
+        let access = access(conn.for_query(), is_begun, &query, &values, &key, check).await;
+        let access = note_answer(conn, access)?;
         let started = Instant::now();
         let taking = async {
-            let locked = locked(conn.ask(), &query, values, &access, &key, check).await;
-            if let Some(rows) = heard(conn, locked)? {
+            let locked = locked(conn.for_query(), &query, values, &access, &key, check).await;
+            if let Some(rows) = note_answer(conn, locked)? {
                 return Ok(rows);
             }
             let waited = started.elapsed();

@@ -70,15 +70,11 @@ pub enum Plan {
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     /// The clause that names the indexes to use.
-    #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) force: String,
     /// The column to select when rows are only counted: one that no index covers.
-    #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) columns: Option<String>,
     /// Whether the values are joined to the table.
-    #[cfg_attr(not(feature = "mysql"), allow(dead_code))]
     pub(crate) joined: bool,
     /// Whether at most one row matched when the plan was made, because of a unique index.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
     pub(crate) is_one_row: bool,
 }

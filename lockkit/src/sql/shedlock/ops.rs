@@ -99,7 +99,6 @@ pub trait ShedLockStatements: Driver {
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     pub(crate) table: &'a TableName,
-    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     pub(crate) step_us: i64,
 }
 
@@ -124,7 +123,6 @@ pub enum Columns {
 
 impl Columns {
     /// The columns with so many decimals of a second.
-    #[cfg_attr(not(any(feature = "postgres", feature = "mysql")), allow(dead_code))]
     pub(crate) fn with_decimals(decimals: u32) -> Self {
         if decimals < 3 {
             let hint = "the times in ShedLock's table need milliseconds: give `lock_until` and `locked_at` three \

@@ -12,7 +12,7 @@ use self::{
 use crate::{
     body::task::runtime_ended,
     policy::{RetryPolicy, Wait},
-    sql::{AsConnection, StockOps, heard, in_transaction, pool_state::of_pool, tx::refuse_under_own_lock},
+    sql::{AsConnection, StockOps, in_transaction, note_answer, pool_state::of_pool, tx::refuse_under_own_lock},
     value::{
         error::{Error, Result},
         key::Key,
@@ -217,8 +217,8 @@ impl<DB: StockOps> Stock<DB> {
     pub async fn take_in(&self, conn: &mut impl AsConnection<DB>, amount: u64) -> Result<Taken> {
         self.check()?;
         let (wanted, is_begun, waiting) = (column(amount)?, conn.is_begun(), self.waiting());
-        let taken = self.take_inside(conn.ask(), is_begun, amount, wanted, &waiting).await;
-        if waiting.is_answered() { heard(conn, taken) } else { taken }
+        let taken = self.take_inside(conn.for_query(), is_begun, amount, wanted, &waiting).await;
+        if waiting.is_answered() { note_answer(conn, taken) } else { taken }
     }
 
     async fn take_inside(
@@ -245,8 +245,8 @@ impl<DB: StockOps> Stock<DB> {
         // Lock the first segments that together have enough. The locks stay until the transaction ends, so they must be
         // taken in ascending order, and should leave the remaining segments to other callers.
         let mut missing = amount;
-        let last = look.segments.iter().find(|it| {
-            missing = missing.saturating_sub(it.quantity);
+        let last = look.segments.iter().find(|segment| {
+            missing = missing.saturating_sub(segment.quantity);
             missing == 0
         });
         if let Some(last) = last {

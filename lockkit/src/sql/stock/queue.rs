@@ -54,12 +54,40 @@ impl Group {
     }
 }
 
-#[derive(Default)]
-struct Queue {
+/// One queue, as a state machine: it knows no database and no lock. It is over when nothing is in flight.
+#[derive(Debug)]
+struct Queue<W = Waiter> {
     /// Whether a take that goes alone is in flight.
     has_single: bool,
     has_runner: bool,
-    waiting: Fifo<Waiter>,
+    waiting: Fifo<W>,
+}
+
+impl<W> Queue<W> {
+    /// The first take goes alone.
+    fn begin() -> Self {
+        Self { has_single: true, has_runner: false, waiting: Fifo::default() }
+    }
+
+    /// A further take waits. Returns whether it needs a runner, which it starts.
+    fn join(&mut self, place: Place, waiter: W) -> bool {
+        self.waiting.put(place, waiter);
+        !std::mem::replace(&mut self.has_runner, true)
+    }
+
+    fn single_ended(&mut self) {
+        self.has_single = false;
+    }
+
+    /// Returns the takes that go on alone, because nobody would answer them.
+    fn runner_ended(&mut self) -> Fifo<W> {
+        self.has_runner = false;
+        std::mem::take(&mut self.waiting)
+    }
+
+    fn is_over(&self) -> bool {
+        !self.has_single && !self.has_runner
+    }
 }
 
 /// A take in the queue. Its caller may be gone.
@@ -105,22 +133,18 @@ pub(super) fn enter(group: Group, amount: u64, wait_ends: Option<Instant>) -> En
     let mut queues = group.queues();
     let queue = match queues.entry(group.which.clone()) {
         Entry::Vacant(empty) => {
-            empty.insert(Queue { has_single: true, ..Queue::default() });
+            empty.insert(Queue::begin());
             drop(queues);
             return Entered::Alone(Single(group));
         }
         Entry::Occupied(queue) => queue.into_mut(),
     };
-    let place = Place::behind_all();
+    let place = Place::next();
     let (sender, answer) = oneshot::channel();
-    queue.waiting.put(place, Waiter { amount, wait_ends, place, answer: sender });
-    let waiting = Queued { group: group.clone(), place, answer };
-    if queue.has_runner {
-        return Entered::Queued(waiting);
-    }
-    queue.has_runner = true;
+    let is_first = queue.join(place, Waiter { amount, wait_ends, place, answer: sender });
     drop(queues);
-    Entered::First(waiting, Runner(group))
+    let waiting = Queued { group: group.clone(), place, answer };
+    if is_first { Entered::First(waiting, Runner(group)) } else { Entered::Queued(waiting) }
 }
 
 /// A take in the queue.
@@ -149,7 +173,7 @@ pub(super) struct Single(Group);
 
 impl Drop for Single {
     fn drop(&mut self) {
-        change(&self.0, |queue| queue.has_single = false);
+        change(&self.0, Queue::single_ended);
     }
 }
 
@@ -187,12 +211,8 @@ impl Runner {
 impl Drop for Runner {
     /// Also runs when the runtime ends or the runner panics. Then takes may be in the queue.
     fn drop(&mut self) {
-        let mut left = Fifo::default();
-        change(&self.0, |queue| {
-            queue.has_runner = false;
-            left = std::mem::take(&mut queue.waiting);
-        });
-        while let Some((_, waiter)) = left.take_first() {
+        let mut left = change(&self.0, Queue::runner_ended);
+        while let Some((_, waiter)) = left.as_mut().and_then(Fifo::take_first) {
             waiter.answer(Answer::Alone);
         }
     }
@@ -206,13 +226,38 @@ pub(super) fn sums(amounts: impl Iterator<Item = u64>) -> impl Iterator<Item = i
     })
 }
 
-/// Changes a queue, and removes it if nothing is in flight.
-fn change(group: &Group, change: impl FnOnce(&mut Queue)) {
+/// Changes a queue, and removes it when it is over.
+fn change<T>(group: &Group, change: impl FnOnce(&mut Queue) -> T) -> Option<T> {
     let mut queues = group.queues();
-    if let Some(queue) = queues.get_mut(&group.which) {
-        change(queue);
-        if !queue.has_single && !queue.has_runner {
-            queues.remove(&group.which);
-        }
+    let queue = queues.get_mut(&group.which)?;
+    let changed = change(queue);
+    if queue.is_over() {
+        queues.remove(&group.which);
+    }
+    Some(changed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_has_one_runner_at_a_time_and_ends_with_all_that_is_in_flight() {
+        let mut queue = Queue::begin();
+        let [first, second, third] = [0; 3].map(|_| Place::next());
+        assert!(queue.join(first, "first"), "it needs a runner");
+        assert!(!queue.join(second, "second"), "it has one");
+        queue.single_ended();
+        assert!(!queue.is_over(), "the runner is in flight");
+        let mut left = queue.runner_ended();
+        let left: Vec<_> = std::iter::from_fn(|| left.take_first()).collect();
+        assert_eq!(left, [(first, "first"), (second, "second")]);
+        assert!(queue.is_over() && queue.waiting.first().is_none());
+
+        let mut queue = Queue::begin();
+        assert!(queue.join(first, "first"));
+        assert_eq!(queue.runner_ended().take_first(), Some((first, "first")));
+        assert!(!queue.is_over(), "the take that goes alone is in flight");
+        assert!(queue.join(third, "third"), "the last runner has ended");
     }
 }

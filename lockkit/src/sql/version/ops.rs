@@ -64,7 +64,6 @@ pub(crate) enum VersionKind {
 }
 
 impl VersionKind {
-    #[cfg_attr(not(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled")), allow(dead_code))]
     pub(crate) fn of(version: &Version) -> Self {
         match version {
             Version::Number(_) => Self::Number,

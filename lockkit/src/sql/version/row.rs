@@ -9,8 +9,9 @@ use crate::{
     sql::{
         AsConnection, By, Values, VersionOps, VersionQuery,
         conn::{Finish, On},
-        depth, failed, heard,
+        depth, failed,
         ident::{Ident, TableName},
+        note_answer,
         version::{
             bump::{Bumped, Expected},
             contention::{conflict, row_of, stand_back},
@@ -141,8 +142,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
     where
         T: for<'r> FromRow<'r, DB::Row>,
     {
-        let read = self.read_on(conn.ask(), true).await;
-        heard(conn, read)
+        let read = self.read_on(conn.for_query(), true).await;
+        note_answer(conn, read)
     }
 
     /// On the caller's connection, the attempt of a retry may have to wait for its turn first.
@@ -178,8 +179,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// # Cancel safety
     /// Outside a transaction the version may or may not have been replaced.
     pub async fn bump(self, conn: &mut impl AsConnection<DB>) -> Result<Bumped> {
-        let bumped = self.bump_on(conn.ask()).await;
-        heard(conn, bumped)
+        let bumped = self.bump_on(conn.for_query()).await;
+        note_answer(conn, bumped)
     }
 
     async fn bump_on(self, conn: &mut DB::Connection) -> Result<Bumped> {
@@ -235,8 +236,8 @@ impl<DB: VersionOps> VersionedRow<DB> {
     /// # Ok(()) }
     /// ```
     pub async fn delete(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
-        let deleted = self.delete_on(conn.ask()).await;
-        heard(conn, deleted)
+        let deleted = self.delete_on(conn.for_query()).await;
+        note_answer(conn, deleted)
     }
 
     async fn delete_on(self, conn: &mut DB::Connection) -> Result<()> {

@@ -1,14 +1,15 @@
-//! How a lease ends: released by its holder, released in the background on drop, or given to a waiter of this process.
+//! How a lease ends: released by its holder, released in the background on drop, or handed over to a waiter of this
+//! process.
 //!
-//! A given lease keeps its row, its token and its renewals; the holder changes in memory. A key that many tasks want
-//! costs two statements for 33 holders or more. Waiters of other processes wait for 32 holders, or as many as 10 ms and
-//! the fences of the grant allow, and for half of the ttl at most. Then it is released in the store, and their tickets
-//! are looked at before this process takes it again.
+//! A lease that is handed over keeps its row, its token and its renewals; the holder changes in memory. A key that many
+//! tasks want costs two statements for 33 holders or more. Waiters of other processes wait for 32 holders, or as many
+//! as 10 ms and the fences of the grant allow, and for half of the ttl at most. Then it is released in the store, and
+//! their tickets are looked at before this process takes it again.
 //!
-//! Not given away: semaphores, readers and writers, several keys, fair requests (their order is that of all processes),
-//! an unfinished `min_hold`, requests for another ttl, and anything where a node may lag behind
+//! Not handed over: semaphores, readers and writers, several keys, fair requests (their order is that of all
+//! processes), an unfinished `min_hold`, requests for another ttl, and anything where a node may lag behind
 //! ([`Profile::shows_writes_at_once`](crate::store::Profile)): a token that the store grants exists only where the last
-//! holder's work has arrived. A theft is known to the next renewal; until then the lease may be given away.
+//! holder's work has arrived. A theft is known to the next renewal; until then the lease may be handed over.
 
 use std::sync::Arc;
 
@@ -18,19 +19,19 @@ use tokio::{
 };
 
 use super::{
-    keeper::Unfinished,
-    kept::{Kept, Wants, release_failed},
-    state::Event,
+    bounded::{limit_for, retry_pause},
+    held::Lease,
+    inner::Inner,
+    life::{
+        keeper::Unfinished,
+        kept::{Kept, Wants, release_failed},
+        state::Event,
+    },
+    queue::Queue,
+    store::LeaseStore,
 };
 use crate::{
     body::guard::{Guard, Hold},
-    lease::{
-        bounded::{limit_for, retry_pause},
-        held::Lease,
-        inner::Inner,
-        queue::Queue,
-        store::LeaseStore,
-    },
     value::error::{LossReason, Result},
 };
 
@@ -43,49 +44,79 @@ pub enum Released {
     AlreadyLost,
 }
 
+/// The obligation to release a lease.
+pub(in crate::lease) struct Owned<S: LeaseStore> {
+    pub(in crate::lease) kept: Arc<Kept>,
+    pub(in crate::lease) inner: Arc<Inner<S>>,
+    /// The queue of those to whom it may be handed over.
+    pub(in crate::lease) queue: Option<Arc<Queue<Lease<S>>>>,
+}
+
 impl<S: LeaseStore> Owned<S> {
-    /// Gives the lease away instead of releasing it, if somebody in this process waits for it.
-    pub(in crate::lease) fn give(&self) -> bool {
-        self.queue.as_ref().is_some_and(|queue| give(&self.inner, &self.kept, queue, false))
+    /// Hands the lease over instead of releasing it, if somebody in this process waits for it.
+    pub(in crate::lease) fn hand_over(&self) -> bool {
+        let Self { inner, kept, queue } = self;
+        queue.as_ref().is_some_and(|queue| hand_over_to_first(inner, kept, queue, Event::HandingOver))
     }
 }
 
-/// Gives the lease to the first caller who waits for it in this process, with the next fence. Asks no store.
-pub(in crate::lease) fn give<S: LeaseStore>(
+impl<S: LeaseStore> Hold for Owned<S> {
+    fn abandon(self) {
+        if self.hand_over() {
+            return;
+        }
+        let Self { kept, inner, queue: _ } = self;
+        let unfinished = inner.keeper.unfinished();
+        inner.keeper.leave_to_store(&kept);
+        // Nothing to release: the body under the lease or `close` has released it.
+        if matches!(kept.lost(), Some(LossReason::Released | LossReason::Closed)) {
+            return;
+        }
+        release_later(inner, kept, unfinished, Vec::new());
+    }
+}
+
+/// Hands the lease over to the first caller who waits for it in this process, with the next fence. Asks no store. `how`
+/// is the event for the lease: of a holder who ends it, or whose commit has succeeded.
+pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
     inner: &Arc<Inner<S>>,
     kept: &Arc<Kept>,
     queue: &Arc<Queue<Lease<S>>>,
-    after_commit: bool,
+    how: Event,
 ) -> bool {
+    // Before the queue is locked: the store is the user's code.
+    let Some(hand_over) = inner.hand_over() else { return false };
     let next = |wants: &Wants| {
-        inner.hand_over().filter(|it| kept.suits(wants, *it))?;
-        let next = inner.keeper.give(kept, wants, after_commit)?;
+        if !kept.suits(wants, hand_over) {
+            return None;
+        }
+        let next = inner.keeper.replace(kept, wants, how)?;
         let weak = Arc::downgrade(&next);
-        Some((Lease::handed(inner.clone(), next, Some(queue.clone())), weak))
+        Some((Lease::handed_over(inner.clone(), next, Some(queue.clone())), weak))
     };
-    let is_given = queue.hand_on(kept, next);
-    if is_given {
+    let is_handed_over = queue.hand_over(kept, next);
+    if is_handed_over {
         kept.report();
     }
-    is_given
+    is_handed_over
 }
 
 /// Releases the lease. Waits for a transaction that pins it.
-pub(in crate::lease) async fn give_back<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
-    let pin = inner.keeper.end(kept);
+pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
+    let pin = inner.keeper.begin_release(kept);
     if inner.store().release_now(&kept.release(), pin, limit_for(kept.ttl())).await? {
         kept.on(Event::Released);
-        inner.queues.given_back(kept.queue());
+        inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);
     }
     kept.on(Event::Gone);
-    inner.queues.freed(kept.queue());
+    inner.queues.freed(kept.queue_key());
     Ok(Released::AlreadyLost)
 }
 
 /// Releases the lease in the background. Retries until the store has answered or the lease has expired. Moves to
 /// another runtime if the first one ends.
-pub(in crate::lease) fn give_back_later<S: LeaseStore>(
+pub(in crate::lease) fn release_later<S: LeaseStore>(
     inner: Arc<Inner<S>>,
     kept: Arc<Kept>,
     unfinished: Unfinished,
@@ -97,7 +128,7 @@ pub(in crate::lease) fn give_back_later<S: LeaseStore>(
     let releasing = Guard::new(Releasing { inner: inner.clone(), kept: kept.clone(), unfinished, tried });
     runtime.spawn(async move {
         loop {
-            let released = give_back(&inner, &kept).await;
+            let released = release(&inner, &kept).await;
             if released.is_ok() || Instant::now() >= kept.until() {
                 release_failed(released);
                 break;
@@ -119,31 +150,7 @@ struct Releasing<S: LeaseStore> {
 impl<S: LeaseStore> Hold for Releasing<S> {
     fn abandon(self) {
         let Self { inner, kept, unfinished, tried } = self;
-        give_back_later(inner, kept, unfinished, tried);
-    }
-}
-
-/// The obligation to release a lease.
-pub(in crate::lease) struct Owned<S: LeaseStore> {
-    pub(in crate::lease) kept: Arc<Kept>,
-    pub(in crate::lease) inner: Arc<Inner<S>>,
-    /// The queue of those to whom it may be handed on.
-    pub(in crate::lease) queue: Option<Arc<Queue<Lease<S>>>>,
-}
-
-impl<S: LeaseStore> Hold for Owned<S> {
-    fn abandon(self) {
-        if self.give() {
-            return;
-        }
-        let Self { kept, inner, queue: _ } = self;
-        let unfinished = inner.keeper.unfinished();
-        inner.keeper.forget(&kept);
-        // Nothing to release: the body under the lease or `close` has released it.
-        if matches!(kept.lost(), Some(LossReason::Released | LossReason::Closed)) {
-            return;
-        }
-        give_back_later(inner, kept, unfinished, Vec::new());
+        release_later(inner, kept, unfinished, tried);
     }
 }
 
