@@ -50,7 +50,7 @@ pub(crate) fn of_template(private: &TokenStream, template: &Template, span: Span
         return quote_spanned!(mixed=> #private::key(#constant));
     }
     let separators = template.separators();
-    let pieces = template.pieces.iter().map(|it| match it {
+    let pieces = template.pieces.iter().map(|piece| match piece {
         Piece::Text(text) => quote_spanned!(mixed=> #private::Piece::Text(#text)),
         Piece::Capture { value, format } => {
             // At the template, so that the names mean what they mean to `format!` there.

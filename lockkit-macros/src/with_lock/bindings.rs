@@ -78,10 +78,10 @@ impl Bindings {
         });
         // There is no other variable of that name: a move that is never reached.
         let receiver = self.receiver.filter(|it| mentions(tokens, &Ident::new("self", it.span)));
-        let receiver = receiver.map(|it| {
+        let receiver = receiver.map(|receiver| {
             quote_spanned! {mixed=>
                 if false {
-                    ::core::mem::drop(#it);
+                    ::core::mem::drop(#receiver);
                     ::core::unreachable!();
                 }
             }

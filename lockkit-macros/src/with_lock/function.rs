@@ -66,8 +66,10 @@ impl Function {
             let clause = where_clause.as_ref().is_some_and(|clause| mentions(&clause.to_token_stream(), &it.ident));
             clause || !it.bounds.is_empty()
         };
-        let unbound = params.iter_mut().find_map(|it| match it {
-            GenericParam::Type(it) if !is_bound(it) && contains_leases(inputs.clone(), &it.ident) => Some(it),
+        let unbound = params.iter_mut().find_map(|param| match param {
+            GenericParam::Type(param) if !is_bound(param) && contains_leases(inputs.clone(), &param.ident) => {
+                Some(param)
+            }
             _ => None,
         });
         let Some(store) = unbound else { return Ok(()) };

@@ -73,7 +73,7 @@ impl Site {
             && is_ident(&ret.pat, "__ret")
         {
             let locals = || {
-                head.iter().filter_map(|it| match it {
+                head.iter().filter_map(|stmt| match stmt {
                     Stmt::Local(local) => Some(local),
                     _ => None,
                 })

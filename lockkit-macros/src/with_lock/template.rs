@@ -87,7 +87,7 @@ fn separator(between: &str) -> Option<char> {
 }
 
 fn text(pieces: &[Piece]) -> impl Iterator<Item = &str> {
-    pieces.iter().filter_map(|it| match it {
+    pieces.iter().filter_map(|piece| match piece {
         Piece::Text(text) => Some(text.as_str()),
         Piece::Capture { .. } => None,
     })

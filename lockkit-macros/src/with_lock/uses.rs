@@ -46,7 +46,7 @@ fn mentions_word(tokens: &TokenStream, word: &str) -> bool {
 }
 
 fn any(tokens: &TokenStream, test: &impl Fn(&TokenTree) -> bool) -> bool {
-    tokens.clone().into_iter().any(|it| match &it {
+    tokens.clone().into_iter().any(|token| match &token {
         TokenTree::Group(group) => any(&group.stream(), test),
         token => test(token),
     })
@@ -54,11 +54,11 @@ fn any(tokens: &TokenStream, test: &impl Fn(&TokenTree) -> bool) -> bool {
 
 /// Whether a string captures the variable as `format!` does.
 fn captures(text: &str, word: &str) -> bool {
-    text.split('{').skip(1).any(|it| {
-        let rest = it.trim_start().strip_prefix(word);
+    text.split('{').skip(1).any(|part| {
+        let rest = part.trim_start().strip_prefix(word);
         rest.is_some_and(|rest| !rest.starts_with(|it: char| it == '_' || it.is_alphanumeric()))
             // The width or precision of another.
-            || it.split('}').next().is_some_and(|it| it.contains(&format!("{word}$")))
+            || part.split('}').next().is_some_and(|it| it.contains(&format!("{word}$")))
     })
 }
 
@@ -132,7 +132,7 @@ fn may_be_misused(tokens: &TokenStream, word: &str) -> bool {
 fn has_argument(tokens: &TokenStream, word: &str, is_executing: bool) -> bool {
     let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
     let is_comma = |it: &TokenTree| matches!(it, TokenTree::Punct(it) if it.as_char() == ',');
-    tokens.split(is_comma).any(|it| match it {
+    tokens.split(is_comma).any(|token| match token {
         [TokenTree::Ident(ident)] => ident.unraw() == word,
         [TokenTree::Punct(_), .., TokenTree::Ident(ident)] => is_executing && ident.unraw() == word,
         _ => false,
@@ -231,9 +231,9 @@ impl Finder {
 
 impl VisitMut for Finder {
     fn visit_block_mut(&mut self, block: &mut Block) {
-        self.scope(|it| {
+        self.scope(|uses| {
             for stmt in &mut block.stmts {
-                it.visit_stmt_mut(stmt);
+                uses.visit_stmt_mut(stmt);
             }
         });
     }
@@ -296,26 +296,26 @@ impl VisitMut for Finder {
     }
 
     fn visit_expr_closure_mut(&mut self, closure: &mut ExprClosure) {
-        self.scope(|it| {
+        self.scope(|uses| {
             for input in &closure.inputs {
-                it.bind(input);
+                uses.bind(input);
             }
-            it.moved(closure.capture.is_some(), |it| it.visit_expr_mut(&mut closure.body));
+            uses.moved(closure.capture.is_some(), |uses| uses.visit_expr_mut(&mut closure.body));
         });
     }
 
     fn visit_arm_mut(&mut self, arm: &mut Arm) {
-        self.scope(|it| {
-            it.bind(&arm.pat);
-            visit_mut::visit_arm_mut(it, arm);
+        self.scope(|uses| {
+            uses.bind(&arm.pat);
+            visit_mut::visit_arm_mut(uses, arm);
         });
     }
 
     fn visit_expr_for_loop_mut(&mut self, each: &mut ExprForLoop) {
         self.visit_expr_mut(&mut each.expr);
-        self.scope(|it| {
-            it.bind(&each.pat);
-            it.visit_block_mut(&mut each.body);
+        self.scope(|uses| {
+            uses.bind(&each.pat);
+            uses.visit_block_mut(&mut each.body);
         });
     }
 
@@ -325,9 +325,9 @@ impl VisitMut for Finder {
     }
 
     fn visit_expr_if_mut(&mut self, branch: &mut ExprIf) {
-        self.scope(|it| {
-            it.visit_expr_mut(&mut branch.cond);
-            it.visit_block_mut(&mut branch.then_branch);
+        self.scope(|uses| {
+            uses.visit_expr_mut(&mut branch.cond);
+            uses.visit_block_mut(&mut branch.then_branch);
         });
         if let Some((_, otherwise)) = &mut branch.else_branch {
             self.visit_expr_mut(otherwise);
@@ -335,9 +335,9 @@ impl VisitMut for Finder {
     }
 
     fn visit_expr_while_mut(&mut self, each: &mut ExprWhile) {
-        self.scope(|it| {
-            it.visit_expr_mut(&mut each.cond);
-            it.visit_block_mut(&mut each.body);
+        self.scope(|uses| {
+            uses.visit_expr_mut(&mut each.cond);
+            uses.visit_block_mut(&mut each.body);
         });
     }
 }

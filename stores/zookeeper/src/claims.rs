@@ -153,7 +153,7 @@ impl Claims {
 
     /// The places of the key in the queue.
     pub(crate) fn waiting<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = &'a Waiting> {
-        self.0.values().filter(move |it| it.key == *key).filter_map(|it| match &it.phase {
+        self.0.values().filter(move |it| it.key == *key).filter_map(|claim| match &claim.phase {
             Phase::Waiting(waiting) => Some(waiting),
             _ => None,
         })

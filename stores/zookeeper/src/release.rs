@@ -31,9 +31,9 @@ impl Shared {
             return self.take_away(&key, token).await;
         };
         let _turn = turn.lock_owned().await;
-        let Some((number, is_held)) = self.claims().get(token).filter(|it| it.key == key).map(|it| {
-            let is_held = matches!(&it.phase, Phase::Held(held) if held.until > Instant::now());
-            (it.session, is_held)
+        let Some((number, is_held)) = self.claims().get(token).filter(|it| it.key == key).map(|claim| {
+            let is_held = matches!(&claim.phase, Phase::Held(held) if held.until > Instant::now());
+            (claim.session, is_held)
         }) else {
             return Ok(Answer::Gone);
         };

@@ -30,7 +30,7 @@ const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) async fn keep_place(shared: Weak<Shared>, number: u64, token: Token) {
     loop {
         let Some((strong, session)) = in_session(&shared, number) else { return };
-        let Some((dir, waiting)) = strong.claims().get(token).and_then(|it| match it {
+        let Some((dir, waiting)) = strong.claims().get(token).and_then(|claim| match claim {
             Claimed { dir, phase: Phase::Waiting(waiting), .. } => Some((dir.clone(), waiting.clone())),
             _ => None,
         }) else {

@@ -79,11 +79,11 @@ impl Expander<'_> {
                 let Transaction { name: tx, touched, unused } = self.transaction(tx);
                 let bound = with_rows(private, &tx, rows);
                 let future = self.future(&unused);
-                let busy = on_busy.map(|it| {
-                    let it = self.result(it);
+                let busy = on_busy.map(|busy| {
+                    let busy = self.result(busy);
                     quote_spanned! {mixed=>
                         ::core::option::Option::Some(::core::result::Result::Err(#err))
-                            if #private::Error::is_contended(&#err) => return #it,
+                            if #private::Error::is_contended(&#err) => return #busy,
                     }
                 });
                 let lock_failed = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));

@@ -108,10 +108,10 @@ impl<'a> Expander<'a> {
         let Self { private, blamed, blame, .. } = self;
         let mixed = Span::mixed_site();
         let err = own("err");
-        let busy = on_busy.map(|it| {
-            let it = self.result(it);
+        let busy = on_busy.map(|busy| {
+            let busy = self.result(busy);
             quote_spanned! {mixed=>
-                ::core::result::Result::Err(#err) if #private::Error::is_contended(&#err) => return #it,
+                ::core::result::Result::Err(#err) if #private::Error::is_contended(&#err) => return #busy,
             }
         });
         let failure = self.blame(quote_spanned!(*blame=> #blamed::Outcome::lock_failed(#err)));

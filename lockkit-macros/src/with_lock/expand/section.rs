@@ -91,9 +91,9 @@ impl Expander<'_> {
         let mixed = Span::mixed_site();
         let (pool, key, body, result, ok) = (own("pool"), own("key"), own("body"), own("result"), own("ok"));
         let reached = self.pool(pool_of, on);
-        let wait = wait.as_ref().map(|it| {
+        let wait = wait.as_ref().map(|given| {
             let wait = own("wait");
-            quote_spanned!(mixed=> let #wait = #private::wait(#it);)
+            quote_spanned!(mixed=> let #wait = #private::wait(#given);)
         });
         let before = quote_spanned! {mixed=>
             let #pool = #reached;

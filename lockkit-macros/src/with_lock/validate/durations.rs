@@ -51,9 +51,9 @@ impl Checker<'_> {
             None => return Some(value.into_token_stream()),
             Some(Lit::Str(literal)) => {
                 let text = literal.value();
-                let checked = duration::parse(&text).and_then(|it| match fault(it) {
+                let checked = duration::parse(&text).and_then(|parsed| match fault(parsed) {
                     Some(fault) => Err(format!("`{text}` {fault}")),
-                    None => Ok(it),
+                    None => Ok(parsed),
                 });
                 match checked {
                     Ok(duration) => {

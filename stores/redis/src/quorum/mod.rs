@@ -195,8 +195,8 @@ impl LeaseStore for Quorum {
             .0
             .0
             .iter()
-            .map(|it| {
-                let node = &it.node;
+            .map(|answer| {
+                let node = &answer.node;
                 Some(Box::pin(node.subscriptions.freed(node.terms.layout.channel(key))))
             })
             .collect::<Vec<_>>();
