@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
-    task::Poll,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -19,14 +19,12 @@ use tokio::{
 
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
+/// A task that waits for the lease. It is in the queue when this returns: a request joins it with its first poll.
 fn waiting<S: LeaseStore>(leases: &Leases<S>) -> JoinHandle<Lease<S>> {
-    let request = leases.lease("k").wait(Duration::from_secs(60));
-    tokio::spawn(async move { request.acquire().await.expect("a lease") })
-}
-
-/// Lets a spawned task join the queue.
-async fn waits_in_line() {
-    sleep(MILLIS(50)).await;
+    let mut acquiring = Box::pin(leases.lease("k").wait(Duration::from_secs(60)).acquire());
+    let first = acquiring.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(first.is_pending());
+    tokio::spawn(async move { acquiring.await.expect("a lease") })
 }
 
 /// A handle to a lease of the key that was handed on, and the lease of the next holder.
@@ -34,7 +32,6 @@ async fn stale_and_next<S: LeaseStore>(leases: &Leases<S>) -> (Lease<S>, Lease<S
     let mut next = None;
     let stale = leases.lease("k").run(async |lease| {
         next = Some(waiting(leases));
-        waits_in_line().await;
         Ok::<_, Error>(lease)
     });
     let stale = stale.await.expect("a body");
@@ -102,7 +99,6 @@ on_every_database! {
         let leases = Leases::new(db.pool.clone());
         let first = leases.lease("k").acquire().await.unwrap();
         let (waits, fence) = (waiting(&leases), first.fence().get());
-        waits_in_line().await;
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
         first.commit(tx).await.unwrap();
@@ -160,7 +156,6 @@ on_every_database! {
         let leases = Leases::new(db.pool.clone());
         let first = leases.lease("k").acquire().await.unwrap();
         let (waits, fence) = (waiting(&leases), first.fence());
-        waits_in_line().await;
         Leases::new(db.pool.clone()).steal("k").await.unwrap().unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
@@ -177,7 +172,6 @@ on_every_database! {
         for polls in 1..12 {
             let first = leases.lease("k").wait(Duration::from_secs(20)).acquire().await.unwrap();
             let waits = waiting(&leases);
-            waits_in_line().await;
             let mut tx = lockkit::begin(&db.pool).await.unwrap();
             S::execute(&mut tx, &format!("INSERT INTO t VALUES ({polls})")).await.unwrap();
             let mut commit = Box::pin(first.commit(tx));
@@ -213,7 +207,7 @@ on_every_database! {
     }
 
     async fn an_heir_in_another_process_has_a_higher_fence_than_all_that_were_handed_on<S>(db: TestDb<S>) {
-        let leases = Leases::builder(db.pool.clone()).ttl(MILLIS(600)).build().unwrap();
+        let leases = Leases::builder(db.pool.clone()).ttl(Duration::from_secs(3)).build().unwrap();
         let (_, next) = stale_and_next(&leases).await;
         let thief = Leases::new(db.pool.clone());
         thief.steal("k").await.unwrap().unwrap();

@@ -353,7 +353,9 @@ on_databases! { [postgres]
         };
         let hot = count("n_tup_hot_upd").await;
         println!("{hot} of {updates} updates were HOT");
-        assert!(hot * 100 >= updates * 95, "{hot} of {updates}");
+        // None would be if an index had a column that they write. A page that is full while an old version is still
+        // visible to a slow statement spoils some.
+        assert!(hot * 2 >= updates, "{hot} of {updates}");
         drop(held);
     }
 

@@ -132,7 +132,8 @@ async fn the_same_durations_are_too_short_or_too_long() {
                     lease.release().await.unwrap();
                 }
             }
-            Err(err) => assert!(is_refused && refused(err), "ttl = {text:?}"),
+            // A busy machine may not get an answer within the shortest.
+            Err(err) => assert_eq!(refused(err), is_refused, "ttl = {text:?}"),
         }
 
         let is_refused = fault_of(duration::fault_of_deadline) != Some(None);
