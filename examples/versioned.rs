@@ -47,7 +47,8 @@ async fn main() -> Result<()> {
     let pool = SqlitePool::connect(&url).await?;
     sqlx::raw_sql(
         "DROP TABLE IF EXISTS t_items;
-         CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, name TEXT NOT NULL, stock INTEGER NOT NULL, version INTEGER NOT NULL);
+         CREATE TABLE t_items (item_id INTEGER PRIMARY KEY, name TEXT NOT NULL, stock INTEGER NOT NULL, \
+                               version INTEGER NOT NULL);
          INSERT INTO t_items VALUES (7, 'lamps', 20, 1)",
     )
     .execute(&pool)

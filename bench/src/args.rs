@@ -71,7 +71,12 @@ pub(crate) struct RunArgs {
     pub(crate) processes: Vec<u32>,
 
     /// Keys that all tasks share, where the scenario lets choose; 0: each task has its own
-    #[arg(long, value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u32).range(..=i64::from(crate::floors::KEYS)))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "0",
+        value_parser = clap::value_parser!(u32).range(..=i64::from(crate::floors::KEYS))
+    )]
     pub(crate) keys: Vec<u32>,
 
     /// How long each holder holds, in milliseconds

@@ -260,7 +260,15 @@ where
 
     /// Buyers do not wait for each other, only for themselves: the same buyer may draw twice at once. The piece and the
     /// win are committed together.
-    #[with_lock(named, on = &self.db, key = "item:{item_id}:{buyer_id}", wait = "30s", attempts = 10, as = attempt, tx = tx)]
+    #[with_lock(
+        named,
+        on = &self.db,
+        key = "item:{item_id}:{buyer_id}",
+        wait = "30s",
+        attempts = 10,
+        as = attempt,
+        tx = tx
+    )]
     async fn draw_from_stock(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
         if attempt > 1 {
             self.retries.fetch_add(1, Ordering::Relaxed);
@@ -297,7 +305,14 @@ where
 
     /// Nothing ties the writes to the lease: a process that was stopped past its ttl writes all the same.
     #[cfg(feature = "stores")]
-    #[with_lock(lease, on = &self.elsewhere().leases, key = "item:{item_id}", ttl = "1s", wait = "30s", on_lost = continue)]
+    #[with_lock(
+        lease,
+        on = &self.elsewhere().leases,
+        key = "item:{item_id}",
+        ttl = "1s",
+        wait = "30s",
+        on_lost = continue
+    )]
     async fn draw_with_lease_elsewhere(&self, item_id: i64, buyer_id: i64) -> Result<Outcome, DrawError> {
         self.draw_without_lock(item_id, buyer_id).await
     }

@@ -21,7 +21,11 @@ on_every_server! {
             tx = tx,
             on_busy = Ok(None)
         )]
-        async fn take(pool: &Pool<<S as Server>::DB>, taken: &Barrier, counted: &Barrier) -> Result<Option<i64>, Error> {
+        async fn take(
+            pool: &Pool<<S as Server>::DB>,
+            taken: &Barrier,
+            counted: &Barrier,
+        ) -> Result<Option<i64>, Error> {
             let _ = &mut *tx;
             taken.wait().await;
             counted.wait().await;

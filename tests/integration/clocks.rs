@@ -61,7 +61,11 @@ on_every_database! {
         let lease = Leases::new(db.pool.clone()).lease("k").wait(PATIENCE).acquire().await.unwrap();
 
         assert!(lease.fence() > fence);
-        assert!(matches!(lease.previous(), Some(Previous { holder, .. }) if holder == "dead"), "{:?}", lease.previous());
+        assert!(
+            matches!(lease.previous(), Some(Previous { holder, .. }) if holder == "dead"),
+            "{:?}",
+            lease.previous()
+        );
     }
 
     async fn when_the_clock_is_set_back_several_leases_are_free_within_their_ttl<S>(db: TestDb<S>) {

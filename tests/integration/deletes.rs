@@ -105,7 +105,8 @@ on_every_database! {
         items(&db).await;
         let row = || VersionedRow::table("t_items").by("shop", "a").by("id", 1_i64);
         let mut conn = db.connect().await;
-        assert_eq!(conflict(row().expected(2).delete(&mut conn).await.unwrap_err()), (Some(Version::Number(2)), Some(Version::Number(1))));
+        let refused = row().expected(2).delete(&mut conn).await.unwrap_err();
+        assert_eq!(conflict(refused), (Some(Version::Number(2)), Some(Version::Number(1))));
         let refused = row().delete(&mut conn).await.unwrap_err();
         assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
 

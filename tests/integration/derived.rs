@@ -30,7 +30,8 @@ on_every_database! {
             "SQLite" => "TEXT",
             _ => "JSON",
         };
-        let (tenant, number, lines, extra) = (name("tenantId"), name("orderNumber"), name("orderLines"), name("extraFields"));
+        let (tenant, number, lines, extra) =
+            (name("tenantId"), name("orderNumber"), name("orderLines"), name("extraFields"));
         db.execute(&format!(
             "CREATE TABLE t_orders ({tenant} VARCHAR(9), {number} INT, status VARCHAR(9), {lines} {json} NOT NULL, \
              {extra} {json}, version INT NOT NULL, PRIMARY KEY ({tenant}, {number}))"

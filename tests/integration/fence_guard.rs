@@ -256,7 +256,8 @@ on_every_database! {
         both(&leases, &db.pool).await.unwrap();
         assert_eq!(db.fetch_i64("SELECT SUM(id) FROM t_taken").await, Some(114));
         assert!(leases.list("").await.unwrap().is_empty(), "given back");
-        let kept = format!("SELECT fence FROM lockkit_fence WHERE name = {}", if S::NAME.contains('M') { "X'6974656D3A37'" } else { "'item:7'" });
+        let name = if S::NAME.contains('M') { "X'6974656D3A37'" } else { "'item:7'" };
+        let kept = format!("SELECT fence FROM lockkit_fence WHERE name = {name}");
         assert_eq!(db.fetch_i64(&kept).await, i64::try_from(second).ok());
 
         // A later holder has passed the guard, as this one finds out after the commit of that one.
@@ -386,7 +387,11 @@ on_every_server! {
                 let pool = db.pool.clone();
                 let heir = tokio::spawn(async move {
                     let mut conn = pool.acquire().await.unwrap();
-                    let set = if S::NAME == "PostgreSQL" { "SESSION CHARACTERISTICS AS TRANSACTION" } else { "SESSION TRANSACTION" };
+                    let set = if S::NAME == "PostgreSQL" {
+                        "SESSION CHARACTERISTICS AS TRANSACTION"
+                    } else {
+                        "SESSION TRANSACTION"
+                    };
                     S::execute(&mut conn, &format!("SET {set} ISOLATION LEVEL {isolation}")).await.unwrap();
                     let mut tx = sqlx::Connection::begin(&mut *conn).await.unwrap();
                     match guard(&mut *tx, DOMAIN, "k", fence(7)).await {

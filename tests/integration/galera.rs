@@ -149,7 +149,8 @@ on_databases! {
         let mut rival = rival(&db).await;
         let proxy = Proxy::start(&db.url);
         let leases = Leases::new(db.pool.clone());
-        for (round, (of_sqlx, look)) in (1..).zip([(false, "SAVEPOINT"), (true, "SAVEPOINT"), (false, "lockkit_lease")]) {
+        let rounds = [(false, "SAVEPOINT"), (true, "SAVEPOINT"), (false, "lockkit_lease")];
+        for (round, (of_sqlx, look)) in (1..).zip(rounds) {
             // A new one each time, because only its first use prepares a statement.
             let pool = MySqlPool::connect(proxy.url()).await.unwrap();
             let lease = leases.lease("k").acquire().await.unwrap();

@@ -36,7 +36,8 @@ on_every_database! {
         item.save(&mut tx).await.unwrap().commit(tx).await.unwrap();
 
         let mut tx = db.pool.begin().await.unwrap();
-        let one: Option<(i64, i64, i64)> = RowLock::table("t_items").by("id", 1_i64).fetch_optional(&mut tx).await.unwrap();
+        let one: Option<(i64, i64, i64)> =
+            RowLock::table("t_items").by("id", 1_i64).fetch_optional(&mut tx).await.unwrap();
         assert_eq!(one, Some((1, 4, 2)));
         NamedLock::new("k").lock(&mut tx).await.unwrap();
         // As a function takes it.

@@ -196,13 +196,15 @@ on_every_database! {
 
         let claim = |key: &str| Claim::new(key, Token::random(), "h", Duration::from_secs(30));
         let claims = ["a", "b", "c"].map(claim);
-        assert!(matches!(db.pool.lease_acquire_all(&claims).await.unwrap(), AcquiredAll::Granted(grants) if grants.len() == 3));
+        let acquired = db.pool.lease_acquire_all(&claims).await.unwrap();
+        assert!(matches!(acquired, AcquiredAll::Granted(grants) if grants.len() == 3));
         // The same tokens are granted again, others are not.
         assert!(matches!(db.pool.lease_acquire_all(&claims).await.unwrap(), AcquiredAll::Granted(_)));
         let others = ["a", "d"].map(claim);
         let refused = db.pool.lease_acquire_all(&others).await.unwrap();
         assert!(matches!(&refused, AcquiredAll::Held { key, .. } if key == "a"), "{refused:?}");
         assert!(db.pool.lease_look(&"d".into()).await.unwrap().is_none());
-        assert!(matches!(db.pool.lease_acquire_all(&[]).await.unwrap(), AcquiredAll::Granted(grants) if grants.is_empty()));
+        let acquired = db.pool.lease_acquire_all(&[]).await.unwrap();
+        assert!(matches!(acquired, AcquiredAll::Granted(grants) if grants.is_empty()));
     }
 }

@@ -50,7 +50,11 @@ on_every_database! {
         let db = TestDb::<S>::empty(2).await;
         apply_by_hand(&db, files::<S>().into_iter().filter(|it| !it.ends_with("0004_ttl.sql"))).await;
         let fence = 1 << 60;
-        let token = if S::NAME == "PostgreSQL" { "'\\x0102030405060708090a0b0c0d0e0f10'" } else { "X'0102030405060708090a0b0c0d0e0f10'" };
+        let token = if S::NAME == "PostgreSQL" {
+            "'\\x0102030405060708090a0b0c0d0e0f10'"
+        } else {
+            "X'0102030405060708090a0b0c0d0e0f10'"
+        };
         db.execute(&format!(
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, renewals)
              VALUES ('k', {token}, 'old', {fence}, 1, {fence}, 7)"

@@ -64,7 +64,11 @@ on_every_server! {
         let mut held = Vec::new();
         for name in ["a", "A", "a ", "é", "e\u{301}", "'; --", &long, &long[..254]] {
             let mut tx = lockkit::begin(&db.pool).await.unwrap();
-            NamedLock::new(name).wait(MILLIS(2000)).lock(&mut *tx).await.unwrap_or_else(|err| panic!("{name:?}: {err}"));
+            NamedLock::new(name)
+                .wait(MILLIS(2000))
+                .lock(&mut *tx)
+                .await
+                .unwrap_or_else(|err| panic!("{name:?}: {err}"));
             held.push(tx);
         }
         for tx in held {

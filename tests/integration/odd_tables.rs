@@ -80,15 +80,19 @@ on_databases! {
             "CREATE DOMAIN natural_number AS INT CHECK (VALUE >= 0);
              CREATE TYPE mood AS ENUM ('ok', 'bad');
              CREATE TABLE t_good (gone INT, id INT, padded CHAR(8), name VARCHAR(9), n natural_number, price NUMERIC,
-                at TIMESTAMPTZ, tags TEXT[], mood mood, twice INT GENERATED ALWAYS AS (id * 2) STORED, \"select\" BIGINT, \"Upper\" SMALLINT,
-                hashed TEXT, pattern TEXT, folded TEXT, incl INT);
+                at TIMESTAMPTZ, tags TEXT[], mood mood, twice INT GENERATED ALWAYS AS (id * 2) STORED,
+                \"select\" BIGINT, \"Upper\" SMALLINT, hashed TEXT, pattern TEXT, folded TEXT, incl INT);
              ALTER TABLE t_good DROP COLUMN gone;
              CREATE INDEX ON t_good (id DESC); CREATE INDEX ON t_good (padded); CREATE INDEX ON t_good (name);
              CREATE INDEX ON t_good (n); CREATE INDEX ON t_good (price); CREATE INDEX ON t_good (tags);
              CREATE INDEX ON t_good (mood); CREATE INDEX ON t_good (twice); CREATE INDEX ON t_good (\"select\", id);
-             CREATE INDEX ON t_good (\"Upper\"); CREATE INDEX ON t_good USING hash (hashed); CREATE INDEX ON t_good (pattern text_pattern_ops);
+             CREATE INDEX ON t_good (\"Upper\"); CREATE INDEX ON t_good USING hash (hashed);
+             CREATE INDEX ON t_good (pattern text_pattern_ops);
              CREATE INDEX ON t_good USING brin (incl);
-             INSERT INTO t_good (id, padded, name, n, price, at, tags, mood, \"select\", \"Upper\", hashed, pattern, folded, incl) SELECT i, 'x' || i, 'x' || i, i, i, now(), ARRAY['a'], 'ok', i, i, 'x' || i, 'x' || i, 'x' || i, i FROM generate_series(1, 10) AS i;
+             INSERT INTO t_good
+                (id, padded, name, n, price, at, tags, mood, \"select\", \"Upper\", hashed, pattern, folded, incl)
+                SELECT i, 'x' || i, 'x' || i, i, i, now(), ARRAY['a'], 'ok', i, i, 'x' || i, 'x' || i, 'x' || i, i
+                FROM generate_series(1, 10) AS i;
              CREATE TABLE t_parts (id INT, name TEXT) PARTITION BY RANGE (id);
              CREATE TABLE t_parts_1 PARTITION OF t_parts FOR VALUES FROM (1) TO (6);
              CREATE TABLE t_parts_2 PARTITION OF t_parts FOR VALUES FROM (6) TO (60);

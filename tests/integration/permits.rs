@@ -28,7 +28,8 @@ on_every_database! {
         assert!(others.semaphore("gpu", 5).take(3).try_acquire().await.unwrap().is_none());
         let refused = others.semaphore("gpu", 5).take(3).wait(MILLIS(200)).acquire().await.unwrap_err();
         assert!(refused.is_contended(), "{refused}");
-        let two = others.semaphore("gpu", 5).take(2).try_acquire().await.unwrap().expect("what was refused kept nothing");
+        let two =
+            others.semaphore("gpu", 5).take(2).try_acquire().await.unwrap().expect("what was refused kept nothing");
         assert!(leases.semaphore("gpu", 5).try_acquire().await.unwrap().is_none());
         assert_eq!(three.release().await.unwrap(), Released::WhileHeld);
         let one = leases.semaphore("gpu", 5).acquire().await.unwrap();
@@ -48,7 +49,8 @@ on_every_database! {
             tasks.spawn(async move {
                 for round in 0..5 {
                     let take = 1 + (task + round) % 5;
-                    let permits = leases.semaphore("k", 5).take(take).wait(Duration::from_secs(60)).acquire().await.unwrap();
+                    let permits =
+                        leases.semaphore("k", 5).take(take).wait(Duration::from_secs(60)).acquire().await.unwrap();
                     let now = inside.fetch_add(take, Ordering::SeqCst) + take;
                     assert!(now <= 5, "{now} permits are held");
                     most.fetch_max(now, Ordering::SeqCst);
@@ -89,14 +91,22 @@ on_every_database! {
 
     async fn a_body_that_has_too_many_permits_is_told_so<S>(db: TestDb<S>) {
         let leases = Leases::builder(db.pool.clone()).wait(Wait::Unbounded).build().unwrap();
-        let asking = leases.semaphore("k", 5).take(3).run(|_| async { leases.semaphore("k", 5).take(3).acquire().await.map(drop) });
+        let asking = leases
+            .semaphore("k", 5)
+            .take(3)
+            .run(|_| async { leases.semaphore("k", 5).take(3).acquire().await.map(drop) });
         let told = asking.await.unwrap_err();
         assert_eq!(
             told.to_string(),
             "this task already holds semaphore `k` and would wait for itself: hand the permit that it has to the code \
              that needs it (`lease.share()`), or give the semaphore more permits"
         );
-        leases.semaphore("k", 5).take(3).run(|_| async { leases.semaphore("k", 5).take(2).acquire().await.map(drop) }).await.unwrap();
+        leases
+            .semaphore("k", 5)
+            .take(3)
+            .run(|_| async { leases.semaphore("k", 5).take(2).acquire().await.map(drop) })
+            .await
+            .unwrap();
     }
 }
 
@@ -237,8 +247,14 @@ async fn two_that_gather_do_not_wait_for_each_other_when_one_lost_its_right_to()
     let served = async {
         let (mut first, mut second) = (first, second);
         tokio::select! {
-            it = &mut first => { it.unwrap().unwrap().release().await.unwrap(); second.await.unwrap().unwrap().release().await.unwrap(); }
-            it = &mut second => { it.unwrap().unwrap().release().await.unwrap(); first.await.unwrap().unwrap().release().await.unwrap(); }
+            it = &mut first => {
+                it.unwrap().unwrap().release().await.unwrap();
+                second.await.unwrap().unwrap().release().await.unwrap();
+            }
+            it = &mut second => {
+                it.unwrap().unwrap().release().await.unwrap();
+                first.await.unwrap().unwrap().release().await.unwrap();
+            }
         }
     };
     tokio::time::timeout(Duration::from_mins(60), served).await.expect("they wait for each other");

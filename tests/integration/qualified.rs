@@ -69,7 +69,8 @@ on_databases! {
         S::execute(&mut conn, "CREATE TEMP TABLE t_items (id BIGINT, n BIGINT, version BIGINT)").await.unwrap();
         S::execute(&mut conn, "INSERT INTO temp.t_items VALUES (1, 9, 1)").await.unwrap();
         let mut tx = conn.begin().await.unwrap();
-        let (_, n, _): (i64, i64, i64) = RowLock::table("main.t_items").by("id", 1_i64).fetch_one(&mut *tx).await.unwrap();
+        let (_, n, _): (i64, i64, i64) =
+            RowLock::table("main.t_items").by("id", 1_i64).fetch_one(&mut *tx).await.unwrap();
         assert_eq!(n, 5);
         let refused = RowLock::table("temp.t_items").by("id", 1_i64).lock(&mut *tx).await.unwrap_err();
         assert!(matches!(refused, Error::FullScan { .. }), "{refused:?}");

@@ -161,7 +161,8 @@ on_databases! {
         db.execute(&format!("CREATE INDEX ready ON {table} (id) WHERE state = 'ready'")).await;
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         let before = S::fetch_text(&mut tx, "SELECT current_setting('enable_seqscan')").await.unwrap();
-        let refused = RowLock::table(&table).by("state", "ready").by("shop", 1_i64).order_by("id").limit(1).lock(&mut *tx).await;
+        let refused =
+            RowLock::table(&table).by("state", "ready").by("shop", 1_i64).order_by("id").limit(1).lock(&mut *tx).await;
         assert!(matches!(&refused, Err(Error::FullScan { plan, .. }) if plan.contains("Filter")), "{refused:?}");
         assert_eq!(S::fetch_text(&mut tx, "SELECT current_setting('enable_seqscan')").await.unwrap(), before);
         tx.rollback().await.unwrap();

@@ -106,11 +106,17 @@ on_every_database! {
         assert!(holder.is_this_process() && holder.as_lease().unwrap().holder == "me");
         let told = refused.to_string();
         assert!(told.starts_with("lock `k` is held by this process (waited "), "{told}");
-        assert!(told.contains("): held for ") && told.contains(", expires in ") && told.contains(" unless renewed ("), "{told}");
+        assert!(
+            told.contains("): held for ") && told.contains(", expires in ") && told.contains(" unless renewed ("),
+            "{told}"
+        );
 
         let held = leases.lease("k").acquire().await.unwrap();
         let told = refusal(async || others.lease("k").wait(MILLIS(60)).acquire().await).await.to_string();
-        assert!(told.starts_with("lock `k` is held by somebody else (waited ") && told.contains("): me, held for "), "{told}");
+        assert!(
+            told.starts_with("lock `k` is held by somebody else (waited ") && told.contains("): me, held for "),
+            "{told}"
+        );
         let told = leases.all(["j", "k"]).wait(MILLIS(60)).acquire().await.unwrap_err().to_string();
         assert!(told.starts_with("lock `k` is held by this process (waited "), "{told}");
         held.release().await.unwrap();

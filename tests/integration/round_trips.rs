@@ -52,9 +52,17 @@ on_every_server! {
             };
 
             idle().await;
-            let (lease, cost) = cost!(proxy, { let it = leases.lease("k").try_acquire().await.unwrap().unwrap(); idle().await; it });
+            let (lease, cost) = cost!(proxy, {
+                let it = leases.lease("k").try_acquire().await.unwrap().unwrap();
+                idle().await;
+                it
+            });
             count("try_acquire, free", cost - 1, 1);
-            let (held, cost) = cost!(proxy, { let it = leases.lease("k").try_acquire().await.unwrap(); idle().await; it });
+            let (held, cost) = cost!(proxy, {
+                let it = leases.lease("k").try_acquire().await.unwrap();
+                idle().await;
+                it
+            });
             assert!(held.is_none());
             count("try_acquire, held", cost - 1, 1);
             let ((), cost) = cost!(proxy, { lease.extend(Duration::from_secs(60)).await.unwrap(); idle().await });
@@ -108,7 +116,8 @@ on_every_server! {
                 count(operation, cost, 1);
             }
             let new = format!("new {round}");
-            let ((), cost) = cost!(proxy, NamedLock::new(new).wait(Duration::from_secs(1)).lock(&mut *tx).await.unwrap());
+            let ((), cost) =
+                cost!(proxy, NamedLock::new(new).wait(Duration::from_secs(1)).lock(&mut *tx).await.unwrap());
             count("named lock, bounded, new name", cost, 2);
             let ((), cost) = cost!(proxy, { tx.commit().await.unwrap(); idle().await });
             count("commit", cost - after_commit, 1 + look);

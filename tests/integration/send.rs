@@ -109,7 +109,10 @@ on_every_database! {
         is_send("Tx::rollback", lockkit::begin(&db.pool).await.unwrap().rollback());
         is_send("Lease::release", leases.lease("l").acquire().await.unwrap().release());
         is_send("RetryPolicy::retry", RetryPolicy::new().retry(|_| async { Ok::<_, Error>(()) }));
-        is_send("RetryPolicy::retry_if", RetryPolicy::new().retry_if(|_: &Error| true, |_| async { Ok::<_, Error>(()) }));
+        is_send(
+            "RetryPolicy::retry_if",
+            RetryPolicy::new().retry_if(|_: &Error| true, |_| async { Ok::<_, Error>(()) }),
+        );
     }
 }
 

@@ -227,7 +227,10 @@ on_every_database! {
         }
         for long in ["x".repeat(65), "ß".repeat(65)] {
             let refused = leases.lease(&long).acquire().await.unwrap_err();
-            assert!(matches!(&refused, Error::InvalidKey { reason, .. } if reason.contains("64 characters")), "{refused:?}");
+            assert!(
+                matches!(&refused, Error::InvalidKey { reason, .. } if reason.contains("64 characters")),
+                "{refused:?}"
+            );
             assert!(matches!(leases.show(&long).await, Err(Error::InvalidKey { .. })));
         }
         let name = "ß".repeat(64);
@@ -241,7 +244,8 @@ on_every_database! {
 
     async fn a_lease_in_shedlocks_table_is_renewed_and_guards_a_transaction<S>(db: TestDb<S>) {
         db.execute(&our_table(S::NAME, "shedlock")).await;
-        let leases = Leases::builder(ShedLockTable::new(db.pool.clone())).ttl(Duration::from_millis(600)).build().unwrap();
+        let leases =
+            Leases::builder(ShedLockTable::new(db.pool.clone())).ttl(Duration::from_millis(600)).build().unwrap();
         let lease = leases.lease("job").acquire().await.unwrap();
         let fence = lease.fence();
         sleep(Duration::from_millis(1500)).await;
@@ -456,7 +460,8 @@ on_every_server! {
         let inside = Arc::new(AtomicU32::new(0));
         let mut working = JoinSet::new();
         for _ in 0..3 {
-            let leases = Leases::builder(ShedLockTable::new(pool.clone())).wait(Duration::from_secs(60)).build().unwrap();
+            let leases =
+                Leases::builder(ShedLockTable::new(pool.clone())).wait(Duration::from_secs(60)).build().unwrap();
             let inside = inside.clone();
             working.spawn(async move {
                 for _ in 0..10 {
@@ -515,7 +520,8 @@ on_every_server! {
         db.execute(javas_table(S::NAME)).await;
         let proxy = Proxy::start(&db.url);
         let java = Java::<S> { pool: pool::<S>(&db.url) };
-        let leases = Leases::builder(ShedLockTable::new(pool::<S>(proxy.url()))).ttl(Duration::from_secs(3)).build().unwrap();
+        let leases =
+            Leases::builder(ShedLockTable::new(pool::<S>(proxy.url()))).ttl(Duration::from_secs(3)).build().unwrap();
         let lease = leases.lease("job").acquire().await.unwrap();
         for _ in 0..3 {
             proxy.reset();
@@ -535,7 +541,8 @@ on_every_server! {
         db.execute(javas_table(S::NAME)).await;
         let proxy = Proxy::start(&db.url);
         let java = Java::<S> { pool: pool::<S>(&db.url) };
-        let leases = Leases::builder(ShedLockTable::new(pool::<S>(proxy.url()))).ttl(LONG).holder("unheard").build().unwrap();
+        let leases =
+            Leases::builder(ShedLockTable::new(pool::<S>(proxy.url()))).ttl(LONG).holder("unheard").build().unwrap();
         assert!(java.lock(600.0).await && java.unlock(0.0).await);
         proxy.hold_replies_to("unheard");
         let asking = leases.lease("job").wait(PATIENCE);

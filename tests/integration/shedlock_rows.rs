@@ -153,7 +153,8 @@ on_every_server! {
         };
         is_over.store(true, Ordering::Relaxed);
         polling.join_all().await;
-        let told = format!("{}: 20 grants to a waiter beside {rounds:?} to three programs that poll every {PAUSE:?}", S::NAME);
+        let told =
+            format!("{}: 20 grants to a waiter beside {rounds:?} to three programs that poll every {PAUSE:?}", S::NAME);
         println!("{told}");
         assert!(is_served, "{told}");
     }

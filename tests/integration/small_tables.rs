@@ -21,9 +21,15 @@ on_every_server! {
         for size in SIZES {
             // One with a column outside of every index, one without, and one with an index beside the key.
             let tables = [
-                (format!("t_plain_{size}"), "id BIGINT PRIMARY KEY, n BIGINT, name VARCHAR(20)", (|it| format!("({it}, {it}, 'x')")) as fn(i64) -> String),
+                (
+                    format!("t_plain_{size}"),
+                    "id BIGINT PRIMARY KEY, n BIGINT, name VARCHAR(20)",
+                    (|it| format!("({it}, {it}, 'x')")) as fn(i64) -> String,
+                ),
                 (format!("t_pairs_{size}"), "id BIGINT, n BIGINT, PRIMARY KEY (id, n)", |it| format!("({it}, {it})")),
-                (format!("t_beside_{size}"), "n BIGINT PRIMARY KEY, id BIGINT UNIQUE, name TEXT", |it| format!("({it}, {it}, 'x')")),
+                (format!("t_beside_{size}"), "n BIGINT PRIMARY KEY, id BIGINT UNIQUE, name TEXT", |it| {
+                    format!("({it}, {it}, 'x')")
+                }),
             ];
             for (name, columns, values) in tables {
                 table(&db, &name, columns, size, values).await;

@@ -17,7 +17,10 @@ on_every_database! {
         let mut working = JoinSet::new();
         for _ in 0..4 {
             // As if each were a process.
-            let leases = Leases::builder(oracle.watch(db.pool.clone())).wait(std::time::Duration::from_secs(60)).build().unwrap();
+            let leases = Leases::builder(oracle.watch(db.pool.clone()))
+                .wait(std::time::Duration::from_secs(60))
+                .build()
+                .unwrap();
             let oracle = oracle.clone();
             working.spawn(async move {
                 for _ in 0..10 {

@@ -113,7 +113,10 @@ on_every_database! {
     async fn a_named_body_that_went_on_in_another_task_is_not_under_the_name_of_the_first<S>(db: TestDb<S>) {
         type Pool = sqlx::Pool<<S as Server>::DB>;
         #[with_lock(named, on = pool, key = const "k", tx = _tx)]
-        async fn outer(pool: &Pool, moved: Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>) -> Result<JoinHandle<Result<(), Error>>, Error> {
+        async fn outer(
+            pool: &Pool,
+            moved: Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>,
+        ) -> Result<JoinHandle<Result<(), Error>>, Error> {
             let mut moved = moved;
             poll_once(&mut moved).await;
             Ok(tokio::spawn(moved))

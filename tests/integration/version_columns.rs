@@ -39,9 +39,28 @@ on_every_database! {
 
     async fn a_version_that_is_neither_an_integer_nor_a_timestamp_is_an_error<S>(db: TestDb<S>) {
         let kinds: &[(&str, &str)] = match S::NAME {
-            "PostgreSQL" => &[("double precision", "1.5"), ("numeric", "1"), ("text", "'1'"), ("date", "'2026-01-02'"), ("interval", "'1 day'")],
-            "SQLite" => &[("REAL", "1"), ("INTEGER", "1.5"), ("INTEGER", "'abc'"), ("TEXT", "'1'"), ("TEXT", "'abc'"), ("BLOB", "x'3132'")],
-            _ => &[("DOUBLE", "1.5"), ("DECIMAL(5, 1)", "1"), ("VARCHAR(20)", "'1'"), ("DATE", "'2026-01-02'"), ("TIME", "'01:02:03'")],
+            "PostgreSQL" => &[
+                ("double precision", "1.5"),
+                ("numeric", "1"),
+                ("text", "'1'"),
+                ("date", "'2026-01-02'"),
+                ("interval", "'1 day'"),
+            ],
+            "SQLite" => &[
+                ("REAL", "1"),
+                ("INTEGER", "1.5"),
+                ("INTEGER", "'abc'"),
+                ("TEXT", "'1'"),
+                ("TEXT", "'abc'"),
+                ("BLOB", "x'3132'"),
+            ],
+            _ => &[
+                ("DOUBLE", "1.5"),
+                ("DECIMAL(5, 1)", "1"),
+                ("VARCHAR(20)", "'1'"),
+                ("DATE", "'2026-01-02'"),
+                ("TIME", "'01:02:03'"),
+            ],
         };
         let mut tx = db.pool.acquire().await.unwrap();
         for (number, (kind, value)) in kinds.iter().enumerate() {
@@ -59,7 +78,8 @@ on_databases! {
     [mariadb, mysql]
     async fn integers_of_every_width_are_versions<S>(db: TestDb<S>) {
         let mut conn = db.pool.acquire().await.unwrap();
-        for (number, kind) in ["TINYINT(1)", "TINYINT", "SMALLINT UNSIGNED", "MEDIUMINT", "INT", "BIGINT UNSIGNED"].iter().enumerate() {
+        let kinds = ["TINYINT(1)", "TINYINT", "SMALLINT UNSIGNED", "MEDIUMINT", "INT", "BIGINT UNSIGNED"];
+        for (number, kind) in kinds.iter().enumerate() {
             let table = format!("t_{number}");
             db.execute(&format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, n BIGINT NOT NULL, version \
                                  {kind})")).await;

@@ -225,7 +225,10 @@ on_every_database! {
         row.twice = 100;
         row.save(&db.pool).await.unwrap();
         assert_eq!(row.revision, 2);
-        assert_eq!(db.fetch_text("SELECT kind FROM t_rows WHERE tenant = 'b' AND twice = 2").await.as_deref(), Some("z"));
+        assert_eq!(
+            db.fetch_text("SELECT kind FROM t_rows WHERE tenant = 'b' AND twice = 2").await.as_deref(),
+            Some("z")
+        );
         assert_eq!(db.fetch_text("SELECT kind FROM t_rows WHERE tenant = 'a'").await.as_deref(), Some("x"));
 
         // A version that the field has no room for is not written.

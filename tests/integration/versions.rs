@@ -22,7 +22,10 @@ on_every_database! {
         assert_eq!(item().expected(found.version.clone()).bump(&mut *conn).await.unwrap(), Version::Number(2));
         let conflict = item().expected(found.version).bump(&mut *conn).await.unwrap_err();
         let Error::Conflict { table: Some(table), expected, found, .. } = &conflict else { panic!("{conflict:?}") };
-        assert_eq!((table.as_str(), expected, found), ("t_items", &Some(Version::Number(1)), &Some(Version::Number(2))));
+        assert_eq!(
+            (table.as_str(), expected, found),
+            ("t_items", &Some(Version::Number(1)), &Some(Version::Number(2)))
+        );
         assert!(conflict.is_conflict());
         assert_eq!(db.fetch_i64("SELECT version FROM t_items WHERE item_id = 8").await, Some(1));
 
@@ -35,9 +38,27 @@ on_every_database! {
 
     async fn timestamps_serve_as_versions_at_every_precision<S>(db: TestDb<S>) {
         let kinds: &[&str] = match S::NAME {
-            "PostgreSQL" => &["timestamptz", "timestamptz(4)", "timestamptz(3)", "timestamptz(2)", "timestamptz(1)", "timestamptz(0)", "timestamp", "timestamp(0)"],
+            "PostgreSQL" => &[
+                "timestamptz",
+                "timestamptz(4)",
+                "timestamptz(3)",
+                "timestamptz(2)",
+                "timestamptz(1)",
+                "timestamptz(0)",
+                "timestamp",
+                "timestamp(0)",
+            ],
             "SQLite" => &["TEXT", "TIMESTAMP"],
-            _ => &["DATETIME(6)", "DATETIME(5)", "DATETIME(3)", "DATETIME(2)", "DATETIME(1)", "DATETIME", "TIMESTAMP(6) NULL", "TIMESTAMP NULL"],
+            _ => &[
+                "DATETIME(6)",
+                "DATETIME(5)",
+                "DATETIME(3)",
+                "DATETIME(2)",
+                "DATETIME(1)",
+                "DATETIME",
+                "TIMESTAMP(6) NULL",
+                "TIMESTAMP NULL",
+            ],
         };
         for (number, kind) in kinds.iter().enumerate() {
             let table = format!("t_{number}");

@@ -29,7 +29,12 @@ macro_rules! renamed {
                 "camelCase" => "inStock2".to_owned(),
                 _ => "InStock2".to_owned(),
             };
-            let table = format!("CREATE TABLE t_renamed ({} INTEGER, {} INTEGER, {} INTEGER)", names[0], column("in_stock2"), names[1]);
+            let table = format!(
+                "CREATE TABLE t_renamed ({} INTEGER, {} INTEGER, {} INTEGER)",
+                names[0],
+                column("in_stock2"),
+                names[1]
+            );
             sqlx::raw_sql(sqlx::AssertSqlSafe(table)).execute(&shop.db).await.unwrap();
             sqlx::raw_sql("INSERT INTO t_renamed VALUES (7, 5, 1)").execute(&shop.db).await.unwrap();
             let mut item = $module::Article::load(&shop.db, 7).await.unwrap();

@@ -29,7 +29,15 @@ impl Api for Shop {
     }
 }
 
-#[with_lock(named, on = &shop.db, key = const "k", wait = "0s", tx = _tx, on_busy = Err(Status(8, text)), map_err = to_status)]
+#[with_lock(
+    named,
+    on = &shop.db,
+    key = const "k",
+    wait = "0s",
+    tx = _tx,
+    on_busy = Err(Status(8, text)),
+    map_err = to_status
+)]
 async fn unless_busy(shop: &Shop, text: String) -> Result<String, Status> {
     Ok(text)
 }

@@ -53,7 +53,15 @@ impl Shop {
         Ok(items.into_iter().map(|(item_id, ..)| item_id).collect())
     }
 
-    #[with_lock(row, on = &self.db, table = "t_items", by(item_id = item_id), skip_locked, rows = items: Vec<Item>, tx = tx)]
+    #[with_lock(
+        row,
+        on = &self.db,
+        table = "t_items",
+        by(item_id = item_id),
+        skip_locked,
+        rows = items: Vec<Item>,
+        tx = tx
+    )]
     async fn stock_if_free(&self, item_id: i64) -> Result<i64, ShopError> {
         let _ = &mut *tx;
         Ok(items.iter().map(|it| it.stock).sum())
@@ -137,8 +145,17 @@ async fn the_only(shop: &Shop, version: i64) -> Result<i64, ShopError> {
     Ok(item.stock)
 }
 
-#[with_lock(row, on = &shop.db, table = "t_items", order_by(item_id), limit = 1, skip_locked, row = item: Item, attempts = 2,
-    tx = _tx)]
+#[with_lock(
+    row,
+    on = &shop.db,
+    table = "t_items",
+    order_by(item_id),
+    limit = 1,
+    skip_locked,
+    row = item: Item,
+    attempts = 2,
+    tx = _tx
+)]
 async fn the_first(shop: &Shop) -> Result<i64, Error> {
     Ok(item.item_id)
 }

@@ -132,7 +132,16 @@ fn conflict() -> Error {
 }
 
 /// Each attempt sells one and fails, until the last.
-#[with_lock(row, on = &shop.db, table = "t_items", by(item_id = id), attempts = 3, deadline = "30s", as = attempt, tx = tx)]
+#[with_lock(
+    row,
+    on = &shop.db,
+    table = "t_items",
+    by(item_id = id),
+    attempts = 3,
+    deadline = "30s",
+    as = attempt,
+    tx = tx
+)]
 async fn third_time_lucky(shop: &Shop, id: i64, name: String) -> Result<(u32, String), ShopError> {
     sell(&mut tx).await?;
     if attempt < 3 {

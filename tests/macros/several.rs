@@ -117,7 +117,15 @@ async fn robbed_of_one(shop: &Shop) -> Result<(), Error> {
     std::future::pending().await
 }
 
-#[with_lock(lease, on = &shop.leases, keys = const ["a", "b"], ttl = "300ms", on_lost = continue, min_hold = "1m", as = leases)]
+#[with_lock(
+    lease,
+    on = &shop.leases,
+    keys = const ["a", "b"],
+    ttl = "300ms",
+    on_lost = continue,
+    min_hold = "1m",
+    as = leases
+)]
 async fn robbed_of_one_and_goes_on(shop: &Shop, ended: &AtomicU32) -> Result<(), Error> {
     shop.leases.steal("b").await?;
     assert_eq!(leases.lost().await, "b");

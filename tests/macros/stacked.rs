@@ -22,7 +22,12 @@ async fn upper_first(leases: &Keys) -> Result<String, Error> {
 #[with_lock(lease, on = leases, key = "one")]
 #[tracing::instrument(skip_all)]
 #[lockkit::with_lock(lease, on = leases, key = format!("two {}", held(leases, "one").await))]
-#[crate::stacked::renamed::with_lock(lease, on = leases, key = format!("three {}", held(leases, "two true").await), as = lower)]
+#[crate::stacked::renamed::with_lock(
+    lease,
+    on = leases,
+    key = format!("three {}", held(leases, "two true").await),
+    as = lower
+)]
 async fn three_of_them(leases: &Keys) -> Result<String, Error> {
     Ok(lower.key().as_str().to_owned())
 }

@@ -50,7 +50,15 @@ mod locked {
     }
 
     #[with_lock(lease, on = &shop.leases, key = "r")]
-    #[with_lock(row, on = &shop.db, table = "t_items", by(item_id = 7), rows = items: Vec<(i64, i64, i64)>, attempts = 2, tx = tx)]
+    #[with_lock(
+        row,
+        on = &shop.db,
+        table = "t_items",
+        by(item_id = 7),
+        rows = items: Vec<(i64, i64, i64)>,
+        attempts = 2,
+        tx = tx
+    )]
     pub(super) async fn rows(shop: &Shop) -> Result<usize, ShopError> {
         sell(&mut tx).await?;
         Ok(items.len())

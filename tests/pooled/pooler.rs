@@ -104,7 +104,8 @@ on_databases! {
                     let mut tx = lockkit::begin(&pool).await.unwrap();
                     let wait = if round % 2 == 0 { Wait::Unbounded } else { Wait::AtMost(PATIENCE) };
                     NamedLock::new("n").wait(wait).lock(&mut *tx).await.unwrap();
-                    let row: Item = RowLock::table("item").by("id", 0_i64).wait(wait).fetch_one(&mut *tx).await.unwrap();
+                    let row: Item =
+                        RowLock::table("item").by("id", 0_i64).wait(wait).fetch_one(&mut *tx).await.unwrap();
                     let next = row.version + 1;
                     raw_sql(sqlx::AssertSqlSafe(format!("UPDATE item SET version = {next} WHERE id = 0")))
                         .execute(&mut *tx)
@@ -161,7 +162,8 @@ on_databases! {
                     let mut tx = lockkit::begin(&pool).await.unwrap();
                     let first = RowLock::table("public.item").order_by("id").skip_locked();
                     let Some(job) = first.fetch_optional::<Item>(&mut tx).await.unwrap() else { break taken };
-                    let of_its_kind = RowLock::table("item").by("name", "one").order_by("version").limit(1).skip_locked();
+                    let of_its_kind =
+                        RowLock::table("item").by("name", "one").order_by("version").limit(1).skip_locked();
                     of_its_kind.lock(&mut tx).await.unwrap();
                     job.delete(&mut tx).await.unwrap();
                     tx.commit().await.unwrap();

@@ -129,7 +129,8 @@ fn planted() -> Vec<Entry> {
             pub async fn begin() {}
             pub async fn inner() {}
             pub fn later() -> impl Future<Output = u8> + Send {}
-            impl<S: Store, F: Fn() -> S> Lease<S> where S: Sync { pub async fn lost(&self) { if x {} } async fn private() {} }
+            impl<S: Store, F: Fn() -> S> Lease<S> where S: Sync { \
+                pub async fn lost(&self) { if x {} } async fn private() {} }
             impl<S> Request<S> { pub(crate) async fn ask() {} #[must_use] pub async fn acquire() {} pub fn now() {} }
             impl<S> Request<S> { pub fn run(self) -> Pin<Box<dyn Future<Output = S>>> {} }
             impl Unexported { pub async fn step() {} }

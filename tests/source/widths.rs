@@ -18,8 +18,8 @@ fn too_long(text: &str) -> Vec<usize> {
 
 #[test]
 fn no_line_is_too_long() {
-    let published = |file: &str| ["lockkit/", "lockkit-macros/", "stores/"].iter().any(|it| file.starts_with(it));
-    let code = files("", ".rs").into_iter().filter(|(file, _)| published(file));
+    // The compiler's message in the `.stderr` beside this file quotes its line.
+    let code = files("", ".rs").into_iter().filter(|(file, _)| file != "tests/macros/ui/hidden_operations.rs");
     // The results of benchmarks are written by a program.
     let documents = files("", ".md").into_iter().filter(|(file, _)| !file.starts_with("docs/benchmarks/"));
     let complaints: Vec<_> = code

@@ -150,7 +150,9 @@ async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
             SELECT * FROM performance_schema.threads
             WHERE processlist_db = DATABASE() AND processlist_id <> CONNECTION_ID()
         )
-        SELECT CONCAT_WS(' ', 'session', processlist_id, 'is in', processlist_command, processlist_state, processlist_info)
+        SELECT CONCAT_WS(
+            ' ', 'session', processlist_id, 'is in', processlist_command, processlist_state, processlist_info
+        )
         FROM others
         WHERE processlist_command <> 'Sleep'
         UNION ALL
@@ -158,7 +160,9 @@ async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
         FROM performance_schema.events_transactions_current JOIN others USING (thread_id)
         WHERE state = 'ACTIVE'
         UNION ALL
-        SELECT CONCAT_WS(' ', 'session', processlist_id, 'has a lock:', object_type, object_name, lock_type, lock_status)
+        SELECT CONCAT_WS(
+            ' ', 'session', processlist_id, 'has a lock:', object_type, object_name, lock_type, lock_status
+        )
         FROM performance_schema.metadata_locks JOIN others ON thread_id = owner_thread_id";
     Ok(sqlx::MySql::fetch_texts(conn, sql).await?.into_iter().flatten().collect())
 }

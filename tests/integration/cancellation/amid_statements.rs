@@ -32,7 +32,8 @@ on_databases! { [postgres]
         db.execute("CREATE TABLE item (id BIGINT NOT NULL PRIMARY KEY)").await;
         db.execute("INSERT INTO item VALUES (1)").await;
         let options: PgConnectOptions = db.url.parse().unwrap();
-        let pool = PgPool::connect_with(options.options([("client_connection_check_interval", "100ms")])).await.unwrap();
+        let pool =
+            PgPool::connect_with(options.options([("client_connection_check_interval", "100ms")])).await.unwrap();
         let row = || RowLock::table("item").by("id", 1_i64).wait(Duration::from_secs(30));
         let body = async {
             let mut tx = lockkit::begin(&pool).await.unwrap();
@@ -47,7 +48,9 @@ on_databases! { [postgres]
 }
 
 on_databases! { [mariadb, mysql]
-    async fn a_transaction_that_was_dropped_amid_a_statement_closes_its_connection_and_says_nothing_on_it<S>(db: TestDb<S>) {
+    async fn a_transaction_that_was_dropped_amid_a_statement_closes_its_connection_and_says_nothing_on_it<S>(
+        db: TestDb<S>
+    ) {
         note_panics();
         let proxy = Proxy::start(&db.url);
         let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
@@ -66,7 +69,11 @@ on_databases! { [mariadb, mysql]
         proxy.hold_replies_to(STATEMENT);
         let locking = RowLock::table("lockkit_amid").by("id", 1_i64);
         assert!(timeout(MOMENT, locking.lock(&mut tx)).await.is_err(), "its answer is held back");
-        assert_eq!(spoken_after_the_drop(&proxy, async { tx.rollback().await.unwrap(); sleep(MOMENT * 2).await }).await, 0);
+        let amid = async {
+            tx.rollback().await.unwrap();
+            sleep(MOMENT * 2).await;
+        };
+        assert_eq!(spoken_after_the_drop(&proxy, amid).await, 0);
 
         assert_eq!(panics(), Vec::<String>::new());
         db.assert_nothing_left().await;

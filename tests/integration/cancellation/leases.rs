@@ -28,7 +28,9 @@ on_every_database! {
         ];
         for (which, request) in requests {
             bench.drop_everywhere(("LeaseRequest::acquire", which), async || (request().acquire(), ()), nothing).await;
-            bench.drop_everywhere(("LeaseRequest::try_acquire", which), async || (request().try_acquire(), ()), nothing).await;
+            bench
+                .drop_everywhere(("LeaseRequest::try_acquire", which), async || (request().try_acquire(), ()), nothing)
+                .await;
             let run = async || {
                 let body = async |lease: Made<S>| {
                     let mut tx = lockkit::begin(pool).await?;

@@ -11,8 +11,16 @@ on_every_database! {
         let Bench { db, leases, pool } = &bench;
         let request = || leases.all(["k", "l", "m"]).wait(PATIENCE);
 
-        bench.drop_everywhere(("LeaseRequest::acquire", "several keys"), async || (request().acquire(), ()), nothing).await;
-        bench.drop_everywhere(("LeaseRequest::try_acquire", "several keys"), async || (request().try_acquire(), ()), nothing).await;
+        bench
+            .drop_everywhere(("LeaseRequest::acquire", "several keys"), async || (request().acquire(), ()), nothing)
+            .await;
+        bench
+            .drop_everywhere(
+                ("LeaseRequest::try_acquire", "several keys"),
+                async || (request().try_acquire(), ()),
+                nothing,
+            )
+            .await;
         let run = async || {
             let body = async |leases: MadeAll<S>| {
                 let mut tx = lockkit::begin(pool).await?;
@@ -36,8 +44,16 @@ on_every_database! {
         let Bench { db, leases, pool } = &bench;
         let request = || leases.semaphore("k", 4).take(3).wait(PATIENCE);
 
-        bench.drop_everywhere(("LeaseRequest::acquire", "several permits"), async || (request().acquire(), ()), nothing).await;
-        bench.drop_everywhere(("LeaseRequest::try_acquire", "several permits"), async || (request().try_acquire(), ()), nothing).await;
+        bench
+            .drop_everywhere(("LeaseRequest::acquire", "several permits"), async || (request().acquire(), ()), nothing)
+            .await;
+        bench
+            .drop_everywhere(
+                ("LeaseRequest::try_acquire", "several permits"),
+                async || (request().try_acquire(), ()),
+                nothing,
+            )
+            .await;
         let run = async || {
             let body = async |permits: MadeAll<S>| {
                 let mut tx = lockkit::begin(pool).await?;
@@ -55,7 +71,9 @@ on_every_database! {
             other.release().await.unwrap();
         };
         let blocked = async || (request().acquire(), held().await);
-        bench.drop_blocked(("LeaseRequest::acquire", "several permits, some of which are held"), blocked, release).await;
+        bench
+            .drop_blocked(("LeaseRequest::acquire", "several permits, some of which are held"), blocked, release)
+            .await;
     }
 
     async fn what_a_holder_of_several_asks_can_be_dropped_at_any_point<S>(db: TestDb<S>) {

@@ -21,7 +21,8 @@ on_every_database! {
         assert!(out.get() > 0);
         assert_eq!(leases.show("k").await.unwrap(), None);
 
-        let failed: Result<(), Error> = leases.lease("k").run(|_| async { Err(lockkit::Key::new("").unwrap_err()) }).await;
+        let failed: Result<(), Error> =
+            leases.lease("k").run(|_| async { Err(lockkit::Key::new("").unwrap_err()) }).await;
         assert!(failed.is_err());
         assert_eq!(leases.show("k").await.unwrap(), None);
     }

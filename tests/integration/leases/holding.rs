@@ -117,7 +117,8 @@ on_every_database! {
         let _a = leases.lease("job:a").acquire().await.unwrap();
         let _other = leases.lease("order:1").acquire().await.unwrap();
         let _wild = leases.lease("job_%").acquire().await.unwrap();
-        let keys = |list: Vec<lockkit::store::LeaseInfo>| list.into_iter().map(|it| it.key.to_string()).collect::<Vec<_>>();
+        let keys =
+            |list: Vec<lockkit::store::LeaseInfo>| list.into_iter().map(|it| it.key.to_string()).collect::<Vec<_>>();
         assert_eq!(keys(leases.list("job:").await.unwrap()), ["job:a", "job:b"]);
         assert_eq!(keys(leases.list("job_%").await.unwrap()), ["job_%"], "a prefix is text, not a pattern");
         assert_eq!(leases.list("").await.unwrap().len(), 4);
@@ -135,7 +136,8 @@ on_every_database! {
     async fn keys_that_differ_in_any_byte_are_different_leases<S>(db: TestDb<S>) {
         let long = "x".repeat(255);
         let longer = format!("{}y", &long[..254]);
-        let keys = ["abc", "ABC", "abc ", " abc", "é", "e\u{301}", "'; DROP TABLE lockkit_lease; --", "%", "_", "\\", "🔑", &long, &longer];
+        let injection = "'; DROP TABLE lockkit_lease; --";
+        let keys = ["abc", "ABC", "abc ", " abc", "é", "e\u{301}", injection, "%", "_", "\\", "🔑", &long, &longer];
         let leases = Leases::new(db.pool.clone());
         let mut held = Vec::new();
         for key in keys {
@@ -188,7 +190,8 @@ on_every_database! {
 on_every_server! {
     async fn an_unreachable_server_costs_the_lease_when_trust_runs_out<S>(db: TestDb<S>) {
         let proxy = support::Proxy::start(&db.url);
-        let pool = sqlx::pool::PoolOptions::<<S as Server>::DB>::new().max_connections(2).connect(proxy.url()).await.unwrap();
+        let pool =
+            sqlx::pool::PoolOptions::<<S as Server>::DB>::new().max_connections(2).connect(proxy.url()).await.unwrap();
         let leases = Leases::builder(pool).ttl(MILLIS(900)).build().unwrap();
         let lease = leases.lease("k").acquire().await.unwrap();
         proxy.stall(true);

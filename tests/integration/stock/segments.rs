@@ -15,7 +15,10 @@ on_every_database! {
         assert_eq!(taken.segments().count(), 4, "{taken:?}");
 
         let refused = stock.take(66).await.unwrap_err();
-        assert!(matches!(&refused, Error::SoldOut { key, wanted: 66, left: 65, .. } if *key == "sku:42"), "{refused:?}");
+        assert!(
+            matches!(&refused, Error::SoldOut { key, wanted: 66, left: 65, .. } if *key == "sku:42"),
+            "{refused:?}"
+        );
 
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         assert_eq!(stock.take_in(&mut *tx, 65).await.unwrap().amount(), 65);

@@ -384,7 +384,9 @@ fn planted_changes_of_the_api_are_seen() {
 
 #[test]
 fn names_are_counted_once_and_where_they_are() {
-    let files = [("lib.rs".to_owned(), "pub mod store { pub struct Claim; } pub struct Lease; impl Lease { pub fn f() {} } #[macro_export] macro_rules! Lease { () => {} }".to_owned())];
+    let source = "pub mod store { pub struct Claim; } pub struct Lease; impl Lease { pub fn f() {} } \
+                  #[macro_export] macro_rules! Lease { () => {} }";
+    let files = [("lib.rs".to_owned(), source.to_owned())];
     let entries = entries(&files);
     assert_eq!(names(&entries, "lockkit"), BTreeSet::from(["Lease", "store"]));
     assert_eq!(names(&entries, "lockkit::store"), BTreeSet::from(["Claim"]));

@@ -77,9 +77,10 @@ impl Panel {
         for (from, to, text) in &self.marks {
             let width = ((to - from) * PIXELS_PER_SECOND).max(1.5);
             let (left, height) = (x(*from), bottom - first);
+            let paint = r##"fill="#e15759" opacity="0.22""##;
             writeln!(
                 svg,
-                r##"<rect x="{left:.1}" y="{first:.1}" width="{width:.1}" height="{height:.1}" fill="#e15759" opacity="0.22"/>
+                r##"<rect x="{left:.1}" y="{first:.1}" width="{width:.1}" height="{height:.1}" {paint}/>
 <text x="{left:.1}" y="{:.1}" font-size="8" fill="#a33">{}</text>"##,
                 first - 4.0,
                 escape(text)
@@ -93,9 +94,10 @@ impl Panel {
             let colour = COLOURS[hold.worker as usize % COLOURS.len()];
             // Full where it was committed, pale where it was not.
             let (opacity, height) = if hold.answer == Some(Answer::Committed) { (1.0, 11) } else { (0.45, 7) };
+            let paint = format!(r#"fill="{colour}" opacity="{opacity}""#);
             writeln!(
                 svg,
-                r#"<rect x="{:.1}" y="{:.1}" width="{width:.1}" height="{height}" fill="{colour}" opacity="{opacity}"><title>{}</title></rect>"#,
+                r#"<rect x="{:.1}" y="{:.1}" width="{width:.1}" height="{height}" {paint}><title>{}</title></rect>"#,
                 x(hold.from),
                 y + 2.0,
                 escape(&hold.text)
@@ -103,9 +105,10 @@ impl Panel {
         }
         for (at, text) in &self.violations {
             let x = x(*at);
+            let paint = r##"stroke="#d00" stroke-width="2""##;
             writeln!(
                 svg,
-                r##"<line x1="{x:.1}" y1="{first:.1}" x2="{x:.1}" y2="{bottom:.1}" stroke="#d00" stroke-width="2"><title>{}</title></line>"##,
+                r#"<line x1="{x:.1}" y1="{first:.1}" x2="{x:.1}" y2="{bottom:.1}" {paint}><title>{}</title></line>"#,
                 escape(text)
             )?;
         }
@@ -127,10 +130,13 @@ impl Panel {
 pub(super) fn svg(database: &str, panels: &[&Panel]) -> String {
     let width = LEFT + 40.0 + panels.iter().map(|it| it.seconds * PIXELS_PER_SECOND).fold(400.0, f64::max);
     let height = 40.0 + panels.iter().map(|it| it.height()).sum::<f64>();
+    let font = r#"font-family="sans-serif" font-size="10""#;
+    let legend = "holders of each key, a colour for each worker. Full: committed. \
+                  Red: the fault; a red line: a violation.";
     let mut svg = format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" font-family="sans-serif" font-size="10">
+        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" {font}>
 <rect width="100%" height="100%" fill="white"/>
-<text x="8" y="20" font-size="14">{}: holders of each key, a colour for each worker. Full: committed. Red: the fault; a red line: a violation.</text>
+<text x="8" y="20" font-size="14">{}: {legend}</text>
 "#,
         escape(database)
     );

@@ -54,7 +54,9 @@ impl Driver {
                 manager.set_retry(100_000, Duration::from_millis(5));
                 Peer::RsLock(manager)
             }
-            "zookeeper-client" => Peer::ZooKeeper(Client::connect(job["zookeeper"].as_str().context("ZooKeeper")?).await?),
+            "zookeeper-client" => {
+                Peer::ZooKeeper(Client::connect(job["zookeeper"].as_str().context("ZooKeeper")?).await?)
+            }
             other => bail!("unknown peer {other}"),
         };
         Ok(Self { peer, pool: pool().connect(url).await?, is_hot_row: job["scenario"] == "hot-row" })

@@ -64,7 +64,8 @@ pub(super) fn prepare(folder: &Path, port: u16) -> io::Result<Launch> {
             .arg(format!("--wsrep-node-incoming-address=127.0.0.1:{}", port + node))
             .arg(format!("--wsrep-sst-receive-address=127.0.0.1:{}", between_nodes(1)))
             .arg(format!(
-                "--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{};ist.recv_addr=127.0.0.1:{};gcache.size=32M",
+                "--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:{};ist.recv_addr=127.0.0.1:{};\
+                 gcache.size=32M",
                 between_nodes(2),
                 between_nodes(3),
             ));
