@@ -21,8 +21,6 @@
 //! | at least the greatest so far | the latest | the latest | the latest |
 //! | a lower one | late, the next one counts | late | late, the next one counts |
 
-use std::collections::HashMap;
-
 use crate::{
     fifo::{Fifo, Place},
     value::fence::Fence,
@@ -32,8 +30,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct State<C, L, H> {
     waiting: Fifo<C>,
-    /// What was handed over to callers who have not taken it yet.
-    handed_over: HashMap<Place, L>,
+    /// What was handed over to callers who have not taken it yet: one lease, or two after a theft.
+    handed_over: Vec<(Place, L)>,
     /// How often the first of them learned who has the lease, or got it.
     answers: u64,
     /// The greatest fence that the store has granted to this process.
@@ -78,16 +76,21 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
     pub(super) fn leave(&mut self, place: Place) -> Left<C, L> {
         let was_first = self.waiting.is_first(place);
         self.waiting.leave(place);
-        Left { next: self.first().filter(|_| was_first), handed_over: self.handed_over.remove(&place) }
+        Left { next: self.first().filter(|_| was_first), handed_over: self.take(place) }
     }
 
     /// Takes what was handed over to this caller.
     pub(super) fn standing(&mut self, place: Place) -> Standing<L> {
-        match self.handed_over.remove(&place) {
+        match self.take(place) {
             Some(lease) => Standing::HandedOver(lease),
             None if self.waiting.is_first(place) => Standing::First,
             None => Standing::Behind,
         }
+    }
+
+    fn take(&mut self, place: Place) -> Option<L> {
+        let at = self.handed_over.iter().position(|(whose, _)| *whose == place)?;
+        Some(self.handed_over.swap_remove(at).1)
     }
 
     /// The first caller has learned who has the lease.
@@ -107,7 +110,7 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
         }
         let (lease, holder) = make(self.waiting.first()?.1)?;
         let (place, caller) = self.waiting.take_first().expect("BUG: it was there");
-        self.handed_over.insert(place, lease);
+        self.handed_over.push((place, lease));
         self.holder = Some(holder);
         self.answers += 1;
         Some(Served { caller, next: self.first() })
@@ -142,7 +145,7 @@ impl<C: Clone, L, H: PartialEq> State<C, L, H> {
 
 impl<C, L, H> Default for State<C, L, H> {
     fn default() -> Self {
-        let (waiting, handed_over) = (Fifo::default(), HashMap::new());
+        let (waiting, handed_over) = (Fifo::default(), Vec::new());
         Self { waiting, handed_over, answers: 0, fence: Fence::from(0), holder: None }
     }
 }
