@@ -94,7 +94,7 @@ impl<S: LeaseStore> Subject<S> {
         match self.store.lease_acquire(claim).await? {
             Acquired::Granted(grant) => Ok(grant),
             held @ Acquired::Held { .. } => {
-                Err(Failed(format!("`{}` is free, and asked for it says {held:?}", claim.key)))
+                Err(Failed::new(format!("`{}` is free, and asked for it says {held:?}", claim.key)))
             }
         }
     }
@@ -108,7 +108,7 @@ impl<S: LeaseStore> Subject<S> {
         let answers = self.store.lease_renew(&[renewal]).await?;
         match *answers {
             [answer] => Ok(answer),
-            _ => Err(Failed(format!("{} answers to one renewal", answers.len()))),
+            _ => Err(Failed::new(format!("{} answers to one renewal", answers.len()))),
         }
     }
 
@@ -120,7 +120,7 @@ impl<S: LeaseStore> Subject<S> {
     async fn held(&self, claim: &Claim) -> Result<LeaseRecord, Failed> {
         match self.look(claim).await? {
             Some(held) if held.token == claim.token => Ok(held),
-            other => Err(Failed(format!("`{}` is held, and looked at it says {other:?}", claim.key))),
+            other => Err(Failed::new(format!("`{}` is held, and looked at it says {other:?}", claim.key))),
         }
     }
 
@@ -172,7 +172,7 @@ async fn a_held_lease_is_refused_and_stays_as_it_was<S: LeaseStore>(store: Subje
                 ensure!(free_in > LESS && free_in <= LONG, "it lives {LONG:?}, and others hear {free_in:?}");
             }
             granted @ Acquired::Granted(_) => {
-                return Err(Failed(format!("asked for a held lease it says {granted:?}")));
+                return Err(Failed::new(format!("asked for a held lease it says {granted:?}")));
             }
         }
     }
@@ -406,7 +406,7 @@ async fn a_lease_stays_taken_by_nobody_for_its_least_holding_time<S: LeaseStore>
     let refused = store.store.lease_acquire(&store.claim("k", LONG)).await?;
     ensure!(matches!(refused, Acquired::Held { .. }), "it stays taken for {LONG:?}, and asked for it says {refused:?}");
     let Some(LeaseRecord { token, info }) = store.look(&claim).await? else {
-        return Err(Failed(format!("it stays taken for {LONG:?} and shows as free")));
+        return Err(Failed::new(format!("it stays taken for {LONG:?} and shows as free")));
     };
     ensure!(token.is_nobody(), "it is held by nobody, but its token is not made by `Token::nobody`");
     ensure!(info.expires_in > LESS, "it stays taken for {LONG:?} and shows {:?}", info.expires_in);
@@ -511,7 +511,7 @@ async fn several_leases_are_granted_in_the_order_of_the_claims<S: LeaseStore>(st
     let claims = ["a", "b", "c"].map(|name| store.claim(name, LONG));
     let granted = store.store.lease_acquire_all(&claims).await?;
     let AcquiredAll::Granted(grants) = granted else {
-        return Err(Failed(format!("three free leases, asked for together, say {granted:?}")));
+        return Err(Failed::new(format!("three free leases, asked for together, say {granted:?}")));
     };
     ensure!(grants.len() == 3, "{} grants for three claims", grants.len());
     for (claim, grant) in claims.iter().zip(&grants) {
@@ -531,7 +531,7 @@ async fn several_leases_are_granted_all_or_none<S: LeaseStore>(store: Subject<S>
         let fence = store.take(&holder).await?.fence;
         let answer = store.store.lease_acquire_all(&claims).await?;
         let AcquiredAll::Held { key, .. } = &answer else {
-            return Err(Failed(format!("one of three is held, and asked for them together it says {answer:?}")));
+            return Err(Failed::new(format!("one of three is held, and asked for them together it says {answer:?}")));
         };
         ensure!(*key == holder.key, "`{}` is held, and it blames `{key}`", holder.key);
         ensure!(store.held(&holder).await?.info.fence == fence, "the holder of `{}` lost it", holder.key);
