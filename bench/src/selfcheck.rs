@@ -147,11 +147,18 @@ impl Work for Planted {
 pub(crate) async fn run() -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for (bug, expected) in Bug::ALL {
-        let complaints = complaints(bug).await?;
-        let is_seen = match expected {
+        let is_seen = |complaints: &[String]| match expected {
             None => complaints.is_empty(),
             Some(expected) => complaints.iter().any(|it| it.starts_with(expected)),
         };
+        let mut complaints = complaints_of(bug).await?;
+        // A busy machine may do too little work for the bug to show.
+        for _ in 0..2 {
+            if expected.is_some() && !is_seen(&complaints) {
+                complaints = complaints_of(bug).await?;
+            }
+        }
+        let is_seen = is_seen(&complaints);
         let first = complaints.first().map_or("nothing", String::as_str);
         let verdict = if is_seen { "as expected" } else { "NOT AS EXPECTED" };
         println!("{:15} {verdict}: {first}", format!("{bug:?}"));
@@ -163,7 +170,7 @@ pub(crate) async fn run() -> Result<ExitCode> {
 }
 
 /// What all oracles say of a load over this bug.
-async fn complaints(bug: Bug) -> Result<Vec<String>> {
+async fn complaints_of(bug: Bug) -> Result<Vec<String>> {
     let job = Job {
         scenario: Scenario::HotLease,
         contender: format!("{bug:?}"),
