@@ -1,18 +1,20 @@
 //! Leases that one task of a process hands to the next without asking the database.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::Poll,
     time::Duration,
 };
 
 use lockkit::{Error, Fence, Lease, Leases, Released, store::LeaseStore};
 use support::{Server, TestDb, on_every_database, on_every_server};
 use tokio::{
+    sync::oneshot,
     task::{JoinHandle, JoinSet},
     time::{sleep, timeout},
 };
@@ -20,18 +22,25 @@ use tokio::{
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
 
 /// A task that waits for the lease. It is in the queue when this returns: a request joins it with its first poll.
-fn waiting<S: LeaseStore>(leases: &Leases<S>) -> JoinHandle<Lease<S>> {
-    let mut acquiring = Box::pin(leases.lease("k").wait(Duration::from_secs(60)).acquire());
-    let first = acquiring.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(first.is_pending());
-    tokio::spawn(async move { acquiring.await.expect("a lease") })
+async fn waiting<S: LeaseStore>(leases: &Leases<S>) -> JoinHandle<Lease<S>> {
+    let request = leases.lease("k").wait(Duration::from_secs(60));
+    let (joined, has_joined) = oneshot::channel();
+    let waiting = tokio::spawn(async move {
+        let mut acquiring = pin!(request.acquire());
+        let first = poll_fn(|context| Poll::Ready(acquiring.as_mut().poll(context))).await;
+        assert!(first.is_pending());
+        joined.send(()).expect("the test waits");
+        acquiring.await.expect("a lease")
+    });
+    has_joined.await.expect("a poll");
+    waiting
 }
 
 /// A handle to a lease of the key that was handed on, and the lease of the next holder.
 async fn stale_and_next<S: LeaseStore>(leases: &Leases<S>) -> (Lease<S>, Lease<S>) {
     let mut next = None;
     let stale = leases.lease("k").run(async |lease| {
-        next = Some(waiting(leases));
+        next = Some(waiting(leases).await);
         Ok::<_, Error>(lease)
     });
     let stale = stale.await.expect("a body");
@@ -98,7 +107,7 @@ on_every_database! {
         db.execute("CREATE TABLE t (n INT)").await;
         let leases = Leases::new(db.pool.clone());
         let first = leases.lease("k").acquire().await.unwrap();
-        let (waits, fence) = (waiting(&leases), first.fence().get());
+        let (waits, fence) = (waiting(&leases).await, first.fence().get());
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
         first.commit(tx).await.unwrap();
@@ -155,7 +164,7 @@ on_every_database! {
         db.execute("CREATE TABLE t (n INT)").await;
         let leases = Leases::new(db.pool.clone());
         let first = leases.lease("k").acquire().await.unwrap();
-        let (waits, fence) = (waiting(&leases), first.fence());
+        let (waits, fence) = (waiting(&leases).await, first.fence());
         Leases::new(db.pool.clone()).steal("k").await.unwrap().unwrap();
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         S::execute(&mut tx, "INSERT INTO t VALUES (1)").await.unwrap();
@@ -171,12 +180,12 @@ on_every_database! {
         let others = Leases::new(db.pool.clone());
         for polls in 1..12 {
             let first = leases.lease("k").wait(Duration::from_secs(20)).acquire().await.unwrap();
-            let waits = waiting(&leases);
+            let waits = waiting(&leases).await;
             let mut tx = lockkit::begin(&db.pool).await.unwrap();
             S::execute(&mut tx, &format!("INSERT INTO t VALUES ({polls})")).await.unwrap();
             let mut commit = Box::pin(first.commit(tx));
             let mut polled = 0;
-            let dropped = std::future::poll_fn(|context| {
+            let dropped = poll_fn(|context| {
                 let done = commit.as_mut().poll(context).is_ready();
                 polled += 1;
                 if done || polled == polls { Poll::Ready(!done) } else { Poll::Pending }
@@ -221,7 +230,7 @@ on_every_server! {
     async fn a_lease_that_a_transaction_has_verified_is_not_handed_on_before_its_end<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
         let first = leases.lease("k").acquire().await.unwrap();
-        let next = waiting(&leases);
+        let next = waiting(&leases).await;
         let mut tx = lockkit::begin(&db.pool).await.unwrap();
         first.verify(&mut tx).await.unwrap();
         let releasing = tokio::spawn(first.release());
