@@ -210,7 +210,7 @@ mod tests {
     #[tokio::test]
     async fn each_planted_bug_is_seen_and_a_correct_lock_is_not_complained_of() {
         for (bug, expected) in Bug::ALL {
-            let complaints = complaints(bug).await.expect("a load in memory");
+            let complaints = complaints_of(bug).await.expect("a load in memory");
             match expected {
                 None => assert_eq!(complaints, [""; 0]),
                 Some(expected) => {
