@@ -1,11 +1,17 @@
 //! `SQLite`: a database is a file in a folder of its own.
 
 use std::fs;
+use std::sync::LazyLock;
 
+use lockkit_store_servers::Folder;
 use sqlx::{Connection, Result, SqliteConnection};
 use url::Url;
 
-use crate::{Server, throwaway};
+use crate::Server;
+
+/// Where this process has its databases. A commit waits for the disk, which a build beside the tests keeps busy for
+/// seconds; the servers of the other databases do not wait for it either.
+static DATABASES: LazyLock<Folder> = LazyLock::new(Folder::new);
 
 /// Databases in files, in WAL mode and with a busy timeout of 5 s.
 #[derive(Clone, Copy, Debug)]
@@ -19,8 +25,7 @@ impl Server for Sqlite {
     const VERSION: &'static str = "SELECT sqlite_version()";
 
     async fn create_database() -> String {
-        // Within the build folder, so that a test which is killed litters no other place.
-        let folder = tempfile::tempdir_in(throwaway::state_folder("sqlite")).expect("make a folder for SQLite").keep();
+        let folder = tempfile::tempdir_in(DATABASES.path()).expect("make a folder for SQLite").keep();
         let url = format!("sqlite://{}?mode=rwc", folder.join("test.db").display());
         let mut conn = SqliteConnection::connect(&url).await.expect("make a SQLite database");
         // The file remembers the journal mode; a busy timeout of 5 s is sqlx's default.

@@ -15,6 +15,5 @@ mod supervisor;
 
 pub use self::launch::{GALERA_NODES, Launch, free_ports, ports, prepare};
 pub(crate) use self::launch::{free_port, prepare_pgbouncer};
-pub(crate) use self::rendezvous::state_folder;
 pub(crate) use self::shared_server::SharedServer;
 pub use self::supervisor::supervise;
