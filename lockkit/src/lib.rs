@@ -76,6 +76,7 @@
 mod body;
 mod fifo;
 pub mod lease;
+mod mutex;
 mod observe;
 mod policy;
 mod retry;

@@ -14,10 +14,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use parking_lot::Mutex;
 use tokio::task;
 
-use crate::value::{key::Key, token::Token};
+use crate::{
+    mutex::Mutex,
+    value::{key::Key, token::Token},
+};
 
 tokio::task_local! {
     /// The locks of this body and of its enclosing ones.

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
@@ -19,6 +18,7 @@ use crate::{
         life::state::Pin,
         store::{Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     },
+    mutex::Mutex,
     policy::check_duration,
     value::{
         error::{Error, Fault, Result, chain},

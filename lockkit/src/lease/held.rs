@@ -202,9 +202,8 @@ impl<S: LeaseStore> Lease<S> {
                 "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
             return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
         }
-        // Before the lease leaves the keeper, and until it is released in the background if this is dropped: `close`
-        // waits for a release that it does not see there.
-        let _unfinished = self.inner.keeper.unfinished();
+        // Until the lease is released in the background if this is dropped: it outlives `owned`.
+        let mut _unfinished = None;
         let owned = match std::mem::replace(&mut self.owner, Owner::Request) {
             Owner::Request | Owner::Attribute => None,
             Owner::Shares(owned) => match Arc::into_inner(owned) {
@@ -215,6 +214,8 @@ impl<S: LeaseStore> Lease<S> {
         let released = if owned.as_ref().is_some_and(|it| it.hand_over()) {
             Released::WhileHeld
         } else {
+            // Before the lease leaves the keeper: `close` waits for a release that it does not see there.
+            _unfinished = Some(self.inner.keeper.unfinished());
             // From here on it is not handed over. If it was, the store must not be asked: the token is the next
             // holder's.
             self.inner.keeper.leave_to_store(&self.kept);

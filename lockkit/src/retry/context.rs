@@ -8,10 +8,9 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{retry::turn::Turn, value::version::Row};
+use crate::{mutex::Mutex, retry::turn::Turn, value::version::Row};
 
 tokio::task_local! {
     /// The retry whose attempt is running.

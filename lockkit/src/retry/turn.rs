@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
@@ -28,6 +27,7 @@ use tokio::{
 
 use crate::{
     fifo::{Fifo, Place},
+    mutex::Mutex,
     value::version::Row,
 };
 

@@ -14,13 +14,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::{
     lease::store::{
         Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, Grant, LeaseInfo, LeaseRecord, Previous, Release, Renewal,
     },
+    mutex::Mutex,
     sql::{
         Dialect, Driver,
         units::{duration, fence, micros},

@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use sqlx::Pool;
 use tokio::{
     sync::{
@@ -28,6 +27,7 @@ use crate::{
         task::timed_out,
     },
     lease::{LeasesBuilder, bounded::LIMIT, inner::ReportsReleases, queue::wait::Freed},
+    mutex::Mutex,
     observe::tolerated,
     sql::{Driver, LeaseOps},
     value::key::Key,

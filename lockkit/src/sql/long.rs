@@ -8,15 +8,17 @@
 use std::{
     collections::BTreeMap,
     panic::Location,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Condvar, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex};
 use tracing::Dispatch;
 
-use crate::{observe, value::key::Key};
+use crate::{mutex::Mutex, observe, value::key::Key};
 
 /// Defaults to 10 s.
 static WARN_AFTER_MS: AtomicU64 = AtomicU64::new(10_000);
@@ -151,10 +153,10 @@ fn watch() {
         looked_at_none = transactions.open.is_empty();
         if waits {
             transactions.watcher = Watcher::Waits;
-            BEGUN.wait(&mut transactions);
+            transactions = BEGUN.wait(transactions).unwrap_or_else(PoisonError::into_inner);
         } else {
             let pause = (after.unwrap_or(LOOKS.1) / 4).clamp(LOOKS.0, LOOKS.1);
-            BEGUN.wait_for(&mut transactions, pause);
+            transactions = BEGUN.wait_timeout(transactions, pause).unwrap_or_else(PoisonError::into_inner).0;
         }
         transactions.watcher = Watcher::Looks;
     }

@@ -12,10 +12,9 @@ use std::{
     task::{Context, Waker},
 };
 
-use parking_lot::Mutex;
 use sqlx::{Pool, pool::CloseEvent};
 
-use crate::sql::Dialect;
+use crate::{mutex::Mutex, sql::Dialect};
 
 static POOLS: LazyLock<Mutex<HashMap<usize, PoolState>>> = LazyLock::new(Mutex::default);
 

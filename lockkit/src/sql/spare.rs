@@ -11,13 +11,13 @@
 
 use std::{any::Any, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use sqlx::{Pool, pool::CloseEvent};
 use tokio::time::{sleep, timeout};
 
 use crate::{
     body::guard::{Guard, Hold},
     lease::builder::LeasesBuilder,
+    mutex::Mutex,
     observe,
     sql::{
         Dialect, LeaseOps,

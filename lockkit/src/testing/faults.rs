@@ -9,12 +9,14 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::{sync::watch, task::yield_now, time::sleep};
 
-use crate::value::{
-    error::{Error, Fault, Result},
-    key::Key,
+use crate::{
+    mutex::Mutex,
+    value::{
+        error::{Error, Fault, Result},
+        key::Key,
+    },
 };
 
 /// The operations of a store.

@@ -10,13 +10,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
     lease::store::{
         Acquired, AcquiredAll, Answer, Claim, Grant, LeaseInfo, LeaseRecord, LeaseStore, Previous, Renewal,
     },
+    mutex::Mutex,
     testing::faults::{Faults, Operation},
     value::{error::Result, fence::Fence, key::Key, token::Token},
 };

@@ -4,12 +4,12 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use tokio::task::yield_now;
 
 use super::conformance;
 use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, LeaseStore, Previous, Renewal},
+    mutex::Mutex,
     testing::MemoryStore,
     value::{error::Result, fence::Fence, key::Key, token::Token},
 };

@@ -6,7 +6,6 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
@@ -16,6 +15,7 @@ use crate::{
         life::state::{Event, Life},
         store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal},
     },
+    mutex::Mutex,
     value::{error::Result, fence::Fence, key::Key, token::Token},
 };
 

@@ -22,7 +22,6 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use tokio::{
     runtime::{Handle, Id},
     sync::{Notify, watch},
@@ -38,6 +37,7 @@ use crate::{
         },
         store::{Acquired, Answer, Claim, LeaseStore, Release, Renewal},
     },
+    mutex::Mutex,
     observe,
     policy::half_jitter,
     value::{error::Result, fence::Fence, token::Token},
@@ -339,6 +339,9 @@ impl State {
             }
             !has_ended
         });
+        if orphans.is_empty() {
+            return false;
+        }
         let now = Instant::now();
         for (_, token) in &orphans {
             if let Some(entry) = self.entries.get_mut(token) {
@@ -347,7 +350,7 @@ impl State {
         }
         let round = self.round_of(runtime.id()).expect("BUG: it was made above");
         round.schedule.extend(orphans.iter().map(|(_, token)| (now, *token)));
-        !orphans.is_empty()
+        true
     }
 
     fn round_of(&mut self, runtime: Id) -> Option<&mut Round> {

@@ -239,15 +239,16 @@ impl Kept {
     pub(crate) fn suits(&self, wants: &Wants, hand_over: HandOver) -> bool {
         let Run { since, ttl, passes } = self.run;
         let now = Instant::now();
-        let min_hold = if self.is_delivered() { self.terms.min_hold } else { Duration::ZERO };
+        let life = self.life.borrow();
+        let min_hold = if life.is_delivered() { self.terms.min_hold } else { Duration::ZERO };
         self.may_be_handed_over()
             && (passes < hand_over.times || now < since + hand_over.at_least)
             && self.grant.spare_fences > 0
             && wants.ttl == ttl
-            && self.ttl() == self.grant.ttl.map_or(ttl, |it| it.min(ttl))
+            && life.ttl() == self.grant.ttl.map_or(ttl, |it| it.min(ttl))
             && now < since + ttl / 2
             && now >= self.granted + min_hold
-            && self.until() > now + self.ttl() / 3
+            && life.until() > now + life.ttl() / 3
     }
 
     /// The lease of the next holder, whom it [`suits`](Self::suits), with the next fence.

@@ -14,10 +14,12 @@ pub(crate) mod wait;
 use std::{
     collections::HashMap,
     hash::Hash,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use self::{
@@ -27,6 +29,7 @@ use self::{
 use crate::{
     fifo::Place,
     lease::life::kept::{Kept, Wants},
+    mutex::Mutex,
     value::{fence::Fence, key::Key, token::Token},
 };
 
@@ -67,6 +70,8 @@ struct Queued<L> {
     place: Place,
     /// The number of answers when this caller joined.
     answers: u64,
+    /// It has taken the lease that it was handed, and so has left the queue.
+    has_lease: AtomicBool,
 }
 
 impl<L> Queues<L> {
@@ -151,9 +156,12 @@ impl<L> Queue<L> {
     fn join(self: Arc<Self>, wants: Option<Wants>, under: Vec<Key>) -> Queued<L> {
         let caller = Arc::new(Caller { wants, under, called: Notify::new() });
         let mut state = self.state.lock();
-        let (place, answers) = (state.join(caller.clone()), state.answers());
+        let ((place, is_first), answers) = (state.join(caller.clone()), state.answers());
         drop(state);
-        Queued { queue: self, caller, place, answers }
+        if is_first {
+            caller.called.notify_one();
+        }
+        Queued { queue: self, caller, place, answers, has_lease: AtomicBool::new(false) }
     }
 
     /// Hands a lease over to the first caller of the queue, if that caller takes leases from others and `make` returns
@@ -190,20 +198,22 @@ impl<L> Queued<L> {
     /// Completes with a lease that was handed over to this caller.
     async fn handed_over(&self) -> L {
         loop {
+            // First, because the queue is locked only if there is something to see: others use it meanwhile.
+            self.caller.called.notified().await;
             if let Some(lease) = self.take() {
                 return lease;
             }
-            self.caller.called.notified().await;
         }
     }
 
     /// Completes when this caller is the first, or with a lease that was handed over to it.
     async fn first_or_handed_over(&self) -> Option<L> {
         loop {
+            self.caller.called.notified().await;
             match self.standing() {
                 Standing::First => return None,
                 Standing::HandedOver(lease) => return Some(lease),
-                Standing::Behind => self.caller.called.notified().await,
+                Standing::Behind => {}
             }
         }
     }
@@ -214,7 +224,11 @@ impl<L> Queued<L> {
     }
 
     fn standing(&self) -> Standing<L> {
-        self.queue.state.lock().standing(self.place)
+        let standing = self.queue.state.lock().standing(self.place);
+        if matches!(standing, Standing::HandedOver(_)) {
+            self.has_lease.store(true, Ordering::Relaxed);
+        }
+        standing
     }
 
     /// Whether a caller of the queue has learned, since this one joined it, who has the lease.
@@ -225,6 +239,9 @@ impl<L> Queued<L> {
 
 impl<L> Drop for Queued<L> {
     fn drop(&mut self) {
+        if *self.has_lease.get_mut() {
+            return;
+        }
         let left = self.queue.state.lock().leave(self.place);
         if let Some(next) = left.next {
             next.called.notify_one();

@@ -6,7 +6,7 @@
 //!
 //! | event | nobody | one | two or more |
 //! |---|---|---|---|
-//! | `join` | · | · | · |
+//! | `join` | it, who is the first | · | · |
 //! | the first leaves | | · | the second, who is the first now |
 //! | another one leaves | | | · |
 //! | `answered` | · | · | · |
@@ -69,8 +69,10 @@ pub(super) struct Served<C> {
 }
 
 impl<C: Clone, L, H: PartialEq> State<C, L, H> {
-    pub(super) fn join(&mut self, caller: C) -> Place {
-        self.waiting.join(caller)
+    /// Also returns whether the caller is the first.
+    pub(super) fn join(&mut self, caller: C) -> (Place, bool) {
+        let place = self.waiting.join(caller);
+        (place, self.waiting.is_first(place))
     }
 
     pub(super) fn leave(&mut self, place: Place) -> Left<C, L> {
@@ -160,7 +162,7 @@ mod tests {
     fn with_callers(count: usize) -> (Queue, Vec<Place>) {
         let mut queue = Queue::default();
         assert!(queue.granted(Fence::from(1), Some("holder"), |_| false));
-        let places = (0..count).map(|number| queue.join(number)).collect();
+        let places = (0..count).map(|number| queue.join(number).0).collect();
         (queue, places)
     }
 
@@ -176,7 +178,9 @@ mod tests {
             let second = (count > 1).then_some(1);
 
             let (mut queue, mut places) = with_callers(count);
-            places.push(queue.join(count));
+            let (place, is_first) = queue.join(count);
+            assert_eq!(is_first, count == 0);
+            places.push(place);
             let all_behind = |from| (from..=count).map(|_| Behind);
             assert_eq!(standings(&mut queue, &places), [First].into_iter().chain(all_behind(1)).collect::<Vec<_>>());
 

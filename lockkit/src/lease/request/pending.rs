@@ -2,7 +2,6 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::claim::OpenClaim;
@@ -13,6 +12,7 @@ use crate::{
         life::kept::release_failed,
         store::{LeaseRecord, LeaseStore},
     },
+    mutex::Mutex,
     value::{error::Error, fence::Fence, key::Key, token::Token},
 };
 

@@ -3,11 +3,10 @@
 
 use std::{path::PathBuf, sync::OnceLock};
 
-use parking_lot::Mutex;
 use sqlx::{MySql, MySqlConnection, Pool, Row};
 
 use super::text::Grammar;
-use crate::{observe, sql::pool_state::of_pool};
+use crate::{mutex::Mutex, observe, sql::pool_state::of_pool};
 
 /// What the server of a pool has answered.
 type Known = OnceLock<(Grammar, Kind)>;

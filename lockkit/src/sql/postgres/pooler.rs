@@ -21,14 +21,16 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
 use sqlx::{
     Arguments, AssertSqlSafe, Connection, PgConnection, Pool, Postgres, Row, SqlSafeStr, SqlStr,
     error::{BoxDynError, DatabaseError},
     postgres::{PgArguments, PgQueryResult, PgRow, PgTransactionManager},
     raw_sql,
 };
+
 use sqlx_core::transaction::TransactionManager;
+
+use crate::mutex::Mutex;
 
 /// Whether a pooler is in use. One answer for the whole process, because a connection does not know its pool.
 static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);

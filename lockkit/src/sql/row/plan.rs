@@ -7,9 +7,8 @@
 
 use std::{any::TypeId, collections::HashMap, sync::LazyLock};
 
-use parking_lot::Mutex;
-
 use crate::{
+    mutex::Mutex,
     observe,
     sql::{Access, Plan, RowOps, RowQuery, Values, failed},
     value::{

@@ -4,10 +4,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{sql::Note, value::token::Token};
+use crate::{mutex::Mutex, sql::Note, value::token::Token};
 
 /// How long a free note is kept. The database deletes notes that were unused for a day.
 const KEPT: Duration = Duration::from_hours(1);

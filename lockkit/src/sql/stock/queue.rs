@@ -15,7 +15,6 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     runtime::{Handle, Id},
     sync::oneshot,
@@ -25,6 +24,7 @@ use tokio::{
 use crate::{
     body::task::until,
     fifo::{Fifo, Place},
+    mutex::{Mutex, MutexGuard},
     sql::stock::Taken,
     value::{error::Error, key::Key},
 };
