@@ -158,6 +158,8 @@ impl<S: LeaseStore> Hold for Releasing<S> {
 mod tests {
     use std::time::Duration;
 
+    use tokio::time::timeout;
+
     use crate::{
         Error, LeaseStore, Leases,
         testing::{MemoryStore, Operation},
@@ -204,6 +206,20 @@ mod tests {
         leases.store().faults().heal();
         assert_eq!(leases.show("k").await.unwrap(), None);
         running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_that_a_body_drops_goes_on_and_close_waits_for_it() {
+        let leases = leases();
+        let body = async |lease: Lease<_>| {
+            leases.store().faults().slow(TTL / 10);
+            assert!(timeout(TTL / 100, lease.release()).await.is_err());
+            leases.close().await?;
+            leases.store().faults().heal();
+            assert_eq!(leases.show("k").await?, None);
+            Ok::<_, Error>(())
+        };
+        leases.lease("k").run(body).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

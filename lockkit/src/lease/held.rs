@@ -205,13 +205,16 @@ impl<S: LeaseStore> Lease<S> {
         // Until the lease is released in the background if this is dropped: it outlives `owned`.
         let mut _unfinished = None;
         let owned = match std::mem::replace(&mut self.owner, Owner::Request) {
-            Owner::Request | Owner::Attribute => None,
+            // A body ends it before its request does.
+            Owner::Request | Owner::Attribute => {
+                Guard::new(Owned { kept: self.kept.clone(), inner: self.inner.clone(), queue: None })
+            }
             Owner::Shares(owned) => match Arc::into_inner(owned) {
-                Some(last) => Some(last),
+                Some(last) => last,
                 None => return Ok(if self.is_trusted() { Released::WhileHeld } else { Released::AlreadyLost }),
             },
         };
-        let released = if owned.as_ref().is_some_and(|it| it.hand_over()) {
+        let released = if owned.hand_over() {
             Released::WhileHeld
         } else {
             // Before the lease leaves the keeper: `close` waits for a release that it does not see there.
@@ -225,7 +228,7 @@ impl<S: LeaseStore> Lease<S> {
                 _ => Box::pin(release(&self.inner, &self.kept)).await?,
             }
         };
-        owned.map(Guard::defuse);
+        owned.defuse();
         Ok(released)
     }
 
@@ -237,10 +240,12 @@ impl<S: LeaseStore> Lease<S> {
     /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.
     pub(super) async fn back_out(self) -> Result<()> {
         let _unfinished = self.inner.keeper.unfinished();
-        let pin = self.inner.keeper.begin_release(&self.kept);
-        let release = Release { min_hold: Duration::ZERO, ..self.kept.release() };
-        self.inner.store().release_now(&release, pin, limit_for(self.kept.ttl())).await?;
-        self.kept.on(Event::Released);
+        // Dropped before that, and so released in the background while it still counts.
+        let Self { kept, inner, owner: _owner } = self;
+        let pin = inner.keeper.begin_release(&kept);
+        let release = Release { min_hold: Duration::ZERO, ..kept.release() };
+        inner.store().release_now(&release, pin, limit_for(kept.ttl())).await?;
+        kept.on(Event::Released);
         Ok(())
     }
 

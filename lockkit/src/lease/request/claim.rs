@@ -26,7 +26,6 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::lease::inner::Inner;
 use crate::{
     body::{
         guard::{Guard, Hold},
@@ -35,6 +34,7 @@ use crate::{
     lease::{
         bounded::{limit_for, retry_pause},
         held::Lease,
+        inner::Inner,
         life::{
             keeper::Unfinished,
             kept::{Kept, Terms},
