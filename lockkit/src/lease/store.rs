@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 pub(crate) use crate::value::holder::LeaseInfo;
 use crate::value::{
@@ -305,9 +305,18 @@ pub struct Grant {
     /// The longest time that the store keeps the lease without a renewal, whatever ttl is asked for. `None` for no
     /// limit.
     pub ttl: Option<Duration>,
+    /// When the claim was sent, if the store had to wait before, for example for a connection of a full pool. `None`
+    /// for the moment at which the store was called. The holder trusts the lease for its ttl from then.
+    pub sent: Option<std::time::Instant>,
 }
 
 impl Grant {
+    /// The same grant, of a claim that was sent at this time.
+    pub(crate) fn sent(mut self, at: Instant) -> Self {
+        self.sent = Some(at.into_std());
+        self
+    }
+
     /// The same grant, taken over from a holder that let the lease expire.
     #[must_use]
     pub fn after(mut self, previous: impl Into<Option<Previous>>) -> Self {
@@ -319,7 +328,7 @@ impl Grant {
 impl From<Fence> for Grant {
     /// The grant of a free lease.
     fn from(fence: Fence) -> Self {
-        Self { fence, spare_fences: 0, previous: None, ttl: None }
+        Self { fence, spare_fences: 0, previous: None, ttl: None, sent: None }
     }
 }
 

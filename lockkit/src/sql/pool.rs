@@ -332,7 +332,12 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let answer = on_living_connection!(
             self,
             write(self, Reach::lease(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, grammar, tries| {
-                tried!(tries, DB::lease_acquire(conn, grammar, claim, &last))
+                let sent = Instant::now();
+                let acquired: sqlx::Result<_> = tried!(tries, DB::lease_acquire(conn, grammar, claim, &last));
+                acquired.map(|it| match it {
+                    Acquired::Granted(grant) => Acquired::Granted(grant.sent(sent)),
+                    held @ Acquired::Held { .. } => held,
+                })
             })
         );
         unless_held::<DB, _>(answer, &claim.key, Acquired::Held { free_in: None })
@@ -343,7 +348,14 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let answer = on_living_connection!(
             self,
             call(self, Reach::lease(first.ttl), "acquiring leases", Some(&first.key), async |conn, grammar| {
-                DB::lease_acquire_all(conn, grammar, claims).await
+                let sent = Instant::now();
+                let acquired = DB::lease_acquire_all(conn, grammar, claims).await?;
+                Ok(match acquired {
+                    AcquiredAll::Granted(grants) => {
+                        AcquiredAll::Granted(grants.into_iter().map(|it| it.sent(sent)).collect())
+                    }
+                    held @ AcquiredAll::Held { .. } => held,
+                })
             })
         );
         unless_held::<DB, _>(answer, &first.key, AcquiredAll::Held { key: first.key.clone(), free_in: None })

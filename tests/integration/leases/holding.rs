@@ -1,6 +1,6 @@
 //! Leases that are held: exclusion, renewal, waits, and what operators see.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkit::{Error, Leases, LossReason, Released};
 use support::{Server, TestDb, on_every_database, on_every_server, refusal};
@@ -106,6 +106,23 @@ on_every_database! {
         assert!(matches!(refused, Error::PoolStarved { held: 1, waiting: 1, size: 1, .. }), "{refused:?}");
         drop(only);
         leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+    }
+
+    async fn a_wait_for_a_connection_takes_nothing_from_the_time_of_the_lease<S>(db: TestDb<S>) {
+        let ttl = Duration::from_secs(4);
+        let pool = db.pool_of(1).await;
+        let leases = Leases::builder(pool.clone()).own_connections(0).ttl(ttl).build().unwrap();
+        let only = pool.acquire().await.unwrap();
+        let free = async {
+            sleep(MILLIS(1800)).await;
+            let freed = Instant::now();
+            drop(only);
+            freed
+        };
+        let (lease, freed) = tokio::join!(leases.lease("k").acquire(), free);
+        let lease = lease.unwrap();
+        assert!(lease.trusted_until() > freed + Duration::from_secs(3), "{:?}", lease.trusted_until() - freed);
+        lease.release().await.unwrap();
     }
 
     async fn operators_see_list_and_steal<S>(db: TestDb<S>) {

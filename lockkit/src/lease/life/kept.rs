@@ -88,9 +88,10 @@ impl Waiters {
 }
 
 impl Kept {
-    /// `sent` is the time at which the claim was sent.
-    pub(crate) fn new(claim: Claim, grant: Grant, sent: Instant, terms: Terms) -> Self {
+    /// `called` is the time at which the store was called.
+    pub(crate) fn new(claim: Claim, grant: Grant, called: Instant, terms: Terms) -> Self {
         let Claim { key, token, ttl, .. } = claim;
+        let sent = grant.sent.map_or(called, |it| called.max(it.into()));
         let run = Run { since: sent, ttl, passes: 0 };
         let life = Life::new(sent, grant.ttl.map_or(ttl, |it| it.min(ttl)));
         Self { key, token, grant, terms, granted: Instant::now(), run, life: watch::Sender::new(life) }
@@ -253,7 +254,7 @@ impl Kept {
 
     /// The lease of the next holder, whom it [`suits`](Self::suits), with the next fence.
     pub(super) fn next(&self, life: Life, wants: &Wants) -> Self {
-        let Grant { fence, spare_fences, previous: _, ttl } = self.grant;
+        let Grant { fence, spare_fences, previous: _, ttl, sent: _ } = self.grant;
         let mut grant = Grant::from(Fence::from(fence.get() + 1));
         (grant.spare_fences, grant.ttl) = (spare_fences - 1, ttl);
         Self {
