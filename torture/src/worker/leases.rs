@@ -24,10 +24,14 @@ impl<S: Rig> Worker<S> {
     async fn section(&self, op: &Op, lease: Lease<Pool<S::DB>>) -> Result<(), Failure> {
         let fence = lease.fence().as_i64();
         op.granted(fence, Some(lease.trusted_until()));
-        let seen = self.read(op.account).await?;
-        self.hold(op, &lease, self.some_time()).await;
-        let mut tx = lockkit::begin(&self.pool).await?;
-        bounded(write::<S>(&mut tx, op, op.account, seen, fence, "")).await?;
+        let work = async {
+            let seen = self.read(op.account).await?;
+            self.hold(op, &lease, self.some_time()).await;
+            let mut tx = lockkit::begin(&self.pool).await?;
+            bounded(write::<S>(&mut tx, op, op.account, seen, fence, "")).await?;
+            Ok(tx)
+        };
+        let tx = op.or_end(work.await)?;
         self.committing(op, lease.commit(tx)).await
     }
 
@@ -36,14 +40,18 @@ impl<S: Rig> Worker<S> {
         let lease = self.leases.lease(op.key.clone()).acquire().await?;
         let fence = lease.fence().as_i64();
         op.granted(fence, Some(lease.trusted_until()));
-        let mut tx = lockkit::begin(&self.pool).await?;
-        lease.verify(&mut tx).await?;
-        let seen = bounded(value::<S>(&mut tx, op.account)).await?;
-        // A transaction on SQLite keeps all others from writing.
-        if S::HAS_SERVER {
-            self.hold(op, &lease, Duration::from_millis(fastrand::u64(0..20))).await;
-        }
-        bounded(write::<S>(&mut tx, op, op.account, seen, fence, &format!(" AND fence < {fence}"))).await?;
+        let work = async {
+            let mut tx = lockkit::begin(&self.pool).await?;
+            lease.verify(&mut tx).await?;
+            let seen = bounded(value::<S>(&mut tx, op.account)).await?;
+            // A transaction on SQLite keeps all others from writing.
+            if S::HAS_SERVER {
+                self.hold(op, &lease, Duration::from_millis(fastrand::u64(0..20))).await;
+            }
+            bounded(write::<S>(&mut tx, op, op.account, seen, fence, &format!(" AND fence < {fence}"))).await?;
+            Ok(tx)
+        };
+        let tx = op.or_end(work.await)?;
         let committed = self.committing(op, tx.commit()).await;
         op.answered(&committed);
         op.end();
@@ -63,18 +71,22 @@ impl<S: Rig> Worker<S> {
         }
         let fence_of = |key: &str| leases.get(key).map_or(0, |it| it.fence().as_i64());
         let sides = [(from, -1, fence_of(&Kind::Several.key(from))), (to, 1, fence_of(&Kind::Several.key(to)))];
-        let mut read = Vec::new();
-        for (key, cents, fence) in sides {
-            let account = Kind::Several.account(key);
-            read.push((account, cents, fence, self.read(account).await?));
-        }
-        sleep(Duration::from_millis(fastrand::u64(0..20))).await;
-        let mut tx = lockkit::begin(&self.pool).await?;
-        // In one order, so that the rows' own locks make no deadlock.
-        read.sort_unstable();
-        for (account, cents, fence, seen) in read {
-            bounded(move_cents::<S>(&mut tx, op, account, (seen, fence), cents)).await?;
-        }
+        let work = async {
+            let mut read = Vec::new();
+            for (key, cents, fence) in sides {
+                let account = Kind::Several.account(key);
+                read.push((account, cents, fence, self.read(account).await?));
+            }
+            sleep(Duration::from_millis(fastrand::u64(0..20))).await;
+            let mut tx = lockkit::begin(&self.pool).await?;
+            // In one order, so that the rows' own locks make no deadlock.
+            read.sort_unstable();
+            for (account, cents, fence, seen) in read {
+                bounded(move_cents::<S>(&mut tx, op, account, (seen, fence), cents)).await?;
+            }
+            Ok(tx)
+        };
+        let tx = op.or_end(work.await)?;
         self.committing(op, leases.commit(tx)).await
     }
 

@@ -123,6 +123,11 @@ impl Op {
         }
     }
 
+    /// The result of the work before the commit. If that failed, the lock is given back next.
+    pub(super) fn or_end<T>(&self, worked: Result<T, Failure>) -> Result<T, Failure> {
+        worked.inspect_err(|_| self.end())
+    }
+
     pub(super) fn is_committing(&self) -> bool {
         self.sent.load(Ordering::SeqCst) && !self.answered.load(Ordering::SeqCst)
     }
