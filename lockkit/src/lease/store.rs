@@ -311,6 +311,11 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// From when the lease is trusted, if the store was called at `called` and has answered.
+    pub(crate) fn since(&self, called: Instant) -> Instant {
+        self.sent.map_or(called, |it| Instant::from(it).clamp(called, Instant::now()))
+    }
+
     /// The same grant, of a claim that was sent at this time.
     pub(crate) fn sent(mut self, at: Instant) -> Self {
         self.sent = Some(at.into_std());

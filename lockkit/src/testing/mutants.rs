@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::task::yield_now;
+use tokio::{task::yield_now, time::Instant};
 
 use super::conformance;
 use crate::{
@@ -40,6 +40,7 @@ pub(super) enum Bug {
     LeastHoldingTimeIsIgnored,
     LeastHoldingTimeKeepsTheToken,
     LeastHoldingTimeIsCountedFromTheRelease,
+    SaysThatItWasSentLater,
     PreviousIsNeverNamed,
     PreviousIsNamedAfterARelease,
     TakesSome,
@@ -107,6 +108,7 @@ impl Mutant {
         match self.bug {
             Bug::FenceRepeats => grant.fence = Fence::from(1),
             Bug::FenceIsACounterThatASweepForgets | Bug::FenceIsLostOnRelease => grant.fence = self.counted(&claim.key),
+            Bug::SaysThatItWasSentLater => grant = grant.sent(Instant::now() + claim.ttl),
             Bug::PreviousIsNeverNamed => grant.previous = None,
             Bug::PreviousIsNamedAfterARelease => {
                 let expired_for = Duration::from_secs(1);
@@ -310,7 +312,7 @@ impl LeaseStore for Mutant {
 }
 
 /// Each bug, with a promise that it breaks.
-const CAUGHT: [(Bug, &str); 41] = [
+const CAUGHT: [(Bug, &str); 42] = [
     (Bug::GrantsTwice, "a_held_lease_is_refused_and_stays_as_it_was"),
     (Bug::ChecksThenActs, "of_many_simultaneous_claims_one_is_granted"),
     (Bug::FenceRepeats, "fences_rise_across_release"),
@@ -335,6 +337,7 @@ const CAUGHT: [(Bug, &str); 41] = [
     (Bug::LeastHoldingTimeIsIgnored, "a_lease_stays_taken_by_nobody_for_its_least_holding_time"),
     (Bug::LeastHoldingTimeKeepsTheToken, "a_lease_stays_taken_by_nobody_for_its_least_holding_time"),
     (Bug::LeastHoldingTimeIsCountedFromTheRelease, "a_least_holding_time_that_is_over_holds_nothing"),
+    (Bug::SaysThatItWasSentLater, "a_free_lease_is_granted_and_shown"),
     (Bug::PreviousIsNeverNamed, "fences_rise_across_expiry_and_the_new_holder_hears_of_the_old"),
     (Bug::PreviousIsNamedAfterARelease, "fences_rise_across_release"),
     (Bug::TakesSome, "several_leases_are_granted_all_or_none"),

@@ -203,10 +203,10 @@ impl<S> Watched<S> {
         &self.store
     }
 
-    fn granted(&self, claim: &Claim, grant: &Grant, sent: Instant) {
+    fn granted(&self, claim: &Claim, grant: &Grant, called: Instant) {
         let Claim { key, token, ttl, .. } = claim;
         let ttl = grant.ttl.map_or(*ttl, |most| most.min(*ttl));
-        let life = Arc::new(Mutex::new(Life::new(sent, ttl)));
+        let life = Arc::new(Mutex::new(Life::new(grant.since(called), ttl)));
         self.held.lock().insert(*token, life.clone());
         self.oracle.granted(key, *token, grant.fence, move || life.lock().lost(Instant::now()).is_none());
     }
@@ -225,19 +225,19 @@ impl<S> Watched<S> {
 
 impl<S: LeaseStore> LeaseStore for Watched<S> {
     async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let sent = Instant::now();
+        let called = Instant::now();
         let answer = self.store.lease_acquire(claim).await?;
         if let Acquired::Granted(grant) = &answer {
-            self.granted(claim, grant, sent);
+            self.granted(claim, grant, called);
         }
         Ok(answer)
     }
 
     async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
-        let sent = Instant::now();
+        let called = Instant::now();
         let answer = self.store.lease_acquire_all(claims).await?;
         if let AcquiredAll::Granted(grants) = &answer {
-            claims.iter().zip(grants).for_each(|(claim, grant)| self.granted(claim, grant, sent));
+            claims.iter().zip(grants).for_each(|(claim, grant)| self.granted(claim, grant, called));
         }
         Ok(answer)
     }

@@ -216,7 +216,7 @@ on_every_server! {
         let reason = timeout(Duration::from_secs(5), lease.lost()).await.expect("without asking the server");
         assert!(matches!(reason, LossReason::Expired | LossReason::Unreachable), "{reason:?}");
         // A renewal may still have come through before the stall.
-        assert!(lease.trusted_until() >= until && lease.trusted_until() <= std::time::Instant::now());
+        assert!(lease.trusted_until() >= until && lease.trusted_until() <= Instant::now());
         assert!(!lease.is_trusted());
         proxy.stall(false);
     }

@@ -91,7 +91,7 @@ impl Kept {
     /// `called` is the time at which the store was called.
     pub(crate) fn new(claim: Claim, grant: Grant, called: Instant, terms: Terms) -> Self {
         let Claim { key, token, ttl, .. } = claim;
-        let sent = grant.sent.map_or(called, |it| called.max(it.into()));
+        let sent = grant.since(called);
         let run = Run { since: sent, ttl, passes: 0 };
         let life = Life::new(sent, grant.ttl.map_or(ttl, |it| it.min(ttl)));
         Self { key, token, grant, terms, granted: Instant::now(), run, life: watch::Sender::new(life) }

@@ -91,8 +91,16 @@ impl<S: LeaseStore> Subject<S> {
 
     /// Acquires what is free.
     async fn take(&self, claim: &Claim) -> Result<Grant, Failed> {
+        let called = Instant::now();
         match self.store.lease_acquire(claim).await? {
-            Acquired::Granted(grant) => Ok(grant),
+            Acquired::Granted(grant) => {
+                let sent = grant.sent.map_or(called, Instant::from);
+                ensure!(
+                    called <= sent && sent <= Instant::now(),
+                    "a claim is sent while the call lasts, not at {sent:?}"
+                );
+                Ok(grant)
+            }
             held @ Acquired::Held { .. } => {
                 Err(Failed::new(format!("`{}` is free, and asked for it says {held:?}", claim.key)))
             }
@@ -519,8 +527,12 @@ async fn several_leases_are_granted_in_the_order_of_the_claims<S: LeaseStore>(st
         ensure!(fence == grant.fence, "`{}` was granted with fence {} and has {fence}", claim.key, grant.fence);
     }
     let again = store.store.lease_acquire_all(&claims).await?;
-    let same = AcquiredAll::Granted(grants);
-    ensure!(again == same, "asked again with the same tokens it says {again:?} after {same:?}");
+    let is_same = |again: &[Grant]| {
+        again.len() == grants.len()
+            && again.iter().zip(&grants).all(|(now, then)| Grant { sent: then.sent, ..now.clone() } == *then)
+    };
+    let same = matches!(&again, AcquiredAll::Granted(again) if is_same(again));
+    ensure!(same, "asked again with the same tokens it says {again:?} after {grants:?}");
     Ok(())
 }
 
