@@ -65,3 +65,4 @@ mod versioned;
 mod versions;
 mod waiting;
 mod waits;
+mod warm;

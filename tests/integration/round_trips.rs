@@ -42,8 +42,8 @@ on_every_server! {
         // look whether the transaction is still there.
         let (after_commit, look) = if S::NAME == "PostgreSQL" { (1, 0) } else { (2, 1) };
         let idle = || tokio::time::sleep(Duration::from_millis(30));
-        // The least of some rounds counts, after a first one that fills the caches: a message that arrives in two pieces
-        // can be answered in between, which looks like one round trip more.
+        // The least of some rounds counts, after a first one that fills the caches: a message that arrives in two
+        // pieces can be answered in between, which looks like one round trip more.
         let mut table: Vec<(&str, u64, u64)> = Vec::new();
         for round in 0..4 {
             let mut count = |operation: &'static str, cost: u64, most: u64| {

@@ -3,7 +3,7 @@
 use std::{future::Future, io};
 
 use tokio::{
-    task::JoinHandle,
+    task::{JoinError, JoinHandle},
     time::{Instant, timeout_at},
 };
 
@@ -14,7 +14,12 @@ use crate::value::{
 
 /// Waits for a task that continues even if the caller is dropped.
 pub(crate) async fn finished<T>(doing: &'static str, task: JoinHandle<Result<T>>) -> Result<T> {
-    match task.await {
+    result_of(doing, task.await)
+}
+
+/// What a task has returned, or its panic.
+pub(crate) fn result_of<T>(doing: &'static str, ended: Result<Result<T>, JoinError>) -> Result<T> {
+    match ended {
         Ok(result) => result,
         Err(failed) => {
             if let Ok(panic) = failed.try_into_panic() {

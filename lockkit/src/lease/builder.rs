@@ -7,6 +7,7 @@ use super::{
     leases::Leases,
 };
 use crate::{
+    body::inline::Inline,
     lease::{
         bounded::{Bounded, check_ttl},
         life::{
@@ -172,6 +173,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             keeper: Keeper::new(kept_in, holder, sweep),
             caller_store: store,
             queues: Queues::default(),
+            inline: Inline::default(),
             hand_over,
             ttl,
             wait: wait.limit(),

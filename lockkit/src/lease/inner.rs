@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::held::Lease;
 use crate::{
-    body::scope::Realm,
+    body::{inline::Inline, scope::Realm},
     lease::{
         bounded::Bounded,
         life::{keeper::Keeper, kept::HandOver},
@@ -19,6 +19,8 @@ pub(super) struct Inner<S: LeaseStore> {
     pub(super) caller_store: S,
     pub(super) keeper: Keeper<S>,
     pub(super) queues: Queues<Lease<S>>,
+    /// The claims in flight.
+    pub(super) inline: Inline,
     /// As the service has set it, see [`Inner::hand_over`].
     pub(super) hand_over: HandOver,
     pub(super) fence_domain: Key,

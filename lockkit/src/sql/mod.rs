@@ -41,6 +41,7 @@ pub(crate) mod stock;
 pub(crate) mod tx;
 mod units;
 pub(crate) mod version;
+mod warm;
 
 #[cfg(feature = "postgres")]
 pub use self::postgres::behind_pooler;

@@ -25,6 +25,7 @@ use crate::{
         pool_state::{address, of_pool},
         spare::spare,
         starved::{Waiting, is_full, leases_starved, starved},
+        warm::{self, Warm},
     },
     value::{
         error::{Error, Fault, Result},
@@ -67,7 +68,7 @@ async fn greeted<DB: Dialect>(
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<(Guard<Call<DB>>, DB::Grammar)> {
-    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    let mut call = Call::new(conn);
     match timeout(GREET_LIMIT, DB::greet(&mut call.get_mut().conn, pool)).await {
         Ok(Ok(grammar)) => Ok((call, grammar)),
         Ok(Err(err)) => Err(failed::<DB>(doing, key, err)),
@@ -81,7 +82,7 @@ pub(crate) async fn checkout<DB: Dialect>(
     doing: &'static str,
     key: Option<&Key>,
 ) -> Result<PoolConnection<DB>> {
-    checked_out(pool, Reach::POOL, doing, key).await
+    Ok(checked_out(pool, Reach::POOL, doing, key).await?.0)
 }
 
 /// How a call gets its connection.
@@ -91,32 +92,42 @@ pub(super) struct Reach {
     ping_limit: Duration,
     /// When to use one of lockkit's own connections because the pool is full. `None`: never.
     patience: Option<Duration>,
+    /// Whether the operation may be repeated if a connection that leases have kept turns out to be dead.
+    may_repeat: bool,
 }
 
 impl Reach {
     /// For the work of the application, which has the pool alone.
-    pub(super) const POOL: Self = Self { ping_limit: PING_LIMIT, patience: None };
+    pub(super) const POOL: Self = Self { ping_limit: PING_LIMIT, patience: None, may_repeat: false };
 
     /// For a lease whose ttl is not known.
-    pub(super) const LEASE: Self = Self { ping_limit: PING_LIMIT, patience: Some(PATIENCE) };
+    pub(super) const LEASE: Self = Self { ping_limit: PING_LIMIT, patience: Some(PATIENCE), may_repeat: true };
+
+    /// For a release. The answer to a repeated one would not tell whether the first was executed.
+    pub(super) const RELEASE: Self = Self { may_repeat: false, ..Self::LEASE };
 
     /// For a lease with this ttl.
     pub(super) fn lease(ttl: Duration) -> Self {
         let ping_limit = (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT);
-        Self { ping_limit, patience: Some((ttl / 16).min(PATIENCE)) }
+        Self { ping_limit, patience: Some((ttl / 16).min(PATIENCE)), may_repeat: true }
+    }
+
+    fn is_of_lease(self) -> bool {
+        self.patience.is_some()
     }
 }
 
+/// Gets a connection. The second value is whether it is one of lockkit's own.
 async fn checked_out<DB: Dialect>(
     pool: &Pool<DB>,
     reach: Reach,
     doing: &'static str,
     key: Option<&Key>,
-) -> Result<PoolConnection<DB>> {
+) -> Result<(PoolConnection<DB>, bool)> {
     let _waiting = Waiting::at(pool);
     let acquired = match reach.patience.filter(|_| DB::IS_REMOTE) {
         Some(patience) => acquired_from_either(pool, reach.ping_limit, patience).await,
-        None => acquired(pool, reach.ping_limit).await,
+        None => acquired(pool, reach.ping_limit).await.map(|conn| (conn, false)),
     };
     match acquired {
         Ok(conn) => Ok(conn),
@@ -143,7 +154,7 @@ async fn acquired_from_either<DB: Dialect>(
     pool: &Pool<DB>,
     ping_limit: Duration,
     patience: Duration,
-) -> sqlx::Result<PoolConnection<DB>> {
+) -> sqlx::Result<(PoolConnection<DB>, bool)> {
     let own = async {
         // There must be time to open it before the pool gives up. A pool that was not full may be full the next time.
         let patience = patience.min(pool.options().get_acquire_timeout() / 4);
@@ -157,8 +168,8 @@ async fn acquired_from_either<DB: Dialect>(
     };
     tokio::select! {
         biased;
-        acquired = acquired(pool, ping_limit) => acquired,
-        Some(own) = own => Ok(own),
+        acquired = acquired(pool, ping_limit) => acquired.map(|conn| (conn, false)),
+        Some(own) = own => Ok((own, true)),
     }
 }
 
@@ -170,6 +181,12 @@ struct Call<DB: Dialect> {
     runtime: Handle,
     /// The connection's own busy timeout, while a shorter one is set.
     waited: Option<Duration>,
+}
+
+impl<DB: Dialect> Call<DB> {
+    fn new(conn: PoolConnection<DB>) -> Guard<Self> {
+        Guard::new(Self { conn, runtime: Handle::current(), waited: None })
+    }
 }
 
 impl<DB: Dialect> Hold for Call<DB> {
@@ -191,6 +208,88 @@ impl<DB: Dialect> Hold for Call<DB> {
     }
 }
 
+/// A connection for one operation.
+struct Lent<DB: Dialect> {
+    call: Guard<Call<DB>>,
+    grammar: DB::Grammar,
+    /// Whether it is one of lockkit's own.
+    is_own: bool,
+    /// When its pool gave it.
+    since: Instant,
+    /// Whether leases kept it, so that it was not pinged.
+    is_warm: bool,
+}
+
+impl<DB: Dialect> Lent<DB> {
+    /// One that leases have kept, if it may be, or one of the pool.
+    async fn new(
+        pool: &Pool<DB>,
+        reach: Reach,
+        may_be_warm: bool,
+        doing: &'static str,
+        key: Option<&Key>,
+    ) -> Result<Self> {
+        if may_be_warm
+            && reach.is_of_lease()
+            && let Some(Warm { conn, grammar, waited, is_own, since }) = warm::take(pool)
+        {
+            let mut call = Call::new(conn);
+            call.get_mut().waited = waited;
+            return Ok(Self { call, grammar, is_own, since, is_warm: true });
+        }
+        let (conn, is_own) = checked_out(pool, reach, doing, key).await?;
+        let (call, grammar) = greeted(conn, pool, doing, key).await?;
+        Ok(Self { call, grammar, is_own, since: Instant::now(), is_warm: false })
+    }
+
+    /// After an operation that was answered.
+    fn put_back(self, pool: &Pool<DB>, is_kept: bool) {
+        let Self { call, grammar, is_own, since, is_warm: _ } = self;
+        let Call { conn, waited, runtime: _ } = call.defuse();
+        let warm = Warm { conn, grammar, waited, is_own, since };
+        let returned = if is_kept { warm::keep(pool, warm) } else { Some(warm) };
+        returned.into_iter().for_each(put_back);
+    }
+}
+
+/// Returns a connection to its pool in the background.
+pub(super) fn put_back<DB: Dialect>(Warm { conn, waited, .. }: Warm<DB>) {
+    if waited.is_none() {
+        return check_in::<DB>(conn);
+    }
+    let mut call = Call::new(conn);
+    call.get_mut().waited = waited;
+}
+
+/// An operation that failed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    err: Error,
+    /// Its connection had died before, so another one may do better.
+    pub(super) on_dead: Option<Dead>,
+}
+
+/// A connection that had died before it was used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dead {
+    /// It was opened on a runtime that has ended.
+    OfEndedRuntime,
+    /// Leases kept it. It may have died while it was used, and the statement may have been executed.
+    Kept,
+}
+
+impl From<Error> for Failed {
+    fn from(err: Error) -> Self {
+        Self { err, on_dead: None }
+    }
+}
+
+impl Failed {
+    pub(crate) fn into_error(self) -> Error {
+        self.err
+    }
+}
+
 /// Runs one operation on a connection of the pool.
 pub(crate) async fn call<DB: Dialect, T>(
     pool: &Pool<DB>,
@@ -198,16 +297,29 @@ pub(crate) async fn call<DB: Dialect, T>(
     doing: &'static str,
     key: Option<&Key>,
     operation: impl AsyncFnOnce(&mut DB::Connection, DB::Grammar) -> sqlx::Result<T>,
-) -> Result<T> {
-    let conn = checked_out(pool, reach, doing, key).await?;
-    let (mut call, grammar) = greeted(conn, pool, doing, key).await?;
-    let answer = operation(&mut call.get_mut().conn, grammar).await;
-    let conn = call.defuse().conn;
+) -> Result<T, Failed> {
+    // On a local database, one that was kept has a short busy timeout, and this does not repeat what that refuses.
+    let mut lent = Lent::new(pool, reach, DB::IS_REMOTE, doing, key).await?;
+    let answer = operation(&mut lent.call.get_mut().conn, lent.grammar).await;
+    let is_warm = lent.is_warm;
     match &answer {
-        Err(err) if DB::IS_REMOTE && DB::fault(err) == Fault::Unavailable => drop(conn.detach()),
-        _ => check_in::<DB>(conn),
+        Err(err) if DB::IS_REMOTE && DB::fault(err) == Fault::Unavailable => {
+            drop(lent.call.defuse().conn.detach());
+            if is_warm {
+                warm::close_all(pool);
+            }
+        }
+        Err(_) => lent.put_back(pool, false),
+        Ok(_) => lent.put_back(pool, DB::IS_REMOTE && reach.is_of_lease()),
     }
-    answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+    answer.map_err(|err| {
+        let on_dead = if is_warm {
+            (reach.may_repeat && DB::fault(&err) == Fault::Unavailable).then_some(Dead::Kept)
+        } else {
+            is_of_ended_runtime::<DB>(&err).then_some(Dead::OfEndedRuntime)
+        };
+        Failed { err: failed_on_own_table::<DB>(doing, key, err), on_dead }
+    })
 }
 
 /// Runs an operation on this connection, and returns it to its pool. Dropped before the answer, this closes the
@@ -216,7 +328,7 @@ pub(super) async fn using<DB: Dialect, T>(
     conn: PoolConnection<DB>,
     operation: impl AsyncFnOnce(&mut DB::Connection) -> T,
 ) -> T {
-    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    let mut call = Call::new(conn);
     let done = operation(&mut call.get_mut().conn).await;
     check_in::<DB>(call.defuse().conn);
     done
@@ -233,25 +345,23 @@ pub(super) async fn write<DB: Dialect, T>(
     doing: &'static str,
     key: Option<&Key>,
     operation: impl AsyncFnOnce(&mut DB::Connection, DB::Grammar, Tries) -> sqlx::Result<T>,
-) -> Result<T> {
+) -> Result<T, Failed> {
     if DB::IS_REMOTE {
-        let once = Tries { until: None };
-        return call(pool, reach, doing, key, async |conn, grammar| operation(conn, grammar, once).await).await;
+        return call(pool, reach, doing, key, async |conn, grammar| operation(conn, grammar, Tries::ONCE).await).await;
     }
-    let conn = checked_out(pool, reach, doing, key).await?;
-    let mut call = Guard::new(Call { conn, runtime: Handle::current(), waited: None });
+    let mut lent = Lent::new(pool, reach, true, doing, key).await?;
+    let grammar = lent.grammar;
     let answer = async {
-        let Call { conn, waited, .. } = call.get_mut();
-        let grammar = DB::greet(conn, pool).await?;
-        *waited = DB::waits_for(conn).await?;
-        let wait = waited.unwrap_or_default();
-        DB::wait_for_unanswered(conn, wait.min(SHORT_TRY)).await;
-        operation(conn, grammar, Tries { until: Some(Instant::now() + wait) }).await
+        let Call { conn, waited, .. } = lent.call.get_mut();
+        if waited.is_none() {
+            *waited = DB::waits_for(conn).await?;
+            DB::wait_for_unanswered(conn, waited.unwrap_or_default().min(SHORT_TRY)).await;
+        }
+        operation(conn, grammar, Tries { until: Some(Instant::now() + waited.unwrap_or_default()) }).await
     };
     let answer = answer.await;
-    // Dropping the call restores the busy timeout, in the background.
-    drop(call);
-    answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err))
+    lent.put_back(pool, answer.is_ok() && reach.is_of_lease());
+    answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err).into())
 }
 
 /// Until when to retry for the lock of the whole database.
@@ -260,6 +370,8 @@ pub(super) struct Tries {
 }
 
 impl Tries {
+    const ONCE: Self = Self { until: None };
+
     /// Retries until this moment instead, if given.
     pub(super) fn by(self, until: Option<Instant>) -> Self {
         Self { until: self.until.map(|its_own| until.unwrap_or(its_own)) }
@@ -287,17 +399,35 @@ macro_rules! tried {
     };
 }
 
-/// Repeats the call while it fails on a connection that was opened on an ended runtime. Each failure closes one, so as
-/// many attempts as the pool has connections reach a usable one. The operations of a store can be repeated.
+/// Repeats the call while it fails on a connection that had died. Each failure closes one at least, so as many attempts
+/// as the pool has connections reach a usable one. The operations of a store can be repeated.
+///
+/// Only an answer that `$is_final` says what has become of all attempts. Otherwise one that may have been executed
+/// counts, and has no answer.
 macro_rules! on_living_connection {
-    ($pool:expr, $call:expr) => {{
+    ($pool:expr, $call:expr) => {
+        on_living_connection!($pool, $call, final: |_: &_| true)
+    };
+    ($pool:expr, $call:expr, final: $is_final:expr) => {{
         let mut others = $pool.options().get_max_connections();
-        loop {
+        let mut unanswered = None;
+        let answer = loop {
             match $call.await {
-                Err(err) if others > 0 && is_of_ended_runtime::<DB>(&err) => others -= 1,
+                Err(failed) if others > 0 && failed.on_dead.is_some() => {
+                    others -= 1;
+                    if failed.on_dead == Some($crate::sql::pool::Dead::Kept) {
+                        unanswered = Some(failed);
+                    }
+                }
                 answer => break answer,
             }
-        }
+        };
+        let answer = match (answer, unanswered) {
+            (Ok(answer), Some(failed)) if !$is_final(&answer) => Err(failed),
+            (Err(_), Some(failed)) => Err(failed),
+            (answer, _) => answer,
+        };
+        answer.map_err($crate::sql::pool::Failed::into_error)
     }};
 }
 
@@ -307,8 +437,8 @@ pub(super) use tried;
 
 /// Whether the connection was opened on a runtime that has ended. Its ping can succeed all the same: an answer that
 /// arrives before it is read does not need the runtime's reactor.
-pub(super) fn is_of_ended_runtime<DB: Dialect>(err: &Error) -> bool {
-    DB::IS_REMOTE && matches!(err.as_sqlx(), Some(sqlx::Error::Io(err)) if err.kind() == io::ErrorKind::Other)
+fn is_of_ended_runtime<DB: Dialect>(err: &sqlx::Error) -> bool {
+    DB::IS_REMOTE && matches!(err, sqlx::Error::Io(err) if err.kind() == io::ErrorKind::Other)
 }
 
 /// Returns the connection to the pool in the background. sqlx pings it first, without a timeout of its own.
@@ -338,7 +468,9 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
                     Acquired::Granted(grant) => Acquired::Granted(grant.sent(sent)),
                     held @ Acquired::Held { .. } => held,
                 })
-            })
+            }),
+            // The one before may hold it, and be committed only now.
+            final: |it: &_| matches!(it, Acquired::Granted(_))
         );
         unless_held::<DB, _>(answer, &claim.key, Acquired::Held { free_in: None })
     }
@@ -356,7 +488,8 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
                     }
                     held @ AcquiredAll::Held { .. } => held,
                 })
-            })
+            }),
+            final: |it: &_| matches!(it, AcquiredAll::Granted(_))
         );
         unless_held::<DB, _>(answer, &first.key, AcquiredAll::Held { key: first.key.clone(), free_in: None })
     }
@@ -382,7 +515,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
         let answer = on_living_connection!(
             self,
-            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
+            write(self, Reach::RELEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
                 tried!(tries, DB::lease_release(conn, grammar, key, token, min_hold))
             })
         );
@@ -392,7 +525,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
         let answer = on_living_connection!(
             self,
-            write(self, Reach::LEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
+            write(self, Reach::RELEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
                 tried!(tries, DB::lease_release_unpinned(conn, grammar, key, token))
             })
         );
@@ -403,7 +536,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         let Some(first) = releases.first() else { return Ok(Vec::new()) };
         let answer = on_living_connection!(
             self,
-            write(self, Reach::LEASE, "releasing leases", Some(&first.key), async |conn, grammar, tries| {
+            write(self, Reach::RELEASE, "releasing leases", Some(&first.key), async |conn, grammar, tries| {
                 tried!(tries, DB::lease_release_all(conn, grammar, releases))
             })
         );

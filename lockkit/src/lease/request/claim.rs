@@ -1,8 +1,8 @@
-//! One attempt at the store: the claims of a request, sent by a separate task.
+//! One attempt at the store: the claims of a request.
 //!
-//! A claim runs in a task, so it is answered even if the caller is gone; the task then releases the lease like any
-//! dropped one. This does not require the driver to be cancel-safe. A request for several keys never queues in the
-//! store: it would keep a place at one key while it waits for another.
+//! A claim runs to its end even if the caller is gone (`body/inline`); its lease is then released like any dropped one.
+//! This does not require the driver to be cancel-safe. A request for several keys never queues in the store: it would
+//! keep a place at one key while it waits for another.
 //!
 //! What becomes of claims that were sent (a test runs every cell):
 //!
@@ -27,10 +27,7 @@ use tokio::{
 };
 
 use crate::{
-    body::{
-        guard::{Guard, Hold},
-        task::finished,
-    },
+    body::guard::{Guard, Hold},
     lease::{
         bounded::{limit_for, retry_pause},
         held::Lease,
@@ -66,8 +63,8 @@ pub(super) enum Attempt<S: LeaseStore> {
 
 /// Sends the claims, which are in the order of their keys. `place` is the only one of them, if it was sent before.
 ///
-/// A separate task sends them, so the answer is received even if the caller is dropped. A lease that the caller does
-/// not take from the task is dropped with the task's result, and so released.
+/// The answer is received even if the caller is dropped. A lease that the caller does not take is dropped, and so
+/// released.
 pub(super) async fn attempt<S: LeaseStore>(
     inner: Arc<Inner<S>>,
     claims: Vec<Claim>,
@@ -79,7 +76,8 @@ pub(super) async fn attempt<S: LeaseStore>(
     if inner.keeper.is_closed() {
         return Err(Error::Closed { key: joined(claims.iter().map(|it| &it.key)) });
     }
-    let sending = tokio::spawn(async move {
+    let running = inner.clone();
+    let sending = async move {
         let _unfinished = unfinished;
         let sent = Instant::now();
         // Some claims may be granted even if no answer arrives.
@@ -118,8 +116,8 @@ pub(super) async fn attempt<S: LeaseStore>(
             }
             None => Ok(Attempt::Silent),
         }
-    });
-    finished("acquiring lease", sending).await
+    };
+    running.inline.run("acquiring lease", sending).await
 }
 
 async fn send<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> Result<Option<AcquiredAll>> {

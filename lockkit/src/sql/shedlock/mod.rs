@@ -21,7 +21,7 @@ use crate::{
     sql::{
         ident::TableName,
         locked::{unless_held, unless_locked},
-        pool::{Reach, call, is_of_ended_runtime, on_living_connection, tried, write},
+        pool::{Reach, call, on_living_connection, tried, write},
         shedlock::ops::{Columns, Place, Row, ShedLockOps},
         starved::leases_starved,
     },
@@ -218,7 +218,8 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
                     let place = self.place(conn).await?;
                     tried!(tries, DB::shedlock_acquire(conn, grammar, place, claim))
                 }
-            )
+            ),
+            final: |it: &_| matches!(it, Acquired::Granted(_))
         );
         unless_held::<DB, _>(understood(answer), &claim.key, Acquired::Held { free_in: None })
     }
@@ -250,7 +251,7 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
         let release = Release::new(key, token, min_hold);
         let answer = on_living_connection!(
             self.pool,
-            write(&self.pool, Reach::LEASE, "releasing ShedLock's lock", Some(key), async |conn, grammar, tries| {
+            write(&self.pool, Reach::RELEASE, "releasing ShedLock's lock", Some(key), async |conn, grammar, tries| {
                 let place = self.place(conn).await?;
                 tried!(tries, DB::shedlock_release(conn, grammar, place, &release))
             })
@@ -266,10 +267,16 @@ impl<DB: ShedLockOps> LeaseStore for ShedLockTable<DB> {
         }
         let freed = on_living_connection!(
             self.pool,
-            write(&self.pool, Reach::LEASE, "taking ShedLock's lock away", Some(key), async |conn, grammar, tries| {
-                let place = self.place(conn).await?;
-                tried!(tries, DB::shedlock_take_away(conn, grammar, place, &row))
-            })
+            write(
+                &self.pool,
+                Reach::RELEASE,
+                "taking ShedLock's lock away",
+                Some(key),
+                async |conn, grammar, tries| {
+                    let place = self.place(conn).await?;
+                    tried!(tries, DB::shedlock_take_away(conn, grammar, place, &row))
+                }
+            )
         );
         // If nothing was changed, Java has the row locked or has changed it: the next question tells.
         let freed = unless_locked(understood(freed), false)?;

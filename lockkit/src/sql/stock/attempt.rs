@@ -27,7 +27,7 @@ use crate::{
     policy::Wait,
     sql::{
         Look, StockOps, failed_on_own_table,
-        pool::{Reach, call, tried, write},
+        pool::{Failed, Reach, call, tried, write},
         starved::answers,
         stock::{
             Stock, Taken,
@@ -83,7 +83,7 @@ impl<DB: StockOps> Stock<DB> {
         });
         let taken = taken.await;
         drop(single);
-        let segments = match taken {
+        let segments = match taken.map_err(Failed::into_error) {
             Ok(ControlFlow::Break(segment)) => return Ok(Taken::from_one(segment, amount)),
             Ok(ControlFlow::Continue(segments)) => segments,
             // On a database with one lock for all writers, the stock may be sold out all the same.
@@ -117,6 +117,7 @@ impl<DB: StockOps> Stock<DB> {
             answered::<DB, _>(DB::stock_look(conn, &self.key)).await
         })
         .await
+        .map_err(Failed::into_error)
     }
 
     /// Takes from one unlocked segment, without waiting.

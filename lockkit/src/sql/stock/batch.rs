@@ -22,7 +22,7 @@ use tokio::{
 use crate::{
     sql::{
         Note, Portion, StockOps,
-        pool::{Reach, call, tried, write},
+        pool::{Failed, Reach, call, tried, write},
         pool_state::of_pool,
         stock::{
             Stock, Taken,
@@ -111,7 +111,7 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
         Ok(Outcome::TooFew { left: sum(&look.segments) })
     })
     .await;
-    match outcome {
+    match outcome.map_err(Failed::into_error) {
         Ok(Outcome::Took(portion)) => {
             noted.free();
             runner.put_back(answer_first(waiters, portion));

@@ -1,0 +1,279 @@
+//! Work in the task of its caller, which continues without the caller. Knows no store and no database.
+//!
+//! A task of its own costs more than a short statement. But a caller can be dropped, or stop to poll: a `select!` in a
+//! loop, for example, polls nothing else while it runs one of its branches, and that branch may wait for the connection
+//! that this work occupies. So the work continues in a task when its caller is dropped, and when it takes long.
+
+use std::{
+    collections::HashMap,
+    future::{Future, poll_fn},
+    mem,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    body::{
+        guard::{Guard, Hold},
+        task::result_of,
+    },
+    mutex::Mutex,
+    value::error::Result,
+};
+
+/// How long work may take in the task of its caller.
+const LONG: Duration = Duration::from_millis(50);
+
+/// The work that runs in the tasks of its callers.
+#[derive(Default)]
+pub(crate) struct Inline(Arc<Mutex<Running>>);
+
+/// The work of each runtime in the order of its beginning; some may have ended. Each runtime watches its own, so one
+/// that is not driven holds up no other. It has an entry while it does.
+type Running = HashMap<Id, Vec<Weak<dyn Work>>>;
+
+impl Inline {
+    /// Does the work in the task of the caller for as long as that polls it, for [`LONG`] at most, and then in a task.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let place = Mutex::new(Place::Inline { work: Box::pin(work), caller: Waker::noop().clone() });
+        let work = Arc::new(Shared { place, begun: Instant::now(), runtime: Handle::current() });
+        self.watch(Arc::downgrade(&work) as _);
+        let caller = Guard::new(Caller(work));
+        let done = poll_fn(|cx| caller.0.poll(cx, doing)).await;
+        drop(caller.defuse());
+        done
+    }
+
+    fn watch(&self, work: Weak<dyn Work>) {
+        let runtime = Handle::current().id();
+        let mut running = self.0.lock();
+        let is_new = !running.contains_key(&runtime);
+        running.entry(runtime).or_default().push(work);
+        drop(running);
+        if is_new {
+            tokio::spawn(watch(Guard::new(Watch { running: self.0.clone(), runtime })));
+        }
+    }
+}
+
+trait Work: Send + Sync {
+    fn is_long(&self) -> bool;
+
+    /// Lets it continue in a task, unless it is there already, is polled at this moment, or has ended.
+    fn continue_in_task(&self);
+}
+
+struct Shared<T> {
+    place: Mutex<Place<T>>,
+    begun: Instant,
+    runtime: Handle,
+}
+
+enum Place<T> {
+    Inline {
+        work: Pin<Box<dyn Future<Output = Result<T>> + Send>>,
+        caller: Waker,
+    },
+    Task(JoinHandle<Result<T>>),
+    /// It is polled at this moment, or has ended. What panics is not polled again.
+    Taken,
+}
+
+impl<T: Send + 'static> Shared<T> {
+    fn poll(&self, cx: &mut Context<'_>, doing: &'static str) -> Poll<Result<T>> {
+        // The caller may be polled outside of a runtime, or on another one.
+        let _inside = self.runtime.enter();
+        let taken = mem::replace(&mut *self.place.lock(), Place::Taken);
+        let (polled, place) = match taken {
+            Place::Inline { mut work, mut caller } => {
+                caller.clone_from(cx.waker());
+                (work.as_mut().poll(cx), Place::Inline { work, caller })
+            }
+            Place::Task(mut task) => (Pin::new(&mut task).poll(cx).map(|it| result_of(doing, it)), Place::Task(task)),
+            Place::Taken => unreachable!("BUG: only the caller polls, and not after the end"),
+        };
+        if polled.is_pending() {
+            *self.place.lock() = place;
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Work for Shared<T> {
+    fn is_long(&self) -> bool {
+        self.begun.elapsed() >= LONG
+    }
+
+    fn continue_in_task(&self) {
+        let mut place = self.place.lock();
+        match mem::replace(&mut *place, Place::Taken) {
+            Place::Inline { work, caller } => {
+                *place = Place::Task(self.runtime.spawn(work));
+                drop(place);
+                // To wait for the task.
+                caller.wake();
+            }
+            other => *place = other,
+        }
+    }
+}
+
+struct Caller<T: Send + 'static>(Arc<Shared<T>>);
+
+impl<T: Send + 'static> Hold for Caller<T> {
+    fn abandon(self) {
+        self.0.continue_in_task();
+    }
+}
+
+/// The task of a runtime that finds its work that takes long. It ends when nothing runs.
+struct Watch {
+    running: Arc<Mutex<Running>>,
+    runtime: Id,
+}
+
+impl Watch {
+    /// The work that takes long. `None` if nothing runs, and nothing is watched.
+    fn long(&self) -> Option<Vec<Arc<dyn Work>>> {
+        let mut running = self.running.lock();
+        let all = running.get_mut(&self.runtime)?;
+        all.retain(|it| it.strong_count() > 0);
+        if all.is_empty() {
+            running.remove(&self.runtime);
+            return None;
+        }
+        Some(all.iter().map_while(|it| it.upgrade().filter(|it| it.is_long())).collect())
+    }
+}
+
+impl Hold for Watch {
+    /// Its runtime has ended, and with it what was watched.
+    fn abandon(self) {
+        self.running.lock().remove(&self.runtime);
+    }
+}
+
+async fn watch(watch: Guard<Watch>) {
+    loop {
+        sleep(LONG / 2).await;
+        let Some(long) = watch.long() else { break };
+        for work in long {
+            work.continue_in_task();
+        }
+    }
+    drop(watch.defuse());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio::{sync::oneshot, time::timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_is_done_in_the_task_of_its_caller() {
+        let here = tokio::task::try_id();
+        let there = Inline::default().run("testing", async { Ok(tokio::task::try_id()) }).await.unwrap();
+        assert_eq!(there, here);
+    }
+
+    #[tokio::test]
+    async fn work_continues_when_its_caller_is_dropped() {
+        let inline = Inline::default();
+        let ((go, gone), (done, is_done)) = (oneshot::channel::<()>(), oneshot::channel());
+        let work = async {
+            gone.await.unwrap();
+            done.send(()).unwrap();
+            Ok(())
+        };
+        timeout(Duration::from_millis(1), inline.run("testing", work)).await.unwrap_err();
+        go.send(()).unwrap();
+        is_done.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn work_continues_when_its_caller_does_not_poll_it() {
+        let inline = Inline::default();
+        let ((go, gone), (done, is_done)) = (oneshot::channel::<()>(), oneshot::channel());
+        let work = async {
+            gone.await.unwrap();
+            done.send(()).unwrap();
+            Ok(7)
+        };
+        let mut running = pin!(inline.run("testing", work));
+        assert!(poll_once(running.as_mut()).await.is_none());
+        go.send(()).unwrap();
+        is_done.await.unwrap();
+        assert_eq!(running.await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn its_caller_gets_the_result_of_long_work() {
+        let inline = Inline::default();
+        let work = async {
+            sleep(3 * LONG).await;
+            Ok(tokio::task::try_id())
+        };
+        assert_ne!(inline.run("testing", work).await.unwrap(), tokio::task::try_id());
+    }
+
+    #[tokio::test]
+    async fn work_continues_beside_a_runtime_that_is_not_driven_or_has_ended() {
+        let inline = Inline::default();
+        let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let its_own = async { Ok(()) };
+        let begun = std::thread::scope(|it| it.spawn(|| other.block_on(inline.run("testing", its_own))).join());
+        begun.unwrap().unwrap();
+        for _ in 0..2 {
+            let (done, is_done) = oneshot::channel();
+            let work = async {
+                sleep(LONG).await;
+                Ok(done.send(()))
+            };
+            let mut running = pin!(inline.run("testing", work));
+            assert!(poll_once(running.as_mut()).await.is_none());
+            is_done.await.unwrap();
+            running.await.unwrap().unwrap();
+        }
+        other.shutdown_background();
+        assert!(inline.0.lock().len() <= 1);
+    }
+
+    #[tokio::test]
+    async fn work_can_be_polled_outside_of_a_runtime() {
+        let inline = Arc::new(Inline::default());
+        let (go, gone) = oneshot::channel::<()>();
+        let work = async {
+            gone.await.unwrap();
+            Ok(Handle::current().id())
+        };
+        let its = inline.clone();
+        let mut running = Box::pin(async move { its.run("testing", work).await });
+        assert!(poll_once(running.as_mut()).await.is_none());
+        go.send(()).unwrap();
+        let polled = std::thread::spawn(move || running.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+        assert!(matches!(polled.join().unwrap(), Poll::Ready(Ok(it)) if it == Handle::current().id()));
+    }
+
+    async fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            done = future => Some(done),
+            () = std::future::ready(()) => None,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The connections that leases keep for a moment.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use lockkit::Leases;
+use sqlx::Row;
+use sqlx::pool::PoolOptions;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use support::{Proxy, Server, TestDb, on_every_server};
+
+on_every_server! {
+    async fn leases_one_after_the_other_cost_few_round_trips_beside_their_statements<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(2).connect(proxy.url()).await.unwrap();
+        let leases = Leases::new(pool);
+        let mut least = u64::MAX;
+        for _ in 0..4 {
+            let before = proxy.round_trips();
+            for _ in 0..10 {
+                leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+            }
+            least = least.min(proxy.round_trips() - before);
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+        // With the ping of an idle connection. Statements that are given theirs by the pool cost three each.
+        assert!(least <= 25, "{least} round trips for 20 statements on {}", S::NAME);
+    }
+
+    async fn a_kept_connection_that_has_died_costs_a_claim_no_more_than_time<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(3).connect(proxy.url()).await.unwrap();
+        let leases = Leases::new(pool);
+        for _ in 0..20 {
+            let one = leases.lease("one").try_acquire().await.unwrap().unwrap();
+            proxy.reset();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let other = leases.lease("other").try_acquire().await.unwrap().unwrap();
+            other.release().await.unwrap();
+            one.release().await.unwrap();
+        }
+    }
+
+    async fn a_pool_that_is_full_gets_its_connections_back<S>(db: TestDb<S>) {
+        let options = PoolOptions::<<S as Server>::DB>::new().max_connections(3);
+        let pool = options.acquire_timeout(Duration::from_secs(2)).connect(&db.url).await.unwrap();
+        let leases = Leases::new(pool.clone());
+        for _ in 0..20 {
+            leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+            let (one, other, third) = tokio::join!(pool.acquire(), pool.acquire(), pool.acquire());
+            drop((one.unwrap(), other.unwrap(), third.unwrap()));
+        }
+    }
+
+    async fn a_claim_that_nobody_polls_returns_its_connection<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let options = PoolOptions::<<S as Server>::DB>::new().max_connections(1);
+        let pool = options.acquire_timeout(Duration::from_secs(2)).connect(proxy.url()).await.unwrap();
+        let leases = Leases::builder(pool.clone()).own_connections(0).build().unwrap();
+        leases.lease("another").acquire().await.unwrap().release().await.unwrap();
+        let mut acquiring = pin!(leases.lease("not polled").acquire());
+        proxy.hold_replies_to("not polled");
+        tokio::select! {
+            biased;
+            _ = &mut acquiring => panic!("the reply is held back"),
+            () = proxy.replies_are_held() => proxy.pass_replies(),
+        }
+        pool.acquire().await.unwrap();
+        acquiring.await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_connection_of_sqlite_returns_with_its_own_busy_timeout() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = Duration::from_millis(1234);
+    let options = SqliteConnectOptions::new().filename(folder.path().join("db")).create_if_missing(true);
+    let pool = SqlitePoolOptions::new().max_connections(2).connect_with(options.busy_timeout(own)).await.unwrap();
+    lockkit::migrate(&pool).await.unwrap();
+    let leases = Leases::new(pool.clone());
+    for _ in 0..20 {
+        leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+        let (mut one, mut other) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
+        for conn in [&mut *one, &mut *other] {
+            let waits: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(conn).await.unwrap().get(0);
+            assert_eq!(waits, 1234);
+        }
+    }
+}
