@@ -3,9 +3,9 @@
 use std::fs::Permissions;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Child;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -17,10 +17,15 @@ use crate::throwaway::{free_port, prepare_pgbouncer};
 const START: Duration = Duration::from_secs(20);
 
 /// A pooler of a test's own, killed when this is dropped.
+///
+/// It ends with the thread that started it, so it has a thread of its own: one of Tokio's blocking threads, for
+/// example, ends after 10 s without work.
 #[derive(Debug)]
 pub struct PgBouncer {
     url: String,
-    child: Child,
+    /// Dropped to end the pooler and its thread.
+    running: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
     _folder: TempDir,
 }
 
@@ -50,17 +55,24 @@ impl PgBouncer {
         let folder = folder.expect("make a folder");
         let port = free_port().expect("a free port");
         let mut command = prepare_pgbouncer(folder.path(), port, &url, pool_mode, sessions).expect("set PgBouncer up");
-        let mut child = command.spawn().expect("start PgBouncer");
-
-        let deadline = Instant::now() + START;
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            let ended = child.try_wait().expect("look for its end");
-            assert!(ended.is_none() && Instant::now() < deadline, "PgBouncer did not start: {ended:?}");
-            thread::sleep(Duration::from_millis(10));
-        }
+        let ((started, is_started), (running, is_running)) = (channel(), channel::<()>());
+        let thread = thread::spawn(move || {
+            let mut child = command.spawn().expect("start PgBouncer");
+            let deadline = Instant::now() + START;
+            while TcpStream::connect(("127.0.0.1", port)).is_err() {
+                let ended = child.try_wait().expect("look for its end");
+                assert!(ended.is_none() && Instant::now() < deadline, "PgBouncer did not start: {ended:?}");
+                thread::sleep(Duration::from_millis(10));
+            }
+            started.send(()).expect("BUG: its caller waits");
+            // Fails when the pooler is dropped.
+            _ = is_running.recv();
+            child.kill().and_then(|()| child.wait()).expect("stop PgBouncer");
+        });
+        is_started.recv().expect("PgBouncer started");
         url.set_host(Some("127.0.0.1")).expect("a URL with a host");
         url.set_port(Some(port)).expect("a URL with a port");
-        Self { url: url.into(), child, _folder: folder }
+        Self { url: url.into(), running: Some(running), thread: Some(thread), _folder: folder }
     }
 
     /// The URL of the same database, by way of the pooler.
@@ -71,9 +83,8 @@ impl PgBouncer {
 
 impl Drop for PgBouncer {
     fn drop(&mut self) {
-        let killed = self.child.kill().and_then(|()| self.child.wait());
-        if let Err(err) = killed {
-            eprintln!("PgBouncer was not stopped: {err}");
-        }
+        drop(self.running.take());
+        // A panic has been printed.
+        drop(self.thread.take().map(JoinHandle::join));
     }
 }
