@@ -49,7 +49,7 @@ impl Node {
             call = call.key(name(key)).key(row(key));
             call = call.arg(self.terms.layout.id(*token)).arg(&**holder).arg(ttl).arg(key.as_str());
         }
-        let answer: Vec<Vec<u8>> = read(call.run(&self.connection).await?)?;
+        let answer: Vec<Vec<u8>> = read(call.run_checked(&self.connection).await?)?;
         let mut fields = answer.iter().map(|it| String::from_utf8_lossy(it));
         let mut next = || fields.next().ok_or_else(|| unexpected(&"too little"));
         match &*next()? {

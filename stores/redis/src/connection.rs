@@ -1,6 +1,7 @@
 //! The connection to a server, replaced when it breaks or does not answer.
 
 use std::{
+    borrow::Cow,
     fmt,
     future::poll_fn,
     pin::pin,
@@ -9,6 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
+    time::Duration,
 };
 
 use redis::{
@@ -25,6 +27,10 @@ use crate::{
     runtime,
     server::{Limits, Server, within},
 };
+
+/// How long a check of the server counts. A server that has lost its memory or was replaced needs a new connection, so
+/// this bounds how long a change of the eviction policy is not seen.
+const CHECKED: Duration = Duration::from_secs(1);
 
 /// The connection of a store. Requests of many tasks share it.
 pub(crate) struct Connection {
@@ -45,6 +51,8 @@ struct State {
     is_broken: AtomicBool,
     /// When the first request was sent that has had no answer since. `None` if the last request was answered.
     silent_since: Mutex<Option<Instant>>,
+    /// When the last command that checked the server was begun, of those that were answered.
+    checked: Mutex<Option<Instant>>,
 }
 
 impl Connection {
@@ -62,10 +70,26 @@ impl Connection {
     /// A connection that broke while it was unused is replaced first, because the command has not been sent. After
     /// other errors the server may have executed the command.
     pub(crate) async fn query(&self, cmd: &Cmd) -> Result<Value, Failure> {
+        self.send(|_| Cow::Borrowed(cmd)).await.map(|(value, _)| value)
+    }
+
+    /// As [`query`](Self::query), for a command that checks the server if it is made with `true`: the first one on each
+    /// connection, and another one after [`CHECKED`].
+    pub(crate) async fn query_checked(&self, command: impl Fn(bool) -> Cmd) -> Result<Value, Failure> {
+        let begun = Instant::now();
+        let (value, state) = self.send(|state| Cow::Owned(command(state.must_check(begun)))).await?;
+        if state.must_check(begun) {
+            *state.checked.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
+        }
+        Ok(value)
+    }
+
+    /// Returns the answer, and the state of the connection that brought it.
+    async fn send<'c>(&self, command: impl Fn(&State) -> Cow<'c, Cmd>) -> Result<(Value, Arc<State>), Failure> {
         let mut is_first = true;
         loop {
             let socket = self.current().await?;
-            let (answer, was_sent) = socket.query(cmd, self.limits).await;
+            let (answer, was_sent) = socket.query(&command(&socket.state), self.limits).await;
             if let Err(failure) = &answer
                 && failure.ends_connection()
             {
@@ -75,7 +99,7 @@ impl Connection {
                     continue;
                 }
             }
-            return answer;
+            return answer.map(|value| (value, socket.state));
         }
     }
 
@@ -146,6 +170,11 @@ impl Socket {
 }
 
 impl State {
+    /// Whether a command that is begun now must check the server.
+    fn must_check(&self, now: Instant) -> bool {
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|it| now >= it + CHECKED)
+    }
+
     fn answered(&self) {
         *self.silent_since() = None;
     }

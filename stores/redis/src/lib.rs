@@ -78,8 +78,10 @@
 //! most 10. Without Sentinel, also set [`RedisStoreBuilder::quarantine`] to the longest ttl plus `min-replicas-max-lag`
 //! plus 2 s, because Redis counts the lag in whole seconds.
 //!
-//! **Eviction.** A server that may evict a lock is refused: each acquisition looks at its `maxmemory-policy`. If it has
-//! evicted keys since the last acquisition, the quarantine begins.
+//! **Eviction.** A server that may evict a lock is refused. The first acquisition on each connection looks at its
+//! `maxmemory-policy`, and one each second after that; so does one that finds a lock gone before its time. If the server
+//! has evicted keys since, the quarantine begins. A server that is set to evict, and evicts a lock together with the
+//! hash beside it within that second, is not detected.
 //!
 //! # Clocks
 //!

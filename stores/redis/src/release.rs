@@ -16,7 +16,7 @@ impl Node {
             return Ok(Vec::new());
         }
         let layout = self.terms.layout;
-        let mut call = self.scripts.release.call().key("lockkit:times").key("lockkit:names").arg(layout.message());
+        let mut call = self.scripts.release.call().key("lockkit:names").arg(layout.message());
         for (Release { key, token, min_hold, .. }, nobody) in releases.iter().zip(nobody) {
             call = call.key(name(key)).key(row(key)).arg(layout.id(*token)).arg(token.to_hex());
             let min_hold = u64::try_from(min_hold.as_micros()).unwrap_or(u64::MAX);

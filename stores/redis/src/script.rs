@@ -76,16 +76,31 @@ impl Call<'_> {
     /// Runs the script. A server that does not know it, such as after `SCRIPT FLUSH`, gets its text in a second
     /// request.
     pub(crate) async fn run(self, connection: &Connection) -> Result<Value, Failure> {
-        let answer = connection.query(&self.command("EVALSHA", &self.text.hash)).await;
+        let answer = connection.query(&self.command("EVALSHA", &self.text.hash, None)).await;
         match answer {
-            Err(failure) if failure.is_no_script() => connection.query(&self.command("EVAL", &self.text.code)).await,
+            Err(failure) if failure.is_no_script() => {
+                connection.query(&self.command("EVAL", &self.text.code, None)).await
+            }
             answer => answer,
         }
     }
 
-    fn command(&self, name: &str, script: &str) -> Cmd {
+    /// As [`run`](Self::run), for a script whose first argument is 1 if it must check the server: on a connection that
+    /// has not done so for a while, and on a server that does not know the script, which may be another one.
+    pub(crate) async fn run_checked(self, connection: &Connection) -> Result<Value, Failure> {
+        let known = |checks| self.command("EVALSHA", &self.text.hash, Some(checks));
+        match connection.query_checked(known).await {
+            Err(failure) if failure.is_no_script() => {
+                connection.query_checked(|_| self.command("EVAL", &self.text.code, Some(true))).await
+            }
+            answer => answer,
+        }
+    }
+
+    fn command(&self, name: &str, script: &str, checks: Option<bool>) -> Cmd {
         let mut command = redis::cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys);
+        command.arg(checks.map(u8::from)).arg(&self.arguments);
         command
     }
 }

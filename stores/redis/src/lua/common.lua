@@ -1,8 +1,9 @@
 -- Beside each lock there is a row, the hash lockkit:{key}:
 --   fence, last: the fence of the last grant, and the last one that belongs to it
 --   token, holder, acquired, expires, ttl, renewals: the holder; the token is empty after a release
---   before, before_fence, before_expired: the holder from which the lease was taken over, or empty
+--   before, before_fence, before_expired: the holder from which the lease was taken over; none, or empty
 --   agreed: 1 if a quorum has agreed on the fence
+-- Of a row that exists, `lockkit:times` has a time at which it was in use; the sweep looks for the last one.
 -- Times are in microseconds of the server's clock, but for ttl, in milliseconds.
 
 local clock = redis.call('TIME')
@@ -103,11 +104,13 @@ local function set_epoch(name, server, since, free, longest)
 end
 
 -- Until when nothing is granted, and the longest quarantine that any client uses. Begins the quarantine of a server
--- that is another one. nil: the name has something that lockkit did not write.
-local function quarantined(name, quarantine)
+-- that is another one, which only a checking call sees. nil: the name has something that lockkit did not write.
+local function quarantined(name, quarantine, checks)
   if quarantine == 0 then return 0, 0 end
-  local server, known = incarnation(), epoch_of(name)
+  local known = epoch_of(name)
   if not known then return nil end
+  if not checks and known.run and known.longest == quarantine and known.free <= now then return 0, quarantine end
+  local server = incarnation()
   local since, free, longest = known.since, known.free, math.max(known.longest, quarantine)
   if is_another(server, known) then
     since, free = now, now + longest * 1000

@@ -29,7 +29,7 @@ local function see(key)
   return true
 end
 
-local free = quarantined(KEYS[2], tonumber(ARGV[1]))
+local free = quarantined(KEYS[2], tonumber(ARGV[1]), true)
 if not free then return foreign(KEYS[2], 'record of lockkit') end
 local left = math.ceil((free - now) / 1000)
 if #ARGV == 2 then

@@ -1,10 +1,10 @@
--- Releases leases. KEYS: times, names, then lock and row of each. ARGV: type of the channel's message, then id, token,
+-- Releases leases. KEYS: names, then lock and row of each. ARGV: type of the channel's message, then id, token,
 -- least holding time in µs, id of nobody, key and channel of each. Answers 1 for each that was held, 2 for a
 -- value without an expiry that lockkit did not write, else 0.
 
 local answers = {}
-for at = 1, (#KEYS - 2) / 2 do
-  local name, row = KEYS[1 + at * 2], KEYS[2 + at * 2]
+for at = 1, (#KEYS - 1) / 2 do
+  local name, row = KEYS[at * 2], KEYS[1 + at * 2]
   local id, token, hold, nobody, key, channel = unpack(ARGV, at * 6 - 4, at * 6 + 1)
   local holds = holder_of(name)
   answers[at] = 0
@@ -18,23 +18,19 @@ for at = 1, (#KEYS - 2) / 2 do
       answers[at] = 2
     elseif ours or strangers then
       local left = 0
-      if ours then
+      if ours and hold ~= '0' then
         local _, acquired = lives(name, row, known and known[4], known and known[3])
         left = tonumber(hold) - math.max(0, now - acquired)
       end
-      -- The sorted sets only find keys. If their names have other values, the release goes on.
+      -- The sorted set only finds keys. If its name has another value, the release goes on.
       if left > 0 then
         local ttl = math.ceil(left / 1000)
         take(name, nobody, text(ttl))
         if known then redis.call('HSET', row, 'token', nobody, 'expires', text(now + ttl * 1000), 'ttl', text(ttl)) end
-        redis.pcall('ZADD', KEYS[1], text(now + ttl * 1000), key)
       else
         redis.call('DEL', name)
-        redis.pcall('ZREM', KEYS[2], key)
-        if ours then
-          if known then redis.call('HSET', row, 'token', '', 'expires', text(now)) end
-          redis.pcall('ZADD', KEYS[1], text(now), key)
-        end
+        redis.pcall('ZREM', KEYS[1], key)
+        if ours and known then redis.call('HSET', row, 'token', '', 'expires', text(now)) end
         -- Not allowed to publish: waiters poll.
         redis.pcall('PUBLISH', channel, ARGV[1])
       end

@@ -170,8 +170,9 @@ async fn a_server_that_evicts_is_refused_at_the_start_and_later() {
     let without = builder(&server).without_quarantine().connect().await.unwrap();
     let held = claim("k", TTL);
     take(&store, &held).await;
-    // The next claim is refused, on the connection that is open.
+    // A second later the next claim is refused, on the connection that is open.
     send::<()>(&mut conn, "CONFIG SET maxmemory-policy volatile-lru").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     for store in [&store, &without] {
         let refused = store.lease_acquire(&claim("other", TTL)).await.expect_err("it may evict");
         let source = std::error::Error::source(&refused).expect("the server's settings").to_string();
