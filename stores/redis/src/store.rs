@@ -48,6 +48,9 @@ impl RedisStore {
     ///
     /// # Errors
     /// Those of [`RedisStoreBuilder::connect`].
+    ///
+    /// # Cancel safety
+    /// A drop closes the connection.
     pub async fn connect(server: impl Into<Server>) -> Result<Self, ConnectError> {
         Self::builder(server).connect().await
     }

@@ -62,6 +62,9 @@ impl ZooKeeperStore {
     ///
     /// # Errors
     /// As [`ZooKeeperStoreBuilder::connect`].
+    ///
+    /// # Cancel safety
+    /// As [`ZooKeeperStoreBuilder::connect`].
     pub async fn connect(hosts: impl Into<String>, root: impl Into<String>) -> Result<Self, ConnectError> {
         Self::builder(hosts).root(root).connect().await
     }

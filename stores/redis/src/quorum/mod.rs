@@ -72,6 +72,9 @@ impl Quorum {
     ///
     /// # Errors
     /// As [`with`](Self::with).
+    ///
+    /// # Cancel safety
+    /// As [`with`](Self::with).
     pub async fn connect(servers: impl IntoIterator<Item = impl Into<Server>>) -> Result<Self, ConnectError> {
         Self::with(servers.into_iter().map(RedisStore::builder)).await
     }
