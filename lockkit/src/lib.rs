@@ -201,7 +201,7 @@ macro_rules! key {
 }
 
 /// Panics if the code that runs now is not under the lock of this key: not in a function under `#[with_lock]`, nor in a
-/// body of [`LeaseRequest::run`], or in one whose lease was lost or given back. The key of a row lock is the name of
+/// body of [`LeaseRequest::run`], or in one whose lease was lost or released. The key of a row lock is the name of
 /// its table.
 ///
 /// With the feature `testing`, for tests. Without the feature it expands to nothing, and the key is not evaluated: code

@@ -85,7 +85,7 @@ pub(crate) fn opposite_order(key: &Key, other: &Key) {
     );
 }
 
-/// A lease was given back.
+/// A lease was released.
 pub(crate) fn released(strategy: Strategy, key: &Key, fence: Fence, held: Duration) {
     tracing::debug!(target: TARGET, strategy = strategy.name(), %key, %fence, ?held, "released");
     record("lockkit_hold_seconds", strategy, key, held);

@@ -96,7 +96,7 @@ on_every_database! {
         let saved = other.save(&mut *nested).await.unwrap();
         nested.rollback().await.unwrap();
         let refused = saved.delete(&mut *tx).await.unwrap_err();
-        assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
+        assert!(matches!(refused, Error::InvalidOption { option: "expected", .. }), "{refused:?}");
         tx.rollback().await.unwrap();
         assert_eq!((other.version, left(&db).await), (2, Some(13)));
     }
@@ -108,7 +108,7 @@ on_every_database! {
         let refused = row().expected(2).delete(&mut conn).await.unwrap_err();
         assert_eq!(conflict(refused), (Some(Version::Number(2)), Some(Version::Number(1))));
         let refused = row().delete(&mut conn).await.unwrap_err();
-        assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
+        assert!(matches!(refused, Error::InvalidOption { option: "expected", .. }), "{refused:?}");
 
         // Also by the version of this transaction.
         let mut tx = lockkit::begin(&db.pool).await.unwrap();

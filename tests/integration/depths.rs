@@ -82,7 +82,7 @@ on_every_database! {
             let bumped = row().expected(version).bump(&mut *tx).await.unwrap();
             drop(tx);
             if version % 2 == 0 {
-                refused("expect", &row().expected(bumped).bump(&mut *conn).await);
+                refused("expected", &row().expected(bumped).bump(&mut *conn).await);
                 // On a server the rollback is sent with the next statement.
                 S::execute(&mut conn, "SELECT 1").await.unwrap();
                 assert_eq!(row().expected(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
@@ -91,7 +91,7 @@ on_every_database! {
                     S::execute(&mut conn, "SELECT 1").await.unwrap();
                 }
                 assert_eq!(row().expected(version).bump(&mut *others).await.unwrap(), Version::Number(version + 1));
-                refused("expect", &row().expected(bumped).bump(&mut *conn).await);
+                refused("expected", &row().expected(bumped).bump(&mut *conn).await);
             }
         }
         assert_eq!(db.fetch_i64("SELECT version FROM t").await, Some(4 * ROUNDS + 1));
@@ -106,7 +106,7 @@ on_every_database! {
             let mut tx = conn.begin().await.unwrap();
             let saved = row.save(&mut *tx).await.unwrap();
             drop(tx);
-            refused("expect", &saved.save(&mut *conn).await);
+            refused("expected", &saved.save(&mut *conn).await);
         }
         let _ = row.save(&mut *conn).await.unwrap();
         assert_eq!((row.version, db.fetch_i64("SELECT version FROM t").await), (2, Some(2)));

@@ -330,8 +330,8 @@ on_every_server! {
     }
 }
 
-/// How many bells somebody listens for in this database.
-const BELLS: &str = "SELECT COUNT(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
+/// The number of locks that listening waiters share in this database.
+const WAITERS_LOCKS: &str = "SELECT COUNT(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
     WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND granted";
 
 on_databases! { [postgres]
@@ -365,7 +365,7 @@ on_databases! { [postgres]
         for round in 0..3 {
             let lease = holder.lease("k").acquire().await.unwrap();
             let waiting = tokio::spawn(waiter.lease("k").wait(Duration::from_secs(20)).acquire());
-            while db.fetch_i64(BELLS).await != Some(1) {
+            while db.fetch_i64(WAITERS_LOCKS).await != Some(1) {
                 sleep(MILLIS(5)).await;
             }
             if round == 1 {
@@ -386,7 +386,7 @@ on_databases! { [postgres]
         let lease = holder.lease("b").acquire().await.unwrap();
         let waiting = tokio::spawn(waiter.all(["a", "b"]).wait(Duration::from_secs(20)).acquire());
         // It listens for both keys.
-        while db.fetch_i64(BELLS).await != Some(2) {
+        while db.fetch_i64(WAITERS_LOCKS).await != Some(2) {
             sleep(MILLIS(5)).await;
         }
         lease.release().await.unwrap();
@@ -402,7 +402,7 @@ on_databases! { [postgres]
         let lease = leases.lease("k").acquire().await.unwrap();
         let listening = Leases::builder(db.pool.clone()).listen().build().unwrap();
         let waiting = tokio::spawn(listening.lease("k").wait(Duration::from_secs(20)).acquire());
-        while db.fetch_i64(BELLS).await != Some(1) {
+        while db.fetch_i64(WAITERS_LOCKS).await != Some(1) {
             sleep(MILLIS(5)).await;
         }
         lease.release().await.unwrap();

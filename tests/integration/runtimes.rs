@@ -46,8 +46,8 @@ on_every_database! {
     }
 }
 
-/// How many bells somebody listens for in this database.
-const BELLS: &str = "SELECT COUNT(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
+/// The number of locks that listening waiters share in this database.
+const WAITERS_LOCKS: &str = "SELECT COUNT(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
     WHERE datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND granted";
 
 on_databases! { [postgres]
@@ -58,14 +58,14 @@ on_databases! { [postgres]
         let elsewhere = listening.clone();
         let other = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         other.spawn(async move { elsewhere.lease("k").acquire().await });
-        while db.fetch_i64(BELLS).await != Some(1) {
+        while db.fetch_i64(WAITERS_LOCKS).await != Some(1) {
             sleep(Duration::from_millis(5)).await;
         }
         thread::spawn(move || drop(other)).join().unwrap();
 
         let waiting = tokio::spawn(listening.lease("k").wait(Duration::from_secs(30)).acquire());
-        // Somebody rings the bell that is listened for again. A wait that fails is no reason to look for ever.
-        while db.fetch_i64(BELLS).await != Some(1) && !waiting.is_finished() {
+        // Until the lease is listened for again. A wait that fails is no reason to look for ever.
+        while db.fetch_i64(WAITERS_LOCKS).await != Some(1) && !waiting.is_finished() {
             sleep(Duration::from_millis(5)).await;
         }
         held.release().await.unwrap();

@@ -174,7 +174,7 @@ on_every_database! {
         let saved = item.save(&mut *nested).await.unwrap();
         nested.rollback().await.unwrap();
         let refused = saved.save(&mut *tx).await.unwrap_err();
-        assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
+        assert!(matches!(refused, Error::InvalidOption { option: "expected", .. }), "{refused:?}");
         drop(tx);
 
         item.save(&db.pool).await.unwrap();

@@ -33,7 +33,7 @@ on_every_database! {
         let gone = item().expected(2).bump(&mut *conn).await.unwrap_err();
         assert!(matches!(gone, Error::Conflict { found: None, .. }), "{gone:?}");
         assert!(matches!(item().read::<Item>(&mut *conn).await, Err(Error::NoSuchRow { .. })));
-        assert!(matches!(item().bump(&mut *conn).await, Err(Error::InvalidOption { option: "expect", .. })));
+        assert!(matches!(item().bump(&mut *conn).await, Err(Error::InvalidOption { option: "expected", .. })));
     }
 
     async fn timestamps_serve_as_versions_at_every_precision<S>(db: TestDb<S>) {
@@ -114,7 +114,7 @@ on_every_database! {
         let bumped = row().expected(bumped).bump(&mut *tx).await.unwrap();
         tx.rollback().await.unwrap();
         let refused = row().expected(bumped).bump(&mut *conn).await.unwrap_err();
-        assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
+        assert!(matches!(refused, Error::InvalidOption { option: "expected", .. }), "{refused:?}");
         assert_eq!(row().read::<Item>(&mut *conn).await.unwrap().version, Version::Number(2));
 
         // It is final with the commit, whoever began the transaction.
@@ -137,7 +137,7 @@ on_every_database! {
         let bumped = row().expected(1).bump(&mut *nested).await.unwrap();
         nested.rollback().await.unwrap();
         let refused = row().expected(bumped).bump(&mut *tx).await.unwrap_err();
-        assert!(matches!(refused, Error::InvalidOption { option: "expect", .. }), "{refused:?}");
+        assert!(matches!(refused, Error::InvalidOption { option: "expected", .. }), "{refused:?}");
 
         let mut nested = (*tx).begin().await.unwrap();
         let bumped = row().expected(1).bump(&mut *nested).await.unwrap();

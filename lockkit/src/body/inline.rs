@@ -5,7 +5,6 @@
 //! that this work occupies. So the work continues in a task when its caller is dropped, and when it takes long.
 
 use std::{
-    collections::HashMap,
     future::{Future, poll_fn},
     mem,
     pin::Pin,
@@ -14,15 +13,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::{Handle, Id},
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
+use tokio::{runtime::Handle, task::JoinHandle, time::Instant};
 
 use crate::{
     body::{
         guard::{Guard, Hold},
+        per_runtime::PerRuntime,
         task::result_of,
     },
     mutex::Mutex,
@@ -32,13 +28,9 @@ use crate::{
 /// How long work may take in the task of its caller.
 const LONG: Duration = Duration::from_millis(50);
 
-/// The work that runs in the tasks of its callers.
+/// The work that runs in the tasks of its callers, in the order of its beginning. Some may have ended.
 #[derive(Default)]
-pub(crate) struct Inline(Arc<Mutex<Running>>);
-
-/// The work of each runtime in the order of its beginning; some may have ended. Each runtime watches its own, so one
-/// that is not driven holds up no other. It has an entry while it does.
-type Running = HashMap<Id, Vec<Weak<dyn Work>>>;
+pub(crate) struct Inline(PerRuntime<Weak<dyn Work>>);
 
 impl Inline {
     /// Does the work in the task of the caller for as long as that polls it, for [`LONG`] at most, and then in a task.
@@ -49,22 +41,17 @@ impl Inline {
     ) -> Result<T> {
         let place = Mutex::new(Place::Inline { work: Box::pin(work), caller: Waker::noop().clone() });
         let work = Arc::new(Shared { place, begun: Instant::now(), runtime: Handle::current() });
-        self.watch(Arc::downgrade(&work) as _);
+        if let Some(list) = self.0.push(Arc::downgrade(&work) as _) {
+            list.check_every(LONG / 2, |running| {
+                running.retain(|it| it.strong_count() > 0);
+                let long: Vec<_> = running.iter().map_while(|it| it.upgrade().filter(|it| it.is_long())).collect();
+                move || long.iter().for_each(|it| it.continue_in_task())
+            });
+        }
         let caller = Guard::new(Caller(work));
         let done = poll_fn(|cx| caller.0.poll(cx, doing)).await;
         drop(caller.defuse());
         done
-    }
-
-    fn watch(&self, work: Weak<dyn Work>) {
-        let runtime = Handle::current().id();
-        let mut running = self.0.lock();
-        let is_new = !running.contains_key(&runtime);
-        running.entry(runtime).or_default().push(work);
-        drop(running);
-        if is_new {
-            tokio::spawn(watch(Guard::new(Watch { running: self.0.clone(), runtime })));
-        }
     }
 }
 
@@ -122,7 +109,7 @@ impl<T: Send + 'static> Work for Shared<T> {
             Place::Inline { work, caller } => {
                 *place = Place::Task(self.runtime.spawn(work));
                 drop(place);
-                // To wait for the task.
+                // Its next poll waits for the task.
                 caller.wake();
             }
             other => *place = other,
@@ -138,49 +125,14 @@ impl<T: Send + 'static> Hold for Caller<T> {
     }
 }
 
-/// The task of a runtime that finds its work that takes long. It ends when nothing runs.
-struct Watch {
-    running: Arc<Mutex<Running>>,
-    runtime: Id,
-}
-
-impl Watch {
-    /// The work that takes long. `None` if nothing runs, and nothing is watched.
-    fn long(&self) -> Option<Vec<Arc<dyn Work>>> {
-        let mut running = self.running.lock();
-        let all = running.get_mut(&self.runtime)?;
-        all.retain(|it| it.strong_count() > 0);
-        if all.is_empty() {
-            running.remove(&self.runtime);
-            return None;
-        }
-        Some(all.iter().map_while(|it| it.upgrade().filter(|it| it.is_long())).collect())
-    }
-}
-
-impl Hold for Watch {
-    /// Its runtime has ended, and with it what was watched.
-    fn abandon(self) {
-        self.running.lock().remove(&self.runtime);
-    }
-}
-
-async fn watch(watch: Guard<Watch>) {
-    loop {
-        sleep(LONG / 2).await;
-        let Some(long) = watch.long() else { break };
-        for work in long {
-            work.continue_in_task();
-        }
-    }
-    drop(watch.defuse());
-}
-
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
 
-    use tokio::{sync::oneshot, time::timeout};
+    use tokio::{
+        sync::oneshot,
+        time::{sleep, timeout},
+    };
 
     use super::*;
 
@@ -250,7 +202,7 @@ mod tests {
             running.await.unwrap().unwrap();
         }
         other.shutdown_background();
-        assert!(inline.0.lock().len() <= 1);
+        assert!(inline.0.runtimes() <= 1);
     }
 
     #[tokio::test]

@@ -2,5 +2,6 @@
 
 pub(crate) mod guard;
 pub(crate) mod inline;
+pub(crate) mod per_runtime;
 pub(crate) mod scope;
 pub(crate) mod task;

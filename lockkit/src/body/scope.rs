@@ -160,7 +160,7 @@ pub(crate) fn is_locked(key: &Key) -> Result<(), String> {
         for Lock { key: locked, still, .. } in &it.locks {
             match (locked == key, still()) {
                 (true, true) => return Ok(()),
-                (true, false) => return Err(format!("the lease of `{key}` was lost, or given back")),
+                (true, false) => return Err(format!("the lease of `{key}` was lost or released")),
                 (false, _) => others.push(format!("`{locked}`")),
             }
         }

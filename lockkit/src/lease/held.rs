@@ -199,10 +199,11 @@ impl<S: LeaseStore> Lease<S> {
     pub async fn release(mut self) -> Result<Released> {
         if matches!(self.owner, Owner::Attribute) {
             let reason =
-                "is for leases that were acquired by hand; `#[with_lock]` gives this one back when the body returns";
+                "is for leases that were acquired by hand; `#[with_lock]` releases this one when the body returns";
             return Err(Error::InvalidOption { option: "release", reason: reason.to_owned() });
         }
-        // Until the lease is released in the background if this is dropped: it outlives `owned`.
+        // Declared before `owned`, so dropped after it: if this future is dropped, the release is registered before
+        // this count ends.
         let mut _unfinished = None;
         let owned = match std::mem::replace(&mut self.owner, Owner::Request) {
             // A body ends it before its request does.

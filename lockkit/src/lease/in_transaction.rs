@@ -108,7 +108,7 @@ impl<S: LeaseStore> Committing<S> {
         self.inner.keeper.stop_renewing(&self.kept);
     }
 
-    /// The transaction has released the lease. Who finds no lease from now on does not find a theft, unless it is
+    /// The transaction has released the lease. From now on a missing lease is no theft, unless the transaction is
     /// rolled back.
     pub(crate) fn row_released(&mut self) {
         self.step = Step::RowReleased;

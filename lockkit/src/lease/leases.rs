@@ -77,6 +77,9 @@ impl<S: LeaseStore> Leases<S> {
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::NotMigrated`], [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: this only reads.
     pub async fn show(&self, key: impl Into<Key>) -> Result<Option<LeaseInfo>> {
         Ok(self.look(&key.into()).await?.map(|it| self.0.shown(it)))
     }
@@ -91,6 +94,9 @@ impl<S: LeaseStore> Leases<S> {
     ///
     /// # Errors
     /// [`Error::NotMigrated`], [`Error::Database`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: this only reads.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LeaseInfo>> {
         let held = self.0.store().list(prefix, LIST_LIMIT, LIMIT).await?;
         Ok(held.into_iter().map(|it| self.0.shown(it)).collect())

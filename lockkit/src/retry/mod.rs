@@ -140,6 +140,9 @@ impl RetryPolicy {
     ///
     /// # Errors
     /// As [`retry`](Self::retry).
+    ///
+    /// # Cancel safety
+    /// As [`retry`](Self::retry).
     pub async fn retry_if<T, E, Fut>(
         self,
         worth_another: impl Fn(&E) -> bool,

@@ -120,7 +120,7 @@ impl Retry {
     /// What comes before the next attempt, after a conflict or another transient error.
     fn next(&mut self, conflict: Option<&Raced>) -> Next {
         if !self.policy.backoff.adapts() {
-            // Others do not wait for a pause that the caller has chosen.
+            // Other tasks must not wait during a pause that the caller has chosen.
             self.shared.give_up_turn();
         }
         let row = conflict.and_then(|it| it.row);

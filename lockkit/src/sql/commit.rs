@@ -130,7 +130,8 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
     let limit = leases.iter().map(|it| it.kept().ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
     let alone = leases.len() == 1;
     let mut committing: Vec<_> = leases.iter().map(|it| it.begin_commit(alone)).collect();
-    // After that, because from then on it is not handed over. One that was is another holder's.
+    // Checked after `begin_commit`, from which on the lease cannot be handed over. One that was handed over before
+    // belongs to another holder.
     if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
         committing.into_iter().for_each(Committing::refused);
         undo(tx).await;

@@ -242,7 +242,7 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
                 continue;
             }
             Ok(Acquired::Held { free_in }) => free_in,
-            // Of the whole database, the caller says what it means.
+            // The error concerns the whole database; the caller interprets it.
             Err(err) if !DB::fault(&err).is_of_the_moment() || !DB::IS_REMOTE && grants.is_empty() => return Err(err),
             Err(_) => None,
         };

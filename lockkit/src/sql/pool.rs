@@ -400,7 +400,8 @@ macro_rules! tried {
 }
 
 /// Repeats the call while it fails on a connection that had died. Each failure closes one at least, so as many attempts
-/// as the pool has connections reach a usable one. The operations of a store can be repeated.
+/// as the pool has connections reach a usable one. An operation that may have been executed is repeated only if its
+/// `Reach` allows it.
 ///
 /// Only an answer that `$is_final` says what has become of all attempts. Otherwise one that may have been executed
 /// counts, and has no answer.

@@ -124,6 +124,9 @@ where
     ///
     /// # Errors
     /// [`Error::Migration`].
+    ///
+    /// # Cancel safety
+    /// As [`migrate`](crate::migrate()).
     pub async fn migrate(&self) -> Result<()> {
         migrate(self.store()).await
     }

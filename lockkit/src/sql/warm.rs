@@ -5,17 +5,16 @@
 //! that a statement about leases has just used waits a moment for the next one, unless others may need it. A connection
 //! that has died shows at its next use, which is then repeated on another one.
 
-use std::{collections::HashMap, mem, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use sqlx::{Pool, pool::PoolConnection};
-use tokio::{
-    runtime::{Handle, Id},
-    time::{Instant, sleep},
-};
+use tokio::time::Instant;
 
 use crate::{
-    body::guard::{Guard, Hold},
-    mutex::Mutex,
+    body::{
+        guard::{Guard, Hold},
+        per_runtime::PerRuntime,
+    },
     sql::{Dialect, pool::put_back, pool_state::of_pool, starved::is_full},
 };
 
@@ -37,28 +36,30 @@ pub(super) struct Warm<DB: Dialect> {
     pub(super) since: Instant,
 }
 
-/// The connections kept for the leases of a pool, those of each runtime for itself: a runtime that is not driven keeps
-/// none from the others.
-struct Shelves<DB: Dialect>(Mutex<HashMap<Id, Vec<Kept<DB>>>>);
-
-struct Kept<DB: Dialect> {
+/// A connection that no statement uses at the moment.
+struct Unused<DB: Dialect> {
     warm: Warm<DB>,
     since: Instant,
 }
 
-impl<DB: Dialect> Default for Shelves<DB> {
-    fn default() -> Self {
-        Self(Mutex::default())
+impl<DB: Dialect> Hold for Unused<DB> {
+    /// It may have died, or its runtime has ended.
+    fn abandon(self) {
+        drop(self.warm.conn.detach());
     }
+}
+
+/// The connections kept for the leases of a pool, the one that was used last at the end.
+fn unused<DB: Dialect>(pool: &Pool<DB>) -> Arc<PerRuntime<Guard<Unused<DB>>>> {
+    of_pool(pool)
 }
 
 /// The connection that was used last, if one is kept.
 pub(super) fn take<DB: Dialect>(pool: &Pool<DB>) -> Option<Warm<DB>> {
-    let shelves = of_pool::<Shelves<DB>, _>(pool);
-    let is_fresh = |it: &mut Kept<DB>| it.since.elapsed() < 2 * KEEP;
     // Otherwise the process was stopped, and the connection may have died silently since.
-    let kept = shelves.0.lock().get_mut(&Handle::current().id())?.pop_if(is_fresh)?;
-    Some(kept.warm)
+    let is_fresh = |it: &mut Guard<Unused<DB>>| it.since.elapsed() < 2 * KEEP;
+    let kept = unused(pool).change(|all| all.pop_if(is_fresh))??;
+    Some(kept.defuse().warm)
 }
 
 /// Keeps the connection. Returns it if others may need it.
@@ -66,68 +67,20 @@ pub(super) fn keep<DB: Dialect>(pool: &Pool<DB>, warm: Warm<DB>) -> Option<Warm<
     if pool.is_closed() || warm.since.elapsed() >= MOST || !warm.is_own && is_full(pool) {
         return Some(warm);
     }
-    let shelves = of_pool::<Shelves<DB>, _>(pool);
-    let runtime = Handle::current().id();
-    let mut all = shelves.0.lock();
-    let is_new = !all.contains_key(&runtime);
-    all.entry(runtime).or_default().push(Kept { warm, since: Instant::now() });
-    drop(all);
-    if is_new {
-        let shelf = Guard::new(Shelf { shelves, runtime });
-        tokio::spawn(return_unused(shelf, pool.clone()));
+    if let Some(list) = unused(pool).push(Guard::new(Unused { warm, since: Instant::now() })) {
+        let pool = pool.clone();
+        list.check_every(KEEP / 2, move |all| {
+            let (is_needed, now) = (pool.is_closed() || is_full(&pool), Instant::now());
+            let is_due = |it: &mut Guard<Unused<DB>>| is_needed && !it.warm.is_own || now >= it.since + KEEP;
+            let due: Vec<_> = all.extract_if(.., is_due).collect();
+            move || due.into_iter().for_each(|it| put_back(it.defuse().warm))
+        });
     }
     None
 }
 
 /// Closes what is kept: one of these connections has died, so the others may have died with it.
 pub(super) fn close_all<DB: Dialect>(pool: &Pool<DB>) {
-    let shelves = of_pool::<Shelves<DB>, _>(pool);
-    let kept = shelves.0.lock().get_mut(&Handle::current().id()).map(mem::take).unwrap_or_default();
-    close(kept);
-}
-
-fn close<DB: Dialect>(kept: Vec<Kept<DB>>) {
-    for it in kept {
-        drop(it.warm.conn.detach());
-    }
-}
-
-/// The connections of one runtime, which its task returns. Exists for as long as the task.
-struct Shelf<DB: Dialect> {
-    shelves: Arc<Shelves<DB>>,
-    runtime: Id,
-}
-
-impl<DB: Dialect> Hold for Shelf<DB> {
-    fn abandon(self) {
-        // The runtime has ended, and its connections with it.
-        let kept = self.shelves.0.lock().remove(&self.runtime).unwrap_or_default();
-        close(kept);
-    }
-}
-
-impl<DB: Dialect> Shelf<DB> {
-    /// The connections to return now. `None` if nothing was kept, and nothing is.
-    fn unused(&self, pool: &Pool<DB>) -> Option<Vec<Kept<DB>>> {
-        let is_needed = pool.is_closed() || is_full(pool);
-        let mut all = self.shelves.0.lock();
-        let kept = all.get_mut(&self.runtime)?;
-        if kept.is_empty() {
-            all.remove(&self.runtime);
-            return None;
-        }
-        let now = Instant::now();
-        Some(kept.extract_if(.., |it| is_needed && !it.warm.is_own || now >= it.since + KEEP).collect())
-    }
-}
-
-async fn return_unused<DB: Dialect>(shelf: Guard<Shelf<DB>>, pool: Pool<DB>) {
-    loop {
-        sleep(KEEP / 2).await;
-        let Some(unused) = shelf.unused(&pool) else { break };
-        for it in unused {
-            put_back(it.warm);
-        }
-    }
-    drop(shelf.defuse());
+    let kept = unused(pool).change(mem::take);
+    drop(kept);
 }

@@ -42,7 +42,7 @@ struct NothingLeft<DB: LeaseOps> {
 impl<DB: LeaseOps> Check for NothingLeft<DB> {
     fn begin(&mut self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
         Box::pin(async {
-            let held = held_leases(&self.pool).await.unwrap_or_default();
+            let held = held_leases(&self.pool).await.unwrap_or_else(|err| panic!("cannot list leases: {err}"));
             self.before = held.into_iter().map(|(token, _)| token).collect();
         })
     }

@@ -29,6 +29,7 @@ use tokio::{
 };
 
 use crate::{
+    body::guard::{Guard, Hold},
     lease::{
         bounded::{Bounded, LIMIT},
         life::{
@@ -47,7 +48,7 @@ use crate::{
 pub(crate) const BATCH: usize = 500;
 
 /// Maximum number of concurrent renewal statements of one task.
-const LANES: usize = 4;
+const CONCURRENT: usize = 4;
 
 /// Maximum number of rows that one sweep statement deletes.
 const SWEEP_BATCH: u32 = 500;
@@ -302,7 +303,7 @@ pub(crate) struct Unfinished(watch::Sender<usize>);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // Who waits does so for the last one.
+        // Only the last one wakes the waiter.
         self.0.send_if_modified(|unfinished| {
             *unfinished -= 1;
             *unfinished == 0
@@ -416,7 +417,7 @@ impl Waking {
             Self::None => {}
             Self::Notify(changed) => changed.notify_one(),
             Self::Start(runtime, changed) => {
-                let leaving = Leaving { shared: Arc::downgrade(shared), runtime: runtime.id() };
+                let leaving = Guard::new(Leaving { shared: Arc::downgrade(shared), runtime: runtime.id() });
                 drop(runtime.spawn(run(leaving, changed)));
             }
         }
@@ -528,15 +529,16 @@ struct Leaving<S: LeaseStore> {
     runtime: Id,
 }
 
-impl<S: LeaseStore> Drop for Leaving<S> {
-    fn drop(&mut self) {
+impl<S: LeaseStore> Hold for Leaving<S> {
+    /// The runtime has ended, or nothing uses these `Leases` any more.
+    fn abandon(self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.leave(self.runtime);
         }
     }
 }
 
-async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
+async fn run<S: LeaseStore>(leaving: Guard<Leaving<S>>, changed: Arc<Notify>) {
     while let Some(shared) = leaving.shared.upgrade() {
         let now = Instant::now();
         let Due { renewals, lost, next: next_renewal } = shared.take_due(leaving.runtime, now);
@@ -560,15 +562,12 @@ async fn run<S: LeaseStore>(leaving: Leaving<S>, changed: Arc<Notify>) {
 
 /// Starts the renewals of these leases, the most urgent first.
 fn renew_all<S: LeaseStore>(shared: &Arc<Shared<S>>, due: &[Arc<Kept>]) {
-    let mut lanes: [Vec<Vec<Arc<Kept>>>; LANES] = Default::default();
-    for (number, batch) in due.chunks(BATCH).enumerate() {
-        lanes[number % LANES].push(batch.to_vec());
-    }
-    for lane in lanes.into_iter().filter(|it| !it.is_empty()) {
-        let shared = shared.clone();
+    let batches: Arc<[Vec<_>]> = due.chunks(BATCH).map(<[_]>::to_vec).collect();
+    for first in 0..CONCURRENT.min(batches.len()) {
+        let (shared, batches) = (shared.clone(), batches.clone());
         tokio::spawn(async move {
-            for batch in lane {
-                renew(&shared, &batch).await;
+            for batch in batches.iter().skip(first).step_by(CONCURRENT) {
+                renew(&shared, batch).await;
             }
         });
     }

@@ -117,7 +117,7 @@ impl Kept {
         }
     }
 
-    /// As [`on`](Self::on), for who holds a lock: a report runs code of the application.
+    /// As [`on`](Self::on), for callers that hold a mutex: a report runs code of the application.
     pub(super) fn on_unreported(&self, event: Event) -> Effect {
         self.change(|life| life.on(Instant::now(), event))
     }

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_process_asks_with_one_voice_and_serves_in_order() {
+    async fn one_process_sends_one_query_at_a_time_and_serves_in_order() {
         let queues = Arc::new(Queues::default());
         let (asked, served) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
-use super::{NOW, bell, pooler::query, ring};
+use super::{NOW, notify_waiters, pooler::query, waiters_lock};
 use crate::{
     lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal},
     sql::{
@@ -298,12 +298,12 @@ impl LeaseStatements for Postgres {
                    SELECT set_config('synchronous_commit', 'off', true)
                        || set_config('lock_timeout', '{MOST_WAIT}', true)
                ) IS NOT NULL
-             RETURNING {ring}",
-            ring = ring("$3")
+             RETURNING {notify}",
+            notify = notify_waiters("$3")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
-        .bind(bell(key))
+        .bind(waiters_lock(key))
         .fetch_optional(conn)
         .await?;
         Ok(if freed.is_some() { Answer::Done } else { Answer::Gone })
@@ -319,11 +319,11 @@ impl LeaseStatements for Postgres {
         let min_holds: Vec<_> = releases.iter().map(|it| micros(it.min_hold)).collect();
         let nobodies: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
         let nobodies: Vec<_> = nobodies.iter().map(|it| it.as_bytes().as_slice()).collect();
-        let bells: Vec<_> = releases.iter().map(|it| bell(&it.key)).collect();
+        let locks: Vec<_> = releases.iter().map(|it| waiters_lock(&it.key)).collect();
         let rows = query(statement!(
             "WITH asked AS MATERIALIZED (
                  SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[])
-                     WITH ORDINALITY AS a (name, token, min_hold, nobody, bell, number)
+                     WITH ORDINALITY AS a (name, token, min_hold, nobody, lock_number, number)
              ), mine AS MATERIALIZED (
                  SELECT l.name, l.token, a.min_hold, a.nobody
                  FROM lockkit_lease AS l JOIN asked AS a USING (name, token)
@@ -338,9 +338,9 @@ impl LeaseStatements for Postgres {
                  RETURNING mine.name, mine.token
              )
              SELECT a.done, l.name IS NOT NULL AS held,
-                 CASE WHEN a.done AND NOT pg_try_advisory_xact_lock(a.bell)
+                 CASE WHEN a.done AND NOT pg_try_advisory_xact_lock(a.lock_number)
                      THEN pg_notify('lockkit_freed', a.name)::text
-                 END AS rung
+                 END AS notified
              FROM (SELECT *, (name, token) IN (SELECT name, token FROM freed) AS done FROM asked) AS a
              LEFT JOIN lockkit_lease AS l ON l.name = a.name AND l.token = a.token AND l.expires_us > {NOW}
              ORDER BY a.number",
@@ -350,7 +350,7 @@ impl LeaseStatements for Postgres {
         .bind(tokens)
         .bind(min_holds)
         .bind(nobodies)
-        .bind(bells)
+        .bind(locks)
         .fetch_all(conn)
         .await?;
         rows.iter().map(scoped).collect()
@@ -398,13 +398,13 @@ impl LeaseStatements for Postgres {
             "UPDATE lockkit_lease AS l
              SET {stays_taken}
              WHERE name = $1 AND token = $2 AND ($6 OR expires_us > {NOW})
-             RETURNING {ring}",
-            ring = ring("$3"),
+             RETURNING {notify}",
+            notify = notify_waiters("$3"),
             stays_taken = stays_taken("$4", "$5", "$7")
         ))
         .bind(key.as_str())
         .bind(token.as_bytes().as_slice())
-        .bind(bell(key))
+        .bind(waiters_lock(key))
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
         .bind(pinned)

@@ -7,7 +7,7 @@
 
 use sqlx::{Pool, Postgres, postgres::PgListener};
 
-use super::bell;
+use super::waiters_lock;
 use crate::{
     sql::{ListenOps, ListenStatements},
     value::key::Key,
@@ -29,11 +29,11 @@ impl ListenStatements for Postgres {
 
     async fn listen_for(listener: &mut PgListener, key: &Key) -> sqlx::Result<()> {
         // If a notifier holds the lock now, this returns false; the waiter falls back to polling.
-        sqlx::query("SELECT pg_try_advisory_lock_shared($1)").bind(bell(key)).execute(listener).await.map(drop)
+        sqlx::query("SELECT pg_try_advisory_lock_shared($1)").bind(waiters_lock(key)).execute(listener).await.map(drop)
     }
 
     async fn listen_no_more(listener: &mut PgListener, key: &Key) -> sqlx::Result<()> {
-        sqlx::query("SELECT pg_advisory_unlock_shared($1)").bind(bell(key)).execute(listener).await.map(drop)
+        sqlx::query("SELECT pg_advisory_unlock_shared($1)").bind(waiters_lock(key)).execute(listener).await.map(drop)
     }
 
     async fn receive(listener: &mut PgListener) -> sqlx::Result<Option<Key>> {

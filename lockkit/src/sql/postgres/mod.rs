@@ -38,12 +38,12 @@ use crate::{
 const NOW: &str = "(date_part('epoch', clock_timestamp()) * 1000000)::bigint";
 
 /// Notifies the waiters of the lease, if there are any, that it was released. Waiters share an advisory lock with the
-/// number `bell`; if that lock cannot be taken exclusively, a waiter exists. NOTIFY takes a lock of the whole server at
+/// number `lock`; if that lock cannot be taken exclusively, a waiter exists. NOTIFY takes a lock of the whole server at
 /// commit, so a release without waiters does not use it (<https://www.postgresql.org/docs/current/sql-notify.html>).
 ///
 /// An expression for the RETURNING clause of the statement that frees the lease with the key `$1`.
-fn ring(bell: &str) -> String {
-    format!("CASE WHEN NOT pg_try_advisory_xact_lock({bell}) THEN pg_notify('lockkit_freed', $1)::text END AS rung")
+fn notify_waiters(lock: &str) -> String {
+    format!("CASE WHEN NOT pg_try_advisory_xact_lock({lock}) THEN pg_notify('lockkit_freed', $1)::text END AS notified")
 }
 
 /// Selects a session that holds the advisory lock with the number `$1` and the `objsubid` given, and the time since
@@ -303,6 +303,7 @@ fn holder(row: &PgRow) -> sqlx::Result<LockHolder> {
 }
 
 /// The number of the advisory lock that waiters share while they listen for the release of the lease.
-fn bell(key: &Key) -> i64 {
+fn waiters_lock(key: &Key) -> i64 {
+    // The text is part of the number, which processes of other versions compute too.
     advisory_number("bell", key)
 }

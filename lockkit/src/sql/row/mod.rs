@@ -346,7 +346,7 @@ impl<DB: RowOps> RowLock<DB> {
         let key = Key::from(table.to_string());
         let query = RowQuery { table, by, order_by, limit, skip_locked, strength, wait, columns };
         let is_begun = conn.is_begun();
-        // It has the lock already for which the others wait, but for that of a file which was attached since it began.
+        // A transaction of `begin` already has the write lock, except that of a file attached later.
         let has_lock = is_begun && DB::ONE_WRITER && query.table.schema().is_none();
         let query = RowQuery { wait: if has_lock { Wait::Unbounded } else { wait }, ..query };
         let access = access(conn.for_query(), is_begun, &query, &values, &key, check).await;

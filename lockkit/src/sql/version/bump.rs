@@ -133,7 +133,7 @@ impl Made {
             "is a version of a transaction, or of one nested in it, that has ended and may have been rolled back; \
                       read the row again"
                 .to_owned();
-        Err(Error::InvalidOption { option: "expect", reason })
+        Err(Error::InvalidOption { option: "expected", reason })
     }
 }
 

@@ -276,7 +276,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
 
 fn not_expected(caller: &str) -> Error {
     let reason = format!("was not called; `{caller}` needs the version that was read");
-    Error::InvalidOption { option: "expect", reason }
+    Error::InvalidOption { option: "expected", reason }
 }
 
 /// Deletes the row if it has the expected version.
