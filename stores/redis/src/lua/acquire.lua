@@ -44,14 +44,16 @@ for at, it in ipairs(claims) do
   end
 end
 
--- First what can fail: the names may have other values.
-local function add_to(set, score, key) return type(redis.pcall('ZADD', set, score, key)) == 'number' end
+-- First what can fail: the names may have other values, and the server may be full.
+local function failed_to_add(set, score, key)
+  local added = redis.pcall('ZADD', set, score, key)
+  if type(added) == 'number' then return nil end
+  return is_set(set) and added or foreign(set, 'sorted set of lockkit')
+end
 for _, it in ipairs(claims) do
   if not it.again then
-    if not add_to(KEYS[2], 0, it.key) then return foreign(KEYS[2], 'sorted set of lockkit') end
-    if not it.known[1] and not add_to(KEYS[3], text(now), it.key) then
-      return foreign(KEYS[3], 'sorted set of lockkit')
-    end
+    local failed = failed_to_add(KEYS[2], 0, it.key) or not it.known[1] and failed_to_add(KEYS[3], text(now), it.key)
+    if failed then return failed end
   end
 end
 
