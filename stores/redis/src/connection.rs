@@ -28,8 +28,8 @@ use crate::{
     server::{Limits, Server, within},
 };
 
-/// How long a check of the server counts. A server that has lost its memory or was replaced needs a new connection, so
-/// this bounds how long a change of the eviction policy is not seen.
+/// How long a check of the server counts. A server that was restarted needs a new connection, and each claim sees that
+/// one has lost its memory or was promoted, so this bounds how long a change of the eviction policy is not seen.
 const CHECKED: Duration = Duration::from_secs(1);
 
 /// The connection of a store. Requests of many tasks share it.

@@ -1,7 +1,7 @@
-//! Which servers can keep leases, as seen when a connection opens. Each acquisition looks at eviction again.
+//! Which servers can keep leases, as seen when a connection opens. Acquisitions look at eviction again, once a second.
 //!
-//! Eviction is a loss of memory. Each acquisition looks at the policy and at the count of evicted keys: a policy that
-//! was changed and changed back between two acquisitions leaves no other trace.
+//! Eviction is a loss of memory. That look is at the policy and at the count of evicted keys: a policy that was changed
+//! and changed back between two looks leaves no other trace.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 

@@ -80,8 +80,8 @@
 //!
 //! **Eviction.** A server that may evict a lock is refused. The first acquisition on each connection looks at its
 //! `maxmemory-policy`, and one each second after that; so does one that finds a lock gone before its time. If the
-//! server has evicted keys since, the quarantine begins. A server that is set to evict, and evicts a lock together with
-//! the hash beside it within that second, is not detected.
+//! server has evicted keys since, the quarantine begins. A server that is set to evict, and before the next look evicts
+//! a lock together with the hash beside it, or a lock of another client, is not detected.
 //!
 //! # Clocks
 //!

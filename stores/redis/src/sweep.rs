@@ -5,9 +5,19 @@ use std::time::Duration;
 use crate::{answer::read, error::Failure, node::Node};
 
 impl Node {
+    /// Each call looks at as many keys as may be deleted. Keys in use are among them, so it may take several.
     pub(crate) async fn sweep(&self, retention: Duration, limit: u32) -> Result<u64, Failure> {
         let retention = u64::try_from(retention.as_micros()).unwrap_or(u64::MAX);
-        let call = self.scripts.sweep.call().key("lockkit:names").key("lockkit:times").arg(retention).arg(limit);
-        read(call.run(&self.connection).await?)
+        let mut left = limit;
+        while left > 0 {
+            let call = self.scripts.sweep.call().key("lockkit:names").key("lockkit:times").arg(retention).arg(left);
+            let (forgotten, seen): (u32, u32) = read(call.run(&self.connection).await?)?;
+            let all_seen = seen < left;
+            left = left.saturating_sub(forgotten);
+            if all_seen {
+                break;
+            }
+        }
+        Ok(u64::from(limit - left))
     }
 }

@@ -46,13 +46,15 @@ end
 
 -- First what can fail: the names may have other values, and the server may be full.
 local function failed_to_add(set, score, key)
-  local added = redis.pcall('ZADD', set, score, key)
+  local added = redis.pcall('ZADD', set, 'NX', score, key)
   if type(added) == 'number' then return nil end
   return is_set(set) and added or foreign(set, 'sorted set of lockkit')
 end
 for _, it in ipairs(claims) do
   if not it.again then
-    local failed = failed_to_add(KEYS[2], 0, it.key) or not it.known[1] and failed_to_add(KEYS[3], text(now), it.key)
+    local failed = failed_to_add(KEYS[2], 0, it.key)
+    -- For a row that exists only in case the set was lost.
+    if not failed and (checks or not it.known[1]) then failed = failed_to_add(KEYS[3], text(now), it.key) end
     if failed then return failed end
   end
 end
@@ -80,7 +82,7 @@ for _, it in ipairs(claims) do
     if (known[12] or '0') ~= '0' or (known[8] or '') ~= '' then
       redis.call('HSET', it.row, 'renewals', '0', 'agreed', '')
     end
-    if before[2] ~= (known[10] or '') then
+    if before[2] ~= '' or (known[10] or '') ~= '' then
       redis.call('HSET', it.row, 'before', before[1], 'before_fence', before[2], 'before_expired', before[3])
     end
     -- Last, so that a row that cannot be written leaves no lock.

@@ -72,13 +72,22 @@ local function evicts()
   if policy and policy ~= 'noeviction' and limit ~= '0' then return policy .. ' ' .. limit end
 end
 
+local function former_master()
+  return string.match(redis.call('INFO', 'replication'), 'master_replid2:(%x+)') or ''
+end
+
+-- Whether the server was promoted since this was written.
+local function was_promoted(former, known)
+  return former ~= known.former and string.find(former, '[1-9a-f]') ~= nil
+end
+
 -- What makes a server another one, which may have forgotten leases: its process; the master that it followed before it
 -- was promoted the last time (zeros: it never followed one, or Redis does not remember it any more); and how many keys
 -- it has evicted.
 local function incarnation()
   return {
     run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or '',
-    former = string.match(redis.call('INFO', 'replication'), 'master_replid2:(%x+)') or '',
+    former = former_master(),
     evicted = number(string.match(redis.call('INFO', 'stats'), 'evicted_keys:(%d+)')) or 0,
   }
 end
@@ -86,7 +95,7 @@ end
 -- Whether the server was another one when this was written. The count of evicted keys begins again by CONFIG RESETSTAT.
 local function is_another(server, known)
   return server.run ~= known.run or server.evicted > (known.evicted or server.evicted)
-    or (server.former ~= known.former and string.find(server.former, '[1-9a-f]') ~= nil)
+    or was_promoted(server.former, known)
 end
 
 -- What is known of the server's memory. nil: the name has something that lockkit did not write.
@@ -104,12 +113,14 @@ local function set_epoch(name, server, since, free, longest)
 end
 
 -- Until when nothing is granted, and the longest quarantine that any client uses. Begins the quarantine of a server
--- that is another one, which only a checking call sees. nil: the name has something that lockkit did not write.
+-- that is another one. One that was promoted may keep its clients, so each call looks for that; the rest is for calls
+-- that check. nil: the name has something that lockkit did not write.
 local function quarantined(name, quarantine, checks)
   if quarantine == 0 then return 0, 0 end
   local known = epoch_of(name)
   if not known then return nil end
-  if not checks and known.run and known.longest == quarantine and known.free <= now then return 0, quarantine end
+  if not checks and known.run and known.longest == quarantine and known.free <= now
+    and not was_promoted(former_master(), known) then return 0, quarantine end
   local server = incarnation()
   local since, free, longest = known.since, known.free, math.max(known.longest, quarantine)
   if is_another(server, known) then

@@ -1,5 +1,5 @@
--- Forgets keys that had no holder for long. KEYS: names, times. ARGV: how long in µs, and how many at most. Answers how
--- many.
+-- Forgets keys that had no holder for long. KEYS: names, times. ARGV: how long in µs, and how many to look at.
+-- Answers how many were forgotten, and how many were looked at. None of these is found again before it is as old.
 
 local function name_of(key)
   if string.sub(key, 1, 8) == 'lockkit:' then return 'lockkit::' .. key end
@@ -11,7 +11,8 @@ for at = 1, 2 do
 end
 local old = now - tonumber(ARGV[1])
 local forgotten = 0
-for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. text(old), 'LIMIT', 0, ARGV[2])) do
+local keys = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. text(old), 'LIMIT', 0, ARGV[2])
+for _, key in ipairs(keys) do
   local row = 'lockkit:{' .. key .. '}'
   local known = fields_of(row, 'expires', 'last')
   -- A fence above the clock is kept, because the next fence of a forgotten key is made from the clock.
@@ -23,8 +24,8 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. text(ol
     redis.call('ZREM', KEYS[2], key)
     forgotten = forgotten + 1
   else
-    -- A renewal does not write to the sorted set.
-    redis.call('ZADD', KEYS[2], text(since), key)
+    -- Only a new row writes to the sorted set. A row whose fence is no number may be repaired.
+    redis.call('ZADD', KEYS[2], text(since == math.huge and now or since), key)
   end
 end
-return forgotten
+return {forgotten, #keys}

@@ -47,6 +47,35 @@ async fn permits_readers_and_writers_exclude_across_processes() {
 }
 
 #[tokio::test]
+async fn a_sweep_goes_past_leases_in_use_and_finds_rows_though_the_set_of_times_was_lost() {
+    let server = Redis::start();
+    let store = declared(builder(&server)).await;
+    let free = async |key: &str| {
+        let claim = claim(key, TTL);
+        take(&store, &claim).await;
+        store.lease_release(&claim.key, claim.token, Duration::ZERO).await.unwrap();
+    };
+    for key in ["used:1", "used:2", "used:3"] {
+        take(&store, &claim(key, TTL)).await;
+    }
+    for key in ["1", "2", "3", "4"] {
+        free(key).await;
+    }
+    sleep(Duration::from_millis(20)).await;
+    assert_eq!(store.lease_sweep(Duration::from_millis(1), 2).await.unwrap(), 2);
+    assert_eq!(store.lease_sweep(Duration::from_millis(1), 10).await.unwrap(), 2);
+
+    free("5").await;
+    let mut conn = plain(&server).await;
+    send::<i64>(&mut conn, "DEL lockkit:times").await;
+    // The next claim of the key that checks the server.
+    sleep(Duration::from_secs(1)).await;
+    free("5").await;
+    sleep(Duration::from_millis(20)).await;
+    assert_eq!(store.lease_sweep(Duration::from_millis(1), 10).await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn fair_requests_of_many_processes_are_exclusive_and_all_are_served() {
     let server = Redis::start();
     let oracle = Oracle::new();
