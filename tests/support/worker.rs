@@ -3,6 +3,8 @@
 //! It says what it has reached in lines on its standard output, and goes on when it is told `go` on its standard input.
 
 use std::env;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::time::Duration;
 
 use lockkit::{Error, Lease, Leases, NamedLock, RowLock, SessionLock, Tx, dialect::SessionOps};
@@ -11,6 +13,7 @@ use sqlx::{Database, Encode, Pool, Type};
 use support::draws::{Draws, Strategy, Tally};
 use support::{Backend, MariaDb, MySql, Postgres, Server, Sqlite, passes};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
+use tokio::sync::oneshot;
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -170,16 +173,24 @@ where
         say(&lease.commit(tx).await);
     }
 
-    /// Runs a body under the lease that takes its next step when told so.
+    /// Runs a body under the lease that takes its next step when told so. It says that it holds the lease once the body
+    /// waits: a process that is stopped while its body is polled goes on to the end of that poll.
     async fn run(self) {
-        let request = self.leases.lease("item:1");
-        let ran = request.run(|lease| async move {
-            println!("holding {}", lease.fence());
+        let (started, mut has_started) = oneshot::channel();
+        let mut ran = pin!(self.leases.lease("item:1").run(|lease| async move {
+            started.send(lease.fence()).expect("it is received below");
             told_to_go_on().await;
             println!("took the next step");
             let mut tx = self.write().await;
             S::execute(&mut tx, "UPDATE item SET wins = 99").await.expect("write");
             tx.commit().await
+        }));
+        let ran = poll_fn(|context| {
+            let polled = ran.as_mut().poll(context);
+            if let Ok(fence) = has_started.try_recv() {
+                println!("holding {fence}");
+            }
+            polled
         });
         say(&ran.await);
     }
