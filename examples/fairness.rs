@@ -114,7 +114,7 @@ where
         lease.release().await?;
     }
     println!("{}", serde_json::to_string(&waits)?);
-    // What was asked for last is given back in the background.
+    // What was asked for last is released in the background.
     sleep(Duration::from_millis(200)).await;
     Ok(())
 }

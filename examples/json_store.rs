@@ -67,7 +67,7 @@ impl Row {
         Some(LeaseRecord::new(token, info))
     }
 
-    /// Whom the lease is taken over from: nobody, if it was given back.
+    /// Whom the lease is taken over from: nobody, if it was released.
     fn previous(self, now: u64) -> Option<Previous> {
         let token = Token::from_bytes(self.token?);
         let expired_for = Duration::from_micros(now - self.expires);
@@ -86,7 +86,7 @@ impl JsonStore {
         let path = self.path.clone();
         let done = spawn_blocking(move || {
             let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-            // Held for moments only, and given back by the system when a process dies.
+            // Held for moments only, and released by the system when a process dies.
             file.lock()?;
             let mut rows = read(&mut file)?;
             // The clock of this machine, read under the lock: for all who can open the file it is the same one.

@@ -112,7 +112,7 @@ async fn second<DB: Reports>(url: &str) -> Result<()> {
     println!("first:  stopped by SIGSTOP");
 
     let lease = leases.lease(KEY).acquire().await?;
-    let previous = lease.previous().context("the lease was given back instead of taken over")?;
+    let previous = lease.previous().context("the lease was released instead of taken over")?;
     println!("second: took the lease over from {}, {:?} after it had expired", previous.holder, previous.expired_for);
     println!("second: fence {} before, fence {} now", previous.fence, lease.fence());
     ensure!(previous.holder == "the first process" && previous.fence < lease.fence(), "taken over from somebody else");

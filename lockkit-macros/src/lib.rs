@@ -10,7 +10,7 @@ mod with_lock;
 
 use proc_macro::TokenStream;
 
-/// Runs an `async fn` under a lock: takes the lock, runs the body, commits, and gives the lock back.
+/// Runs an `async fn` under a lock: takes the lock, runs the body, commits, and releases the lock.
 ///
 /// The function returns `Result<_, E>` where `E: From<lockkit::Error>`. The attribute does not change its signature.
 /// The body never runs without the lock. An error, a panic and a dropped future all roll the transaction back and free
@@ -225,7 +225,7 @@ use proc_macro::TokenStream;
 /// | a function that takes `&mut Tx<DB>` | `&mut tx`, and there `&mut **tx` for sqlx |
 /// | a function that takes `&mut sqlx::Transaction<'_, DB>` | not possible; let that function take `&mut PgConnection`, which a `Transaction` also derefs to |
 ///
-/// The attribute ends the transaction and gives the lock back. `tx.commit()`, `tx.rollback()`, `lease.release()` and a
+/// The attribute ends the transaction and releases the lock. `tx.commit()`, `tx.rollback()`, `lease.release()` and a
 /// moved `tx` are errors in the body: return `Ok` to commit and `Err` to roll back. A spawned task needs a transaction
 /// of its own.
 ///
@@ -288,10 +288,10 @@ use proc_macro::TokenStream;
 /// `#[tracing::instrument]` in either order; the span is around the lock.
 ///
 /// The body owns its arguments, and they are dropped in the order of the function: those that the body uses before the
-/// lock is given back, the others after it. Temporaries of its last expression are dropped by the rule of your edition.
+/// lock is released, the others after it. Temporaries of its last expression are dropped by the rule of your edition.
 ///
-/// **Several** `#[with_lock]` on one function nest as they are written. The upper lock is taken first. It is given back
-/// last, after the lower one has committed and was given back:
+/// **Several** `#[with_lock]` on one function nest as they are written. The upper lock is taken first. It is released
+/// last, after the lower one has committed and was released:
 ///
 /// ```
 /// # use lockkit::{Leases, with_lock};
@@ -301,7 +301,7 @@ use proc_macro::TokenStream;
 /// async fn import(leases: &Leases<SqlitePool>, item_id: i64) -> Result<u64, lockkit::Error> {
 ///     // … on `&mut *tx` …
 /// #   let _ = &mut tx;
-///     Ok(lease.fence().get()) // the row is committed, then the lease is given back
+///     Ok(lease.fence().get()) // the row is committed, then the lease is released
 /// }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;

@@ -112,7 +112,7 @@ on_every_server! {
     }
 
     // The first has committed, and its answer is on its way.
-    async fn of_two_shares_that_commit_the_second_learns_that_its_process_gave_the_lease_back<S>(db: TestDb<S>) {
+    async fn of_two_shares_that_commit_the_second_learns_that_its_process_released_the_lease<S>(db: TestDb<S>) {
         let (proxy, pool, _) = behind_a_proxy(&db).await;
         let leases = Leases::builder(pool.clone()).ttl(TTL * 100).build().unwrap();
         let lease = leases.lease("k").acquire().await.unwrap();
@@ -159,7 +159,7 @@ on_every_server! {
 }
 
 on_every_database! {
-    async fn a_commit_that_is_dropped_inside_a_body_gives_the_lease_back<S>(db: TestDb<S>) {
+    async fn a_commit_that_is_dropped_inside_a_body_releases_the_lease<S>(db: TestDb<S>) {
         let leases = Leases::builder(db.pool.clone()).ttl(Duration::from_secs(300)).build().unwrap();
         let others = Leases::new(db.pool.clone());
         let heir = leases.lease("k").run(async |lease| {
@@ -171,7 +171,7 @@ on_every_database! {
             }
             others.lease("k").wait(Duration::from_secs(30)).acquire().await
         });
-        heir.await.expect("it was given back").release().await.unwrap();
+        heir.await.expect("it was released").release().await.unwrap();
         db.assert_nothing_left().await;
     }
 }

@@ -255,7 +255,7 @@ on_every_database! {
         assert!(second > first);
         both(&leases, &db.pool).await.unwrap();
         assert_eq!(db.fetch_i64("SELECT SUM(id) FROM t_taken").await, Some(114));
-        assert!(leases.list("").await.unwrap().is_empty(), "given back");
+        assert!(leases.list("").await.unwrap().is_empty(), "released");
         let name = if S::NAME.contains('M') { "X'6974656D3A37'" } else { "'item:7'" };
         let kept = format!("SELECT fence FROM lockkit_fence WHERE name = {name}");
         assert_eq!(db.fetch_i64(&kept).await, i64::try_from(second).ok());

@@ -84,7 +84,7 @@ on_every_database! {
         assert!(previous.expired_for > Duration::from_secs(1000), "it expired in 1970: {previous:?}");
         assert!(heir.fence() > dead.fence());
 
-        // What was given back was not taken over.
+        // What was released was not taken over.
         heir.release().await.unwrap();
         assert_eq!(first.lease("k").acquire().await.unwrap().previous(), None);
     }
@@ -98,7 +98,7 @@ on_every_database! {
         assert!(leases.lease("job").try_acquire().await.unwrap().is_none());
         let next = leases.lease("job").wait(Duration::from_secs(10)).acquire().await.unwrap();
         assert!(started.elapsed() >= hold);
-        assert_eq!(next.previous(), None, "it had been given back");
+        assert_eq!(next.previous(), None, "it had been released");
         next.release().await.unwrap();
 
         // The same by a commit, and an operator can free it.

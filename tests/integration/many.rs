@@ -137,7 +137,7 @@ on_every_database! {
             });
         }
         tasks.join_all().await;
-        // Places in the queue are given back in the background.
+        // Places in the queue are released in the background.
         db.assert_nothing_left().await;
     }
 

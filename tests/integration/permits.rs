@@ -140,7 +140,7 @@ async fn a_request_that_gathers_and_gives_up_keeps_nobody_out() {
     assert!(here.show("k/permit/gather").await.unwrap().is_some());
     assert!(here.semaphore("k", 3).try_acquire().await.unwrap().is_none(), "what is free is kept for it");
     assert!(gathering.await.unwrap().unwrap_err().is_contended());
-    assert_eq!(here.list("k/permit/").await.unwrap().len(), 1, "nobody has worked under what it gave back");
+    assert_eq!(here.list("k/permit/").await.unwrap().len(), 1, "nobody has worked under what it released");
 
     // The same for one that is dropped, and for a writer that waits for readers.
     let gathering = tokio::spawn(request().acquire());

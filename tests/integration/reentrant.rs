@@ -68,7 +68,7 @@ on_every_database! {
         db.assert_nothing_left().await;
     }
 
-    async fn a_body_that_has_given_its_lease_back_may_ask_again<S>(db: TestDb<S>) {
+    async fn a_body_that_has_released_its_lease_may_ask_again<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
         let body = async |lease: Lease<_>| {
             lease.release().await?;

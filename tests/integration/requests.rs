@@ -199,7 +199,7 @@ async fn a_claim_keeps_its_token_for_one_wait_and_gives_its_place_up_after_it() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_granted_after_refusals_is_not_given_back() {
+async fn a_claim_that_is_granted_after_refusals_is_not_released() {
     let store = Able::new(queueing());
     let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
     let lease = there.lease("k").acquire().await.unwrap();

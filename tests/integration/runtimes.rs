@@ -27,7 +27,7 @@ on_every_database! {
         here.release().await.unwrap();
     }
 
-    async fn a_lease_of_a_runtime_that_ends_is_given_back_on_another<S>(db: TestDb<S>) {
+    async fn a_lease_of_a_runtime_that_ends_is_released_on_another<S>(db: TestDb<S>) {
         let leases = Leases::builder(db.pool.clone()).ttl(Duration::from_secs(300)).build().unwrap();
         let here = leases.lease("here").acquire().await.unwrap();
         let elsewhere = leases.clone();
@@ -78,7 +78,7 @@ fn runtime() -> runtime::Runtime {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_of_a_runtime_that_ends_is_given_back_on_another() {
+async fn a_claim_of_a_runtime_that_ends_is_released_on_another() {
     let store = MemoryStore::new();
     let (leases, others) = (Leases::new(store.client()), Leases::new(store));
     let _here = leases.lease("here").acquire().await.unwrap();

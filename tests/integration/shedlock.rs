@@ -537,7 +537,7 @@ on_every_server! {
         assert!(java.extend(600.0).await);
     }
 
-    async fn a_grant_that_was_never_heard_of_is_given_back<S>(db: TestDb<S>) {
+    async fn a_grant_that_was_never_heard_of_is_released<S>(db: TestDb<S>) {
         db.execute(javas_table(S::NAME)).await;
         let proxy = Proxy::start(&db.url);
         let java = Java::<S> { pool: pool::<S>(&db.url) };

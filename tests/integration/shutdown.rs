@@ -78,7 +78,7 @@ async fn closing_gives_everything_back_though_a_connection_broke() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_twice_waits_twice_for_what_is_given_back() {
+async fn closing_twice_waits_twice_for_what_is_released() {
     let store = MemoryStore::new();
     let leases = Leases::new(store.client());
     let _lease = leases.lease("k").acquire().await.unwrap();
@@ -92,7 +92,7 @@ async fn closing_twice_waits_twice_for_what_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_leases_that_are_granted_after_closing_are_all_given_back() {
+async fn several_leases_that_are_granted_after_closing_are_all_released() {
     let store = MemoryStore::new();
     let leases = Leases::new(store.client());
     leases.store().faults().script(Operation::Acquire, [Failure::Slow(Duration::from_secs(1))]);
@@ -128,7 +128,7 @@ on_every_database! {
 
 on_databases! { [postgres]
     // The commit fails at its end, by a constraint that is checked there, and the body goes on.
-    async fn a_commit_that_fails_while_closing_gives_the_lease_back_and_stops_the_body<S>(db: TestDb<S>) {
+    async fn a_commit_that_fails_while_closing_releases_the_lease_and_stops_the_body<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE parent (n INT PRIMARY KEY)").await;
         db.execute("CREATE TABLE child (n INT REFERENCES parent (n) DEFERRABLE INITIALLY DEFERRED)").await;
         let proxy = Proxy::start(&db.url);

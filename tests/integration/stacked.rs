@@ -1,4 +1,4 @@
-//! Two `#[with_lock]` on one function, in every order of the strategies: when each lock is taken and given back,
+//! Two `#[with_lock]` on one function, in every order of the strategies: when each lock is taken and released,
 //! against the commits.
 
 use std::{

@@ -1,4 +1,4 @@
-//! Waiting among processes: nobody is kept out, and what a request took while it waited is given back before its
+//! Waiting among processes: nobody is kept out, and what a request took while it waited is released before its
 //! answer.
 
 use std::sync::Arc;
@@ -110,7 +110,7 @@ on_every_database! {
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }
 
-    async fn a_refused_try_has_given_back_what_it_took<S>(db: TestDb<S>) {
+    async fn a_refused_try_has_released_what_it_took<S>(db: TestDb<S>) {
         let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
         let reader = here.rw("k").read().acquire().await.unwrap();
         for _ in 0..10 {
@@ -129,7 +129,7 @@ on_every_database! {
         assert!(here.lease("k").fair().try_acquire().await.unwrap().is_some());
     }
 
-    async fn a_wait_that_ends_has_given_back_what_it_took<S>(db: TestDb<S>) {
+    async fn a_wait_that_ends_has_released_what_it_took<S>(db: TestDb<S>) {
         let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
         let gives_up = async |request: LeaseRequest<_>| {
             // Long enough to take something on the way.
@@ -152,7 +152,7 @@ on_every_database! {
     }
 }
 
-/// A wait ends a second after its time at the latest, and what a busy database has not answered by then is given back
+/// A wait ends a second after its time at the latest, and what a busy database has not answered by then is released
 /// in the background.
 async fn no_ticket_is_left<S: LeaseStore>(leases: &Leases<S>) {
     let gone = async {
@@ -165,7 +165,7 @@ async fn no_ticket_is_left<S: LeaseStore>(leases: &Leases<S>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_ends_returns_after_it_has_given_back_its_ticket() {
+async fn a_wait_that_ends_returns_after_it_has_released_its_ticket() {
     let store = MemoryStore::new();
     let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
     let _lease = here.lease("k").acquire().await.unwrap();

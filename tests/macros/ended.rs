@@ -1,4 +1,4 @@
-//! A body that gives back by a way round what the attribute gives back.
+//! A body that releases by a way round what the attribute releases.
 
 use lockkit::{Error, Lease, MultiLease, with_lock};
 use sqlx::SqlitePool;
@@ -30,7 +30,7 @@ async fn all(shop: &Shop) -> Result<bool, ShopError> {
 }
 
 #[tokio::test]
-async fn a_body_cannot_give_back_the_lease_that_it_runs_under() {
+async fn a_body_cannot_release_the_lease_that_it_runs_under() {
     let shop = Shop::new().await;
     assert!(assert_send(one(&shop)).await.unwrap());
     assert!(!shop.is_held("k").await);

@@ -176,7 +176,7 @@ async fn a_fair_request_has_a_ticket_while_it_waits() {
     }
     held.release().await.unwrap();
     assert!(waiting.await.unwrap().unwrap());
-    // The ticket is given back in the background.
+    // The ticket is released in the background.
     while !another_process.list("job").await.unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
@@ -222,7 +222,7 @@ async fn sell_and_hang(shop: &Shop, reached: oneshot::Sender<()>) -> Result<(), 
 }
 
 #[tokio::test]
-async fn a_transaction_is_committed_on_ok_and_the_lease_given_back_with_it() {
+async fn a_transaction_is_committed_on_ok_and_the_lease_released_with_it() {
     let shop = Shop::new().await;
     assert_send(sell_one(&shop, Ok(()))).await.unwrap();
     assert_eq!(shop.stock().await, 9);

@@ -46,7 +46,7 @@ async fn items(db: &TestDb<Postgres>) {
 on_databases! {
     [postgres]
 
-    async fn leases_are_taken_committed_and_given_back<S>(db: TestDb<S>) {
+    async fn leases_are_taken_committed_and_released<S>(db: TestDb<S>) {
         // Settings in which a literal could mean something else, or be refused.
         let name = db.fetch_text("SELECT current_database()").await.unwrap();
         for setting in ["backslash_quote", "standard_conforming_strings"] {

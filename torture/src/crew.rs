@@ -164,7 +164,7 @@ impl Crew {
         Ok(true)
     }
 
-    /// Tells all workers to give back what they have and to end, and kills those that do not.
+    /// Tells all workers to release what they have and to end, and kills those that do not.
     pub(crate) async fn finish(&mut self) {
         for worker in self.workers.values_mut() {
             // One that has died is seen below.

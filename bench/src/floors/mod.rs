@@ -39,7 +39,7 @@ pub(crate) trait Floor: LeaseOps + NamedOps + PlainSql + RowOps + StockOps + Ver
     ) -> impl Future<Output = sqlx::Result<Option<u64>>> + Send;
 
     /// One statement: gives it back.
-    fn lease_give_back(pool: &Pool<Self>, name: &str, token: &[u8]) -> impl Future<Output = sqlx::Result<()>> + Send;
+    fn lease_free(pool: &Pool<Self>, name: &str, token: &[u8]) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// A transaction that may write.
     fn open_transaction(pool: &Pool<Self>) -> impl Future<Output = sqlx::Result<Transaction<'static, Self>>> + Send;

@@ -43,7 +43,7 @@ impl Floor for MySql {
         Ok((written.rows_affected() > 0).then(|| written.last_insert_id()))
     }
 
-    async fn lease_give_back(pool: &MySqlPool, name: &str, token: &[u8]) -> sqlx::Result<()> {
+    async fn lease_free(pool: &MySqlPool, name: &str, token: &[u8]) -> sqlx::Result<()> {
         sqlx::query(LEASE_RELEASE).bind(name).bind(token).execute(pool).await.map(drop)
     }
 

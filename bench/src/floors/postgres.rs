@@ -43,7 +43,7 @@ impl Floor for Postgres {
         Ok(fence.map(i64::unsigned_abs))
     }
 
-    async fn lease_give_back(pool: &PgPool, name: &str, token: &[u8]) -> sqlx::Result<()> {
+    async fn lease_free(pool: &PgPool, name: &str, token: &[u8]) -> sqlx::Result<()> {
         sqlx::query(LEASE_RELEASE).bind(name).bind(token).execute(pool).await.map(drop)
     }
 

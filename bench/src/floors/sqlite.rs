@@ -52,7 +52,7 @@ impl Floor for Sqlite {
         Ok(fence.map(i64::unsigned_abs))
     }
 
-    async fn lease_give_back(pool: &SqlitePool, name: &str, token: &[u8]) -> sqlx::Result<()> {
+    async fn lease_free(pool: &SqlitePool, name: &str, token: &[u8]) -> sqlx::Result<()> {
         sqlx::query(LEASE_RELEASE).bind(name).bind(token).execute(pool).await.map(drop)
     }
 

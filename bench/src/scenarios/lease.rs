@@ -54,7 +54,7 @@ pub(super) async fn by_hand<DB: Subject>(bench: &Bench<DB>, key: u32) -> Result<
     let granted = clock::now();
     bench.hold().await;
     let step = Step::since(granted).fence(fence).attempts(attempts);
-    DB::lease_give_back(&bench.pool, &name, &token).await?;
+    DB::lease_free(&bench.pool, &name, &token).await?;
     Ok(Some(step))
 }
 

@@ -6,10 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{bounded::check_ttl, inner::Inner};
 use crate::{
-    body::{
-        guard::{Guard, Watch},
-        scope::Lock,
-    },
+    body::{guard::Guard, scope::Lock, watch::Watch},
     lease::{
         bounded::limit_for,
         ending::{Owned, Released, release},

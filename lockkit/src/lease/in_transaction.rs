@@ -2,7 +2,7 @@
 //!
 //! A body whose commit is in flight is not stopped, because a caller that gets `Lost` repeats the work. Until the
 //! answer to COMMIT arrives, the end of the trust does not end the body
-//! ([`CommitSent`](crate::body::guard::CommitSent)), and the answer decides. Without one the lease is released again,
+//! ([`CommitSent`](crate::body::commits::CommitSent)), and the answer decides. Without one the lease is released again,
 //! in case the commit did not happen.
 //!
 //! A commit for which a task of this process waits renews the lease instead of releasing it, and hands it over after
@@ -159,7 +159,7 @@ impl<S: LeaseStore> Hold for Committing<S> {
 mod tests {
     use tokio::time::sleep;
 
-    use crate::{Error, Leases, body::guard::CommitSent, testing::MemoryStore};
+    use crate::{Error, Leases, body::commits::CommitSent, testing::MemoryStore};
 
     use super::*;
 

@@ -168,12 +168,12 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
         match store.lease_acquire(claim).await {
             Ok(Acquired::Granted(grant)) => grants.push(grant),
             Ok(Acquired::Held { free_in }) => {
-                give_back(store, &claims[..grants.len()]).await?;
+                release_granted(store, &claims[..grants.len()]).await?;
                 return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
             }
             Err(err) => {
                 // The error of the claim is what the caller needs.
-                drop(give_back(store, &claims[..grants.len()]).await);
+                drop(release_granted(store, &claims[..grants.len()]).await);
                 return Err(err);
             }
         }
@@ -182,7 +182,7 @@ async fn acquire_in_order<S: LeaseStore>(store: &S, claims: &[Claim]) -> Result<
 }
 
 /// Releases what was granted a moment ago. Another claim may have it locked for the moment.
-async fn give_back<S: LeaseStore>(store: &S, granted: &[Claim]) -> Result<()> {
+async fn release_granted<S: LeaseStore>(store: &S, granted: &[Claim]) -> Result<()> {
     for Claim { key, token, .. } in granted {
         while store.lease_release(key, *token, Duration::ZERO).await? == Answer::Busy {
             sleep(BUSY_PAUSE).await;

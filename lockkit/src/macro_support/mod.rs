@@ -23,7 +23,7 @@ mod template;
 pub use self::sql::*;
 pub use self::{mapped::*, template::*};
 use crate::{
-    body::{guard::Watch, scope::Record},
+    body::{scope::Record, watch::Watch},
     lease::{Yields, store::LeaseStore},
     retry::{bounds::Bounded, is_retryable},
     value::error::{BoxError, Result},

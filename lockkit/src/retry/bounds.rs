@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    body::{guard::Commits, scope::Record},
+    body::{commits::Commits, scope::Record},
     retry::context::Attempts,
 };
 

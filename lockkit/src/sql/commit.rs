@@ -20,10 +20,7 @@ use crate::{
     lease::{
         held::Lease,
         in_transaction::Committing,
-        life::{
-            kept::Kept,
-            state::{Event, Pin},
-        },
+        life::{kept::Kept, state::Event},
         request::MultiLease,
         store::Answer,
     },
@@ -145,15 +142,14 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
             if committing.hands_over() {
                 // It proves that the lease is held, and its lock keeps it so until the commit.
                 let renewed = DB::lease_renew(tx.connection(), &[kept.renewal()]).await;
-                if renewed.map_err(|err| give_up_failed::<DB>(key, err))? == [Answer::Done] {
+                if renewed.map_err(|err| release_failed::<DB>(key, err))? == [Answer::Done] {
                     continue;
                 }
                 committing.get_mut().release();
             }
-            let (pinned, may_be_pinned) = (committing.pin() == Pin::Certain, committing.pin() != Pin::No);
-            let row_released =
-                DB::lease_give_up(tx.connection(), key, *token, kept.min_hold(), pinned, may_be_pinned).await;
-            if !row_released.map_err(|err| give_up_failed::<DB>(key, err))? {
+            let pin = committing.pin();
+            let row_released = DB::lease_release_in_tx(tx.connection(), key, *token, kept.min_hold(), pin).await;
+            if !row_released.map_err(|err| release_failed::<DB>(key, err))? {
                 return Ok(Some(lease));
             }
             committing.get_mut().row_released();
@@ -219,7 +215,7 @@ async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
 }
 
 /// The error when the transaction failed to release the lease. Nothing was committed.
-fn give_up_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
+fn release_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::NoTransaction => Error::TransactionEnded { source: source.into() },
         _ => failed_on_own_table::<DB>("committing with lease", Some(key), source),

@@ -79,14 +79,14 @@ pub trait Driver: Database {
     /// What a driver's error means. Decided by code; text is never matched.
     fn fault(err: &sqlx::Error) -> Fault;
 
-    /// How long the connection waits for the lock of the whole database. `None` where there is no such lock.
-    fn waits_for(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Option<Duration>>> + Send;
+    /// How long the connection waits for the lock of the whole database. Zero where there is no such lock.
+    fn busy_timeout(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Duration>> + Send;
 
     /// Sets how long the connection waits for the lock of the whole database.
-    fn wait_for(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
+    fn set_busy_timeout(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// As `wait_for`, without waiting for the answer. Has no effect if the driver has no room for the request.
-    fn wait_for_unanswered(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = ()> + Send;
+    /// As `set_busy_timeout`, without waiting for the answer. Has no effect if the driver has no room for the request.
+    fn set_busy_timeout_unanswered(conn: &mut Self::Connection, wait: Duration) -> impl Future<Output = ()> + Send;
 
     /// Probes the database before the first statement on a connection of this pool, and warns of what it is not suited
     /// for. Sends nothing once the database is known.

@@ -17,8 +17,11 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    lease::store::{
-        Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, Grant, LeaseInfo, LeaseRecord, Previous, Release, Renewal,
+    lease::{
+        life::state::Pin,
+        store::{
+            Acquired, AcquiredAll, Answer, BUSY_PAUSE, Claim, Grant, LeaseInfo, LeaseRecord, Previous, Release, Renewal,
+        },
     },
     mutex::Mutex,
     sql::{
@@ -125,15 +128,14 @@ pub trait LeaseStatements: Driver {
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Inside a transaction: releases the lease as part of it. `false` when the token no longer holds it. With
-    /// `pinned`, an expired lease is released too: the pin prevented others from taking it. With `may_be_pinned`,
-    /// another transaction may have pinned it, and still be open after this one.
-    fn lease_give_up(
+    /// [`Pin::Certain`], an expired lease is released too: the pin prevented others from taking it. Without
+    /// [`Pin::No`], another transaction may have pinned it, and still be open after this one.
+    fn lease_release_in_tx(
         conn: &mut Self::Connection,
         key: &Key,
         token: Token,
         min_hold: Duration,
-        pinned: bool,
-        may_be_pinned: bool,
+        pin: Pin,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// See [`LeaseStore::lease_list`](crate::LeaseStore::lease_list).
@@ -228,7 +230,7 @@ impl LastClaims {
 }
 
 /// Takes leases one after the other, where the database has no statement for all of them. After an error that is no
-/// refusal, the claims' own release in the background gives back what was granted.
+/// refusal, the background releases what was granted.
 pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
     conn: &mut DB::Connection,
     grammar: DB::Grammar,
@@ -246,14 +248,14 @@ pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
             Err(err) if !DB::fault(&err).is_of_the_moment() || !DB::IS_REMOTE && grants.is_empty() => return Err(err),
             Err(_) => None,
         };
-        lease_give_back::<DB>(conn, grammar, &claims[..grants.len()]).await?;
+        lease_release_granted::<DB>(conn, grammar, &claims[..grants.len()]).await?;
         return Ok(AcquiredAll::Held { key: claim.key.clone(), free_in });
     }
     Ok(AcquiredAll::Granted(grants))
 }
 
 /// Releases leases that were granted a moment ago. Another claim may lock the row briefly, so this retries.
-pub(super) async fn lease_give_back<DB: LeaseOps>(
+pub(super) async fn lease_release_granted<DB: LeaseOps>(
     conn: &mut DB::Connection,
     grammar: DB::Grammar,
     claims: &[Claim],
@@ -354,16 +356,16 @@ pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expire
 }
 
 /// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
-pub(super) fn asked(renewals: &[Renewal]) -> String {
+pub(super) fn renewals_json(renewals: &[Renewal]) -> String {
     let row = |Renewal { key, token, ttl }: &Renewal| {
         format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
     };
     format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
-/// Releases as one parameter: as [`asked`], with the `min_hold`, and the token that stays in the row until `min_hold`
-/// has passed.
-pub(super) fn given_back(releases: &[Release]) -> String {
+/// Releases as one parameter: as [`renewals_json`], with the `min_hold`, and the token that stays in the row until
+/// `min_hold` has passed.
+pub(super) fn releases_json(releases: &[Release]) -> String {
     let row = |Release { key, token, min_hold }: &Release| {
         let (name, token, nobody) = (hex(key.as_bytes()), hex(token.as_bytes()), hex(Token::nobody().as_bytes()));
         format!(r#"["{name}","{token}",{},"{nobody}"]"#, micros(*min_hold))

@@ -38,7 +38,7 @@ const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Notifications of released leases, as an alternative to polling only.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot tell those who wait that a lease was given back",
+    message = "`{Self}` cannot tell those who wait that a lease was released",
     note = "only PostgreSQL can (LISTEN and NOTIFY); elsewhere waiters ask again and again, which needs no setting"
 )]
 pub trait ListenOps: LeaseOps + ListenStatements {}

@@ -38,6 +38,7 @@ mod starved;
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
 mod statement;
 pub(crate) mod stock;
+mod store;
 pub(crate) mod tx;
 mod units;
 pub(crate) mod version;
@@ -63,7 +64,7 @@ pub use listen::ListenOps;
 pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
 pub(crate) use named::{NamedStatements, Sharing};
-pub(crate) use pool::{check_in, checked_in, checkout, connection};
+pub(crate) use pool::{check_in, checked_in, checkout, close, connection};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};

@@ -1,28 +1,23 @@
-//! Every pool of a supported database is a lease store: an operation borrows a connection, runs, and returns it.
+//! An operation borrows a connection of a pool, runs, and returns it.
 //!
 //! Without the short tries on SQLite (see `write`), an acquire beside four processes that wrote all the time took 5 s
 //! and was then refused, although the lease was free.
 
 use std::{io, time::Duration};
 
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::{Database, Pool, pool::PoolConnection};
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout},
 };
 
-use super::{Dialect, LeaseOps, failed, failed_on_own_table};
+use super::{Dialect, failed, failed_on_own_table};
 use crate::{
     body::{
         guard::{Guard, Hold},
-        scope::Realm,
         task::no_answer,
     },
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     sql::{
-        lease::{LastClaims, SweptTo, lease_sweep},
-        locked::{database_locked, read, unless_held, unless_locked},
-        pool_state::{address, of_pool},
         spare::spare,
         starved::{Waiting, is_full, leases_starved, starved},
         warm::{self, Warm},
@@ -30,7 +25,6 @@ use crate::{
     value::{
         error::{Error, Fault, Result},
         key::Key,
-        token::Token,
     },
 };
 
@@ -180,25 +174,25 @@ struct Call<DB: Dialect> {
     /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
     /// The connection's own busy timeout, while a shorter one is set.
-    waited: Option<Duration>,
+    own_timeout: Option<Duration>,
 }
 
 impl<DB: Dialect> Call<DB> {
     fn new(conn: PoolConnection<DB>) -> Guard<Self> {
-        Guard::new(Self { conn, runtime: Handle::current(), waited: None })
+        Guard::new(Self { conn, runtime: Handle::current(), own_timeout: None })
     }
 }
 
 impl<DB: Dialect> Hold for Call<DB> {
     fn abandon(self) {
-        let Self { mut conn, runtime, waited } = self;
+        let Self { mut conn, runtime, own_timeout } = self;
         let _inside = runtime.enter();
         if DB::IS_REMOTE {
-            drop(conn.detach());
-        } else if let Some(waited) = waited {
+            close(conn);
+        } else if let Some(own_timeout) = own_timeout {
             runtime.spawn(async move {
-                if DB::wait_for(&mut conn, waited).await.is_err() {
-                    drop(conn.detach());
+                if DB::set_busy_timeout(&mut conn, own_timeout).await.is_err() {
+                    close(conn);
                 }
             });
         } else {
@@ -231,10 +225,10 @@ impl<DB: Dialect> Lent<DB> {
     ) -> Result<Self> {
         if may_be_warm
             && reach.is_of_lease()
-            && let Some(Warm { conn, grammar, waited, is_own, since }) = warm::take(pool)
+            && let Some(Warm { conn, grammar, own_timeout, is_own, since }) = warm::take(pool)
         {
             let mut call = Call::new(conn);
-            call.get_mut().waited = waited;
+            call.get_mut().own_timeout = own_timeout;
             return Ok(Self { call, grammar, is_own, since, is_warm: true });
         }
         let (conn, is_own) = checked_out(pool, reach, doing, key).await?;
@@ -245,20 +239,20 @@ impl<DB: Dialect> Lent<DB> {
     /// After an operation that was answered.
     fn put_back(self, pool: &Pool<DB>, is_kept: bool) {
         let Self { call, grammar, is_own, since, is_warm: _ } = self;
-        let Call { conn, waited, runtime: _ } = call.defuse();
-        let warm = Warm { conn, grammar, waited, is_own, since };
+        let Call { conn, own_timeout, runtime: _ } = call.defuse();
+        let warm = Warm { conn, grammar, own_timeout, is_own, since };
         let returned = if is_kept { warm::keep(pool, warm) } else { Some(warm) };
         returned.into_iter().for_each(put_back);
     }
 }
 
 /// Returns a connection to its pool in the background.
-pub(super) fn put_back<DB: Dialect>(Warm { conn, waited, .. }: Warm<DB>) {
-    if waited.is_none() {
+pub(super) fn put_back<DB: Dialect>(Warm { conn, own_timeout, .. }: Warm<DB>) {
+    if own_timeout.is_none() {
         return check_in::<DB>(conn);
     }
     let mut call = Call::new(conn);
-    call.get_mut().waited = waited;
+    call.get_mut().own_timeout = own_timeout;
 }
 
 /// An operation that failed.
@@ -304,7 +298,7 @@ pub(crate) async fn call<DB: Dialect, T>(
     let is_warm = lent.is_warm;
     match &answer {
         Err(err) if DB::IS_REMOTE && DB::fault(err) == Fault::Unavailable => {
-            drop(lent.call.defuse().conn.detach());
+            close(lent.call.defuse().conn);
             if is_warm {
                 warm::close_all(pool);
             }
@@ -352,12 +346,16 @@ pub(super) async fn write<DB: Dialect, T>(
     let mut lent = Lent::new(pool, reach, true, doing, key).await?;
     let grammar = lent.grammar;
     let answer = async {
-        let Call { conn, waited, .. } = lent.call.get_mut();
-        if waited.is_none() {
-            *waited = DB::waits_for(conn).await?;
-            DB::wait_for_unanswered(conn, waited.unwrap_or_default().min(SHORT_TRY)).await;
-        }
-        operation(conn, grammar, Tries { until: Some(Instant::now() + waited.unwrap_or_default()) }).await
+        let Call { conn, own_timeout, .. } = lent.call.get_mut();
+        let patience = if let Some(known) = *own_timeout {
+            known
+        } else {
+            let found = DB::busy_timeout(conn).await?;
+            *own_timeout = Some(found);
+            DB::set_busy_timeout_unanswered(conn, found.min(SHORT_TRY)).await;
+            found
+        };
+        operation(conn, grammar, Tries { until: Some(Instant::now() + patience) }).await
     };
     let answer = answer.await;
     lent.put_back(pool, answer.is_ok() && reach.is_of_lease());
@@ -432,7 +430,6 @@ macro_rules! on_living_connection {
     }};
 }
 
-#[cfg(feature = "shedlock")]
 pub(super) use on_living_connection;
 pub(super) use tried;
 
@@ -440,6 +437,11 @@ pub(super) use tried;
 /// arrives before it is read does not need the runtime's reactor.
 fn is_of_ended_runtime<DB: Dialect>(err: &sqlx::Error) -> bool {
     DB::IS_REMOTE && matches!(err, sqlx::Error::Io(err) if err.kind() == io::ErrorKind::Other)
+}
+
+/// Closes a connection at once. Does not wait for its statement and needs no runtime.
+pub(crate) fn close<DB: Database>(conn: PoolConnection<DB>) {
+    drop(conn.detach());
 }
 
 /// Returns the connection to the pool in the background. sqlx pings it first, without a timeout of its own.
@@ -454,145 +456,5 @@ pub(crate) fn check_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
 pub(crate) async fn checked_in<DB: Dialect>(mut conn: PoolConnection<DB>) {
     if DB::IS_REMOTE {
         _ = timeout(RETURN_LIMIT, conn.return_to_pool()).await;
-    }
-}
-
-impl<DB: LeaseOps> LeaseStore for Pool<DB> {
-    async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let last = of_pool::<LastClaims, _>(self);
-        let answer = on_living_connection!(
-            self,
-            write(self, Reach::lease(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, grammar, tries| {
-                let sent = Instant::now();
-                let acquired: sqlx::Result<_> = tried!(tries, DB::lease_acquire(conn, grammar, claim, &last));
-                acquired.map(|it| match it {
-                    Acquired::Granted(grant) => Acquired::Granted(grant.sent(sent)),
-                    held @ Acquired::Held { .. } => held,
-                })
-            }),
-            // The one before may hold it, and be committed only now.
-            final: |it: &_| matches!(it, Acquired::Granted(_))
-        );
-        unless_held::<DB, _>(answer, &claim.key, Acquired::Held { free_in: None })
-    }
-
-    async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
-        let Some(first) = claims.first() else { return Ok(AcquiredAll::Granted(Vec::new())) };
-        let answer = on_living_connection!(
-            self,
-            call(self, Reach::lease(first.ttl), "acquiring leases", Some(&first.key), async |conn, grammar| {
-                let sent = Instant::now();
-                let acquired = DB::lease_acquire_all(conn, grammar, claims).await?;
-                Ok(match acquired {
-                    AcquiredAll::Granted(grants) => {
-                        AcquiredAll::Granted(grants.into_iter().map(|it| it.sent(sent)).collect())
-                    }
-                    held @ AcquiredAll::Held { .. } => held,
-                })
-            }),
-            final: |it: &_| matches!(it, AcquiredAll::Granted(_))
-        );
-        unless_held::<DB, _>(answer, &first.key, AcquiredAll::Held { key: first.key.clone(), free_in: None })
-    }
-
-    async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
-        read!(on_living_connection!(
-            self,
-            call(self, Reach::LEASE, "looking at lease", Some(key), async |conn, _| DB::lease_look(conn, key).await)
-        ))
-    }
-
-    async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
-        let Some(first) = renewals.first() else { return Ok(Vec::new()) };
-        let answer = on_living_connection!(
-            self,
-            write(self, Reach::lease(first.ttl), "renewing leases", Some(&first.key), async |conn, _, tries| {
-                tried!(tries, DB::lease_renew(conn, renewals))
-            })
-        );
-        unless_locked(answer, vec![Answer::Busy; renewals.len()])
-    }
-
-    async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
-        let answer = on_living_connection!(
-            self,
-            write(self, Reach::RELEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
-                tried!(tries, DB::lease_release(conn, grammar, key, token, min_hold))
-            })
-        );
-        unless_locked(answer, Answer::Busy)
-    }
-
-    async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
-        let answer = on_living_connection!(
-            self,
-            write(self, Reach::RELEASE, "releasing lease", Some(key), async |conn, grammar, tries| {
-                tried!(tries, DB::lease_release_unpinned(conn, grammar, key, token))
-            })
-        );
-        unless_locked(answer, Answer::Busy)
-    }
-
-    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
-        let Some(first) = releases.first() else { return Ok(Vec::new()) };
-        let answer = on_living_connection!(
-            self,
-            write(self, Reach::RELEASE, "releasing leases", Some(&first.key), async |conn, grammar, tries| {
-                tried!(tries, DB::lease_release_all(conn, grammar, releases))
-            })
-        );
-        unless_locked(answer, vec![Answer::Busy; releases.len()])
-    }
-
-    async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
-        read!(on_living_connection!(
-            self,
-            call(self, Reach::LEASE, "listing leases", None, async |conn, _| DB::lease_list(conn, prefix, limit).await)
-        ))
-    }
-
-    async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
-        on_living_connection!(
-            self,
-            call(self, Reach::LEASE, "sweeping leases", None, async |conn, _| {
-                lease_sweep::<DB>(conn, &of_pool::<SweptTo, _>(self), retention, limit).await
-            })
-        )
-    }
-
-    async fn unanswered(&self) -> Option<Error> {
-        let starved = leases_starved(self).await;
-        // A database in this process always answers, unless a writer has it locked.
-        starved.or_else(|| (!DB::IS_REMOTE).then(|| database_locked(None, None)))
-    }
-
-    fn profile(&self) -> Profile {
-        Profile {
-            always_answers: !DB::IS_REMOTE,
-            shows_writes_at_once: DB::shows_writes_at_once(self),
-            ..Profile::default()
-        }
-    }
-}
-
-impl Realm {
-    /// The realm of this pool's named locks.
-    pub(crate) fn named<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        Self::Named(address(pool))
-    }
-
-    /// The realm of this pool's row locks.
-    pub(crate) fn rows<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        Self::Rows(address(pool))
-    }
-
-    /// The realm of this pool's session locks.
-    pub(crate) fn sessions<DB: Dialect>(pool: &Pool<DB>) -> Self {
-        Self::Sessions(address(pool))
-    }
-
-    /// Whether the lock belongs to a transaction that began in this pool and is open while the body runs.
-    pub(crate) fn has_transaction_of<DB: Dialect>(self, pool: &Pool<DB>) -> bool {
-        matches!(self, Self::Named(it) | Self::Rows(it) if it == address(pool))
     }
 }

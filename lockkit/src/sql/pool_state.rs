@@ -14,7 +14,7 @@ use std::{
 
 use sqlx::{Pool, pool::CloseEvent};
 
-use crate::{mutex::Mutex, sql::Dialect};
+use crate::{body::scope::Realm, mutex::Mutex, sql::Dialect};
 
 static POOLS: LazyLock<Mutex<HashMap<usize, PoolState>>> = LazyLock::new(Mutex::default);
 
@@ -60,6 +60,28 @@ pub(super) fn of_pool<T: Any + Default + Send + Sync, DB: Dialect>(pool: &Pool<D
 /// The address of the options, which all handles to one pool share.
 pub(crate) fn address<DB: Dialect>(pool: &Pool<DB>) -> usize {
     std::ptr::from_ref(pool.options()).addr()
+}
+
+impl Realm {
+    /// The realm of this pool's named locks.
+    pub(crate) fn named<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        Self::Named(address(pool))
+    }
+
+    /// The realm of this pool's row locks.
+    pub(crate) fn rows<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        Self::Rows(address(pool))
+    }
+
+    /// The realm of this pool's session locks.
+    pub(crate) fn sessions<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        Self::Sessions(address(pool))
+    }
+
+    /// Whether the lock belongs to a transaction that began in this pool and is open while the body runs.
+    pub(crate) fn has_transaction_of<DB: Dialect>(self, pool: &Pool<DB>) -> bool {
+        matches!(self, Self::Named(it) | Self::Rows(it) if it == address(pool))
+    }
 }
 
 #[cfg(all(test, feature = "sqlite"))]

@@ -31,14 +31,15 @@ use tokio::{
 
 use crate::{
     body::{
-        guard::{CommitSent, Guard, Hold},
+        commits::CommitSent,
+        guard::{Guard, Hold},
         scope::is_under,
         task::no_answer,
     },
     observe,
     policy::Wait,
     sql::{
-        AsConnection, Dialect, check_in, checked_in, connection, counted_depth, depth, failed, is_answered,
+        AsConnection, Dialect, check_in, checked_in, close, connection, counted_depth, depth, failed, is_answered,
         long::OpenSince, sealed,
     },
     value::{
@@ -221,7 +222,7 @@ impl<DB: Dialect> Tx<DB> {
             DB::restore_session(conn).await
         };
         rolled_back.map_err(|err| failed::<DB>("rolling back", None, err))?;
-        self.0.defuse().give_back();
+        self.0.defuse().return_to_pool();
         Ok(())
     }
 }
@@ -237,7 +238,7 @@ impl<DB: Dialect> Tx<DB> {
     fn ended(mut self, committed: Result<()>) -> Result<()> {
         match committed {
             Ok(()) => {
-                self.0.defuse().give_back();
+                self.0.defuse().return_to_pool();
                 observe::committed();
                 Ok(())
             }
@@ -503,7 +504,7 @@ impl<DB: Dialect> Open<DB> {
     }
 
     /// Restores the settings that `begin` changed, then returns the connection to its pool. The transaction has ended.
-    fn give_back(self) {
+    fn return_to_pool(self) {
         if !DB::CHANGES_SESSION {
             return check_in::<DB>(self.conn);
         }
@@ -543,9 +544,4 @@ impl<DB: Dialect> Hold for Open<DB> {
             }
         });
     }
-}
-
-/// Closes a connection at once. Does not wait for its statement and needs no runtime.
-fn close<DB: Database>(conn: PoolConnection<DB>) {
-    drop(conn.detach());
 }

@@ -15,7 +15,12 @@ use crate::{
         guard::{Guard, Hold},
         per_runtime::PerRuntime,
     },
-    sql::{Dialect, pool::put_back, pool_state::of_pool, starved::is_full},
+    sql::{
+        Dialect,
+        pool::{close, put_back},
+        pool_state::of_pool,
+        starved::is_full,
+    },
 };
 
 /// How long a connection is kept unused. A caller of a pool that has become full waits for half of that.
@@ -29,7 +34,7 @@ pub(super) struct Warm<DB: Dialect> {
     pub(super) conn: PoolConnection<DB>,
     pub(super) grammar: DB::Grammar,
     /// The connection's own busy timeout, while a shorter one is set.
-    pub(super) waited: Option<Duration>,
+    pub(super) own_timeout: Option<Duration>,
     /// Whether it is one of lockkit's own, which nobody else needs.
     pub(super) is_own: bool,
     /// When its pool gave it.
@@ -45,7 +50,7 @@ struct Unused<DB: Dialect> {
 impl<DB: Dialect> Hold for Unused<DB> {
     /// It may have died, or its runtime has ended.
     fn abandon(self) {
-        drop(self.warm.conn.detach());
+        close(self.warm.conn);
     }
 }
 

@@ -25,6 +25,9 @@ pub fn assert_locked(key: impl Into<Key>) {
 /// Runs `body` as if it were under the lock of this key, so that code with [`assert_locked!`](crate::assert_locked) can
 /// be tested on its own. Locks nothing.
 ///
+/// # Cancel safety
+/// That of `body`, which is dropped with this.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// async fn write_invoice() {
@@ -76,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_was_lost_or_given_back_counts_no_more() {
+    async fn a_lease_that_was_lost_or_released_counts_no_more() {
         let store = MemoryStore::new();
         let leases = Leases::new(store.clone());
         let body = |lease: Lease<MemoryStore>| async move {
@@ -89,11 +92,11 @@ mod tests {
         let ended = leases.lease("k").on_lost(OnLost::Continue).run(body).await;
         assert!(ended.unwrap_err().is_lost());
 
-        let given_back = |lease: Lease<MemoryStore>| async move {
+        let released = |lease: Lease<MemoryStore>| async move {
             lease.release().await?;
             tokio::time::sleep(Duration::from_secs(1)).await;
             Ok::<_, Error>(is_under("k"))
         };
-        assert!(!leases.lease("k").run(given_back).await.unwrap());
+        assert!(!leases.lease("k").run(released).await.unwrap());
     }
 }

@@ -125,7 +125,7 @@ impl Faults {
     /// let leases = Leases::new(MemoryStore::new());
     /// leases.store().faults().script(Operation::Acquire, [Failure::AnswerLost]);
     ///
-    /// // It was granted, but nobody heard of it. What nobody heard of is given back.
+    /// // It was granted, but nobody heard of it. What nobody heard of is released.
     /// leases.lease("k").acquire().await.unwrap_err();
     /// leases.lease("k").acquire().await?;
     /// # Ok(()) }

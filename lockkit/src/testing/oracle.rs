@@ -126,7 +126,7 @@ impl Oracle {
     }
 
     /// Records this lease, which was acquired just now, until the result is dropped or the lease ends.
-    #[must_use = "the lease counts as given back when this is dropped"]
+    #[must_use = "the lease counts as released when this is dropped"]
     pub fn hold<S: LeaseStore>(&self, lease: &Lease<S>) -> Tracked {
         let (watched, let_go) = (lease.borrowed(), Arc::new(()));
         let is_held = {

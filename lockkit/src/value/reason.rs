@@ -56,9 +56,9 @@ pub enum LossReason {
     Stolen,
     /// The database could not be reached to renew it.
     Unreachable,
-    /// This process gave it back.
+    /// This process released it.
     Released,
-    /// This process closed its [`Leases`](crate::Leases), which gave it back.
+    /// This process closed its [`Leases`](crate::Leases), which released it.
     Closed,
 }
 

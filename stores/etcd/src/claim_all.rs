@@ -49,9 +49,9 @@ impl Shared {
                 taken => taken,
             };
             let before: Vec<_> = claims[..grants.len()].iter().map(release_of).collect();
-            let given_back = self.release_all(&before).await;
+            let released = self.release_all(&before).await;
             // The error of a claim is what the caller needs. What is not released here is removed in the background.
-            return taken.and_then(|held| given_back.map(|_| held));
+            return taken.and_then(|held| released.map(|_| held));
         }
         Ok(AcquiredAll::Granted(grants))
     }

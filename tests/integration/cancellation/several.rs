@@ -64,7 +64,7 @@ on_every_database! {
         };
         bench.drop_everywhere(("LeaseRequest::run", "several permits"), run, nothing).await;
 
-        // What it gathers while it waits is given back.
+        // What it gathers while it waits is released.
         let others = Leases::new(db.pool.clone());
         let held = async || others.semaphore("k", 4).take(2).acquire().await.unwrap();
         let release = async |other: MadeAll<S>, _: bool| {

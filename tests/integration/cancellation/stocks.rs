@@ -90,13 +90,13 @@ on_every_database! {
             (async move { stock.take(3).await }, other)
         };
         let check = all_or_none(37, 40);
-        let give_back = |other: lockkit::Tx<<S as Server>::DB>, completed| {
+        let release = |other: lockkit::Tx<<S as Server>::DB>, completed| {
             let check = check(completed);
             async move {
                 other.rollback().await.unwrap();
                 check.await;
             }
         };
-        bench.drop_blocked(("Stock::take", "of what somebody else took"), blocked, give_back).await;
+        bench.drop_blocked(("Stock::take", "of what somebody else took"), blocked, release).await;
     }
 }

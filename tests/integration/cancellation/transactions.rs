@@ -56,7 +56,7 @@ on_every_database! {
         bench.drop_everywhere("NamedLock::holder", holder, nothing).await;
 
         // Somebody else holds the lock, and gives it back after the drop: it must not stay with who is gone.
-        let give_back = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
+        let release = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
         let blocked_row = async || {
             let mut other = lockkit::begin(&db.pool).await.unwrap();
             row().lock(&mut *other).await.unwrap();
@@ -66,7 +66,7 @@ on_every_database! {
             };
             (blocked, other)
         };
-        bench.drop_blocked(("RowLock::lock", "of a locked row"), blocked_row, give_back).await;
+        bench.drop_blocked(("RowLock::lock", "of a locked row"), blocked_row, release).await;
         let blocked_name = async || {
             let mut other = lockkit::begin(&db.pool).await.unwrap();
             name().lock(&mut *other).await.unwrap();
@@ -76,7 +76,7 @@ on_every_database! {
             };
             (blocked, other)
         };
-        bench.drop_blocked(("NamedLock::lock", "of a locked name"), blocked_name, give_back).await;
+        bench.drop_blocked(("NamedLock::lock", "of a locked name"), blocked_name, release).await;
     }
 
     async fn guards_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
@@ -119,8 +119,8 @@ on_every_database! {
             };
             (blocked, other)
         };
-        let give_back = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
-        bench.drop_blocked(("guard", "of a locked row"), blocked, give_back).await;
+        let release = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
+        bench.drop_blocked(("guard", "of a locked row"), blocked, release).await;
     }
 
     async fn migrations_can_be_dropped_at_any_point<S>(db: TestDb<S>) {

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::{MILLIS, expire};
 
 on_every_database! {
-    async fn a_commit_needs_the_lease_and_gives_it_back<S>(db: TestDb<S>) {
+    async fn a_commit_needs_the_lease_and_releases_it<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (n INT)").await;
         let leases = Leases::new(db.pool.clone());
 

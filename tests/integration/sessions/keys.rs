@@ -43,7 +43,7 @@ on_every_server! {
         session.release().await.unwrap();
 
         // Somebody gives a connection back with the lock on it.
-        let (take, give_back) = match S::NAME {
+        let (take, release) = match S::NAME {
             "PostgreSQL" => (format!("SELECT pg_advisory_lock({lock})"), format!("SELECT pg_advisory_unlock({lock})")),
             _ => (format!("SELECT GET_LOCK('{lock}', 0)"), format!("SELECT RELEASE_LOCK('{lock}')")),
         };
@@ -51,7 +51,7 @@ on_every_server! {
         assert!(is_held(&pool, "leader").await, "granted to the pool's connection");
         assert!(is_held(&db.pool, "leader").await);
 
-        S::execute(&mut *pool.acquire().await.unwrap(), &give_back).await.unwrap();
+        S::execute(&mut *pool.acquire().await.unwrap(), &release).await.unwrap();
         assert!(!is_held(&pool, "leader").await);
         db.assert_nothing_left().await;
     }

@@ -41,7 +41,7 @@ async fn a_number_excludes_other_programs_and_is_excluded_by_them() {
     let mut other = db.connect().await;
     let pid: i64 = Postgres::fetch_i64(&mut other, "SELECT pg_backend_pid()").await.unwrap().unwrap();
     for (lock, arguments) in locks() {
-        let (take, give_back) =
+        let (take, release) =
             (format!("SELECT pg_try_advisory_lock({arguments})"), format!("SELECT pg_advisory_unlock({arguments})"));
         assert_eq!(lock.holder(&db.pool).await.unwrap(), None, "{arguments}");
         let session = try_acquire(&lock, &db.pool).await.unwrap_or_else(|| panic!("{arguments} is free"));
@@ -54,7 +54,7 @@ async fn a_number_excludes_other_programs_and_is_excluded_by_them() {
         assert_eq!(Postgres::fetch_i64(&mut other, &take).await.unwrap(), Some(1), "{arguments}: it is free");
         assert!(try_acquire(&lock, &db.pool).await.is_none(), "{arguments}: the other has it");
         assert_eq!(lock.holder(&db.pool).await.unwrap().expect("a holder").id, pid);
-        assert_eq!(Postgres::fetch_i64(&mut other, &give_back).await.unwrap(), Some(1), "{arguments}");
+        assert_eq!(Postgres::fetch_i64(&mut other, &release).await.unwrap(), Some(1), "{arguments}");
     }
     db.assert_nothing_left().await;
 }

@@ -1,4 +1,4 @@
-//! A guard that is not bound is dropped at once, and so gives back what it stands for.
+//! A guard that is not bound is dropped at once, and so releases what it stands for.
 
 #![deny(let_underscore_drop, unused_must_use)]
 

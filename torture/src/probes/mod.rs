@@ -72,7 +72,7 @@ pub(crate) async fn all<S: Rig>(url: &str) -> Result<Vec<Found>> {
     found.extend(<[Found; 3]>::from(tokio::join!(
         probe("a lease from a slow checkout is kept", leases::slow_checkout(&ground)),
         probe("leases outlive the runtime that began them", leases::second_runtime(&ground)),
-        probe("`try_acquire` gives back before it answers", leases::try_gives_back(&ground)),
+        probe("`try_acquire` releases before it answers", leases::try_gives_back(&ground)),
     )));
     if S::HAS_SERVER {
         found.push(probe("a transaction of another database", transactions::two_databases(&ground)).await);

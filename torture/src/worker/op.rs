@@ -123,7 +123,7 @@ impl Op {
         }
     }
 
-    /// The result of the work before the commit. If that failed, the lock is given back next.
+    /// The result of the work before the commit. If that failed, the lock is released next.
     pub(super) fn or_end<T>(&self, worked: Result<T, Failure>) -> Result<T, Failure> {
         worked.inspect_err(|_| self.end())
     }

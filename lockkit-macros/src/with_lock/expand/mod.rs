@@ -23,7 +23,7 @@ use spans::{at, own, own_at, span_of_error};
 ///
 /// A body is pinned in place and lent to lockkit. A function that took it by value would double the size of the future,
 /// and would be compiled again for every body. The pinned body has its own block, so it is dropped before the lock is
-/// given back.
+/// released.
 pub(crate) struct Expander<'a> {
     /// `::lockkit::__private`
     private: TokenStream,

@@ -57,8 +57,9 @@ enum Phase {
 }
 
 /// Whether a transaction of this process has had the lease's row locked, so that no other process could take the lease.
+#[allow(unreachable_pub, reason = "the hidden operations of a database have it")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Pin {
+pub enum Pin {
     #[default]
     No,
     Possible,

@@ -145,7 +145,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 }
 
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
-    /// Asks once, and gives back what it took on the way.
+    /// Asks once, and releases what it took on the way.
     async fn try_once(&self) -> Result<Option<Vec<Lease<S>>>> {
         let pending = Pending::default();
         let outcome = if self.fair { self.try_fairly(&pending).await } else { self.try_now(&pending, true).await };

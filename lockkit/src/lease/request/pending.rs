@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Time limit for releasing what was taken while waiting. A release that takes longer continues in the background.
-const GIVE_BACK: Duration = Duration::from_secs(1);
+const RELEASE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Minimum difference between two expiries that are treated as different. Smaller differences come from the varying
 /// latency of answers.
@@ -228,13 +228,13 @@ impl<S: LeaseStore> Pending<S> {
             let Taken { ticket, gate, gathered, .. } = &mut *self.taken.lock();
             gathered.drain(..).chain(gate.take()).chain(ticket.take().map(|it| it.lease)).collect()
         };
-        let giving_back = async {
+        let releases = async {
             for lease in leases {
                 release_failed(lease.release().await);
             }
         };
         // A release that takes longer continues in the background.
-        drop(timeout(GIVE_BACK, giving_back).await);
+        drop(timeout(RELEASE_LIMIT, releases).await);
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::lease::{ending::Released, held::Lease, leases::Leases};
 use crate::{
-    body::{guard::Watch, scope::Record},
+    body::{scope::Record, watch::Watch},
     lease::{life::kept::release_failed, store::LeaseStore},
     observe::{Strategy, holding},
     policy::OnLost,

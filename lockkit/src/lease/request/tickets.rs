@@ -352,7 +352,7 @@ mod tests {
         lease.release().await.unwrap();
         let lease = waiting.await.unwrap();
         sleep(Duration::from_millis(1)).await;
-        assert_eq!(tickets(&store).await, 0, "it was given back with the grant");
+        assert_eq!(tickets(&store).await, 0, "it was released with the grant");
         drop(lease);
     }
 

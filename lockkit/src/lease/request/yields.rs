@@ -3,10 +3,7 @@
 use std::{future::Future, iter::once_with};
 
 use crate::{
-    body::{
-        guard::{Watch, guarded},
-        scope::Record,
-    },
+    body::{scope::Record, watch::Watch},
     lease::{
         held::{Lease, Owner},
         life::kept::release_failed,
@@ -50,7 +47,7 @@ pub trait Yields: Sized + sealed::Sealed {
     ) -> impl Future<Output = Result<T, E>> {
         async move {
             let (watch, record) = self.watched();
-            let result = guarded(watch, record.run(body)).await;
+            let result = watch.run(record.run(body)).await;
             self.end_after_body().await;
             result
         }

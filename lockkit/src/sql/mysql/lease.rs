@@ -30,12 +30,15 @@ use super::{
     text::{AT_ONCE, Each, Grammar, Statement, Texts, for_each, named, settings_on_maria, texts},
 };
 use crate::{
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Previous, Release, Renewal},
+    lease::{
+        life::state::Pin,
+        store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Previous, Release, Renewal},
+    },
     sql::{
         Driver, LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, LastClaims, PAGE, asked, given_back, granted, is_ahead, lease_acquire_in_order,
-            lease_cut, leases_found, prefix_end,
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, is_ahead, lease_acquire_in_order, lease_cut,
+            leases_found, prefix_end, releases_json, renewals_json,
         },
         units::{duration, fence, micros},
     },
@@ -214,7 +217,7 @@ async fn run_claim(conn: &mut MySqlConnection, text: &Statement, claim: &Claim) 
 
 /// The leases of a renewal as rows, in one parameter for any number of them. The index is named because the server
 /// would scan a table of few rows, and wait for rows that others have locked.
-fn renewed() -> String {
+fn renewal_rows() -> String {
     format!(
         "JSON_TABLE(:asked, '$[*]' COLUMNS (
              name  VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
@@ -225,8 +228,8 @@ fn renewed() -> String {
     )
 }
 
-/// As [`renewed`], for leases to be released.
-const RETURNED: &str = "JSON_TABLE(:asked, '$[*]' COLUMNS (
+/// As [`renewal_rows`], for leases to be released.
+const RELEASE_ROWS: &str = "JSON_TABLE(:asked, '$[*]' COLUMNS (
          name     VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
          token    CHAR(32) CHARACTER SET ascii PATH '$[1]',
          min_hold BIGINT PATH '$[2]',
@@ -235,7 +238,7 @@ const RETURNED: &str = "JSON_TABLE(:asked, '$[*]' COLUMNS (
 
 /// The requested tokens that hold their lease.
 async fn held_of(conn: &mut MySqlConnection, asked: &str) -> sqlx::Result<HashSet<Vec<u8>>> {
-    let held = named!("SELECT l.token FROM {RETURNED} WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}");
+    let held = named!("SELECT l.token FROM {RELEASE_ROWS} WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}");
     Ok(held.scalar(&[("asked", &asked)]).fetch_all(conn).await?.into_iter().collect())
 }
 
@@ -300,7 +303,7 @@ fn all_released_from(entries: &str, locked: &str) -> String {
     format!(
         "UPDATE (
              SELECT l.name, asked.min_hold, asked.nobody
-             FROM {RETURNED} {entries}
+             FROM {RELEASE_ROWS} {entries}
              WHERE l.token = UNHEX(asked.token) AND l.expires_us > {NOW}
              LIMIT 18446744073709551615
              FOR UPDATE {locked} SKIP LOCKED
@@ -425,7 +428,7 @@ impl LeaseStatements for MySql {
         releases: &[Release],
     ) -> sqlx::Result<Vec<Answer>> {
         // The UPDATE cannot return the rows that it changed, so the held tokens are read before it.
-        let asked = given_back(releases);
+        let asked = releases_json(releases);
         let held = held_of(conn, &asked).await?;
         let done = release_all().of(grammar).with(&[("asked", &asked)]).execute(&mut *conn).await?;
         let busy = if done.rows_affected() < held.len() as u64 { held_of(conn, &asked).await? } else { HashSet::new() };
@@ -465,15 +468,14 @@ impl LeaseStatements for MySql {
         Ok(renewed.rows_affected() == 1)
     }
 
-    async fn lease_give_up(
+    async fn lease_release_in_tx(
         conn: &mut MySqlConnection,
         key: &Key,
         token: Token,
         min_hold: Duration,
-        pinned: bool,
-        _may_be_pinned: bool,
+        pin: Pin,
     ) -> sqlx::Result<bool> {
-        let give_up = named!(
+        let release = named!(
             "UPDATE lockkit_lease
              SET token = IF({left} > 0, :nobody, NULL),
                  expires_us = IF({left} > 0, {NOW} + {left}, 0),
@@ -481,14 +483,14 @@ impl LeaseStatements for MySql {
              WHERE name = :name AND token = :token AND (:pinned OR expires_us > {NOW})",
             left = left(":min_hold", "acquired_us")
         );
-        let give_up = give_up.with(&[
+        let release = release.with(&[
             ("name", &key.as_bytes()),
             ("token", &token.as_bytes().as_slice()),
             ("nobody", &Token::nobody().as_bytes().as_slice()),
             ("min_hold", &micros(min_hold)),
-            ("pinned", &pinned),
+            ("pinned", &(pin == Pin::Certain)),
         ]);
-        Ok(give_up.execute(conn).await?.rows_affected() == 1)
+        Ok(release.execute(conn).await?.rows_affected() == 1)
     }
 
     async fn lease_list(conn: &mut MySqlConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
@@ -554,10 +556,10 @@ impl LeaseStatements for MySql {
 async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<(Vec<Answer>, bool)> {
     // The OK packet contains the clock of this statement. That clock may be older than a row that another renewal wrote
     // while this statement waited, so no expiry is cut here.
-    let asked = asked(renewals);
+    let asked = renewals_json(renewals);
     let renew = named!(
         "UPDATE (
-             SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID({NOW}) AS now_us FROM {renewed}
+             SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID({NOW}) AS now_us FROM {rows}
              LIMIT 18446744073709551615
              FOR UPDATE {of_l} SKIP LOCKED
          ) AS mine
@@ -566,7 +568,7 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
                  + IF(mine.expires_us - mine.ttl_us > mine.now_us, 0 * LAST_INSERT_ID((1 << 62) | mine.now_us), 0),
              l.ttl_us = IF(mine.expires_us > mine.now_us + mine.ttl, mine.ttl_us, mine.ttl),
              l.renewals = l.renewals + 1",
-        renewed = renewed(),
+        rows = renewal_rows(),
         // Also inside the transaction of `Lease::commit`. MySQL refuses to lock the rows of JSON_TABLE.
         of_l = for_each("OF l", "")
     );
@@ -577,7 +579,7 @@ async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result
     }
     let clock = i64::try_from(done.last_insert_id() & !AHEAD).unwrap_or(i64::MAX);
     let renewed_us = (done.rows_affected() > 0).then_some(clock);
-    let look = named!("SELECT l.token, l.expires_us, l.ttl_us, {NOW} AS now_us FROM {renewed}", renewed = renewed());
+    let look = named!("SELECT l.token, l.expires_us, l.ttl_us, {NOW} AS now_us FROM {rows}", rows = renewal_rows());
     let rows = look.with(&[("asked", &asked)]).fetch_all(&mut *conn).await?;
     let mut held = HashMap::new();
     for row in &rows {

@@ -141,15 +141,15 @@ impl Driver for MySql {
         }
     }
 
-    async fn waits_for(_conn: &mut MySqlConnection) -> sqlx::Result<Option<Duration>> {
-        Ok(None)
+    async fn busy_timeout(_conn: &mut MySqlConnection) -> sqlx::Result<Duration> {
+        Ok(Duration::ZERO)
     }
 
-    async fn wait_for(_conn: &mut MySqlConnection, _wait: Duration) -> sqlx::Result<()> {
+    async fn set_busy_timeout(_conn: &mut MySqlConnection, _wait: Duration) -> sqlx::Result<()> {
         Ok(())
     }
 
-    async fn wait_for_unanswered(_conn: &mut MySqlConnection, _wait: Duration) {}
+    async fn set_busy_timeout_unanswered(_conn: &mut MySqlConnection, _wait: Duration) {}
 
     async fn greet(conn: &mut MySqlConnection, pool: &Pool<Self>) -> sqlx::Result<Grammar> {
         server::look_at(conn, pool).await

@@ -15,11 +15,15 @@ use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
 use super::{NOW, notify_waiters, pooler::query, waiters_lock};
 use crate::{
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal},
+    lease::{
+        life::state::Pin,
+        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseRecord, Release, Renewal},
+    },
     sql::{
         LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, LastClaims, PAGE, granted, lease_give_back, leases_found, prefix_end, previous,
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, lease_release_granted, leases_found, prefix_end,
+            previous,
         },
         statement::statement,
         units::{duration, fence, micros},
@@ -93,7 +97,7 @@ impl LeaseStatements for Postgres {
             return acquire_any(conn, claim, last).await;
         }
         // Waits only for a statement of another claim: a transaction that pins or releases a lease locks a row that has
-        // a token for all other sessions, see `lease_give_up`.
+        // a token for all other sessions, see `lease_release_in_tx`.
         let fence_of_released: Option<i64> = query(statement!(
             "UPDATE lockkit_lease
              SET fence = {next}, acquired_us = {NOW}, renewals = 0,
@@ -196,7 +200,7 @@ impl LeaseStatements for Postgres {
         };
         if !grants.is_empty() {
             // Another process inserted one of the missing rows concurrently.
-            lease_give_back::<Self>(conn, grammar, claims).await?;
+            lease_release_granted::<Self>(conn, grammar, claims).await?;
         }
         Ok(held)
     }
@@ -384,13 +388,12 @@ impl LeaseStatements for Postgres {
         row.try_get("done")
     }
 
-    async fn lease_give_up(
+    async fn lease_release_in_tx(
         conn: &mut PgConnection,
         key: &Key,
         token: Token,
         min_hold: Duration,
-        pinned: bool,
-        may_be_pinned: bool,
+        pin: Pin,
     ) -> sqlx::Result<bool> {
         // This lock does not wait for another transaction that pins the lease. Then nobody's token stays in the row, so
         // that the next claim is one that does not take it before the end of that transaction.
@@ -407,8 +410,8 @@ impl LeaseStatements for Postgres {
         .bind(waiters_lock(key))
         .bind(micros(min_hold))
         .bind(Token::nobody().as_bytes().as_slice())
-        .bind(pinned)
-        .bind(may_be_pinned)
+        .bind(pin == Pin::Certain)
+        .bind(pin != Pin::No)
         .fetch_optional(conn)
         .await?;
         Ok(freed.is_some())

@@ -151,15 +151,15 @@ impl Driver for Postgres {
         }
     }
 
-    async fn waits_for(_conn: &mut PgConnection) -> sqlx::Result<Option<Duration>> {
-        Ok(None)
+    async fn busy_timeout(_conn: &mut PgConnection) -> sqlx::Result<Duration> {
+        Ok(Duration::ZERO)
     }
 
-    async fn wait_for(_conn: &mut PgConnection, _wait: Duration) -> sqlx::Result<()> {
+    async fn set_busy_timeout(_conn: &mut PgConnection, _wait: Duration) -> sqlx::Result<()> {
         Ok(())
     }
 
-    async fn wait_for_unanswered(_conn: &mut PgConnection, _wait: Duration) {}
+    async fn set_busy_timeout_unanswered(_conn: &mut PgConnection, _wait: Duration) {}
 
     async fn greet(conn: &mut PgConnection, pool: &Pool<Self>) -> sqlx::Result<()> {
         // An error is not reported here: the first statement fails in the same way.

@@ -33,9 +33,10 @@ use tokio::{
 
 use crate::{
     body::{
-        guard::{Guard, Hold, Watch},
+        guard::{Guard, Hold},
         scope::{Lock, Realm, is_under},
         task::{finished, no_answer, until},
+        watch::Watch,
     },
     observe::{self, Strategy, holding, observed},
     policy::{OnLost, Wait, check_duration},

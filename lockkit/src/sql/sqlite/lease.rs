@@ -10,12 +10,15 @@ use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::NOW;
 use crate::{
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Release, Renewal},
+    lease::{
+        life::state::Pin,
+        store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Release, Renewal},
+    },
     sql::{
         LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, LastClaims, PAGE, asked, given_back, granted, lease_acquire_in_order, leases_found,
-            prefix_end, previous,
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, lease_acquire_in_order, leases_found, prefix_end,
+            previous, releases_json, renewals_json,
         },
         statement::statement,
         units::{fence, micros},
@@ -153,7 +156,7 @@ impl LeaseStatements for Sqlite {
              RETURNING token",
             lives = lives("asked.ttl")
         ))
-        .bind(asked(renewals))
+        .bind(renewals_json(renewals))
         .fetch_all(conn)
         .await?;
         let done: HashSet<_> = done.iter().map(Vec::as_slice).collect();
@@ -169,7 +172,7 @@ impl LeaseStatements for Sqlite {
         token: Token,
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
-        let done = give_up(conn, key, token, min_hold, false).await?;
+        let done = release(conn, key, token, min_hold, Pin::No).await?;
         Ok(if done { Answer::Done } else { Answer::Gone })
     }
 
@@ -187,7 +190,7 @@ impl LeaseStatements for Sqlite {
         _grammar: (),
         releases: &[Release],
     ) -> sqlx::Result<Vec<Answer>> {
-        let asked = given_back(releases);
+        let asked = releases_json(releases);
         // The UPDATE can return the names of the rows that it changed, but not the tokens that they had.
         let held: Vec<Vec<u8>> = sqlx::query_scalar(
             "SELECT l.token
@@ -237,15 +240,14 @@ impl LeaseStatements for Sqlite {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn lease_give_up(
+    async fn lease_release_in_tx(
         conn: &mut SqliteConnection,
         key: &Key,
         token: Token,
         min_hold: Duration,
-        pinned: bool,
-        _may_be_pinned: bool,
+        pin: Pin,
     ) -> sqlx::Result<bool> {
-        give_up(conn, key, token, min_hold, pinned).await
+        release(conn, key, token, min_hold, pin).await
     }
 
     async fn lease_list(conn: &mut SqliteConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<LeaseRecord>> {
@@ -302,12 +304,12 @@ impl LeaseStatements for Sqlite {
     }
 }
 
-async fn give_up(
+async fn release(
     conn: &mut SqliteConnection,
     key: &Key,
     token: Token,
     min_hold: Duration,
-    pinned: bool,
+    pin: Pin,
 ) -> sqlx::Result<bool> {
     let done = sqlx::query(statement!(
         "UPDATE lockkit_lease
@@ -321,7 +323,7 @@ async fn give_up(
     .bind(token.as_bytes().as_slice())
     .bind(micros(min_hold))
     .bind(Token::nobody().as_bytes().as_slice())
-    .bind(pinned)
+    .bind(pin == Pin::Certain)
     .execute(conn)
     .await?;
     Ok(done.rows_affected() == 1)

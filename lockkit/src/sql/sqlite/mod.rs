@@ -102,19 +102,19 @@ impl Driver for Sqlite {
         }
     }
 
-    async fn waits_for(conn: &mut SqliteConnection) -> sqlx::Result<Option<Duration>> {
+    async fn busy_timeout(conn: &mut SqliteConnection) -> sqlx::Result<Duration> {
         let millis = busy_timeout(conn).await?;
-        Ok(Some(Duration::from_millis(u64::try_from(millis).unwrap_or(0))))
+        Ok(Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
     }
 
-    async fn wait_for(conn: &mut SqliteConnection, wait: Duration) -> sqlx::Result<()> {
+    async fn set_busy_timeout(conn: &mut SqliteConnection, wait: Duration) -> sqlx::Result<()> {
         set_busy_timeout(conn, i64::try_from(wait.as_millis()).unwrap_or(i64::MAX)).await
     }
 
-    async fn wait_for_unanswered(conn: &mut SqliteConnection, wait: Duration) {
+    async fn set_busy_timeout_unanswered(conn: &mut SqliteConnection, wait: Duration) {
         // The first poll sends it. The worker thread of the connection runs requests in order, so the next statement
         // comes after it.
-        let mut set = pin!(Self::wait_for(conn, wait));
+        let mut set = pin!(<Self as Driver>::set_busy_timeout(conn, wait));
         let _answer = poll_fn(|cx| Poll::Ready(set.as_mut().poll(cx))).await;
     }
 

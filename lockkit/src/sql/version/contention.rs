@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     retry::context,
-    sql::{Values, VersionOps, VersionQuery},
+    sql::{Values, VersionOps, VersionQuery, failed},
     value::{
         error::{Error, Raced, Result},
         key::Key,
@@ -24,9 +24,25 @@ pub(crate) fn row_of<DB: VersionOps>(query: &VersionQuery, values: &Values<DB>) 
     Row(hash.finish())
 }
 
-/// The error of a write that expected another version of the row.
-pub(crate) fn conflict(table: Key, row: Row, expected: Version, found: Option<Version>) -> Error {
-    Error::Conflict { table: Some(table), expected: Some(expected), found, source: Raced { row: Some(row) } }
+/// The error of a write that found no row with the expected version. Reads which version the row has instead.
+pub(crate) async fn conflict<DB: VersionOps>(
+    conn: &mut DB::Connection,
+    query: &VersionQuery,
+    values: Values<DB>,
+    table: &Key,
+    expected: Version,
+    doing: &'static str,
+) -> Error {
+    let source = Raced { row: Some(row_of(query, &values)) };
+    match DB::version_read(conn, query, values).await {
+        Ok(found) => Error::Conflict {
+            table: Some(table.clone()),
+            expected: Some(expected),
+            found: found.map(|(_, version)| version),
+            source,
+        },
+        Err(err) => failed::<DB>(doing, Some(table), err),
+    }
 }
 
 /// Fails if the running attempt has to wait for its turn first. To be called on a connection of the caller.

@@ -201,10 +201,7 @@ impl<DB: VersionOps> VersionedRow<DB> {
         if let Some(version) = bumped.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
             return Ok(Bumped::new(version, depth));
         }
-        let row = row_of(&query, &again);
-        let found =
-            DB::version_read(conn, &query, again).await.map_err(|err| failed::<DB>(doing, Some(&table), err))?;
-        Err(conflict(table, row, expected, found.map(|(_, version)| version)))
+        Err(conflict::<DB>(conn, &query, again, &table, expected, doing).await)
     }
 
     /// Deletes the row if it still has the expected version, in one statement.
@@ -293,9 +290,7 @@ pub(crate) async fn delete_row<DB: VersionOps>(
     if deleted.map_err(|err| failed::<DB>(doing, Some(table), err))? {
         return Ok(());
     }
-    let row = row_of(query, &again);
-    let found = DB::version_read(conn, query, again).await.map_err(|err| failed::<DB>(doing, Some(table), err))?;
-    Err(conflict(table.clone(), row, expected, found.map(|(_, version)| version)))
+    Err(conflict::<DB>(conn, query, again, table, expected, doing).await)
 }
 
 /// Reads the row like [`VersionedRow::read`], but also accepts a pool.

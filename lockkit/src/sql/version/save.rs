@@ -27,7 +27,7 @@ use crate::{
         tx::AnyTx,
         version::{
             bump::{self, Made},
-            contention::{conflict, row_of},
+            contention::conflict,
             record::{Columns, VersionField, VersionedStruct},
             row::delete_row,
         },
@@ -35,7 +35,7 @@ use crate::{
     value::{
         error::{Error, Result},
         key::Key,
-        version::{Row, Version},
+        version::Version,
     },
 };
 
@@ -238,13 +238,9 @@ where
         conn.finish();
         return Err(err);
     }
-    let table = save.key.clone();
-    let written = save.run(&mut conn, expected).await;
+    let written = save.run(&mut conn, expected, doing).await;
     conn.finish();
-    match written.map_err(|err| failed::<DB>(doing, Some(&table), err))? {
-        Ok(()) => {}
-        Err((row, found)) => return Err(conflict(table, row, Version::Number(expected), found)),
-    }
+    written?;
     let pending = Pending { number: next, made: Made { depth }, settle: set_version::<DB, T> };
     let pending = if pending.made.is_committed() {
         set_version::<DB, T>(row, next);
@@ -317,15 +313,13 @@ impl<DB: VersionOps> Statement<DB> {
         Ok(Self { key, query: SaveQuery { row: query, columns }, values, which })
     }
 
-    /// The inner error is the row, and the version that it has instead.
-    async fn run(self, conn: &mut DB::Connection, expected: i64) -> sqlx::Result<Result<(), (Row, Option<Version>)>> {
-        let Self { query, values, which, .. } = self;
-        if DB::version_save(conn, &query, values, expected).await? {
-            return Ok(Ok(()));
+    async fn run(self, conn: &mut DB::Connection, expected: i64, doing: &'static str) -> Result<()> {
+        let Self { key, query, values, which } = self;
+        let saved = DB::version_save(conn, &query, values, expected).await;
+        if saved.map_err(|err| failed::<DB>(doing, Some(&key), err))? {
+            return Ok(());
         }
-        let row = row_of(&query.row, &which);
-        let found = DB::version_read(conn, &query.row, which).await?;
-        Ok(Err((row, found.map(|(_, version)| version))))
+        Err(conflict::<DB>(conn, &query.row, which, &key, Version::Number(expected), doing).await)
     }
 }
 

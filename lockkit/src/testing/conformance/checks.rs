@@ -54,8 +54,8 @@ promises![
     a_renewal_never_shortens_a_lease,
     renewals_are_answered_each_in_its_place,
     a_lease_that_expired_is_not_renewed,
-    a_lease_that_was_given_back_is_not_renewed,
-    a_lease_that_was_given_back_is_free,
+    a_lease_that_was_released_is_not_renewed,
+    a_lease_that_was_released_is_free,
     a_stale_token_changes_nothing,
     a_lease_stays_taken_by_nobody_for_its_least_holding_time,
     a_least_holding_time_that_is_over_holds_nothing,
@@ -271,7 +271,7 @@ async fn fences_rise_across_release<S: LeaseStore>(store: Subject<S>) -> Check {
         let claim = store.claim("k", LONG);
         let Grant { fence, previous, .. } = store.take(&claim).await?;
         ensure!(fence > last, "fence {fence} was granted after fence {last}");
-        ensure!(previous.is_none(), "it had been given back and was taken over from {previous:?}");
+        ensure!(previous.is_none(), "it had been released and was taken over from {previous:?}");
         last = fence;
         store.release(&claim, Duration::ZERO).await?;
     }
@@ -364,7 +364,7 @@ async fn a_lease_that_expired_is_not_renewed<S: LeaseStore>(store: Subject<S>) -
     Ok(())
 }
 
-async fn a_lease_that_was_given_back_is_not_renewed<S: LeaseStore>(store: Subject<S>) -> Check {
+async fn a_lease_that_was_released_is_not_renewed<S: LeaseStore>(store: Subject<S>) -> Check {
     let claim = store.claim("k", LONG);
     store.take(&claim).await?;
     store.release(&claim, Duration::ZERO).await?;
@@ -374,14 +374,14 @@ async fn a_lease_that_was_given_back_is_not_renewed<S: LeaseStore>(store: Subjec
     Ok(())
 }
 
-async fn a_lease_that_was_given_back_is_free<S: LeaseStore>(store: Subject<S>) -> Check {
+async fn a_lease_that_was_released_is_free<S: LeaseStore>(store: Subject<S>) -> Check {
     let claim = store.claim("k", LONG);
     store.take(&claim).await?;
     let released = store.release(&claim, Duration::ZERO).await?;
-    ensure!(released == Answer::Done, "giving it back says {released:?}");
-    ensure!(store.look(&claim).await?.is_none(), "it was given back and shows as held");
+    ensure!(released == Answer::Done, "releasing it says {released:?}");
+    ensure!(store.look(&claim).await?.is_none(), "it was released and shows as held");
     let again = store.release(&claim, Duration::ZERO).await?;
-    ensure!(again == Answer::Gone, "giving it back a second time says {again:?}");
+    ensure!(again == Answer::Gone, "releasing it a second time says {again:?}");
     store.take(&store.claim("k", LONG)).await?;
     Ok(())
 }
@@ -391,14 +391,14 @@ async fn a_stale_token_changes_nothing<S: LeaseStore>(store: Subject<S>) -> Chec
     store.take(&stale).await?;
     store.expired(&stale).await?;
     let late = store.release(&stale, Duration::ZERO).await?;
-    ensure!(late == Answer::Gone, "giving back what expired says {late:?}");
+    ensure!(late == Answer::Gone, "releasing what expired says {late:?}");
 
     let holder = store.claim("k", LESS);
     let fence = store.take(&holder).await?.fence;
     let released = store.release(&stale, Duration::ZERO).await?;
-    ensure!(released == Answer::Gone, "giving back what somebody else holds says {released:?}");
+    ensure!(released == Answer::Gone, "releasing what somebody else holds says {released:?}");
     let kept = store.release(&stale, LONG).await?;
-    ensure!(kept == Answer::Gone, "giving back later what somebody else holds says {kept:?}");
+    ensure!(kept == Answer::Gone, "releasing later what somebody else holds says {kept:?}");
     let renewed = store.renew(&stale, LONG).await?;
     ensure!(renewed == Answer::Gone, "renewing what somebody else holds says {renewed:?}");
     let info = store.held(&holder).await?.info;
@@ -410,7 +410,7 @@ async fn a_lease_stays_taken_by_nobody_for_its_least_holding_time<S: LeaseStore>
     let claim = store.claim("k", Duration::from_secs(20));
     let fence = store.take(&claim).await?.fence;
     let released = store.release(&claim, LONG).await?;
-    ensure!(released == Answer::Done, "giving it back says {released:?}");
+    ensure!(released == Answer::Done, "releasing it says {released:?}");
     let refused = store.store.lease_acquire(&store.claim("k", LONG)).await?;
     ensure!(matches!(refused, Acquired::Held { .. }), "it stays taken for {LONG:?}, and asked for it says {refused:?}");
     let Some(LeaseRecord { token, info }) = store.look(&claim).await? else {
@@ -426,7 +426,7 @@ async fn a_lease_stays_taken_by_nobody_for_its_least_holding_time<S: LeaseStore>
     ensure!(freed == Answer::Done, "freeing it with the token that it shows says {freed:?}");
     let next = store.take(&store.claim("k", LONG)).await?;
     ensure!(next.fence > fence, "fence {} was granted after fence {fence}", next.fence);
-    ensure!(next.previous.is_none(), "it had been given back and was taken over from {:?}", next.previous);
+    ensure!(next.previous.is_none(), "it had been released and was taken over from {:?}", next.previous);
     Ok(())
 }
 
@@ -445,7 +445,7 @@ async fn a_least_holding_time_ends<S: LeaseStore>(store: Subject<S>) -> Check {
     store.release(&claim, store.short).await?;
     store.expired(&claim).await?;
     let next = store.take(&store.claim("k", LONG)).await?;
-    ensure!(next.previous.is_none(), "it had been given back and was taken over from {:?}", next.previous);
+    ensure!(next.previous.is_none(), "it had been released and was taken over from {:?}", next.previous);
     Ok(())
 }
 

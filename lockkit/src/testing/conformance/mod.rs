@@ -48,6 +48,9 @@ impl fmt::Display for Broken {
 ///
 /// # Panics
 /// If it breaks one, with all that it breaks.
+///
+/// # Cancel safety
+/// As [`check`].
 #[track_caller]
 pub fn run<S: LeaseStore>(make: impl AsyncFnMut() -> S) -> impl Future<Output = usize> {
     let caller = std::panic::Location::caller();
@@ -61,6 +64,9 @@ pub fn run<S: LeaseStore>(make: impl AsyncFnMut() -> S) -> impl Future<Output = 
 
 /// As [`run`], and returns the promises that the store breaks. A check in which the store gave no answer is repeated
 /// twice, because a busy machine may answer late.
+///
+/// # Cancel safety
+/// As [`check`].
 pub async fn find<S: LeaseStore>(mut make: impl AsyncFnMut() -> S) -> Vec<Broken> {
     let mut broken = Vec::new();
     for promise in PROMISES {
@@ -84,6 +90,9 @@ pub async fn find<S: LeaseStore>(mut make: impl AsyncFnMut() -> S) -> Vec<Broken
 ///
 /// # Panics
 /// If there is no such promise.
+///
+/// # Cancel safety
+/// Leases of the check may stay in the store until their ttl has passed.
 pub async fn check<S: LeaseStore>(promise: &str, store: S) -> Result<(), String> {
     once(promise, store).await.map_err(|failed| failed.found)
 }

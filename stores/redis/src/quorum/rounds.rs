@@ -30,7 +30,7 @@ impl Members {
         let granted = |votes: &Votes<Taken>| votes.number(|it| matches!(it, Taken::Granted(_)));
         let mut votes = self.query(request, |it| it.is_decided(granted(it), needed)).await;
         if granted(&votes) < needed {
-            self.give_back(&claims, &votes).await;
+            self.release_granted(&claims, &votes).await;
             self.check(&mut votes)?;
             return Ok(refusal(&votes, needed - granted(&votes)));
         }
@@ -45,14 +45,14 @@ impl Members {
         if raised(&written) >= needed {
             return Ok(Taken::Granted(given));
         }
-        self.give_back(&claims, &votes).await;
+        self.release_granted(&claims, &votes).await;
         self.check(&mut written)?;
         Ok(Taken::Held { at: 0, free_in: None })
     }
 
     /// Releases what a refused request took. Waits for the servers that answered it. The others receive the release
     /// later.
-    async fn give_back(&self, claims: &[Claim], votes: &Votes<Taken>) {
+    async fn release_granted(&self, claims: &[Claim], votes: &Votes<Taken>) {
         let releases: Arc<[Release]> =
             claims.iter().map(|it| Release::new(&it.key, it.token, Duration::ZERO)).collect();
         let ttl = claims.iter().map(|it| it.ttl).max().unwrap_or_default();

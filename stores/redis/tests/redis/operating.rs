@@ -169,7 +169,7 @@ async fn a_repeated_claim_hears_of_the_former_holder_again() {
     until("it has expired", async || store.lease_look(&dead.key).await.unwrap().is_none()).await;
     let heir = claim("k", TTL);
     for _ in 0..2 {
-        let previous = take(&store, &heir).await.previous.expect("it was not given back");
+        let previous = take(&store, &heir).await.previous.expect("it was not released");
         assert_eq!((previous.holder.as_str(), previous.fence), ("dead", fence));
     }
 }

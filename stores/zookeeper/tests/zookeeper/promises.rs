@@ -135,7 +135,7 @@ async fn a_set_of_keys_does_not_ask_without_a_pause_while_one_is_held() {
     let short = here.all(["a", "b"]).wait(Duration::from_secs(2)).acquire().await;
     assert!(short.expect_err("one is held").is_contended());
     let changes = client.check_stat(&here.store().path("a")).await.expect("an answer").map(|it| it.cversion);
-    assert!(changes.is_some_and(|it| it <= 40), "the free key was taken and given back: {changes:?}");
+    assert!(changes.is_some_and(|it| it <= 40), "the free key was taken and released: {changes:?}");
     held.release().await.expect("a release");
 }
 
