@@ -230,7 +230,7 @@ impl LastClaims {
 }
 
 /// Takes leases one after the other, where the database has no statement for all of them. After an error that is no
-/// refusal, the background releases what was granted.
+/// refusal, the claims release in the background what was granted.
 pub(super) async fn lease_acquire_in_order<DB: LeaseOps>(
     conn: &mut DB::Connection,
     grammar: DB::Grammar,
