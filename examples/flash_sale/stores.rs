@@ -72,6 +72,10 @@ impl LeaseStore for Store {
         of!(self.lease_acquire_all(claims).await)
     }
 
+    async fn lease_acquire_each(&self, claims: &[Claim]) -> lockkit::Result<Vec<Option<Acquired>>> {
+        of!(self.lease_acquire_each(claims).await)
+    }
+
     async fn lease_look(&self, key: &Key) -> lockkit::Result<Option<LeaseRecord>> {
         of!(self.lease_look(key).await)
     }
@@ -90,6 +94,10 @@ impl LeaseStore for Store {
 
     async fn lease_release_all(&self, releases: &[Release]) -> lockkit::Result<Vec<Answer>> {
         of!(self.lease_release_all(releases).await)
+    }
+
+    async fn lease_release_all_unpinned(&self, releases: &[Release]) -> lockkit::Result<Vec<Answer>> {
+        of!(self.lease_release_all_unpinned(releases).await)
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> lockkit::Result<Vec<LeaseRecord>> {

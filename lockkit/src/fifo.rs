@@ -61,7 +61,6 @@ impl<T> Fifo<T> {
         self.0.values()
     }
 
-    #[cfg(feature = "sql")]
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.0.retain(|_, waiter| keep(waiter));
     }

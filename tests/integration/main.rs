@@ -58,6 +58,7 @@ mod stock;
 mod stores;
 mod takeover;
 mod tasks;
+mod together;
 mod transactions;
 mod value_types;
 mod version_columns;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockkit::store::{Acquired, Answer, Claim, LeaseStore, Release, Token};
 use lockkit::{Leases, NamedLock, RowLock, Stock, Wait};
 use sqlx::pool::PoolOptions;
 use support::{Proxy, Server, TestDb, on_every_server};
@@ -74,6 +75,26 @@ on_every_server! {
             count("show", cost - 1, 1);
             let ((), cost) = cost!(proxy, { lease.release().await.unwrap(); idle().await });
             count("release", cost - 1, 1);
+
+            let claims: Vec<_> = (10..50)
+                .map(|it| Claim::new(format!("k{it}"), Token::random(), "h", Duration::from_secs(60)))
+                .collect();
+            let releases: Vec<_> =
+                claims.iter().map(|it| Release::new(&it.key, it.token, Duration::ZERO)).collect();
+            if round == 0 {
+                for claim in &claims {
+                    db.pool.lease_acquire(claim).await.unwrap();
+                }
+                db.pool.lease_release_all(&releases).await.unwrap();
+            }
+            let (answers, cost) =
+                cost!(proxy, { let it = pool.lease_acquire_each(&claims).await.unwrap(); idle().await; it });
+            assert!(answers.iter().all(|it| matches!(it, Some(Acquired::Granted(_)))), "{answers:?}");
+            count("claims together", cost - 1, 1 + look);
+            let (answers, cost) =
+                cost!(proxy, { let it = pool.lease_release_all_unpinned(&releases).await.unwrap(); idle().await; it });
+            assert!(answers.iter().all(|it| *it == Answer::Done), "{answers:?}");
+            count("releases together", cost - 1, 1 + look);
 
             let lease = leases.lease("k").acquire().await.unwrap();
             // The first one of a pool asks more.

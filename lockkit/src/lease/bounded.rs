@@ -118,6 +118,12 @@ impl<S: LeaseStore> Bounded<S> {
         self.answer(limit, self.store.lease_acquire_all(claims)).await.transpose()
     }
 
+    /// Returns `None` if no answer came before the first limit of these claims.
+    pub(crate) async fn acquire_each(&self, claims: &[Claim]) -> Result<Option<Vec<Option<Acquired>>>> {
+        let limit = claims.iter().map(|it| limit_for(it.ttl)).min().unwrap_or(LIMIT);
+        self.answer(limit, self.store.lease_acquire_each(claims)).await.transpose()
+    }
+
     pub(crate) async fn look(&self, key: &Key, limit: Duration) -> Result<Option<LeaseRecord>> {
         let answer = self.answer(limit, self.store.lease_look(key)).await;
         self.or_silence("looking at lease", Some(key), answer).await
@@ -135,7 +141,7 @@ impl<S: LeaseStore> Bounded<S> {
     }
 
     /// As [`release`](Self::release), of a lease that no transaction has pinned.
-    async fn release_unpinned(&self, key: &Key, token: Token, limit: Duration) -> Result<Answer> {
+    pub(crate) async fn release_unpinned(&self, key: &Key, token: Token, limit: Duration) -> Result<Answer> {
         let answer = self.answer(limit, self.store.lease_release_unpinned(key, token)).await;
         self.or_silence("releasing lease", Some(key), answer).await
     }
@@ -162,6 +168,12 @@ impl<S: LeaseStore> Bounded<S> {
     pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let limit = LIMIT.max(EACH * saturated(releases.len()));
         let answer = self.answer(limit, self.store.lease_release_all(releases)).await;
+        self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
+    }
+
+    /// Releases leases that no transaction has pinned.
+    pub(crate) async fn release_all_unpinned(&self, releases: &[Release], limit: Duration) -> Result<Vec<Answer>> {
+        let answer = self.answer(limit, self.store.lease_release_all_unpinned(releases)).await;
         self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
     }
 

@@ -173,6 +173,8 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             keeper: Keeper::new(kept_in, holder, sweep),
             caller_store: store,
             queues: Queues::default(),
+            claims: Arc::default(),
+            releases: Arc::default(),
             inline: Inline::default(),
             hand_over,
             ttl,

@@ -19,7 +19,8 @@ use tokio::{
 };
 
 use super::{
-    bounded::{limit_for, retry_pause},
+    batch,
+    bounded::retry_pause,
     held::Lease,
     inner::Inner,
     life::{
@@ -102,9 +103,9 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 }
 
 /// Releases the lease. Waits for a transaction that pins it.
-pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
+pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Arc<Inner<S>>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
-    if inner.store().release_now(&kept.release(), pin, limit_for(kept.ttl())).await? {
+    if batch::release(inner, &kept.release(), pin, kept.ttl()).await? {
         kept.on(Event::Released);
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);

@@ -6,6 +6,7 @@ use super::held::Lease;
 use crate::{
     body::{inline::Inline, scope::Realm},
     lease::{
+        batch::{Claims, Releases},
         bounded::Bounded,
         life::{keeper::Keeper, kept::HandOver},
         queue::{Queues, wait::Freed},
@@ -19,7 +20,9 @@ pub(super) struct Inner<S: LeaseStore> {
     pub(super) caller_store: S,
     pub(super) keeper: Keeper<S>,
     pub(super) queues: Queues<Lease<S>>,
-    /// The claims in flight.
+    pub(super) claims: Arc<Claims>,
+    pub(super) releases: Arc<Releases>,
+    /// The claims that run in the tasks of their callers.
     pub(super) inline: Inline,
     /// As the service has set it, see [`Inner::hand_over`].
     pub(super) hand_over: HandOver,

@@ -16,6 +16,7 @@
 //! If a request is dropped while a query is in flight, a separate task still receives the answer and releases a granted
 //! lease.
 
+mod batch;
 pub(crate) mod bounded;
 pub(crate) mod builder;
 mod close;

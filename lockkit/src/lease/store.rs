@@ -43,6 +43,15 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         acquire_in_order(self, claims)
     }
 
+    /// Takes each of these leases that it can take at once. The claims are in the order of their keys, without
+    /// duplicates, and with one holder. Answers for each in the same order: `None` for a claim that must be sent alone,
+    /// with the same token.
+    ///
+    /// Only called with [`Profile::batches`]. By default, takes nothing.
+    fn lease_acquire_each(&self, claims: &[Claim]) -> impl Future<Output = Result<Vec<Option<Acquired>>>> + Send {
+        std::future::ready(Ok(claims.iter().map(|_| None).collect()))
+    }
+
     /// Reads the current holder of the lease. `None` if it is free or expired. Writes nothing, unless the store's clock
     /// was set back and the expiry must be cut.
     fn lease_look(&self, key: &Key) -> impl Future<Output = Result<Option<LeaseRecord>>> + Send;
@@ -68,6 +77,13 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Releases several leases, and answers for each in the same order. By default, one after the other.
     fn lease_release_all(&self, releases: &[Release]) -> impl Future<Output = Result<Vec<Answer>>> + Send {
         release_in_order(self, releases)
+    }
+
+    /// As [`lease_release_all`](Self::lease_release_all), of leases that no transaction has pinned, without `min_hold`.
+    ///
+    /// Only called with [`Profile::batches`]. By default, `lease_release_all`.
+    fn lease_release_all_unpinned(&self, releases: &[Release]) -> impl Future<Output = Result<Vec<Answer>>> + Send {
+        self.lease_release_all(releases)
     }
 
     /// Reads the currently held leases whose key starts with `prefix`, in the order of their keys, at most `limit`.
@@ -120,6 +136,10 @@ pub struct Profile {
     /// ([`LeasesBuilder::fence_domain`](crate::lease::LeasesBuilder::fence_domain)). 1 to 64 bytes. Defaults to
     /// `lockkit`.
     pub fence_domain: &'static str,
+    /// Whether claims that arrive together are sent as one [`lease_acquire_each`](LeaseStore::lease_acquire_each), and
+    /// releases as one [`lease_release_all_unpinned`](LeaseStore::lease_release_all_unpinned). Set it where one such
+    /// call costs the store less than a call for each. Defaults to `false`.
+    pub batches: bool,
     /// Whether every call completes on its own, because no network or other process is involved. Such calls have no
     /// time limit. Defaults to `false`.
     pub always_answers: bool,
@@ -147,6 +167,7 @@ impl Default for Profile {
             longest_ttl: None,
             sweeps: true,
             queues: false,
+            batches: false,
             fence_domain: "lockkit",
             always_answers: false,
             side_leases: true,
@@ -275,6 +296,16 @@ pub enum Acquired {
         /// The time after which the lease is free unless it is renewed. `None` if unknown.
         free_in: Option<Duration>,
     },
+}
+
+impl Acquired {
+    /// The same answer to a claim that was sent at this time.
+    pub(crate) fn sent(self, at: Instant) -> Self {
+        match self {
+            Self::Granted(grant) => Self::Granted(grant.sent(at)),
+            held @ Self::Held { .. } => held,
+        }
+    }
 }
 
 /// The answer to several claims at once.

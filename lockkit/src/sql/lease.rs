@@ -55,6 +55,10 @@ pub trait LeaseOps: Dialect + LeaseStatements {}
 
 /// The statements of leases. Hidden from the docs: users call the strategy.
 pub trait LeaseStatements: Driver {
+    /// Whether [`lease_acquire_each`](Self::lease_acquire_each) also takes leases that have no row yet. If not, claims
+    /// are sent together while the last ones found released leases.
+    const BATCHES_NEW: bool;
+
     /// See [`LeaseStore::lease_acquire`](crate::LeaseStore::lease_acquire).
     fn lease_acquire(
         conn: &mut Self::Connection,
@@ -69,6 +73,13 @@ pub trait LeaseStatements: Driver {
         grammar: Self::Grammar,
         claims: &[Claim],
     ) -> impl Future<Output = sqlx::Result<AcquiredAll>> + Send;
+
+    /// See [`LeaseStore::lease_acquire_each`](crate::LeaseStore::lease_acquire_each).
+    fn lease_acquire_each(
+        conn: &mut Self::Connection,
+        grammar: Self::Grammar,
+        claims: &[Claim],
+    ) -> impl Future<Output = sqlx::Result<Vec<Option<Acquired>>>> + Send;
 
     /// See [`LeaseStore::lease_look`](crate::LeaseStore::lease_look).
     fn lease_look(
@@ -116,6 +127,7 @@ pub trait LeaseStatements: Driver {
         conn: &mut Self::Connection,
         grammar: Self::Grammar,
         releases: &[Release],
+        pin: Pin,
     ) -> impl Future<Output = sqlx::Result<Vec<Answer>>> + Send;
 
     /// Inside a transaction: prevents others from taking the lease until the transaction ends. In READ COMMITTED on
@@ -373,7 +385,7 @@ pub(super) fn releases_json(releases: &[Release]) -> String {
     format!("[{}]", releases.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02X}"))
 }
 

@@ -1,13 +1,16 @@
 //! Every pool of a supported database is a store of leases.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
 use sqlx::Pool;
 use tokio::time::Instant;
 
 use super::LeaseOps;
 use crate::{
-    lease::store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
+    lease::{
+        life::state::Pin,
+        store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
+    },
     sql::{
         lease::{LastClaims, SweptTo, lease_sweep},
         locked::{database_locked, read, unless_held, unless_locked},
@@ -30,10 +33,7 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
             write(self, Reach::lease(claim.ttl), "acquiring lease", Some(&claim.key), async |conn, grammar, tries| {
                 let sent = Instant::now();
                 let acquired: sqlx::Result<_> = tried!(tries, DB::lease_acquire(conn, grammar, claim, &last));
-                acquired.map(|it| match it {
-                    Acquired::Granted(grant) => Acquired::Granted(grant.sent(sent)),
-                    held @ Acquired::Held { .. } => held,
-                })
+                acquired.map(|it| it.sent(sent))
             }),
             // The one before may hold it, and be committed only now.
             final: |it: &_| matches!(it, Acquired::Granted(_))
@@ -58,6 +58,26 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
             final: |it: &_| matches!(it, AcquiredAll::Granted(_))
         );
         unless_held::<DB, _>(answer, &first.key, AcquiredAll::Held { key: first.key.clone(), free_in: None })
+    }
+
+    async fn lease_acquire_each(&self, claims: &[Claim]) -> Result<Vec<Option<Acquired>>> {
+        let Some(first) = claims.first() else { return Ok(Vec::new()) };
+        let ttl = claims.iter().map(|it| it.ttl).min().unwrap_or(first.ttl);
+        let sent = OnceLock::new();
+        let answer = on_living_connection!(
+            self,
+            write(self, Reach::lease(ttl), "acquiring leases", Some(&first.key), async |conn, grammar, tries| {
+                let is_first = sent.set(Instant::now()).is_ok();
+                let acquired: sqlx::Result<_> = tried!(tries, DB::lease_acquire_each(conn, grammar, claims));
+                // A later attempt may find what the first one has taken, or will take.
+                let answer = |it: Option<Acquired>| match it? {
+                    Acquired::Held { .. } if !is_first => None,
+                    acquired => Some(acquired.sent(*sent.get()?)),
+                };
+                acquired.map(|it| it.into_iter().map(answer).collect::<Vec<_>>())
+            })
+        );
+        unless_held::<DB, _>(answer, &first.key, vec![None; claims.len()])
     }
 
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
@@ -99,14 +119,11 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     }
 
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
-        let Some(first) = releases.first() else { return Ok(Vec::new()) };
-        let answer = on_living_connection!(
-            self,
-            write(self, Reach::RELEASE, "releasing leases", Some(&first.key), async |conn, grammar, tries| {
-                tried!(tries, DB::lease_release_all(conn, grammar, releases))
-            })
-        );
-        unless_locked(answer, vec![Answer::Busy; releases.len()])
+        release_all(self, releases, Pin::Possible).await
+    }
+
+    async fn lease_release_all_unpinned(&self, releases: &[Release]) -> Result<Vec<Answer>> {
+        release_all(self, releases, Pin::No).await
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
@@ -132,10 +149,24 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
     }
 
     fn profile(&self) -> Profile {
+        let shows_writes_at_once = DB::shows_writes_at_once(self);
         Profile {
+            // Where a read may not show the last writes, it cannot tell what a statement for many has done.
+            batches: shows_writes_at_once && (DB::BATCHES_NEW || of_pool::<LastClaims, _>(self).were_of_released()),
             always_answers: !DB::IS_REMOTE,
-            shows_writes_at_once: DB::shows_writes_at_once(self),
+            shows_writes_at_once,
             ..Profile::default()
         }
     }
+}
+
+async fn release_all<DB: LeaseOps>(pool: &Pool<DB>, releases: &[Release], pin: Pin) -> Result<Vec<Answer>> {
+    let Some(first) = releases.first() else { return Ok(Vec::new()) };
+    let answer = on_living_connection!(
+        pool,
+        write(pool, Reach::RELEASE, "releasing leases", Some(&first.key), async |conn, grammar, tries| {
+            tried!(tries, DB::lease_release_all(conn, grammar, releases, pin))
+        })
+    );
+    unless_locked(answer, vec![Answer::Busy; releases.len()])
 }

@@ -23,8 +23,9 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// [`lease_acquire`](crate::LeaseStore::lease_acquire) and
-    /// [`lease_acquire_all`](crate::LeaseStore::lease_acquire_all).
+    /// [`lease_acquire`](crate::LeaseStore::lease_acquire),
+    /// [`lease_acquire_all`](crate::LeaseStore::lease_acquire_all) and
+    /// [`lease_acquire_each`](crate::LeaseStore::lease_acquire_each).
     Acquire,
     /// [`lease_look`](crate::LeaseStore::lease_look).
     Look,

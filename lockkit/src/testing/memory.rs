@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use crate::{
     lease::store::{
-        Acquired, AcquiredAll, Answer, Claim, Grant, LeaseInfo, LeaseRecord, LeaseStore, Previous, Renewal,
+        Acquired, AcquiredAll, Answer, Claim, Grant, LeaseInfo, LeaseRecord, LeaseStore, Previous, Profile, Release,
+        Renewal,
     },
     mutex::Mutex,
     testing::faults::{Faults, Operation},
@@ -231,6 +232,19 @@ impl LeaseStore for MemoryStore {
         self.faults.call(Operation::Acquire, claims.first().map(|it| &it.key), act).await
     }
 
+    async fn lease_acquire_each(&self, claims: &[Claim]) -> Result<Vec<Option<Acquired>>> {
+        let act = || {
+            self.act(|rows, now| {
+                let answer = |claim: &Claim| match in_the_way(rows, claim, now) {
+                    Some(free_in) => Some(Acquired::Held { free_in: Some(free_in) }),
+                    None => Some(Acquired::Granted(grant(rows, claim, now))),
+                };
+                claims.iter().map(answer).collect()
+            })
+        };
+        self.faults.call(Operation::Acquire, claims.first().map(|it| &it.key), act).await
+    }
+
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let act = || {
             self.act(|rows, now| {
@@ -258,18 +272,14 @@ impl LeaseStore for MemoryStore {
     }
 
     async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
-        let act = || {
-            self.act(|rows, now| {
-                let Some(row) = row(rows, key, now).filter(|it| it.is_held_by(token, now)) else {
-                    return Answer::Gone;
-                };
-                let left = micros(min_hold) - (now - row.acquired).max(0);
-                (row.token, row.expires, row.ttl) =
-                    if left > 0 { (Some(Token::nobody()), now + left, left) } else { (None, 0, 0) };
-                Answer::Done
-            })
-        };
+        let release = Release { key: key.clone(), token, min_hold };
+        let act = || self.act(|rows, now| released(rows, &release, now));
         self.faults.call(Operation::Release, Some(key), act).await
+    }
+
+    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
+        let act = || self.act(|rows, now| releases.iter().map(|it| released(rows, it, now)).collect());
+        self.faults.call(Operation::Release, releases.first().map(|it| &it.key), act).await
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
@@ -299,6 +309,10 @@ impl LeaseStore for MemoryStore {
         };
         self.faults.call(Operation::Sweep, None, act).await
     }
+
+    fn profile(&self) -> Profile {
+        Profile { batches: true, ..Profile::default() }
+    }
 }
 
 /// The row of the key. If the clock was set back, the expiry is cut to count from now.
@@ -306,6 +320,16 @@ fn row<'a>(rows: &'a mut BTreeMap<Key, Row>, key: &Key, now: i64) -> Option<&'a 
     let row = rows.get_mut(key)?;
     row.cut(now);
     Some(row)
+}
+
+/// Releases a lease that the token still holds.
+fn released(rows: &mut BTreeMap<Key, Row>, Release { key, token, min_hold }: &Release, now: i64) -> Answer {
+    let Some(row) = row(rows, key, now).filter(|it| it.is_held_by(*token, now)) else {
+        return Answer::Gone;
+    };
+    let left = micros(*min_hold) - (now - row.acquired).max(0);
+    (row.token, row.expires, row.ttl) = if left > 0 { (Some(Token::nobody()), now + left, left) } else { (None, 0, 0) };
+    Answer::Done
 }
 
 /// How long another holder has the claimed lease. `None` if there is no other holder.

@@ -46,6 +46,12 @@ pub(super) enum Bug {
     TakesSome,
     TakesInAnotherOrder,
     BlamesTheFirst,
+    EachTakesTheHeld,
+    EachIsAnsweredInAnotherOrder,
+    EachSaysNothingOfWhatItTook,
+    EachNamesNoPrevious,
+    EachTakesForLess,
+    EachGrantsAgainForNothing,
     LooksAtWhatWas,
     ListsByPattern,
     ListsInReverse,
@@ -188,6 +194,33 @@ impl LeaseStore for Mutant {
         }
     }
 
+    async fn lease_acquire_each(&self, claims: &[Claim]) -> Result<Vec<Option<Acquired>>> {
+        if self.has(Bug::EachTakesTheHeld) {
+            for claim in claims {
+                self.store.steal(claim.key.clone());
+            }
+        }
+        let mut sent = claims.to_vec();
+        for claim in &mut sent {
+            let holds = self.current(&claim.key).await.is_some_and(|it| it.token == claim.token);
+            if self.has(Bug::EachTakesForLess) || self.has(Bug::EachGrantsAgainForNothing) && holds {
+                claim.ttl /= 4;
+            }
+        }
+        let mut answers = self.store.lease_acquire_each(&sent).await?;
+        match self.bug {
+            Bug::EachIsAnsweredInAnotherOrder => answers.rotate_left(1),
+            Bug::EachSaysNothingOfWhatItTook => answers.fill(None),
+            Bug::EachNamesNoPrevious => answers.iter_mut().flatten().for_each(|it| {
+                if let Acquired::Granted(grant) = it {
+                    grant.previous = None;
+                }
+            }),
+            _ => {}
+        }
+        Ok(answers)
+    }
+
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let key = &self.key(key);
         if self.has(Bug::LooksAtWhatWas) {
@@ -312,7 +345,7 @@ impl LeaseStore for Mutant {
 }
 
 /// Each bug, with a promise that it breaks.
-const CAUGHT: [(Bug, &str); 42] = [
+const CAUGHT: [(Bug, &str); 48] = [
     (Bug::GrantsTwice, "a_held_lease_is_refused_and_stays_as_it_was"),
     (Bug::ChecksThenActs, "of_many_simultaneous_claims_one_is_granted"),
     (Bug::FenceRepeats, "fences_rise_across_release"),
@@ -343,6 +376,12 @@ const CAUGHT: [(Bug, &str); 42] = [
     (Bug::TakesSome, "several_leases_are_granted_all_or_none"),
     (Bug::TakesInAnotherOrder, "several_leases_are_granted_in_the_order_of_the_claims"),
     (Bug::BlamesTheFirst, "several_leases_are_granted_all_or_none"),
+    (Bug::EachTakesTheHeld, "claims_sent_together_are_answered_each_in_its_place"),
+    (Bug::EachIsAnsweredInAnotherOrder, "claims_sent_together_are_answered_each_in_its_place"),
+    (Bug::EachSaysNothingOfWhatItTook, "claims_sent_together_are_answered_each_in_its_place"),
+    (Bug::EachNamesNoPrevious, "claims_sent_together_are_answered_each_in_its_place"),
+    (Bug::EachTakesForLess, "claims_sent_together_are_answered_each_in_its_place"),
+    (Bug::EachGrantsAgainForNothing, "claims_sent_together_are_answered_each_in_its_place"),
     (Bug::LooksAtWhatWas, "a_lease_that_was_released_is_free"),
     (Bug::ListsByPattern, "a_prefix_is_text_and_not_a_pattern"),
     (Bug::ListsInReverse, "a_list_has_the_held_leases_of_a_prefix_in_order"),

@@ -13,7 +13,7 @@ use crate::{
         Yields,
         held::Lease,
         life::state::{Event, Life},
-        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Renewal},
+        store::{Acquired, AcquiredAll, Answer, Claim, Grant, LeaseStore, Profile, Release, Renewal},
     },
     mutex::Mutex,
     value::{error::Result, fence::Fence, key::Key, token::Token},
@@ -242,6 +242,17 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
         Ok(answer)
     }
 
+    async fn lease_acquire_each(&self, claims: &[Claim]) -> Result<Vec<Option<Acquired>>> {
+        let called = Instant::now();
+        let answers = self.store.lease_acquire_each(claims).await?;
+        for (claim, answer) in claims.iter().zip(&answers) {
+            if let Some(Acquired::Granted(grant)) = answer {
+                self.granted(claim, grant, called);
+            }
+        }
+        Ok(answers)
+    }
+
     async fn lease_look(&self, key: &Key) -> Result<Option<crate::lease::store::LeaseRecord>> {
         self.store.lease_look(key).await
     }
@@ -270,6 +281,20 @@ impl<S: LeaseStore> LeaseStore for Watched<S> {
     async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
         self.ended(token);
         self.store.lease_release_unpinned(key, token).await
+    }
+
+    async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
+        for it in releases {
+            self.ended(it.token);
+        }
+        self.store.lease_release_all(releases).await
+    }
+
+    async fn lease_release_all_unpinned(&self, releases: &[Release]) -> Result<Vec<Answer>> {
+        for it in releases {
+            self.ended(it.token);
+        }
+        self.store.lease_release_all_unpinned(releases).await
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<crate::lease::store::LeaseRecord>> {

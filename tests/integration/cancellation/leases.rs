@@ -58,6 +58,41 @@ on_every_database! {
         bench.drop_blocked(("LeaseRequest::acquire", "to read while another writes"), writer, release).await;
     }
 
+    async fn what_shares_a_statement_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        const OTHERS: usize = 8;
+        let bench = Bench::<S>::new(db).await;
+        let leases = &bench.leases;
+        let others = || (0..OTHERS).map(|it| leases.lease(format!("other {it}")).wait(PATIENCE).acquire());
+        let among_others = async || {
+            let others: Vec<_> = others().map(tokio::spawn).collect();
+            // They are in flight, more than go alone.
+            yield_now().await;
+            (leases.lease("k").wait(PATIENCE).acquire(), others)
+        };
+        let all_granted = async |others: Vec<JoinHandle<Result<Made<S>, Error>>>, _: bool| {
+            for other in others {
+                assert_eq!(other.await.unwrap().unwrap().release().await.unwrap(), Released::WhileHeld);
+            }
+        };
+        bench.drop_everywhere(("LeaseRequest::acquire", "among others"), among_others, all_granted).await;
+        let released_among_others = async || {
+            let lease = bench.lease().await;
+            let mut held = Vec::new();
+            for other in others() {
+                held.push(other.await.unwrap());
+            }
+            let others: Vec<_> = held.into_iter().map(|it| tokio::spawn(it.release())).collect();
+            yield_now().await;
+            (lease.release(), others)
+        };
+        let all_released = async |others: Vec<JoinHandle<Result<Released, Error>>>, _: bool| {
+            for other in others {
+                assert_eq!(other.await.unwrap().unwrap(), Released::WhileHeld);
+            }
+        };
+        bench.drop_everywhere(("Lease::release", "among others"), released_among_others, all_released).await;
+    }
+
     async fn both_sides_of_a_hand_over_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
         let bench = Bench::<S>::new(db).await;
         let leases = &bench.leases;

@@ -6,14 +6,14 @@
 //!
 //! What becomes of claims that were sent (a test runs every cell):
 //!
-//! | answer | one claim | one that queues | one that had a place | several claims |
-//! |---|---|---|---|---|
-//! | granted | settled | settled | settled | settled |
-//! | held | settled | keeps its place | keeps its place | settled |
-//! | none | released | released | released | released |
-//! | an error that refuses the statement | settled | settled | released | settled |
-//! | an error of the moment | settled | settled | released | released |
-//! | another error | released | released | released | released |
+//! | answer | one claim | one left open by a batch | one that queues | one that had a place | several claims |
+//! |---|---|---|---|---|---|
+//! | granted | settled | settled | settled | settled | settled |
+//! | held | settled | released | keeps its place | keeps its place | settled |
+//! | none | released | released | released | released | released |
+//! | an error that refuses the statement | settled | released | settled | released | settled |
+//! | an error of the moment | settled | released | settled | released | released |
+//! | another error | released | released | released | released | released |
 //!
 //! `settled`: nothing of them is left in the store, or their lease is in the answer. `keeps its place`: the same token
 //! is sent again, which a store with a queue (`profile().queues`) knows. `released`: something may be left, so they are
@@ -29,6 +29,7 @@ use tokio::{
 use crate::{
     body::guard::{Guard, Hold},
     lease::{
+        batch,
         bounded::{limit_for, retry_pause},
         held::Lease,
         inner::Inner,
@@ -82,14 +83,16 @@ pub(super) async fn attempt<S: LeaseStore>(
         let sent = Instant::now();
         // Some claims may be granted even if no answer arrives.
         let mut open: Vec<_> = claims.iter().map(|it| OpenClaim::new(inner.clone(), it.clone(), &terms)).collect();
-        let kind = match (&*claims, &place) {
-            ([claim], None) if claim.queue => Kind::Queues,
-            ([_], None) => Kind::One,
-            (_, Some(_)) => Kind::HadPlace,
-            (_, None) => Kind::Several,
-        };
+        let had_place = place.is_some();
         settle(place);
-        let answer = send(&inner, &claims).await;
+        let (answer, is_open) = send(&inner, &claims).await;
+        let kind = match &*claims {
+            _ if had_place => Kind::HadPlace,
+            [claim] if claim.queue => Kind::Queues,
+            [_] if is_open => Kind::LeftOpen,
+            [_] => Kind::One,
+            _ => Kind::Several,
+        };
         let place = match kind.fate(&answer) {
             Fate::KeepsPlace => open.pop(),
             Fate::Released => {
@@ -120,14 +123,17 @@ pub(super) async fn attempt<S: LeaseStore>(
     running.inline.run("acquiring lease", sending).await
 }
 
-async fn send<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> Result<Option<AcquiredAll>> {
+/// Returns the answer, and whether a batch may have taken a lease of which the answer says nothing.
+async fn send<S: LeaseStore>(inner: &Arc<Inner<S>>, claims: &[Claim]) -> (Result<Option<AcquiredAll>>, bool) {
     let [claim] = claims else {
-        return inner.store().acquire_all(claims).await;
+        return (inner.store().acquire_all(claims).await, false);
     };
-    Ok(inner.store().acquire(claim).await?.map(|acquired| match acquired {
+    let (acquired, is_open) = batch::acquire(inner, claim).await;
+    let all = |acquired| match acquired {
         Acquired::Granted(grant) => AcquiredAll::Granted(vec![grant]),
         Acquired::Held { free_in } => AcquiredAll::Held { key: claim.key.clone(), free_in },
-    }))
+    };
+    (acquired.map(|it| it.map(all)), is_open)
 }
 
 /// The combined name of several keys.
@@ -157,6 +163,8 @@ fn settle<S: LeaseStore>(claims: impl IntoIterator<Item = Guard<OpenClaim<S>>>) 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     One,
+    /// It was in a batch that did not answer it.
+    LeftOpen,
     Queues,
     /// It queues, and had a place before.
     HadPlace,
@@ -182,8 +190,10 @@ impl Kind {
         let is_of_the_moment = |err: &Error| matches!(err, Error::Database { fault, .. } if fault.is_of_the_moment());
         match (self, answer) {
             (Self::Queues | Self::HadPlace, Ok(Some(AcquiredAll::Held { .. }))) => Fate::KeepsPlace,
+            (Self::LeftOpen, Ok(Some(AcquiredAll::Held { .. })) | Err(_))
+            | (_, Ok(None))
+            | (Self::HadPlace, Err(_)) => Fate::Released,
             (_, Ok(Some(_))) => Fate::Settled,
-            (_, Ok(None)) | (Self::HadPlace, Err(_)) => Fate::Released,
             (_, Err(err)) if is_refused(err) || self != Self::Several && is_of_the_moment(err) => Fate::Settled,
             (_, Err(_)) => Fate::Released,
         }
@@ -213,12 +223,18 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
             let Claim { key, token, ttl, .. } = claim;
             let expired = Instant::now() + ttl;
             let release = Release { key, token, min_hold: Duration::ZERO };
-            while !matches!(inner.store().release(&release, limit_for(ttl)).await, Ok(Answer::Done | Answer::Gone))
-                && Instant::now() < expired
-            {
-                sleep(retry_pause(ttl)).await;
+            let was_held = loop {
+                match inner.store().release(&release, limit_for(ttl)).await {
+                    Ok(Answer::Gone) => break false,
+                    Ok(Answer::Done) => break true,
+                    _ if Instant::now() >= expired => break true,
+                    _ => sleep(retry_pause(ttl)).await,
+                }
+            };
+            // A waiter that is woken for nothing would ask again at once.
+            if was_held {
+                inner.queues.freed(&queue_key);
             }
-            inner.queues.freed(&queue_key);
             drop(open.defuse());
         });
     }
@@ -246,12 +262,12 @@ mod tests {
         for (answer, row) in answers.iter().zip(&rows[1..]) {
             assert_eq!(answer.0, row[0]);
             for answer in &answer.1 {
-                let fates =
-                    [Kind::One, Kind::Queues, Kind::HadPlace, Kind::Several].map(|kind| match kind.fate(answer) {
-                        Fate::Settled => "settled",
-                        Fate::KeepsPlace => "keeps its place",
-                        Fate::Released => "released",
-                    });
+                let kinds = [Kind::One, Kind::LeftOpen, Kind::Queues, Kind::HadPlace, Kind::Several];
+                let fates = kinds.map(|kind| match kind.fate(answer) {
+                    Fate::Settled => "settled",
+                    Fate::KeepsPlace => "keeps its place",
+                    Fate::Released => "released",
+                });
                 assert_eq!(fates, row[1..], "{answer:?}");
             }
         }

@@ -37,7 +37,7 @@ use crate::{
     sql::{
         Driver, LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, LastClaims, PAGE, granted, is_ahead, lease_acquire_in_order, lease_cut,
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, hex, is_ahead, lease_acquire_in_order, lease_cut,
             leases_found, prefix_end, releases_json, renewals_json,
         },
         units::{duration, fence, micros},
@@ -163,7 +163,7 @@ fn acquire_released() -> &'static Texts {
              STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
              SET {GRANTED}",
             IS_RELEASED = is_released(),
-            GRANTED = granted_to_claim(),
+            GRANTED = granted_to_claim(&next_fence(), ":token", ":ttl"),
         ),
         maria: format!(
             "{AT_ONCE}
@@ -171,9 +171,48 @@ fn acquire_released() -> &'static Texts {
              SET {GRANTED}
              WHERE l.name = :name AND {IS_RELEASED}",
             IS_RELEASED = is_released(),
-            GRANTED = granted_to_claim(),
+            GRANTED = granted_to_claim(&next_fence(), ":token", ":ttl"),
         ),
     }
+}
+
+/// The claims of a batch as rows, in one parameter ([`claims_json`]).
+const CLAIM_ROWS: &str = "JSON_TABLE(:asked, '$[*]' COLUMNS (
+         number FOR ORDINALITY,
+         name   VARCHAR(510) CHARACTER SET ascii PATH '$[0]',
+         token  CHAR(32) CHARACTER SET ascii PATH '$[1]',
+         ttl    BIGINT PATH '$[2]',
+         last   BIGINT PATH '$[3]',
+         fence  BIGINT PATH '$[4]'
+     )) AS asked STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = UNHEX(asked.name)";
+
+/// JSON rows of name and token in hexadecimal digits, ttl, and the fences of the last grant and of this one.
+fn claims_json<'c>(claims: impl Iterator<Item = (&'c Claim, i64, i64)>) -> String {
+    let row = |(Claim { key, token, ttl, .. }, last, fence): (&Claim, i64, i64)| {
+        let (name, token) = (hex(key.as_bytes()), hex(token.as_bytes()));
+        format!(r#"["{name}","{token}",{},{last},{fence}]"#, micros(*ttl))
+    };
+    format!("[{}]", claims.map(row).collect::<Vec<_>>().join(","))
+}
+
+/// As [`acquire_released`], for any number of claims, with fences made from those that the rows had at a look.
+fn acquire_each_released() -> &'static Texts {
+    texts! { mysql: each_released("OF l"), maria: format!("{AT_ONCE} {}", each_released("")) }
+}
+
+fn each_released(locked: &str) -> String {
+    format!(
+        "UPDATE (
+             SELECT l.name, asked.token, asked.ttl, asked.fence
+             FROM {CLAIM_ROWS}
+             WHERE l.token IS NULL AND l.expires_us <= {NOW} AND l.fence = asked.last
+             LIMIT 18446744073709551615
+             FOR UPDATE {locked} SKIP LOCKED
+         ) AS mine
+         STRAIGHT_JOIN lockkit_lease AS l FORCE INDEX (PRIMARY) ON l.name = mine.name
+         SET {GRANTED}",
+        GRANTED = granted_to_claim("mine.fence", "UNHEX(mine.token)", "mine.ttl"),
+    )
 }
 
 /// Whether the lease was released. If it is held, the OK packet carries how long.
@@ -188,13 +227,23 @@ fn is_released() -> String {
     )
 }
 
+/// The place of a row of [`CLAIM_ROWS`] among the claims.
+fn place(row: &MySqlRow) -> sqlx::Result<usize> {
+    let number: i64 = row.try_get("number")?;
+    Ok(usize::try_from(number).unwrap_or(usize::MAX).saturating_sub(1))
+}
+
+/// The fence of a grant, which the OK packet carries.
+fn next_fence() -> String {
+    format!("LAST_INSERT_ID(GREATEST(l.fence + {FENCES}, {NOW}))")
+}
+
 /// The assignments that give a released lease to a claim.
-fn granted_to_claim() -> String {
+fn granted_to_claim(fence: &str, token: &str, ttl: &str) -> String {
     format!(
-        "l.previous_holder = NULL, l.previous_fence = NULL, l.previous_expires_us = NULL,
-             l.fence = LAST_INSERT_ID(GREATEST(l.fence + {FENCES}, {NOW})),
-             l.acquired_us = {NOW}, l.renewals = 0, l.holder = :holder, l.token = :token, l.ttl_us = :ttl,
-             l.expires_us = {NOW} + :ttl"
+        "l.previous_holder = NULL, l.previous_fence = NULL, l.previous_expires_us = NULL, l.fence = {fence},
+             l.acquired_us = {NOW}, l.renewals = 0, l.holder = :holder, l.token = {token}, l.ttl_us = {ttl},
+             l.expires_us = {NOW} + {ttl}"
     )
 }
 
@@ -316,7 +365,14 @@ fn all_released_from(entries: &str, locked: &str) -> String {
     )
 }
 
+/// As [`release_all`], for leases that no transaction has pinned.
+fn release_all_unpinned() -> &'static Texts {
+    texts! { mysql: all_released_from("", "OF l"), maria: format!("{AT_ONCE} {}", all_released_from("", "")) }
+}
+
 impl LeaseStatements for MySql {
+    const BATCHES_NEW: bool = false;
+
     async fn lease_acquire(
         conn: &mut MySqlConnection,
         grammar: Grammar,
@@ -347,6 +403,55 @@ impl LeaseStatements for MySql {
         claims: &[Claim],
     ) -> sqlx::Result<AcquiredAll> {
         lease_acquire_in_order::<Self>(conn, grammar, claims).await
+    }
+
+    /// Looks first, so that the UPDATE names only released leases: in REPEATABLE READ it would lock the others, and the
+    /// gaps of those without a row, until it is committed.
+    async fn lease_acquire_each(
+        conn: &mut MySqlConnection,
+        grammar: Grammar,
+        claims: &[Claim],
+    ) -> sqlx::Result<Vec<Option<Acquired>>> {
+        let Some(Claim { holder, .. }) = claims.first() else { return Ok(Vec::new()) };
+        let look = named!(
+            "SELECT asked.number, l.fence, l.token IS NULL AND l.expires_us <= {NOW} AS released,
+                 CAST({NOW} AS SIGNED) AS now,
+                 l.expires_us > {NOW} AND COALESCE(l.expires_us - l.ttl_us <= {NOW}, 1)
+                     AND COALESCE(l.token <> UNHEX(asked.token), 1) AS held,
+                 CAST(l.expires_us - {NOW} AS SIGNED) AS left_us
+             FROM {CLAIM_ROWS}"
+        );
+        let asked = claims_json(claims.iter().map(|it| (it, 0, 0)));
+        let mut answers = vec![None; claims.len()];
+        let mut released = Vec::new();
+        for row in look.with(&[("asked", &asked)]).fetch_all(&mut *conn).await? {
+            let at = place(&row)?;
+            if row.try_get("released")? {
+                let (last, now): (i64, i64) = (row.try_get("fence")?, row.try_get("now")?);
+                released.push((at, last, now.max(last.saturating_add_unsigned(FENCES))));
+            } else if row.try_get("held")? {
+                answers[at] = Some(Acquired::Held { free_in: Some(duration(row.try_get("left_us")?)) });
+            }
+        }
+        if released.is_empty() {
+            return Ok(answers);
+        }
+        let asked = claims_json(released.iter().map(|(at, last, fence)| (&claims[*at], *last, *fence)));
+        let take = acquire_each_released().of(grammar).with(&[("asked", &asked), ("holder", &holder.as_bytes())]);
+        if take.execute(&mut *conn).await?.rows_affected() < released.len() as u64 {
+            // Other sessions were faster. The UPDATE cannot return the rows that it changed.
+            let mine = named!(
+                "SELECT asked.number FROM {CLAIM_ROWS} WHERE l.token = UNHEX(asked.token) AND l.fence = asked.fence"
+            );
+            let mine = mine.with(&[("asked", &asked)]).fetch_all(conn).await?;
+            let mine: HashSet<usize> = mine.iter().map(place).collect::<sqlx::Result<_>>()?;
+            let mut at = 0..;
+            released.retain(|_| at.next().is_some_and(|it| mine.contains(&it)));
+        }
+        for (at, _, number) in released {
+            answers[at] = Some(Acquired::Granted(granted(fence(number))));
+        }
+        Ok(answers)
     }
 
     async fn lease_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
@@ -426,12 +531,22 @@ impl LeaseStatements for MySql {
         conn: &mut MySqlConnection,
         grammar: Grammar,
         releases: &[Release],
+        pin: Pin,
     ) -> sqlx::Result<Vec<Answer>> {
+        let release = if pin == Pin::No { release_all_unpinned() } else { release_all() };
         // The UPDATE cannot return the rows that it changed, so the held tokens are read before it.
         let asked = releases_json(releases);
         let held = held_of(conn, &asked).await?;
-        let done = release_all().of(grammar).with(&[("asked", &asked)]).execute(&mut *conn).await?;
-        let busy = if done.rows_affected() < held.len() as u64 { held_of(conn, &asked).await? } else { HashSet::new() };
+        let done = release.of(grammar).with(&[("asked", &asked)]).execute(&mut *conn).await?.rows_affected();
+        if done == releases.len() as u64 {
+            return Ok(vec![Answer::Done; releases.len()]);
+        }
+        let busy = if done < held.len() as u64 {
+            // An error that says that the statement was refused would say it of the UPDATE, too.
+            held_of(conn, &asked).await.map_err(|err| sqlx::Error::AnyDriverError(Box::new(err)))?
+        } else {
+            HashSet::new()
+        };
         let answer = |it: &Release| {
             let token = it.token.as_bytes().as_slice();
             match (held.contains(token), busy.contains(token)) {

@@ -86,7 +86,70 @@ fn stays_taken(min_hold: &str, nobody: &str, may_be_pinned: &str) -> String {
     )
 }
 
+/// A condition of [`claim_many`]: all of the leases are free.
+const ALL_OR_NONE: &str = "(SELECT count(*) FROM free) + (SELECT count(*) FROM missing) = cardinality($1)";
+
+/// Takes those of several leases that are free, if the condition is true.
+fn claim_many(condition: &str) -> String {
+    format!(
+        "WITH asked AS MATERIALIZED (
+             SELECT * FROM unnest($1::text[], $2::bytea[], $4::bigint[])
+                 WITH ORDINALITY AS a (name, token, ttl, number)
+             ), free AS MATERIALIZED (
+             SELECT l.name, a.token AS new_token, a.ttl, l.holder, l.fence, l.token, l.expires_us
+             FROM lockkit_lease AS l JOIN asked AS a USING (name)
+             WHERE l.expires_us <= {NOW} OR l.token = a.token
+             ORDER BY l.name
+             FOR UPDATE OF l SKIP LOCKED
+             ), missing AS MATERIALIZED (
+             SELECT name, token, ttl FROM asked AS a
+             WHERE NOT EXISTS (SELECT FROM lockkit_lease AS l WHERE l.name = a.name)
+             ), every AS MATERIALIZED (
+             SELECT {condition} AS one
+             ), taken AS (
+             UPDATE lockkit_lease AS l
+             SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE {next} END,
+                 acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE {NOW} END,
+                 renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
+                 token = free.new_token, holder = $3, {expires}
+             FROM free, every
+             WHERE l.name = free.name AND every.one
+             RETURNING l.name, l.fence, free.holder, free.fence AS old_fence,
+                 nullif(free.token, free.new_token) AS old_token, {NOW} - free.expires_us AS expired_us
+             ), made AS (
+             INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+             SELECT missing.name, missing.token, $3, {NOW}, {NOW}, {NOW} + missing.ttl, missing.ttl
+             FROM missing, every
+             WHERE every.one
+             ORDER BY missing.name
+             ON CONFLICT DO NOTHING
+             RETURNING name, fence
+             ), granted AS (
+             SELECT name, fence, holder, old_fence, old_token, expired_us FROM taken
+             UNION ALL
+             SELECT name, fence, '', 0, NULL, 0 FROM made
+             )
+             SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
+             greatest(0, l.expires_us - {NOW}) AS left_us, coalesce(l.expires_us - l.ttl_us > {NOW}, false) AS ahead
+             FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
+             ORDER BY a.number",
+        next = next_fence("l.fence"),
+        expires = expires("free.ttl")
+    )
+}
+
+/// Sends a statement of [`claim_many`]. The claims have one holder.
+async fn claim_rows(conn: &mut PgConnection, text: &'static str, claims: &[Claim]) -> sqlx::Result<Vec<PgRow>> {
+    let Some(Claim { holder, .. }) = claims.first() else { return Ok(Vec::new()) };
+    let names: Vec<_> = claims.iter().map(|it| it.key.as_str()).collect();
+    let tokens: Vec<_> = claims.iter().map(|it| it.token.as_bytes().as_slice()).collect();
+    let ttls: Vec<_> = claims.iter().map(|it| micros(it.ttl)).collect();
+    query(text).bind(names).bind(tokens).bind(&**holder).bind(ttls).fetch_all(conn).await
+}
+
 impl LeaseStatements for Postgres {
+    const BATCHES_NEW: bool = true;
+
     async fn lease_acquire(
         conn: &mut PgConnection,
         _grammar: (),
@@ -123,60 +186,7 @@ impl LeaseStatements for Postgres {
     }
 
     async fn lease_acquire_all(conn: &mut PgConnection, grammar: (), claims: &[Claim]) -> sqlx::Result<AcquiredAll> {
-        let Some(Claim { holder, ttl, .. }) = claims.first() else {
-            return Ok(AcquiredAll::Granted(Vec::new()));
-        };
-        let names: Vec<_> = claims.iter().map(|it| it.key.as_str()).collect();
-        let tokens: Vec<_> = claims.iter().map(|it| it.token.as_bytes().as_slice()).collect();
-        let rows = query(statement!(
-            "WITH asked AS MATERIALIZED (
-                 SELECT * FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS a (name, token, number)
-             ), free AS MATERIALIZED (
-                 SELECT l.name, a.token AS new_token, l.holder, l.fence, l.token, l.expires_us
-                 FROM lockkit_lease AS l JOIN asked AS a USING (name)
-                 WHERE l.expires_us <= {NOW} OR l.token = a.token
-                 ORDER BY l.name
-                 FOR UPDATE OF l SKIP LOCKED
-             ), missing AS MATERIALIZED (
-                 SELECT name, token FROM asked AS a
-                 WHERE NOT EXISTS (SELECT FROM lockkit_lease AS l WHERE l.name = a.name)
-             ), every AS MATERIALIZED (
-                 SELECT (SELECT count(*) FROM free) + (SELECT count(*) FROM missing) = cardinality($1) AS one
-             ), taken AS (
-                 UPDATE lockkit_lease AS l
-                 SET fence = CASE WHEN l.token = free.new_token THEN l.fence ELSE {next} END,
-                     acquired_us = CASE WHEN l.token = free.new_token THEN l.acquired_us ELSE {NOW} END,
-                     renewals = CASE WHEN l.token = free.new_token THEN l.renewals + 1 ELSE 0 END,
-                     token = free.new_token, holder = $3, {expires}
-                 FROM free, every
-                 WHERE l.name = free.name AND every.one
-                 RETURNING l.name, l.fence, free.holder, free.fence AS old_fence,
-                     nullif(free.token, free.new_token) AS old_token, {NOW} - free.expires_us AS expired_us
-             ), made AS (
-                 INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
-                 SELECT missing.name, missing.token, $3, {NOW}, {NOW}, {NOW} + $4, $4
-                 FROM missing, every
-                 WHERE every.one
-                 ON CONFLICT DO NOTHING
-                 RETURNING name, fence
-             ), granted AS (
-                 SELECT name, fence, holder, old_fence, old_token, expired_us FROM taken
-                 UNION ALL
-                 SELECT name, fence, '', 0, NULL, 0 FROM made
-             )
-             SELECT g.name IS NOT NULL AS granted, g.fence, g.holder, g.old_fence, g.old_token, g.expired_us,
-                 greatest(0, l.expires_us - {NOW}) AS left_us, coalesce(l.expires_us - l.ttl_us > {NOW}, false) AS ahead
-             FROM asked AS a LEFT JOIN granted AS g USING (name) LEFT JOIN lockkit_lease AS l USING (name)
-             ORDER BY a.number",
-            next = next_fence("l.fence"),
-            expires = expires("$4")
-        ))
-        .bind(names)
-        .bind(tokens)
-        .bind(&**holder)
-        .bind(micros(*ttl))
-        .fetch_all(&mut *conn)
-        .await?;
+        let rows = claim_rows(conn, statement!("{text}", text = claim_many(ALL_OR_NONE)), claims).await?;
         let mut grants = Vec::with_capacity(claims.len());
         let mut held: Option<AcquiredAll> = None;
         for (row, claim) in rows.iter().zip(claims) {
@@ -203,6 +213,24 @@ impl LeaseStatements for Postgres {
             lease_release_granted::<Self>(conn, grammar, claims).await?;
         }
         Ok(held)
+    }
+
+    async fn lease_acquire_each(
+        conn: &mut PgConnection,
+        _grammar: (),
+        claims: &[Claim],
+    ) -> sqlx::Result<Vec<Option<Acquired>>> {
+        let rows = claim_rows(conn, statement!("{text}", text = claim_many("true")), claims).await?;
+        let answer = |row: &PgRow| {
+            if row.try_get("granted")? {
+                return Ok(Some(Acquired::Granted(grant(row)?)));
+            }
+            let left = duration(row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0));
+            // A free one was locked at the moment. After a step of the clock, a single claim cuts the expiry.
+            let is_held = !left.is_zero() && !row.try_get::<bool, _>("ahead")?;
+            Ok(is_held.then_some(Acquired::Held { free_in: Some(left) }))
+        };
+        rows.iter().map(answer).collect()
     }
 
     async fn lease_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
@@ -280,7 +308,9 @@ impl LeaseStatements for Postgres {
         min_hold: Duration,
     ) -> sqlx::Result<Answer> {
         let release = Release { key: key.clone(), token, min_hold };
-        Self::lease_release_all(conn, grammar, &[release]).await.map(|it| it.first().copied().unwrap_or(Answer::Gone))
+        Self::lease_release_all(conn, grammar, &[release], Pin::Possible)
+            .await
+            .map(|it| it.first().copied().unwrap_or(Answer::Gone))
     }
 
     async fn lease_release_unpinned(
@@ -317,6 +347,7 @@ impl LeaseStatements for Postgres {
         conn: &mut PgConnection,
         _grammar: (),
         releases: &[Release],
+        _pin: Pin,
     ) -> sqlx::Result<Vec<Answer>> {
         let names: Vec<_> = releases.iter().map(|it| it.key.as_str()).collect();
         let tokens: Vec<_> = releases.iter().map(|it| it.token.as_bytes().as_slice()).collect();

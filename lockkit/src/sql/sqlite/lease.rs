@@ -4,7 +4,10 @@
 //! takes the row only if its fence is unchanged. There is one writer at a time, so a renewal cuts an expiry that was
 //! written ahead of the clock in the same statement.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use sqlx::{Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
@@ -15,15 +18,15 @@ use crate::{
         store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, Release, Renewal},
     },
     sql::{
-        LeaseStatements,
+        Driver, LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, LastClaims, PAGE, granted, lease_acquire_in_order, leases_found, prefix_end,
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, hex, lease_acquire_in_order, leases_found, prefix_end,
             previous, releases_json, renewals_json,
         },
         statement::statement,
-        units::{fence, micros},
+        units::{duration, fence, micros},
     },
-    value::{key::Key, token::Token},
+    value::{error::Fault, key::Key, token::Token},
 };
 
 /// Assigns the expiry of a grant or renewal: the ttl from now, or the old expiry if that is later and was not written
@@ -58,7 +61,17 @@ struct Before {
     expires_us: i64,
 }
 
+/// Claims as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
+fn claims_json(claims: &[Claim]) -> String {
+    let row = |Claim { key, token, ttl, .. }: &Claim| {
+        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
+    };
+    format!("[{}]", claims.iter().map(row).collect::<Vec<_>>().join(","))
+}
+
 impl LeaseStatements for Sqlite {
+    const BATCHES_NEW: bool = true;
+
     async fn lease_acquire(
         conn: &mut SqliteConnection,
         _grammar: (),
@@ -115,6 +128,52 @@ impl LeaseStatements for Sqlite {
         claims: &[Claim],
     ) -> sqlx::Result<AcquiredAll> {
         lease_acquire_in_order::<Self>(conn, grammar, claims).await
+    }
+
+    async fn lease_acquire_each(
+        conn: &mut SqliteConnection,
+        _grammar: (),
+        claims: &[Claim],
+    ) -> sqlx::Result<Vec<Option<Acquired>>> {
+        let Some(Claim { holder, .. }) = claims.first() else { return Ok(Vec::new()) };
+        let asked = claims_json(claims);
+        // Leases that were released, or have no row. The others may have a previous holder.
+        let taken = sqlx::query_as(statement!(
+            "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
+             SELECT CAST(unhex(value ->> 0) AS TEXT), unhex(value ->> 1), ?2, {NOW}, {NOW},
+                 {NOW} + (value ->> 2), value ->> 2
+             FROM json_each(?1)
+             WHERE true
+             ON CONFLICT (name) DO UPDATE SET
+                 fence = max(fence + {FENCES}, {NOW}), acquired_us = {NOW}, renewals = 0,
+                 token = excluded.token, holder = excluded.holder, expires_us = excluded.expires_us,
+                 ttl_us = excluded.ttl_us
+             WHERE expires_us <= {NOW} AND token IS NULL
+             RETURNING name, fence"
+        ));
+        let taken: Vec<(String, i64)> = taken.bind(&asked).bind(&**holder).fetch_all(&mut *conn).await?;
+        let grant = |(name, number)| (name, Acquired::Granted(granted(fence(number))));
+        let mut answers: HashMap<_, _> = taken.into_iter().map(grant).collect();
+        if answers.len() < claims.len() {
+            let held = sqlx::query_as(statement!(
+                "SELECT l.name, l.expires_us - {NOW}
+                 FROM json_each(?1) AS asked
+                 JOIN lockkit_lease AS l ON l.name = CAST(unhex(asked.value ->> 0) AS TEXT)
+                 WHERE l.token <> unhex(asked.value ->> 1) AND l.expires_us > {NOW}
+                   AND coalesce(l.expires_us - l.ttl_us <= {NOW}, true)"
+            ))
+            .bind(&asked)
+            .fetch_all(conn)
+            .await;
+            let held: Vec<(String, i64)> = match held {
+                // What was taken stays taken. The others are sent alone.
+                Err(err) if Self::fault(&err) == Fault::Contended => Vec::new(),
+                held => held?,
+            };
+            answers
+                .extend(held.into_iter().map(|(name, left)| (name, Acquired::Held { free_in: Some(duration(left)) })));
+        }
+        Ok(claims.iter().map(|it| answers.remove(it.key.as_str())).collect())
     }
 
     async fn lease_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<LeaseRecord>> {
@@ -189,6 +248,7 @@ impl LeaseStatements for Sqlite {
         conn: &mut SqliteConnection,
         _grammar: (),
         releases: &[Release],
+        _pin: Pin,
     ) -> sqlx::Result<Vec<Answer>> {
         let asked = releases_json(releases);
         // The UPDATE can return the names of the rows that it changed, but not the tokens that they had.

@@ -23,7 +23,10 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    body::task::{no_answer, timed_out, until},
+    body::{
+        batch::Single,
+        task::{no_answer, timed_out, until},
+    },
     policy::Wait,
     sql::{
         Look, StockOps, failed_on_own_table,
@@ -31,12 +34,15 @@ use crate::{
         starved::answers,
         stock::{
             Stock, Taken,
-            queue::Single,
+            batch::{Take, Took},
             segment::{Segment, TOO_MANY, even, sum},
         },
         tx::{Tx, begin_within},
     },
-    value::error::{Error, Fault, Result},
+    value::{
+        error::{Error, Fault, Result},
+        key::Key,
+    },
 };
 
 /// Where there is one lock for all writers: the shortest time that a take stays in the queue, even if it does not wait.
@@ -69,7 +75,7 @@ impl<DB: StockOps> Stock<DB> {
         amount: u64,
         wanted: i64,
         waiting: &Waiting,
-        single: Option<Single>,
+        single: Option<Single<Key, Take, Took>>,
     ) -> Result<Taken> {
         let first = self.random_segments();
         let taken = write(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn, grammar, tries| {

@@ -1,10 +1,10 @@
 //! Batches: the statements that take for many callers at once, and the result of each caller.
 //!
-//! As in a group commit, nothing waits for company: a batch forms while a statement is in flight or a connection is
-//! waited for. A batch takes from one segment for as many of the oldest calls as it has enough for. If no unlocked
-//! segment has enough for the first call, that call and those that want as much go on alone; so a large call neither
-//! starves nor delays small ones, and only a call that is alone gets `Contended`. Errors that prove that nothing was
-//! taken also make the calls go on alone.
+//! A batch forms while a statement is in flight or a connection is waited for ([`batch`](crate::body::batch)). It takes
+//! from one segment for as many of the oldest calls as it has enough for. If no unlocked segment has enough for the
+//! first call, that call and those that want as much go on alone; so a large call neither starves nor delays small
+//! ones, and only a call that is alone gets `Contended`. Errors that prove that nothing was taken also make the calls
+//! go on alone.
 //!
 //! A batch without an answer is settled by its note. On servers, the statement also writes the number of the batch to a
 //! row, and takes nothing unless the row has a lower number: both or neither. Without an answer lockkit writes the
@@ -12,7 +12,7 @@
 //! being executed, and refuses one that arrives later. A batch of one call has no note, and neither has SQLite: an
 //! embedded database loses no answers.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::{
     task::yield_now,
@@ -20,6 +20,7 @@ use tokio::{
 };
 
 use crate::{
+    body::batch::{self, Batches, fail, fail_unknown},
     sql::{
         Note, Portion, StockOps,
         pool::{Failed, Reach, call, tried, write},
@@ -28,12 +29,34 @@ use crate::{
             Stock, Taken,
             attempt::{DOING, answered},
             notes::{Borrowed, Notes},
-            queue::{Answer, Runner, Waiter, sums},
             segment::sum,
         },
     },
-    value::error::{BoxError, Error, Fault},
+    value::{
+        error::{Error, Fault},
+        key::Key,
+    },
 };
+
+/// The takes of the stocks of a pool.
+pub(super) type Takes = Batches<Key, Take, Took>;
+
+type Runner = batch::Runner<Key, Take, Took>;
+type Waiter = batch::Waiter<Take, Took>;
+
+/// A take of this many pieces. A batch waits for the lock of the whole database until the first of its waits ends.
+#[derive(Debug)]
+pub(super) struct Take {
+    pub(super) amount: u64,
+    pub(super) wait_ends: Option<Instant>,
+}
+
+/// The answer of a batch to a take.
+#[derive(Debug)]
+pub(super) enum Took {
+    Taken(Taken),
+    SoldOut { left: u64 },
+}
 
 /// Longest time to find out whether a batch was executed whose answer was lost.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
@@ -75,9 +98,9 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let mut waiters = Vec::new();
     let mut is_new = true;
     let outcome = write(pool, Reach::POOL, DOING, Some(key), async |conn, grammar, tries| {
-        waiters = runner.next();
-        let tries = tries.by(waiters.iter().filter_map(|it| it.wait_ends).min());
-        let sums: Vec<_> = sums(waiters.iter().map(|it| it.amount)).collect();
+        waiters = runner.next(|calls| sums(calls.map(|it| it.amount)).count());
+        let tries = tries.by(waiters.iter().filter_map(|it| it.call.wait_ends).min());
+        let sums: Vec<_> = sums(waiters.iter().map(|it| it.call.amount)).collect();
         let first = stock.random_segments();
         let took = match &*sums {
             [] => return Ok(Outcome::TooFew { left: 0 }),
@@ -123,22 +146,20 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
         Ok(Outcome::NoNote) => runner.put_back(waiters),
         // No connection.
         Err(err) if waiters.is_empty() => {
-            fail(runner.next(), err);
+            fail(runner.next(|calls| calls.count()), DOING, |_| key.clone(), err);
             return false;
         }
         // The batch was refused, or was not sent because its note could not be made.
         Err(err) if !is_lost(&err) || DB::IS_REMOTE && waiters.len() > 1 && !noted.is_made => {
             noted.free();
-            for waiter in waiters {
-                waiter.answer(Answer::Alone);
-            }
+            waiters.into_iter().for_each(Waiter::goes_alone);
         }
         Err(err) if DB::IS_REMOTE && waiters.len() > 1 => {
             tokio::spawn(settle(stock.clone(), noted.note, waiters, err));
             return false;
         }
         Err(err) => {
-            fail(waiters, err);
+            fail(waiters, DOING, |_| key.clone(), err);
             return false;
         }
     }
@@ -158,8 +179,8 @@ fn is_lost(err: &Error) -> bool {
 fn answer_first(mut waiters: Vec<Waiter>, Portion { segment, takers: first }: Portion) -> Vec<Waiter> {
     let others = waiters.split_off(first.min(waiters.len()));
     for waiter in waiters {
-        let taken = Taken::from_one(segment, waiter.amount);
-        waiter.answer(Answer::Taken(taken));
+        let taken = Taken::from_one(segment, waiter.call.amount);
+        waiter.answer(Took::Taken(taken));
     }
     others
 }
@@ -167,13 +188,13 @@ fn answer_first(mut waiters: Vec<Waiter>, Portion { segment, takers: first }: Po
 /// Refuses the waiters that want more than is left. Those that want no less than the first go on alone, because they
 /// may have to wait. Returns the others.
 fn refuse(waiters: Vec<Waiter>, left: u64) -> Vec<Waiter> {
-    let most = waiters.first().map_or(0, |it| it.amount);
+    let most = waiters.first().map_or(0, |it| it.call.amount);
     let mut others = Vec::new();
     for waiter in waiters {
-        if waiter.amount > left {
-            waiter.answer(Answer::SoldOut { left });
-        } else if waiter.amount >= most {
-            waiter.answer(Answer::Alone);
+        if waiter.call.amount > left {
+            waiter.answer(Took::SoldOut { left });
+        } else if waiter.call.amount >= most {
+            waiter.goes_alone();
         } else {
             others.push(waiter);
         }
@@ -202,52 +223,15 @@ async fn settle<DB: StockOps>(stock: Stock<DB>, note: Note, waiters: Vec<Waiter>
     let others = match executed {
         Some(Some(portion)) => answer_first(waiters, portion),
         Some(None) => waiters,
-        None => {
-            let source = Arc::new(BoxError::from(err));
-            let unknown = || Error::OutcomeUnknown { source: Shared(source.clone()).into() };
-            for waiter in waiters {
-                waiter.answer(Answer::Failed(unknown()));
-            }
-            return;
-        }
+        None => return fail_unknown(waiters, err),
     };
-    for waiter in others {
-        waiter.answer(Answer::Alone);
-    }
+    others.into_iter().for_each(Waiter::goes_alone);
 }
 
-/// Answers all waiters with one failure.
-fn fail(waiters: Vec<Waiter>, err: Error) {
-    let failed: Box<dyn Fn() -> Error> = match err {
-        Error::PoolStarved { held, waiting, size, hint } => {
-            Box::new(move || Error::PoolStarved { held, waiting, size, hint })
-        }
-        Error::Database { doing, key, fault, source } => {
-            let source = Arc::new(source);
-            Box::new(move || Error::database(doing, key.as_ref(), fault, Shared(source.clone())))
-        }
-        err => {
-            let source = Arc::new(BoxError::from(err));
-            Box::new(move || Error::database(DOING, None, Fault::Other, Shared(source.clone())))
-        }
-    };
-    for waiter in waiters {
-        waiter.answer(Answer::Failed(failed()));
-    }
-}
-
-/// The error of a batch, as one of its waiters gets it.
-#[derive(Debug)]
-struct Shared(Arc<BoxError>);
-
-impl fmt::Display for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a statement for several takes failed")
-    }
-}
-
-impl std::error::Error for Shared {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&**self.0)
-    }
+/// The ascending sums of the amounts, as far as they fit in an `i64`.
+fn sums(amounts: impl Iterator<Item = u64>) -> impl Iterator<Item = i64> {
+    amounts.scan(0_i64, |sum, amount| {
+        *sum = sum.checked_add_unsigned(amount)?;
+        Some(*sum)
+    })
 }

@@ -6,11 +6,11 @@ use sqlx::Pool;
 
 use self::{
     attempt::{DOING, FIRST, Waiting},
-    queue::{Answer, Entered, Group},
+    batch::{Take, Takes, Took},
     segment::{column, sum},
 };
 use crate::{
-    body::task::runtime_ended,
+    body::batch::{Leaves, Turn},
     policy::{RetryPolicy, Wait},
     sql::{AsConnection, StockOps, in_transaction, note_answer, pool_state::of_pool, tx::refuse_under_own_lock},
     value::{
@@ -23,7 +23,6 @@ mod attempt;
 mod batch;
 mod notes;
 pub(crate) mod ops;
-mod queue;
 pub(crate) mod segment;
 mod taken;
 
@@ -159,25 +158,16 @@ impl<DB: StockOps> Stock<DB> {
         self.check()?;
         let wanted = column(amount)?;
         refuse_under_own_lock(&self.pool)?;
-        let group = Group::new(of_pool::<queue::Queues, _>(&self.pool), self.key.clone());
         let waiting = &self.waiting();
-        let (queued, mut single) = match queue::enter(group, amount, waiting.bound) {
-            Entered::Alone(single) => (None, Some(single)),
-            Entered::Queued(queued) => (Some(queued), None),
-            Entered::First(queued, runner) => {
-                tokio::spawn(batch::run(self.clone(), runner));
-                (Some(queued), None)
-            }
+        let call = Take { amount, wait_ends: waiting.bound };
+        let run = |runner| batch::run(self.clone(), runner);
+        let (leaves, doing) = (Leaves::At(waiting.leaves_queue::<DB>()), (DOING, &self.key));
+        let batches = of_pool::<Takes, _>(&self.pool);
+        let mut single = match batches.enter(self.key.clone(), call, 1, leaves, doing, run).await? {
+            Turn::Answered(Took::Taken(taken)) => return Ok(taken),
+            Turn::Answered(Took::SoldOut { left }) => return Err(self.sold_out(amount, left)),
+            Turn::Alone(single) => single,
         };
-        if let Some(queued) = queued {
-            match queued.answer(waiting.leaves_queue::<DB>()).await {
-                Some(Answer::Taken(taken)) => return Ok(taken),
-                Some(Answer::SoldOut { left }) => return Err(self.sold_out(amount, left)),
-                Some(Answer::Failed(err)) => return Err(err),
-                Some(Answer::Alone) => {}
-                None => return Err(runtime_ended(DOING, Some(&self.key))),
-            }
-        }
         RetryPolicy::new().retry(|_| self.take_alone(amount, wanted, waiting, single.take())).await
     }
 

@@ -67,6 +67,7 @@ promises![
     several_leases_are_granted_in_the_order_of_the_claims,
     several_leases_are_granted_all_or_none,
     of_two_requests_for_the_same_leases_one_is_refused,
+    claims_sent_together_are_answered_each_in_its_place,
     keys_that_differ_in_any_byte_are_different_leases,
 ];
 
@@ -575,6 +576,63 @@ async fn of_two_requests_for_the_same_leases_one_is_refused<S: LeaseStore>(store
         if winners.is_empty() {
             let left = store.list(&format!("{round}/"), 10).await?;
             ensure!(left.is_empty(), "nobody was granted them, and {left:?} are held");
+        }
+    }
+    Ok(())
+}
+
+async fn claims_sent_together_are_answered_each_in_its_place<S: LeaseStore>(store: Subject<S>) -> Check {
+    let before = ["a", "b", "d", "f"].map(|name| store.claim(name, if name == "f" { store.short } else { LONG }));
+    let mut fences = Vec::new();
+    for claim in &before {
+        fences.push(store.take(claim).await?.fence);
+    }
+    let [released, held, also_released, expired] = &before;
+    store.release(released, Duration::ZERO).await?;
+    store.release(also_released, Duration::ZERO).await?;
+    store.expired(expired).await?;
+
+    let claims = ["a", "b", "c", "d", "e", "f"].map(|name| store.claim(name, LESS));
+    let called = Instant::now();
+    let answers = store.store.lease_acquire_each(&claims).await?;
+    ensure!(answers.len() == claims.len(), "{} answers for {} claims", answers.len(), claims.len());
+    for (claim, answer) in claims.iter().zip(answers) {
+        let last = before.iter().zip(&fences).find(|(it, _)| it.key == claim.key);
+        match answer {
+            Some(Acquired::Granted(grant)) => {
+                let info = store.held(claim).await?.info;
+                let fence = info.fence;
+                ensure!(fence == grant.fence, "`{}` was granted with fence {} and has {fence}", claim.key, grant.fence);
+                ensure!(LESS / 2 < info.expires_in && info.expires_in <= LESS, "it expires in {:?}", info.expires_in);
+                ensure!(info.renewals == 0, "a lease just granted has {} renewals", info.renewals);
+                ensure!(last.is_none_or(|it| fence > *it.1), "fence {fence} was granted after {last:?}");
+                let sent = grant.sent.map_or(called, Instant::from);
+                ensure!(called <= sent && sent <= Instant::now(), "it says that it was sent at {sent:?}");
+                let named = grant.previous.is_some();
+                ensure!(named == (claim.key == expired.key), "`{}` has the previous {:?}", claim.key, grant.previous);
+            }
+            Some(Acquired::Held { free_in }) => {
+                ensure!(claim.key == held.key, "`{}` is free, and it says that it is held", claim.key);
+                ensure!(free_in.is_none_or(|it| LESS < it && it <= LONG), "it says that it is free in {free_in:?}");
+            }
+            None => {
+                let taken = store.look(claim).await?.is_some_and(|it| it.token == claim.token);
+                ensure!(!taken, "`{}` was taken, and it says nothing of it", claim.key);
+            }
+        }
+    }
+    ensure!(store.held(held).await?.info.fence == fences[1], "the holder of `{}` lost it", held.key);
+
+    // As after an answer that was lost: the leases that they hold are granted again, or the claims are sent alone.
+    let again = claims.map(|it| Claim { ttl: LONG, ..it });
+    let answers = store.store.lease_acquire_each(&again).await?;
+    for (claim, answer) in again.iter().zip(answers).filter(|it| it.0.key != held.key) {
+        let expires_in = store.look(claim).await?.map(|it| it.info.expires_in);
+        match answer {
+            Some(Acquired::Granted(_)) => {
+                ensure!(expires_in > Some(LESS), "`{}` was granted again, and expires in {expires_in:?}", claim.key);
+            }
+            answer => ensure!(answer.is_none(), "`{}` is held by this claim itself, or free", claim.key),
         }
     }
     Ok(())

@@ -1,0 +1,352 @@
+//! Claims and releases of a process that arrive together, as one statement ([`batch`](crate::body::batch)).
+//!
+//! Each claim has a token of its own, so a batch without an answer is treated like a single claim without one: each of
+//! its claims is released in the background. A claim about which the batch says nothing is sent alone, and released in
+//! the background unless it is granted then, because the batch may have taken the lease all the same.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use crate::{
+    body::batch::{self, Batches, Leaves, Turn, Waiter, fail},
+    lease::{
+        bounded::{LIMIT, limit_for},
+        inner::Inner,
+        life::state::Pin,
+        store::{Acquired, Answer, BUSY_PAUSE, Claim, LeaseStore, Release},
+    },
+    value::{
+        error::{Error, Fault, Result},
+        key::Key,
+    },
+};
+
+/// How many calls go alone at a time.
+const ALONE: u32 = 4;
+
+/// The most releases in a batch: on PostgreSQL each needs an entry in a table of locks that has 6,400 by default.
+const MOST_RELEASES: usize = 64;
+
+const ACQUIRING: &str = "acquiring lease";
+const RELEASING: &str = "releasing lease";
+
+/// The claims in flight.
+pub(super) type Claims = Batches<(), Claim, Claimed>;
+
+/// The releases in flight of leases that nobody has pinned, without `min_hold`.
+pub(super) type Releases = Batches<(), Ending, Answer>;
+
+/// A release, and the time limit of its answer.
+pub(super) struct Ending {
+    release: Release,
+    limit: Duration,
+}
+
+/// The answer of a batch to a claim.
+#[derive(Debug)]
+pub(super) enum Claimed {
+    Answered(Acquired),
+    /// No answer came.
+    Silent,
+    /// The store says nothing of this claim, and may have taken the lease.
+    Open,
+}
+
+/// Calls leave the queue when the batch in flight waits for a server that does not answer on its connection. A server
+/// that is only slow needs batches most.
+fn when_stuck(ttl: Duration) -> Leaves {
+    Leaves::WhenStuck((ttl / 16).min(Duration::from_secs(1)))
+}
+
+/// Takes the lease, alone or with others. Returns the answer, `None` if none came, and whether a batch may have taken
+/// the lease of which the answer says nothing.
+pub(super) async fn acquire<S: LeaseStore>(inner: &Arc<Inner<S>>, claim: &Claim) -> (Result<Option<Acquired>>, bool) {
+    let mut single = None;
+    let mut is_open = false;
+    if inner.store().profile().batches && !claim.queue {
+        let run = |runner| acquire_together(inner.clone(), runner);
+        let (leaves, doing) = (when_stuck(claim.ttl), (ACQUIRING, &claim.key));
+        // A claim that a batch has taken waits for its end: what the batch takes then must have somebody to release it.
+        match inner.claims.enter((), claim.clone(), ALONE, leaves, doing, run).await {
+            Ok(Turn::Answered(Claimed::Answered(acquired))) => return (Ok(Some(acquired)), false),
+            Ok(Turn::Answered(Claimed::Silent)) => return (Ok(None), false),
+            Ok(Turn::Answered(Claimed::Open)) => is_open = true,
+            Ok(Turn::Alone(alone)) => single = alone,
+            Err(err) => return (Err(err), false),
+        }
+    }
+    let acquired = inner.store().acquire(claim).await;
+    drop(single);
+    (acquired, is_open)
+}
+
+async fn acquire_together<S: LeaseStore>(inner: Arc<Inner<S>>, runner: batch::Runner<(), Claim, Claimed>) {
+    while runner.has_waiters() {
+        let waiters = one_of_each(runner.next(|claims| claims.count()), |it| &it.key);
+        let claims: Vec<_> = waiters.iter().map(|it| it.call.clone()).collect();
+        let acquired = match &*claims {
+            [] => continue,
+            [claim] => inner.store().acquire(claim).await.map(|it| it.map(|it| vec![Some(it)])),
+            claims => inner.store().acquire_each(claims).await,
+        };
+        match acquired {
+            Ok(Some(acquired)) => {
+                let mut answers = acquired.into_iter();
+                for waiter in waiters {
+                    waiter.answer(answers.next().flatten().map_or(Claimed::Open, Claimed::Answered));
+                }
+            }
+            Ok(None) => waiters.into_iter().for_each(|it| it.answer(Claimed::Silent)),
+            Err(err) if is_of_all(&err) || waiters.len() == 1 => {
+                fail(waiters, ACQUIRING, |it| it.key.clone(), err);
+            }
+            Err(err) if is_refused(&err) => waiters.into_iter().for_each(Waiter::goes_alone),
+            Err(_) => waiters.into_iter().for_each(|it| it.answer(Claimed::Open)),
+        }
+        // The callers that were answered may come back at once, and join the next batch.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Whether each claim would get this error: no answer came, or a store with one lock for all leases has refused it.
+fn is_of_all(err: &Error) -> bool {
+    let fault = |it: Fault| matches!(it, Fault::Unavailable | Fault::Contended);
+    matches!(err, Error::PoolStarved { .. }) || matches!(err, Error::Database { fault: it, .. } if fault(*it))
+}
+
+/// Whether the store has refused the statement because of what is in it. Then nothing was changed.
+fn is_refused(err: &Error) -> bool {
+    matches!(err, Error::NotMigrated { .. } | Error::InvalidKey { .. })
+        || matches!(err, Error::Database { fault: Fault::Encoding, .. })
+}
+
+/// Releases the lease, alone or with others. Waits for a transaction that has pinned it, which one may only have if
+/// `pin` says so. Returns `false` if the token no longer held the lease.
+pub(super) async fn release<S: LeaseStore>(
+    inner: &Arc<Inner<S>>,
+    release: &Release,
+    pin: Pin,
+    ttl: Duration,
+) -> Result<bool> {
+    let mut single = None;
+    if inner.store().profile().batches && pin == Pin::No && release.min_hold.is_zero() {
+        let run = |runner| release_together(inner.clone(), runner);
+        let (leaves, doing) = (when_stuck(ttl), (RELEASING, &release.key));
+        let ending = Ending { release: release.clone(), limit: limit_for(ttl) };
+        match inner.releases.enter((), ending, ALONE, leaves, doing, run).await? {
+            Turn::Answered(Answer::Done) => return Ok(true),
+            Turn::Answered(Answer::Gone) => return Ok(false),
+            Turn::Answered(Answer::Busy) => sleep(BUSY_PAUSE).await,
+            Turn::Alone(alone) => single = alone,
+        }
+    }
+    let released = inner.store().release_now(release, pin, limit_for(ttl)).await;
+    drop(single);
+    released
+}
+
+async fn release_together<S: LeaseStore>(inner: Arc<Inner<S>>, runner: batch::Runner<(), Ending, Answer>) {
+    while runner.has_waiters() {
+        let waiters = one_of_each(runner.next(|releases| releases.take(MOST_RELEASES).count()), |it| &it.release.key);
+        let releases: Vec<_> = waiters.iter().map(|it| it.call.release.clone()).collect();
+        if releases.is_empty() {
+            continue;
+        }
+        let limit = waiters.iter().map(|it| it.call.limit).min().unwrap_or(LIMIT);
+        match inner.store().release_all_unpinned(&releases, limit).await {
+            Ok(answers) => {
+                let mut answers = answers.into_iter();
+                for waiter in waiters {
+                    waiter.answer(answers.next().unwrap_or(Answer::Busy));
+                }
+            }
+            // After any other error, a release that is sent again could find its own work.
+            Err(err) if is_refused(&err) && waiters.len() > 1 => waiters.into_iter().for_each(Waiter::goes_alone),
+            Err(err) => fail(waiters, RELEASING, |it| it.release.key.clone(), err),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The first call for each key, in the order of the keys, so that two batches lock their rows in one order. The others
+/// go alone.
+fn one_of_each<C, A>(mut waiters: Vec<Waiter<C, A>>, key: impl Fn(&C) -> &Key) -> Vec<Waiter<C, A>> {
+    let mut keys = HashSet::new();
+    let doubled = waiters.extract_if(.., |it| !keys.insert(key(&it.call).clone())).collect::<Vec<_>>();
+    doubled.into_iter().for_each(Waiter::goes_alone);
+    waiters.sort_by(|one, other| key(&one.call).cmp(key(&other.call)));
+    waiters
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        task::{JoinSet, yield_now},
+        time::{Instant, timeout},
+    };
+
+    use super::*;
+    use crate::{
+        Key, Leases, Released,
+        testing::{Failure, MemoryStore, Operation},
+    };
+
+    const LATENCY: Duration = Duration::from_millis(10);
+    const TASKS: u64 = 40;
+
+    fn leases() -> Leases<MemoryStore> {
+        Leases::new(MemoryStore::new())
+    }
+
+    /// Claims of `TASKS` keys at once, of which the first ones go alone.
+    fn claims(leases: &Leases<MemoryStore>) -> JoinSet<(u64, Result<crate::Lease<MemoryStore>>)> {
+        let mut claims = JoinSet::new();
+        for number in 0..TASKS {
+            let leases = leases.clone();
+            claims.spawn(async move { (number, leases.lease(format!("k{number}")).acquire().await) });
+        }
+        claims
+    }
+
+    async fn none_is_held(leases: &Leases<MemoryStore>) {
+        let begun = Instant::now();
+        while !leases.list("").await.unwrap().is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "they would have expired");
+            sleep(LATENCY).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_and_releases_at_once_share_a_call() {
+        let leases = leases();
+        leases.store().faults().slow(LATENCY);
+        let granted = claims(&leases).join_all().await;
+        assert_eq!(leases.store().faults().calls(Operation::Acquire), u64::from(ALONE) + 1);
+        let mut releases = JoinSet::new();
+        for (number, lease) in granted {
+            let lease = lease.unwrap();
+            assert_eq!(lease.key().as_str(), format!("k{number}"));
+            releases.spawn(lease.release());
+        }
+        for released in releases.join_all().await {
+            assert_eq!(released.unwrap(), Released::WhileHeld);
+        }
+        assert_eq!(leases.store().faults().calls(Operation::Release), u64::from(ALONE) + 1);
+        none_is_held(&leases).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_claim_has_its_own_answer() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let held = there.lease("k30").acquire().await.unwrap();
+        here.store().faults().slow(LATENCY);
+        let mut tries = JoinSet::new();
+        for number in 0..TASKS {
+            let here = here.clone();
+            tries.spawn(async move { (number, here.lease(format!("k{number}")).try_acquire().await.unwrap()) });
+        }
+        for (number, lease) in tries.join_all().await {
+            assert_eq!(lease.is_some(), number != 30, "{number}");
+        }
+        assert_eq!(held.release().await.unwrap(), Released::WhileHeld);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_many_claims_of_one_key_at_once_one_is_granted() {
+        let leases = leases();
+        leases.store().faults().slow(LATENCY);
+        let mut tries = JoinSet::new();
+        for _ in 0..TASKS {
+            let leases = leases.clone();
+            tries.spawn(async move { leases.lease("k").try_acquire().await.unwrap() });
+        }
+        let granted: Vec<_> = tries.join_all().await.into_iter().flatten().collect();
+        assert_eq!(granted.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_without_an_answer_fails_each_of_its_claims_and_leaves_none() {
+        // The slow one takes the leases, and answers after its limit.
+        let slow = Failure::Slow(Duration::from_secs(8));
+        for failure in [Failure::AnswerLost, Failure::Refused, Failure::Silent, slow] {
+            let leases = leases();
+            leases.store().faults().slow(LATENCY);
+            let alone = [Failure::None; ALONE as usize];
+            leases.store().faults().script(Operation::Acquire, alone.into_iter().chain([failure]));
+            let mut kept = Vec::new();
+            for (number, claimed) in claims(&leases).join_all().await {
+                match claimed {
+                    Ok(lease) => kept.push(lease),
+                    // A request that waits asks again after a silence.
+                    Err(err) => assert_eq!(err.key().map(Key::as_str), Some(&*format!("k{number}")), "{err}"),
+                }
+            }
+            let asks_again = matches!(failure, Failure::Silent | Failure::Slow(_));
+            let expected = if asks_again { TASKS } else { u64::from(ALONE) };
+            assert_eq!(kept.len() as u64, expected, "{failure:?}");
+            drop(kept);
+            none_is_held(&leases).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_without_an_answer_is_not_guessed() {
+        let leases = leases();
+        let granted = claims(&leases).join_all().await;
+        leases.store().faults().slow(LATENCY);
+        let alone = [Failure::None; ALONE as usize];
+        leases.store().faults().script(Operation::Release, alone.into_iter().chain([Failure::AnswerLost]));
+        let mut releases = JoinSet::new();
+        for (_, lease) in granted {
+            releases.spawn(lease.unwrap().release());
+        }
+        let (known, unknown): (Vec<_>, Vec<_>) = releases.join_all().await.into_iter().partition(Result::is_ok);
+        assert_eq!((known.len() as u64, unknown.len() as u64), (u64::from(ALONE), TASKS - u64::from(ALONE)));
+        none_is_held(&leases).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_is_dropped_takes_no_other_with_it_and_keeps_no_lease() {
+        for after in [Duration::ZERO, LATENCY / 4, LATENCY * 3 / 4] {
+            let leases = leases();
+            leases.store().faults().slow(LATENCY);
+            let mut running = Vec::new();
+            for number in 0..TASKS {
+                let claim = leases.lease(format!("k{number}")).acquire();
+                let limit = if number % 2 == 0 { after } else { Duration::from_secs(5) };
+                running.push(tokio::spawn(timeout(limit, claim)));
+            }
+            let mut granted = Vec::new();
+            for (number, claim) in running.into_iter().enumerate() {
+                match claim.await.unwrap() {
+                    Ok(lease) => granted.push((number, lease.unwrap())),
+                    Err(_) => assert!(number % 2 == 0, "{number} was not answered"),
+                }
+            }
+            assert_eq!(granted.len() as u64, TASKS / 2);
+            sleep(LATENCY * 5).await;
+            assert_eq!(leases.list("").await.unwrap().len() as u64, TASKS / 2, "after {after:?}");
+            drop(granted);
+            none_is_held(&leases).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_leave_a_batch_that_is_stuck() {
+        let leases = leases();
+        leases.store().faults().slow(LATENCY);
+        let alone = [Failure::None; ALONE as usize];
+        leases.store().faults().script(Operation::Acquire, alone.into_iter().chain([Failure::Silent]));
+        let claims = claims(&leases);
+        sleep(LATENCY / 2).await;
+        let begun = Instant::now();
+        let late = leases.lease("late").acquire().await.unwrap();
+        assert!(begun.elapsed() < Duration::from_millis(1100), "{:?}", begun.elapsed());
+        drop(late);
+        claims.join_all().await.into_iter().for_each(|(_, it)| drop(it.unwrap()));
+        yield_now().await;
+        none_is_held(&leases).await;
+    }
+}
