@@ -17,11 +17,15 @@ pub(crate) fn unexpected(answer: &dyn std::fmt::Display) -> Failure {
     Failure::Unexpected(answer.to_string())
 }
 
-/// One answer to each renewal or release.
-pub(crate) fn answers(number: usize, value: Value) -> Result<Vec<Answer>, Failure> {
-    let answers: Vec<u8> = read::<Vec<i64>>(value)?.into_iter().map(|it| u8::from(it == 1)).collect();
-    if answers.len() != number {
-        return Err(unexpected(&format!("{} times to {number} requests", answers.len())));
+/// One code for each renewal or release.
+pub(crate) fn codes(number: usize, value: Value) -> Result<Vec<i64>, Failure> {
+    let codes: Vec<i64> = read(value)?;
+    if codes.len() != number {
+        return Err(unexpected(&format!("{} times to {number} requests", codes.len())));
     }
-    Ok(answers.into_iter().map(|it| if it == 1 { Answer::Done } else { Answer::Gone }).collect())
+    Ok(codes)
+}
+
+pub(crate) fn answer(code: i64) -> Answer {
+    if code == 1 { Answer::Done } else { Answer::Gone }
 }

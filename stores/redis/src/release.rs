@@ -3,15 +3,39 @@
 use lockkit::store::{Answer, Release, Token};
 
 use crate::{
-    answer::{answers, read},
+    answer::{answer, codes},
     error::Failure,
     layout::{Layout, name, row},
     node::Node,
 };
 
+/// The code of a value without an expiry that lockkit did not write.
+const FOREIGN: i64 = 2;
+
 impl Node {
     /// Releases the leases. A key that stays taken for its least holding time is taken by `nobody`.
     pub(crate) async fn release(&self, releases: &[Release], nobody: &[Token]) -> Result<Vec<Answer>, Failure> {
+        let codes = self.release_codes(releases, nobody).await?;
+        if let Some(at) = codes.iter().position(|it| *it == FOREIGN) {
+            let what = match self.terms.layout {
+                Layout::Token => "string",
+                Layout::Redisson => "hash",
+            };
+            let name = name(&releases[at].key);
+            let what = format!("`{name}` has a value of the type {what} without an expiry, which need not be a lock");
+            return Err(Failure::Foreign(what));
+        }
+        Ok(codes.into_iter().map(answer).collect())
+    }
+
+    /// As [`release`](Self::release), without an error for what is left as it is: a release that is sent again alone
+    /// gets that.
+    pub(crate) async fn release_each(&self, releases: &[Release], nobody: &[Token]) -> Result<Vec<Answer>, Failure> {
+        let codes = self.release_codes(releases, nobody).await?;
+        Ok(codes.into_iter().map(|it| if it == FOREIGN { Answer::Busy } else { answer(it) }).collect())
+    }
+
+    async fn release_codes(&self, releases: &[Release], nobody: &[Token]) -> Result<Vec<i64>, Failure> {
         if releases.is_empty() {
             return Ok(Vec::new());
         }
@@ -22,17 +46,6 @@ impl Node {
             let min_hold = u64::try_from(min_hold.as_micros()).unwrap_or(u64::MAX);
             call = call.arg(min_hold).arg(layout.id(*nobody)).arg(key.as_str()).arg(layout.channel(key));
         }
-        let answer = call.run(&self.connection).await?;
-        let foreign = read::<Vec<i64>>(answer.clone())?.iter().position(|it| *it == 2);
-        if let Some(Release { key, .. }) = foreign.and_then(|at| releases.get(at)) {
-            let what = match layout {
-                Layout::Token => "string",
-                Layout::Redisson => "hash",
-            };
-            let what =
-                format!("`{}` has a value of the type {what} without an expiry, which need not be a lock", name(key));
-            return Err(Failure::Foreign(what));
-        }
-        answers(releases.len(), answer)
+        codes(releases.len(), call.run(&self.connection).await?)
     }
 }

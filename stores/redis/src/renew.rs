@@ -3,7 +3,7 @@
 use lockkit::store::{Answer, Renewal};
 
 use crate::{
-    answer::answers,
+    answer::{answer, codes},
     error::Failure,
     layout::{name, row},
     node::Node,
@@ -23,6 +23,7 @@ impl Node {
         for Renewal { key, token, ttl, .. } in renewals {
             call = call.key(name(key)).key(row(key)).arg(self.terms.layout.id(*token)).arg(millis(*ttl).max(1));
         }
-        answers(renewals.len(), call.run(&self.connection).await?)
+        let codes = codes(renewals.len(), call.run(&self.connection).await?)?;
+        Ok(codes.into_iter().map(answer).collect())
     }
 }

@@ -117,6 +117,11 @@ impl LeaseStore for RedisStore {
         Ok(all(taken, claims, self.0.terms.longest_ttl))
     }
 
+    async fn lease_acquire_each(&self, claims: &[Claim]) -> Result<Vec<Option<Acquired>>> {
+        let first = claims.first().map(|it| &it.key);
+        self.0.acquire_each(claims).await.map_err(|it| it.while_doing("acquiring leases", first))
+    }
+
     async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
         let seen = self.0.look(key, true).await.map_err(|it| it.while_doing("looking at lease", key))?;
         Ok(seen.map(|it| it.record))
@@ -138,6 +143,12 @@ impl LeaseStore for RedisStore {
         self.0.release(releases, &nobody).await.map_err(|it| it.while_doing("releasing lease", first))
     }
 
+    async fn lease_release_all_unpinned(&self, releases: &[Release]) -> Result<Vec<Answer>> {
+        let first = releases.first().map(|it| &it.key);
+        let nobody: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
+        self.0.release_each(releases, &nobody).await.map_err(|it| it.while_doing("releasing leases", first))
+    }
+
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
         let seen = self.0.list(prefix, limit, true).await.map_err(|it| it.while_doing("listing leases", None))?;
         Ok(seen.into_iter().map(|it| it.record).collect())
@@ -152,7 +163,9 @@ impl LeaseStore for RedisStore {
     }
 
     fn profile(&self) -> Profile {
-        profile(self.0.terms.longest_ttl)
+        let mut profile = profile(self.0.terms.longest_ttl);
+        profile.batches = true;
+        profile
     }
 }
 

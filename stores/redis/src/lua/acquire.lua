@@ -1,25 +1,30 @@
--- Takes all of the leases or none.
+-- Takes all of the leases or none, or each that is free.
 -- KEYS: epoch, names, times, then lock and row of each claim
--- ARGV: 1 if the server must be checked, quarantine in ms, spare fences, then id, holder, ttl in ms and key of each
--- claim
--- Answers {'held', number of the claim, ms or -1, longest quarantine} or {'granted', longest quarantine, then fence,
--- agreed, previous holder, its fence and its expiry for each claim, then the time}.
+-- ARGV: 1 if the server must be checked, quarantine in ms, spare fences, `all` or `each`, then id, holder, ttl in ms and
+-- key of each claim
+-- Answers the longest quarantine, then fence, agreed, previous holder, its fence and its expiry for each claim, then the
+-- time. A claim without a fence was not granted: if its lease is held, ms or -1 follow, and else it was not looked at.
 -- A check costs more than the rest of a claim. A lock that ended before its time may have been evicted.
 
-local checks, quarantine, spare = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
+local checks, quarantine, spare, all = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'all'
 local claims = {}
 for at = 1, (#KEYS - 3) / 2 do
   local claim = {
     name = KEYS[2 + at * 2], row = KEYS[3 + at * 2],
-    id = ARGV[at * 4], holder = ARGV[at * 4 + 1], ttl = tonumber(ARGV[at * 4 + 2]), key = ARGV[at * 4 + 3],
+    id = ARGV[at * 4 + 1], holder = ARGV[at * 4 + 2], ttl = tonumber(ARGV[at * 4 + 3]), key = ARGV[at * 4 + 4],
   }
   claim.holds = holder_of(claim.name)
-  if claim.holds == nil then return foreign(claim.name, 'lock of this layout') end
   claim.known = fields_of(claim.row, 'expires', 'last', 'token', 'holder', 'acquired', 'fence', 'ttl', 'agreed',
     'before', 'before_fence', 'before_expired', 'renewals')
-  if not claim.known then return foreign(claim.row, 'record of lockkit') end
-  claim.expires = number(claim.known[1]) or 0
-  if not claim.holds and (claim.known[3] or '') ~= '' and claim.expires > now then checks = true end
+  if claim.holds == nil or not claim.known then
+    if all and claim.holds == nil then return foreign(claim.name, 'lock of this layout') end
+    if all then return foreign(claim.row, 'record of lockkit') end
+    -- The claim is sent again alone, and gets this error.
+    claim.refused = ''
+  else
+    claim.expires = number(claim.known[1]) or 0
+    if not claim.holds and (claim.known[3] or '') ~= '' and claim.expires > now then checks = true end
+  end
   claims[at] = claim
 end
 
@@ -27,21 +32,34 @@ local eviction = checks and evicts()
 if eviction then return redis.error_reply('EVICTS ' .. eviction) end
 local free, longest = quarantined(KEYS[1], quarantine, checks)
 if not free then return foreign(KEYS[1], 'record of lockkit') end
-for at, it in ipairs(claims) do
-  local known = it.known
+
+-- In ms how long another one has the lease.
+local function held_for(it)
   it.left = 0
-  if it.holds then
-    if it.holds ~= '' and it.holds == known[3] then it.left = lives(it.name, it.row, known[7], known[5])
-    else it.left = redis.call('PTTL', it.name) end
-    if it.holds ~= it.id then return {'held', tostring(at), text(it.left), text(longest)} end
-  elseif free > now then
-    return {'held', tostring(at), text(math.ceil((free - now) / 1000)), text(longest)}
+  if not it.holds then return free > now and text(math.ceil((free - now) / 1000)) or nil end
+  local known = it.known
+  if it.holds ~= '' and it.holds == known[3] then it.left = lives(it.name, it.row, known[7], known[5])
+  else it.left = redis.call('PTTL', it.name) end
+  return it.holds ~= it.id and text(it.left) or nil
+end
+
+local refused = false
+for _, it in ipairs(claims) do
+  it.refused = it.refused or held_for(it)
+  if it.refused then
+    refused = true
+    if all then break end
+  else
+    it.again = it.holds == it.id and it.holds == it.known[3]
+    it.next = math.max(now, last_of(it.known[2]) + 1)
+    if not it.again and it.next + spare >= 2 ^ 53 then
+      return redis.error_reply('ERR the fence of the lock cannot rise any more')
+    end
   end
-  it.again = it.holds == it.id and it.holds == known[3]
-  it.next = math.max(now, last_of(known[2]) + 1)
-  if not it.again and it.next + spare >= 2 ^ 53 then
-    return redis.error_reply('ERR the fence of the lock cannot rise any more')
-  end
+end
+local granted = {}
+for _, it in ipairs(claims) do
+  if not it.refused and not (all and refused) then granted[#granted + 1] = it end
 end
 
 -- First what can fail: the names may have other values, and the server may be full.
@@ -50,7 +68,7 @@ local function failed_to_add(set, score, key)
   if type(added) == 'number' then return nil end
   return is_set(set) and added or foreign(set, 'sorted set of lockkit')
 end
-for _, it in ipairs(claims) do
+for _, it in ipairs(granted) do
   if not it.again then
     local failed = failed_to_add(KEYS[2], 0, it.key)
     -- For a row that exists only in case the set was lost.
@@ -59,9 +77,7 @@ for _, it in ipairs(claims) do
   end
 end
 
-local answer = {'granted', text(longest)}
-local function add(...) for _, it in ipairs({...}) do answer[#answer + 1] = it end end
-for _, it in ipairs(claims) do
+for _, it in ipairs(granted) do
   local known = it.known
   local expires = text(now + it.ttl * 1000)
   if it.again then
@@ -71,7 +87,7 @@ for _, it in ipairs(claims) do
     end
     -- It fails if the field is no number.
     redis.pcall('HINCRBY', it.row, 'renewals', 1)
-    add(text(number(known[6]) or 0), known[8] or '', known[9] or '', known[10] or '', known[11] or '')
+    it.grant = {text(number(known[6]) or 0), known[8] or '', known[9] or '', known[10] or '', known[11] or ''}
   else
     local fence, before = text(it.next), {'', '', ''}
     if known[3] and known[3] ~= '' and string.sub(known[3], 1, #NOBODY) ~= NOBODY then
@@ -87,8 +103,13 @@ for _, it in ipairs(claims) do
     end
     -- Last, so that a row that cannot be written leaves no lock.
     take(it.name, it.id, text(it.ttl))
-    add(fence, '', before[1], before[2], before[3])
+    it.grant = {fence, '', before[1], before[2], before[3]}
   end
 end
-add(text(now))
+
+local answer = {text(longest)}
+for _, it in ipairs(claims) do
+  for _, field in ipairs(it.grant or {'', it.refused or '', '', '', ''}) do answer[#answer + 1] = field end
+end
+answer[#answer + 1] = text(now)
 return answer
