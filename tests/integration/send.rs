@@ -1,4 +1,4 @@
-//! Every public future can be spawned: it is `Send`, on every database.
+//! Every public future can be spawned, on every database: it is `Send`, and small unless it is seldom needed.
 //!
 //! `tests/source` fails when a public function that returns a future is not named and called by an [`is_send`] here.
 
@@ -7,8 +7,17 @@ use std::time::Duration;
 use lockkit::{Error, Leases, NamedLock, RetryPolicy, RowLock, SessionLock, Stock, VersionedRow, VersionedStruct};
 use support::{TestDb, on_every_database, on_every_server};
 
+/// The size of a future in bytes that a task may have on its stack, or in its box.
+const MOST: usize = 6 * 1024;
+
+/// Of set-up and repair, which may be larger.
+const SELDOM: [&str; 2] = ["Stock::put", "Stock::rebalance"];
+
 /// Compiles for a future that is `Send`. The name is that of the function that returns it, for `tests/source`.
-fn is_send<T: Send>(_function: &str, _: T) {}
+fn is_send<T: Send>(function: &str, _: T) {
+    let size = size_of::<T>();
+    assert!(size <= MOST || SELDOM.contains(&function), "the future of {function} has {size} bytes");
+}
 
 #[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t", key = "n")]

@@ -5,33 +5,42 @@ use std::error::Error as StdError;
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
-use plotters::chart::{ChartBuilder, SeriesLabelPosition};
+use plotters::chart::ChartBuilder;
 use plotters::coord::combinators::IntoLogRange;
 use plotters::element::{Circle, PathElement, Rectangle, Text};
 use plotters::prelude::{IntoDrawingArea, SVGBackend};
 use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{BLACK, Color, IntoFont, RGBColor, WHITE};
+use plotters::style::{BLACK, Color, FontStyle, IntoFont, RGBColor, WHITE};
 
-use crate::lines::{Line, Setting};
+use crate::lines::{Line, Setting, Spread};
 use crate::sample::Sample;
 use crate::scenarios::Scenario;
 use crate::servers::Kind;
 
-const COLORS: [RGBColor; 6] = [
-    RGBColor(120, 130, 145),
-    RGBColor(235, 150, 40),
-    RGBColor(60, 105, 180),
-    RGBColor(46, 125, 90),
-    RGBColor(200, 55, 45),
-    RGBColor(130, 80, 160),
-];
+/// Of `lockkit`.
+const STRONG: RGBColor = RGBColor(0, 125, 85);
+
+/// Of lockkit in another form.
+const RELATED: RGBColor = RGBColor(110, 180, 150);
+
+/// Of what it is compared with.
+const OTHERS: [RGBColor; 3] = [RGBColor(70, 75, 85), RGBColor(150, 155, 165), RGBColor(120, 95, 75)];
+
+/// A plot is shown at half of this width in places.
+const WIDTH: u32 = 720;
+
+const TITLE: u32 = 25;
+const LABEL: u32 = 20;
 
 /// A number of a sample.
 type Number = fn(&Sample) -> f64;
 
 /// The points of one contender.
 type Points = Vec<(f64, f64)>;
+
+/// A name, and the least, median and greatest number.
+type Bar = (String, Spread);
 
 /// Draws what there is, and returns the title and the name of each file.
 pub(crate) fn all(out: &Path, lines: &[Line]) -> Result<Vec<(String, String)>> {
@@ -44,38 +53,83 @@ pub(crate) fn all(out: &Path, lines: &[Line]) -> Result<Vec<(String, String)>> {
             if axis.values(&lines) < 3 {
                 continue;
             }
-            let kinds: [(_, _, _, Number); 2] = [
-                ("rate", "operations per second", "per second", |it| it.rate),
-                ("p99", "p99 of the wait", "milliseconds", |it| it.p99_ms),
-            ];
-            for (kind, what, unit, number) in kinds {
-                let title = format!("{of}: {what}");
+            let kinds: [(_, _, Number); 2] =
+                [("rate", "per second", |it| it.rate), ("p99", "p99 of the wait, milliseconds", |it| it.p99_ms)];
+            for (kind, unit, number) in kinds {
                 let name = format!("{kind}-{}-{}{}.svg", scenario.name(), database.name().to_lowercase(), axis.file());
                 let median = |line: &Line| line.spread(number).map(|it| it.median);
+                let points = points(&lines, axis, median);
+                let title = format!("{}: {}", subject(scenario), headline(&points, kind == "rate"));
                 let path = out.join(&name);
-                checked(&path, curves(&path, &title, axis, unit, &points(&lines, axis, median)))?;
-                plots.push((title, name));
+                checked(&path, curves(&path, [&title, database.name()], axis, unit, &points))?;
+                plots.push((format!("{of}: {title}"), name));
             }
         }
     }
-    for scenario in [Scenario::Uncontended, Scenario::HotRow] {
-        let lines: Vec<_> = lines.iter().filter(|it| it.setting.scenario == scenario).collect();
-        let bars: Vec<_> =
-            lines.iter().filter_map(|it| Some((it.contender.clone(), it.spread(|it| it.rate)?.median))).collect();
+    for (scenario, title) in [
+        (Scenario::Uncontended, "Pairs of acquire and release a second, nobody else wants the lock"),
+        (Scenario::HotRow, "Changes a second of one row that all tasks want, under a lock"),
+    ] {
+        let lines = lines.iter().filter(|it| it.setting.scenario == scenario);
+        let bars: Vec<_> = lines.filter_map(|it| Some((it.contender.clone(), it.spread(|it| it.rate)?))).collect();
         if !bars.is_empty() {
-            let (title, name) =
-                (format!("{}: operations per second", scenario.name()), format!("{}.svg", scenario.name()));
-            checked(&out.join(&name), rates(&out.join(&name), &title, &bars))?;
-            plots.push((title, name));
+            let name = format!("{}.svg", scenario.name());
+            checked(&out.join(&name), rates(&out.join(&name), title, bars, None))?;
+            plots.push((title.to_owned(), name));
         }
     }
     let ratios: Vec<_> = lines.iter().filter_map(bar).collect();
     if !ratios.is_empty() {
-        let (title, name) = ("lockkit by the floor".to_owned(), "ratios.svg".to_owned());
-        checked(&out.join(&name), rates(&out.join(&name), &title, &ratios))?;
+        let (title, name) = ("lockkit by the same statements, written by hand".to_owned(), "ratios.svg".to_owned());
+        checked(&out.join(&name), rates(&out.join(&name), &title, ratios, Some(1.0)))?;
         plots.push((title, name));
     }
     Ok(plots)
+}
+
+/// What the tasks of a scenario do.
+fn subject(scenario: Scenario) -> &'static str {
+    match scenario {
+        Scenario::Lease => "A lease for each",
+        Scenario::HotLease => "One lease, many waiters",
+        Scenario::Transaction => "Empty transactions",
+        Scenario::RowLock => "A row lock for each",
+        Scenario::Named => "A named lock for each",
+        Scenario::Optimistic => "One row, many writers",
+        Scenario::Stock => "One stock, many buyers",
+        Scenario::Held => "One more lease, many held",
+        Scenario::Sweep => "A sweep, many fresh rows",
+        Scenario::TableSize => "One more lease, many rows",
+        Scenario::Uncontended => "Nobody else wants the lock",
+        Scenario::HotRow => "One row that all want",
+    }
+}
+
+/// What is seen: lockkit beside the first of the others, at the end of its curve.
+fn headline(all: &[(String, Points)], is_rate: bool) -> String {
+    let last = |points: &Points| points.last().map_or(0.0, |it| it.1);
+    let best = all.iter().find(|it| it.0 == "lockkit").or_else(|| all.last());
+    let Some((_, points)) = best else { return String::new() };
+    let other = all.iter().find(|it| ["polling", "floor"].iter().any(|name| it.0.starts_with(name)));
+    let Some((name, base)) = other else { return format!("{} at the end", short(last(points))) };
+    let name = if name == "polling" { "polling" } else { "the work by hand" };
+    if is_rate {
+        let ratio = last(points) / last(base);
+        format!("{} times {name}", if ratio >= 10.0 { format!("{ratio:.0}") } else { format!("{ratio:.2}") })
+    } else {
+        format!("{} ms, {name} {} ms", short(last(points)), short(last(base)))
+    }
+}
+
+/// A number in few digits.
+fn short(number: f64) -> String {
+    match number {
+        it if it >= 1e6 => format!("{}M", it / 1e6),
+        it if it >= 1e4 => format!("{:.0}k", it / 1e3),
+        it if it >= 1e3 => format!("{}k", (it / 100.0).round() / 10.0),
+        it if it >= 10.0 => format!("{it:.0}"),
+        it => format!("{}", (it * 100.0).round() / 100.0),
+    }
 }
 
 fn checked(path: &Path, drawn: Result<(), Box<dyn StdError>>) -> Result<()> {
@@ -149,7 +203,7 @@ impl Axis {
 
 /// The ratio to the floor, where there is one: of lockkit, in one process, with the tasks that the scenario begins and
 /// ends with.
-fn bar(line: &Line) -> Option<(String, f64)> {
+fn bar(line: &Line) -> Option<Bar> {
     let setting = line.setting;
     let has_floor = matches!(
         setting.scenario,
@@ -158,8 +212,8 @@ fn bar(line: &Line) -> Option<(String, f64)> {
     if !has_floor || line.contender != "lockkit" || setting.processes > 1 {
         return None;
     }
-    let name = format!("{}, {} tasks, {}", setting.scenario.name(), setting.tasks, setting.database.name());
-    Some((name, line.ratio()?.median))
+    let name = format!("{}, {} × {}", setting.database.name(), setting.tasks, setting.scenario.name());
+    Some((name, line.ratio()?))
 }
 
 fn points(lines: &[&Line], axis: Axis, number: impl Fn(&Line) -> Option<f64>) -> Vec<(String, Points)> {
@@ -169,7 +223,7 @@ fn points(lines: &[&Line], axis: Axis, number: impl Fn(&Line) -> Option<f64>) ->
             points.entry(&line.contender).or_default().push((f64::from(axis.value(line.setting)), number.max(0.001)));
         }
     }
-    points.into_iter().map(|(name, points)| (format!("{name}, exponent {:.2}", exponent(&points)), points)).collect()
+    points.into_iter().map(|(name, points)| (name.to_owned(), points)).collect()
 }
 
 /// The slope of the line with the least squares through the logarithms: 0 for a number that stays, 1 for one that grows
@@ -183,68 +237,107 @@ fn exponent(points: &[(f64, f64)]) -> f64 {
     if square > 0.0 { product / square } else { 0.0 }
 }
 
-/// One curve for each contender; both axes are logarithmic.
-fn curves(path: &Path, title: &str, axis: Axis, unit: &str, all: &[(String, Points)]) -> Result<(), Box<dyn StdError>> {
-    let root = SVGBackend::new(path, (860, 480)).into_drawing_area();
+fn color_of(name: &str, others: usize) -> RGBColor {
+    match name {
+        "lockkit" => STRONG,
+        name if name.contains("lockkit") => RELATED,
+        _ => OTHERS[others % OTHERS.len()],
+    }
+}
+
+/// One curve for each contender, named at its end, with its exponent; both axes are logarithmic.
+fn curves(
+    path: &Path,
+    [title, subtitle]: [&str; 2],
+    axis: Axis,
+    unit: &str,
+    all: &[(String, Points)],
+) -> Result<(), Box<dyn StdError>> {
+    let root = SVGBackend::new(path, (WIDTH, 460)).into_drawing_area();
     root.fill(&WHITE)?;
+    let bold = ("sans-serif", TITLE).into_font().style(FontStyle::Bold);
+    root.draw(&Text::new(title.to_owned(), (16, 14), bold))?;
+    let grey = OTHERS[0].mix(0.9);
+    root.draw(&Text::new(format!("{subtitle}, {unit}"), (16, 46), ("sans-serif", LABEL).into_font().color(&grey)))?;
     let numbers = || all.iter().flat_map(|(_, points)| points);
     let (right, top) = numbers().fold((2.0_f64, 0.01_f64), |(x, y), point| (x.max(point.0), y.max(point.1)));
     let (left, bottom) = numbers().fold((right, top), |(x, y), point| (x.min(point.0), y.min(point.1)));
     let mut chart = ChartBuilder::on(&root)
-        .caption(title, ("sans-serif", 22))
-        .margin(14)
-        .x_label_area_size(46)
-        .y_label_area_size(84)
-        .build_cartesian_2d((left..right * 1.1).log_scale(), (bottom / 2.0..top * 4.0).log_scale())?;
+        .margin(12)
+        .margin_top(76)
+        .margin_right(230)
+        .x_label_area_size(58)
+        .y_label_area_size(66)
+        .build_cartesian_2d((left..right).log_scale(), (bottom / 1.5..top * 1.5).log_scale())?;
     chart
         .configure_mesh()
         .x_desc(axis.name())
-        .y_desc(unit)
-        .x_label_formatter(&|x| format!("{x:.0}"))
-        .y_label_formatter(&|y| if *y >= 1.0 { format!("{y:.0}") } else { format!("{y}") })
+        .x_label_formatter(&|x| short(*x))
+        .y_label_formatter(&|y| short(*y))
         .light_line_style(WHITE)
-        .label_style(("sans-serif", 14))
-        .axis_desc_style(("sans-serif", 14))
+        .bold_line_style(BLACK.mix(0.08))
+        .label_style(("sans-serif", LABEL))
+        .axis_desc_style(("sans-serif", LABEL))
         .draw()?;
-    for (number, (name, points)) in all.iter().enumerate() {
-        let color = COLORS[number % COLORS.len()];
-        chart
-            .draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(3)))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(3)));
-        chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, color.filled())))?;
+    let mut ends = Vec::new();
+    let mut others = 0;
+    for (name, points) in all {
+        let color = color_of(name, others);
+        others += usize::from(!name.contains("lockkit"));
+        let width = if color == STRONG { 5 } else { 3 };
+        chart.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(width)))?;
+        chart.draw_series(points.iter().map(|point| Circle::new(*point, width, color.filled())))?;
+        if let Some(last) = points.last() {
+            let at = chart.backend_coord(last);
+            ends.push((at, name, format!("exponent {:.2}", exponent(points)), color));
+        }
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.9))
-        .border_style(BLACK.mix(0.3))
-        .label_font(("sans-serif", 14))
-        .draw()?;
+    // Names that would cover each other move down.
+    ends.sort_by_key(|it| it.0.1);
+    let mut lowest = i32::MIN;
+    for ((x, y), name, exponent, color) in ends {
+        let y = y.max(lowest);
+        lowest = y + 2 * 23;
+        for (text, size, below) in [(name, LABEL, 0), (&exponent, LABEL - 4, 20)] {
+            let style = ("sans-serif", size).into_font().color(&color).pos(Pos::new(HPos::Left, VPos::Center));
+            root.draw(&Text::new(text.clone(), (x + 14, y + below), style))?;
+        }
+    }
     root.present()?;
     Ok(())
 }
 
-/// One horizontal bar for each name.
-fn rates(path: &Path, title: &str, bars: &[(String, f64)]) -> Result<(), Box<dyn StdError>> {
-    let height = 70 + 26 * u32::try_from(bars.len())?;
-    let root = SVGBackend::new(path, (860, height)).into_drawing_area();
+/// One horizontal bar for each name, the greatest first, with the least and greatest number; and a line, where one is
+/// wanted.
+fn rates(path: &Path, title: &str, mut bars: Vec<Bar>, line: Option<f64>) -> Result<(), Box<dyn StdError>> {
+    bars.sort_by(|one, other| other.1.median.total_cmp(&one.1.median));
+    let height = 78 + 32 * u32::try_from(bars.len())?;
+    let root = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
-    let right = bars.iter().map(|it| it.1).fold(0.01, f64::max) * 1.15;
+    let bold = ("sans-serif", TITLE - 3).into_font().style(FontStyle::Bold);
+    root.draw(&Text::new(title.to_owned(), (16, 14), bold))?;
+    let right = bars.iter().map(|it| it.1.greatest).fold(0.01, f64::max) * 1.25;
     let count = f64::from(u32::try_from(bars.len())?);
-    let mut chart = ChartBuilder::on(&root)
-        .caption(title, ("sans-serif", 22))
-        .margin(14)
-        .build_cartesian_2d(-right * 0.45..right, 0.0..count)?;
-    let left = ("sans-serif", 14).into_font().color(&BLACK).pos(Pos::new(HPos::Right, VPos::Center));
-    let after = ("sans-serif", 14).into_font().color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
+    let mut chart =
+        ChartBuilder::on(&root).margin(12).margin_top(54).build_cartesian_2d(-right * 0.72..right, 0.0..count)?;
+    if let Some(at) = line {
+        chart.draw_series([PathElement::new([(at, 0.0), (at, count)], BLACK.mix(0.35).stroke_width(2))])?;
+    }
+    let black = || ("sans-serif", LABEL).into_font().color(&BLACK);
     let mut middle = count - 0.5;
-    for (name, value) in bars {
-        let color = if name.contains("lockkit") { COLORS[3] } else { COLORS[2] };
-        chart.draw_series([Rectangle::new([(0.0, middle - 0.38), (*value, middle + 0.38)], color.filled())])?;
-        chart.draw_series([Text::new(name.clone(), (-right * 0.01, middle), left.clone())])?;
-        let label = if *value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
-        chart.draw_series([Text::new(label, (*value + right * 0.01, middle), after.clone())])?;
+    for (name, Spread { least, median, greatest }) in bars {
+        let color = if line.is_some() || name.contains("lockkit") { STRONG } else { OTHERS[1] };
+        chart.draw_series([Rectangle::new([(0.0, middle - 0.36), (median, middle + 0.36)], color.filled())])?;
+        let whisker = BLACK.mix(0.6).stroke_width(2);
+        chart.draw_series([PathElement::new([(least, middle), (greatest, middle)], whisker)])?;
+        for end in [least, greatest] {
+            chart.draw_series([PathElement::new([(end, middle - 0.14), (end, middle + 0.14)], whisker)])?;
+        }
+        let left = black().pos(Pos::new(HPos::Right, VPos::Center));
+        chart.draw_series([Text::new(name, (-right * 0.01, middle), left)])?;
+        let label = if median >= 100.0 { short(median) } else { format!("{median:.2}") };
+        let after = black().pos(Pos::new(HPos::Left, VPos::Center));
+        chart.draw_series([Text::new(label, (greatest + right * 0.015, middle), after)])?;
         middle -= 1.0;
     }
     root.present()?;

@@ -12,8 +12,7 @@ use crate::{
     body::batch::{self, Batches, Leaves, Turn, Waiter, fail},
     lease::{
         bounded::{LIMIT, limit_for},
-        inner::Inner,
-        life::state::Pin,
+        life::{keeper::Keeper, state::Pin},
         store::{Acquired, Answer, BUSY_PAUSE, Claim, LeaseStore, Release},
     },
     value::{
@@ -31,21 +30,23 @@ const MOST_RELEASES: usize = 64;
 const ACQUIRING: &str = "acquiring lease";
 const RELEASING: &str = "releasing lease";
 
-/// The claims in flight.
-pub(super) type Claims = Batches<(), Claim, Claimed>;
-
-/// The releases in flight of leases that nobody has pinned, without `min_hold`.
-pub(super) type Releases = Batches<(), Ending, Answer>;
+/// The calls in flight.
+#[derive(Default)]
+pub(super) struct Calls {
+    claims: Arc<Batches<(), Claim, Claimed>>,
+    /// Of leases that nobody has pinned, without `min_hold`.
+    releases: Arc<Batches<(), Ending, Answer>>,
+}
 
 /// A release, and the time limit of its answer.
-pub(super) struct Ending {
+struct Ending {
     release: Release,
     limit: Duration,
 }
 
 /// The answer of a batch to a claim.
 #[derive(Debug)]
-pub(super) enum Claimed {
+enum Claimed {
     Answered(Acquired),
     /// No answer came.
     Silent,
@@ -61,14 +62,18 @@ fn when_stuck(ttl: Duration) -> Leaves {
 
 /// Takes the lease, alone or with others. Returns the answer, `None` if none came, and whether a batch may have taken
 /// the lease of which the answer says nothing.
-pub(super) async fn acquire<S: LeaseStore>(inner: &Arc<Inner<S>>, claim: &Claim) -> (Result<Option<Acquired>>, bool) {
+pub(super) async fn acquire<S: LeaseStore>(
+    calls: &Calls,
+    keeper: &Keeper<S>,
+    claim: &Claim,
+) -> (Result<Option<Acquired>>, bool) {
     let mut single = None;
     let mut is_open = false;
-    if inner.store().profile().batches && !claim.queue {
-        let run = |runner| acquire_together(inner.clone(), runner);
+    if keeper.store().profile().batches && !claim.queue {
+        let run = |runner| acquire_together(keeper.clone(), runner);
         let (leaves, doing) = (when_stuck(claim.ttl), (ACQUIRING, &claim.key));
         // A claim that a batch has taken waits for its end: what the batch takes then must have somebody to release it.
-        match inner.claims.enter((), claim.clone(), ALONE, leaves, doing, run).await {
+        match calls.claims.enter((), claim.clone(), ALONE, leaves, doing, run).await {
             Ok(Turn::Answered(Claimed::Answered(acquired))) => return (Ok(Some(acquired)), false),
             Ok(Turn::Answered(Claimed::Silent)) => return (Ok(None), false),
             Ok(Turn::Answered(Claimed::Open)) => is_open = true,
@@ -76,19 +81,19 @@ pub(super) async fn acquire<S: LeaseStore>(inner: &Arc<Inner<S>>, claim: &Claim)
             Err(err) => return (Err(err), false),
         }
     }
-    let acquired = inner.store().acquire(claim).await;
+    let acquired = keeper.store().acquire(claim).await;
     drop(single);
     (acquired, is_open)
 }
 
-async fn acquire_together<S: LeaseStore>(inner: Arc<Inner<S>>, runner: batch::Runner<(), Claim, Claimed>) {
+async fn acquire_together<S: LeaseStore>(keeper: Keeper<S>, runner: batch::Runner<(), Claim, Claimed>) {
     while runner.has_waiters() {
         let waiters = one_of_each(runner.next(|claims| claims.count()), |it| &it.key);
         let claims: Vec<_> = waiters.iter().map(|it| it.call.clone()).collect();
         let acquired = match &*claims {
             [] => continue,
-            [claim] => inner.store().acquire(claim).await.map(|it| it.map(|it| vec![Some(it)])),
-            claims => inner.store().acquire_each(claims).await,
+            [claim] => keeper.store().acquire(claim).await.map(|it| it.map(|it| vec![Some(it)])),
+            claims => keeper.store().acquire_each(claims).await,
         };
         match acquired {
             Ok(Some(acquired)) => {
@@ -124,29 +129,30 @@ fn is_refused(err: &Error) -> bool {
 /// Releases the lease, alone or with others. Waits for a transaction that has pinned it, which one may only have if
 /// `pin` says so. Returns `false` if the token no longer held the lease.
 pub(super) async fn release<S: LeaseStore>(
-    inner: &Arc<Inner<S>>,
+    calls: &Calls,
+    keeper: &Keeper<S>,
     release: &Release,
     pin: Pin,
     ttl: Duration,
 ) -> Result<bool> {
     let mut single = None;
-    if inner.store().profile().batches && pin == Pin::No && release.min_hold.is_zero() {
-        let run = |runner| release_together(inner.clone(), runner);
+    if keeper.store().profile().batches && pin == Pin::No && release.min_hold.is_zero() {
+        let run = |runner| release_together(keeper.clone(), runner);
         let (leaves, doing) = (when_stuck(ttl), (RELEASING, &release.key));
         let ending = Ending { release: release.clone(), limit: limit_for(ttl) };
-        match inner.releases.enter((), ending, ALONE, leaves, doing, run).await? {
+        match calls.releases.enter((), ending, ALONE, leaves, doing, run).await? {
             Turn::Answered(Answer::Done) => return Ok(true),
             Turn::Answered(Answer::Gone) => return Ok(false),
             Turn::Answered(Answer::Busy) => sleep(BUSY_PAUSE).await,
             Turn::Alone(alone) => single = alone,
         }
     }
-    let released = inner.store().release_now(release, pin, limit_for(ttl)).await;
+    let released = keeper.store().release_now(release, pin, limit_for(ttl)).await;
     drop(single);
     released
 }
 
-async fn release_together<S: LeaseStore>(inner: Arc<Inner<S>>, runner: batch::Runner<(), Ending, Answer>) {
+async fn release_together<S: LeaseStore>(keeper: Keeper<S>, runner: batch::Runner<(), Ending, Answer>) {
     while runner.has_waiters() {
         let waiters = one_of_each(runner.next(|releases| releases.take(MOST_RELEASES).count()), |it| &it.release.key);
         let releases: Vec<_> = waiters.iter().map(|it| it.call.release.clone()).collect();
@@ -154,7 +160,7 @@ async fn release_together<S: LeaseStore>(inner: Arc<Inner<S>>, runner: batch::Ru
             continue;
         }
         let limit = waiters.iter().map(|it| it.call.limit).min().unwrap_or(LIMIT);
-        match inner.store().release_all_unpinned(&releases, limit).await {
+        match keeper.store().release_all_unpinned(&releases, limit).await {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
                 for waiter in waiters {

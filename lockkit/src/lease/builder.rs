@@ -9,6 +9,7 @@ use super::{
 use crate::{
     body::inline::Inline,
     lease::{
+        batch::Calls,
         bounded::{Bounded, check_ttl},
         life::{
             keeper::{Keeper, Sweep},
@@ -173,8 +174,7 @@ impl<S: LeaseStore> LeasesBuilder<S> {
             keeper: Keeper::new(kept_in, holder, sweep),
             caller_store: store,
             queues: Queues::default(),
-            claims: Arc::default(),
-            releases: Arc::default(),
+            calls: Calls::default(),
             inline: Inline::default(),
             hand_over,
             ttl,

@@ -103,9 +103,9 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
 }
 
 /// Releases the lease. Waits for a transaction that pins it.
-pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Arc<Inner<S>>, kept: &Kept) -> Result<Released> {
+pub(in crate::lease) async fn release<S: LeaseStore>(inner: &Inner<S>, kept: &Kept) -> Result<Released> {
     let pin = inner.keeper.begin_release(kept);
-    if batch::release(inner, &kept.release(), pin, kept.ttl()).await? {
+    if batch::release(&inner.calls, &inner.keeper, &kept.release(), pin, kept.ttl()).await? {
         kept.on(Event::Released);
         inner.queues.released(kept.queue_key());
         return Ok(Released::WhileHeld);

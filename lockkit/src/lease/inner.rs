@@ -6,7 +6,7 @@ use super::held::Lease;
 use crate::{
     body::{inline::Inline, scope::Realm},
     lease::{
-        batch::{Claims, Releases},
+        batch::Calls,
         bounded::Bounded,
         life::{keeper::Keeper, kept::HandOver},
         queue::{Queues, wait::Freed},
@@ -20,8 +20,8 @@ pub(super) struct Inner<S: LeaseStore> {
     pub(super) caller_store: S,
     pub(super) keeper: Keeper<S>,
     pub(super) queues: Queues<Lease<S>>,
-    pub(super) claims: Arc<Claims>,
-    pub(super) releases: Arc<Releases>,
+    /// The claims and releases in flight.
+    pub(super) calls: Calls,
     /// The claims that run in the tasks of their callers.
     pub(super) inline: Inline,
     /// As the service has set it, see [`Inner::hand_over`].

@@ -175,7 +175,7 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
         Ok(Some(lost)) => {
             // The loss is the error to report. If the rollback fails, the database does it.
             undo(tx).await;
-            if lost.is_in_store().await {
+            if Box::pin(lost.is_in_store()).await {
                 elsewhere("commit", lost.key())
             } else {
                 lost.kept().on(Event::Gone);

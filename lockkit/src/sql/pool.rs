@@ -231,9 +231,13 @@ impl<DB: Dialect> Lent<DB> {
             call.get_mut().own_timeout = own_timeout;
             return Ok(Self { call, grammar, is_own, since, is_warm: true });
         }
-        let (conn, is_own) = checked_out(pool, reach, doing, key).await?;
-        let (call, grammar) = greeted(conn, pool, doing, key).await?;
-        Ok(Self { call, grammar, is_own, since: Instant::now(), is_warm: false })
+        let of_pool = async {
+            let (conn, is_own) = checked_out(pool, reach, doing, key).await?;
+            let (call, grammar) = greeted(conn, pool, doing, key).await?;
+            Ok(Self { call, grammar, is_own, since: Instant::now(), is_warm: false })
+        };
+        // Boxed: it would be most of each future, and statements about leases seldom need it.
+        Box::pin(of_pool).await
     }
 
     /// After an operation that was answered.

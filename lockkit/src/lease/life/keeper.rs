@@ -129,6 +129,12 @@ impl Entry {
     }
 }
 
+impl<S: LeaseStore> Clone for Keeper<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 impl<S: LeaseStore> Keeper<S> {
     pub(crate) fn new(store: S, holder: Arc<str>, sweep: Option<Sweep>) -> Self {
         Self(Arc::new(Shared {

@@ -124,11 +124,11 @@ pub(super) async fn attempt<S: LeaseStore>(
 }
 
 /// Returns the answer, and whether a batch may have taken a lease of which the answer says nothing.
-async fn send<S: LeaseStore>(inner: &Arc<Inner<S>>, claims: &[Claim]) -> (Result<Option<AcquiredAll>>, bool) {
+async fn send<S: LeaseStore>(inner: &Inner<S>, claims: &[Claim]) -> (Result<Option<AcquiredAll>>, bool) {
     let [claim] = claims else {
         return (inner.store().acquire_all(claims).await, false);
     };
-    let (acquired, is_open) = batch::acquire(inner, claim).await;
+    let (acquired, is_open) = batch::acquire(&inner.calls, &inner.keeper, claim).await;
     let all = |acquired| match acquired {
         Acquired::Granted(grant) => AcquiredAll::Granted(vec![grant]),
         Acquired::Held { free_in } => AcquiredAll::Held { key: claim.key.clone(), free_in },

@@ -407,7 +407,7 @@ async fn locked<DB: RowOps>(
     {
         plan::forget::<DB>(query, &again);
         let access = plan::access::<DB>(conn, query, &again, key, check).await?;
-        locked = DB::row_lock(conn, query, again, &access).await;
+        locked = Box::pin(DB::row_lock(conn, query, again, &access)).await;
     }
     match locked {
         Ok(rows) => still_in_transaction::<DB>(conn, "row lock", OUTSIDE).map(|()| Some(rows)),

@@ -59,7 +59,8 @@ pub(crate) async fn access<DB: RowOps>(
     if let Some(access) = SERVED_BY_INDEX.lock().get(&of_these) {
         return Ok(access.clone());
     }
-    let plan = DB::row_plan(conn, query, values)
+    // Boxed: seldom needed, and most of the future of a row lock.
+    let plan = Box::pin(DB::row_plan(conn, query, values))
         .await
         .map_err(|err| failed::<DB>("checking the plan of a lock on rows of", Some(table), err))?;
     match plan {

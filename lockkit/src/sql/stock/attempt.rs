@@ -93,12 +93,20 @@ impl<DB: StockOps> Stock<DB> {
             Ok(ControlFlow::Break(segment)) => return Ok(Taken::from_one(segment, amount)),
             Ok(ControlFlow::Continue(segments)) => segments,
             // On a database with one lock for all writers, the stock may be sold out all the same.
-            Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => self.look().await?.segments,
+            Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => {
+                Box::pin(self.look()).await?.segments
+            }
             Err(Error::Database { fault: Fault::Contended, .. }) => return Err(self.contended(waiting)),
             Err(err) => return Err(err),
         };
+        // Boxed: most of the future, and seldom needed.
+        Box::pin(self.take_waiting(amount, &segments, waiting)).await
+    }
+
+    /// Takes in its own transaction, after these segments were seen.
+    async fn take_waiting(&self, amount: u64, segments: &[Segment], waiting: &Waiting) -> Result<Taken> {
         // Uncommitted takes still count as left here, so this does not report sold out too early.
-        let left = sum(&segments);
+        let left = sum(segments);
         if left < amount {
             return Err(self.sold_out(amount, left));
         }
