@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use crate::{
     body::batch::{self, Batches, Leaves, Turn, Waiter, fail},
     lease::{
-        bounded::{LIMIT, limit_for},
+        bounded::{LIMIT, is_refused, limit_for},
         life::{keeper::Keeper, state::Pin},
         store::{Acquired, Answer, BUSY_PAUSE, Claim, LeaseStore, Release},
     },
@@ -118,12 +118,6 @@ async fn acquire_together<S: LeaseStore>(keeper: Keeper<S>, runner: batch::Runne
 fn is_of_all(err: &Error) -> bool {
     let fault = |it: Fault| matches!(it, Fault::Unavailable | Fault::Contended);
     matches!(err, Error::PoolStarved { .. }) || matches!(err, Error::Database { fault: it, .. } if fault(*it))
-}
-
-/// Whether the store has refused the statement because of what is in it. Then nothing was changed.
-fn is_refused(err: &Error) -> bool {
-    matches!(err, Error::NotMigrated { .. } | Error::InvalidKey { .. })
-        || matches!(err, Error::Database { fault: Fault::Encoding, .. })
 }
 
 /// Releases the lease, alone or with others. Waits for a transaction that has pinned it, which one may only have if

@@ -45,6 +45,13 @@ pub(crate) fn limit_for(ttl: Duration) -> Duration {
     (ttl / 2).clamp(LEAST, LIMIT)
 }
 
+/// Whether the store has refused the statement because of what is in it: the table is missing, or the database cannot
+/// store a character of the key. Then nothing was changed.
+pub(crate) fn is_refused(err: &Error) -> bool {
+    matches!(err, Error::NotMigrated { .. } | Error::InvalidKey { .. })
+        || matches!(err, Error::Database { fault: Fault::Encoding, .. })
+}
+
 /// Whether the error means that no answer about the lease came, so that another attempt may help.
 pub(crate) fn is_silence(err: &Error) -> bool {
     match err {

@@ -367,15 +367,15 @@ pub(super) fn previous(holder: String, number: i64, token: Option<&[u8]>, expire
     (!token.is_nobody()).then(|| Previous { holder, fence: fence(number), expired_for: duration(expired_us) })
 }
 
-/// Renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
-pub(super) fn renewals_json(renewals: &[Renewal]) -> String {
-    let row = |Renewal { key, token, ttl }: &Renewal| {
-        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
+/// Claims or renewals as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
+pub(super) fn ttls_json<'k>(leases: impl Iterator<Item = (&'k Key, &'k Token, Duration)>) -> String {
+    let row = |(key, token, ttl): (&Key, &Token, _)| {
+        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(ttl))
     };
-    format!("[{}]", renewals.iter().map(row).collect::<Vec<_>>().join(","))
+    format!("[{}]", leases.map(row).collect::<Vec<_>>().join(","))
 }
 
-/// Releases as one parameter: as [`renewals_json`], with the `min_hold`, and the token that stays in the row until
+/// Releases as one parameter: as [`ttls_json`], with the `min_hold`, and the token that stays in the row until
 /// `min_hold` has passed.
 pub(super) fn releases_json(releases: &[Release]) -> String {
     let row = |Release { key, token, min_hold }: &Release| {

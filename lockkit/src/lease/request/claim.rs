@@ -30,7 +30,7 @@ use crate::{
     body::guard::{Guard, Hold},
     lease::{
         batch,
-        bounded::{limit_for, retry_pause},
+        bounded::{is_refused, limit_for, retry_pause},
         held::Lease,
         inner::Inner,
         life::{
@@ -40,7 +40,7 @@ use crate::{
         store::{Acquired, AcquiredAll, Answer, Claim, LeaseStore, Release},
     },
     value::{
-        error::{Error, Fault, Result},
+        error::{Error, Result},
         key::Key,
         token::Token,
     },
@@ -181,11 +181,6 @@ enum Fate {
 
 impl Kind {
     fn fate(self, answer: &Result<Option<AcquiredAll>>) -> Fate {
-        // The table is missing, or the database cannot store a character of the key.
-        let is_refused = |err: &Error| {
-            matches!(err, Error::NotMigrated { .. } | Error::InvalidKey { .. })
-                || matches!(err, Error::Database { fault: Fault::Encoding, .. })
-        };
         // Another transaction has what the statement needs. With several claims, some of them may be granted.
         let is_of_the_moment = |err: &Error| matches!(err, Error::Database { fault, .. } if fault.is_of_the_moment());
         match (self, answer) {
@@ -243,6 +238,7 @@ impl<S: LeaseStore> Hold for OpenClaim<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::value::error::Fault;
 
     #[test]
     fn claims_become_what_the_table_says() {

@@ -38,7 +38,7 @@ use crate::{
         Driver, LeaseStatements,
         lease::{
             FENCES, Found, HeldRow, LastClaims, PAGE, granted, hex, is_ahead, lease_acquire_in_order, lease_cut,
-            leases_found, prefix_end, releases_json, renewals_json,
+            leases_found, prefix_end, releases_json, ttls_json,
         },
         units::{duration, fence, micros},
     },
@@ -671,7 +671,7 @@ impl LeaseStatements for MySql {
 async fn renew(conn: &mut MySqlConnection, renewals: &[Renewal]) -> sqlx::Result<(Vec<Answer>, bool)> {
     // The OK packet contains the clock of this statement. That clock may be older than a row that another renewal wrote
     // while this statement waited, so no expiry is cut here.
-    let asked = renewals_json(renewals);
+    let asked = ttls_json(renewals.iter().map(|it| (&it.key, &it.token, it.ttl)));
     let renew = named!(
         "UPDATE (
              SELECT l.name, l.expires_us, l.ttl_us, asked.ttl, LAST_INSERT_ID({NOW}) AS now_us FROM {rows}

@@ -20,8 +20,8 @@ use crate::{
     sql::{
         Driver, LeaseStatements,
         lease::{
-            FENCES, Found, HeldRow, LastClaims, PAGE, granted, hex, lease_acquire_in_order, leases_found, prefix_end,
-            previous, releases_json, renewals_json,
+            FENCES, Found, HeldRow, LastClaims, PAGE, granted, lease_acquire_in_order, leases_found, prefix_end,
+            previous, releases_json, ttls_json,
         },
         statement::statement,
         units::{duration, fence, micros},
@@ -59,14 +59,6 @@ struct Before {
     fence: i64,
     token: Option<Vec<u8>>,
     expires_us: i64,
-}
-
-/// Claims as one parameter: JSON rows of name and token in hexadecimal digits, and ttl.
-fn claims_json(claims: &[Claim]) -> String {
-    let row = |Claim { key, token, ttl, .. }: &Claim| {
-        format!(r#"["{}","{}",{}]"#, hex(key.as_bytes()), hex(token.as_bytes()), micros(*ttl))
-    };
-    format!("[{}]", claims.iter().map(row).collect::<Vec<_>>().join(","))
 }
 
 impl LeaseStatements for Sqlite {
@@ -136,7 +128,7 @@ impl LeaseStatements for Sqlite {
         claims: &[Claim],
     ) -> sqlx::Result<Vec<Option<Acquired>>> {
         let Some(Claim { holder, .. }) = claims.first() else { return Ok(Vec::new()) };
-        let asked = claims_json(claims);
+        let asked = ttls_json(claims.iter().map(|it| (&it.key, &it.token, it.ttl)));
         // Leases that were released, or have no row. The others may have a previous holder.
         let taken = sqlx::query_as(statement!(
             "INSERT INTO lockkit_lease (name, token, holder, fence, acquired_us, expires_us, ttl_us)
@@ -215,7 +207,7 @@ impl LeaseStatements for Sqlite {
              RETURNING token",
             lives = lives("asked.ttl")
         ))
-        .bind(renewals_json(renewals))
+        .bind(ttls_json(renewals.iter().map(|it| (&it.key, &it.token, it.ttl))))
         .fetch_all(conn)
         .await?;
         let done: HashSet<_> = done.iter().map(Vec::as_slice).collect();
