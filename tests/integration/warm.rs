@@ -1,6 +1,8 @@
 //! The connections that leases keep for a moment.
 
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use lockkit::Leases;
@@ -49,6 +51,37 @@ on_every_server! {
             leases.lease("k").acquire().await.unwrap().release().await.unwrap();
             let (one, other, third) = tokio::join!(pool.acquire(), pool.acquire(), pool.acquire());
             drop((one.unwrap(), other.unwrap(), third.unwrap()));
+        }
+    }
+
+    async fn a_transaction_has_the_settings_of_its_own_checkout<S>(db: TestDb<S>) {
+        // As with a setting for the tenant of a request: the pool sets it for whoever borrows a connection.
+        let tenant = Arc::new(AtomicU32::new(0));
+        let set = |tenant: u32| match S::NAME {
+            "PostgreSQL" => format!("SELECT set_config('app.tenant', '{tenant}', false)"),
+            _ => format!("SET @tenant = {tenant}"),
+        };
+        let get = if S::NAME == "PostgreSQL" { "SELECT current_setting('app.tenant')" } else { "SELECT @tenant" };
+        let (on_connect, on_acquire) = (tenant.clone(), tenant.clone());
+        let pool = PoolOptions::<<S as Server>::DB>::new()
+            .max_connections(4)
+            .after_connect(move |conn, _| {
+                let sql = set(on_connect.load(Relaxed));
+                Box::pin(async move { S::execute(conn, &sql).await.map(drop) })
+            })
+            .before_acquire(move |conn, _| {
+                let sql = set(on_acquire.load(Relaxed));
+                Box::pin(async move { S::execute(conn, &sql).await.map(|_| true) })
+            })
+            .connect(&db.url);
+        let pool = pool.await.unwrap();
+        let leases = Leases::new(pool.clone());
+        for now in 1..20 {
+            leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+            tenant.store(now, Relaxed);
+            let mut tx = lockkit::begin(&pool).await.unwrap();
+            assert_eq!(S::fetch_i64(&mut tx, get).await.unwrap(), Some(i64::from(now)));
+            tx.rollback().await.unwrap();
         }
     }
 
