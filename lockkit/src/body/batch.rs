@@ -129,6 +129,10 @@ impl<C, A> Waiter<C, A> {
         self.send(Answer::Failed(err));
     }
 
+    fn is_there(&self) -> bool {
+        !self.answer.is_closed()
+    }
+
     fn send(self, answer: Answer<A>) {
         // A caller that is gone needs no answer.
         _ = self.answer.send(answer);
@@ -262,15 +266,16 @@ pub(crate) struct Runner<K: Eq + Hash, C, A>(Group<K, C, A>);
 
 impl<K: Eq + Hash, C, A> Runner<K, C, A> {
     /// Whether a call is in the queue. If not, the runner ends; a call that arrives before it is dropped goes alone.
-    /// Callers that are gone leave the queue; nothing was done for them.
     pub(crate) fn has_waiters(&self) -> bool {
-        self.with_queue(|queue| queue.waiting.first().is_some())
+        self.with_queue(|queue| queue.waiting.iter().any(Waiter::is_there))
     }
 
-    /// The next batch: the oldest calls, as many as are `fitting` and at most 256.
+    /// The next batch: the oldest calls, as many as are `fitting` and at most 256. Callers that are gone leave the
+    /// queue; nothing was done for them.
     pub(crate) fn next(&self, fitting: impl FnOnce(&mut dyn Iterator<Item = &C>) -> usize) -> Vec<Waiter<C, A>> {
         self.with_queue(|queue| {
             queue.moved = Instant::now();
+            queue.waiting.retain(Waiter::is_there);
             let fitting = fitting(&mut queue.waiting.iter().map(|it| &it.call)).min(MOST);
             (0..fitting).filter_map(|_| queue.waiting.take_first()).map(|(_, it)| it).collect()
         })
@@ -284,7 +289,6 @@ impl<K: Eq + Hash, C, A> Runner<K, C, A> {
     fn with_queue<T>(&self, work: impl FnOnce(&mut Queue<Waiter<C, A>>) -> T) -> T {
         let mut queues = self.0.queues();
         let queue = queues.get_mut(&self.0.which).expect("BUG: a queue exists while it has a runner");
-        queue.waiting.retain(|it| !it.answer.is_closed());
         work(queue)
     }
 }

@@ -1,6 +1,6 @@
 //! Segmented stock: a hot counter spread over several rows, so that many callers can take from it at once.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use sqlx::Pool;
 
@@ -92,12 +92,15 @@ pub struct Stock<DB: StockOps> {
     key: Key,
     segments: u32,
     wait: Wait,
+    /// Those of the pool, kept here for speed.
+    takes: Arc<Takes>,
 }
 
 impl<DB: StockOps> Stock<DB> {
     /// Creates a handle to the stock with this name. The first [`put`](Self::put) creates the stock itself.
     pub fn new(pool: Pool<DB>, key: impl Into<Key>) -> Self {
-        Self { pool, key: key.into(), segments: SEGMENTS, wait: Wait::DEFAULT }
+        let takes = of_pool(&pool);
+        Self { pool, key: key.into(), segments: SEGMENTS, wait: Wait::DEFAULT, takes }
     }
 
     /// Number of rows to spread the pieces over, 1 to 1024. Defaults to 32.
@@ -162,8 +165,7 @@ impl<DB: StockOps> Stock<DB> {
         let call = Take { amount, wait_ends: waiting.bound };
         let run = |runner| batch::run(self.clone(), runner);
         let (leaves, doing) = (Leaves::At(waiting.leaves_queue::<DB>()), (DOING, &self.key));
-        let batches = of_pool::<Takes, _>(&self.pool);
-        let mut single = match batches.enter(self.key.clone(), call, 1, leaves, doing, run).await? {
+        let mut single = match self.takes.enter(self.key.clone(), call, 1, leaves, doing, run).await? {
             Turn::Answered(Took::Taken(taken)) => return Ok(taken),
             Turn::Answered(Took::SoldOut { left }) => return Err(self.sold_out(amount, left)),
             Turn::Alone(single) => single,
@@ -289,14 +291,14 @@ impl<DB: StockOps> Stock<DB> {
 
 impl<DB: StockOps> Clone for Stock<DB> {
     fn clone(&self) -> Self {
-        let Self { pool, key, segments, wait } = self;
-        Self { pool: pool.clone(), key: key.clone(), segments: *segments, wait: *wait }
+        let Self { pool, key, segments, wait, takes } = self;
+        Self { pool: pool.clone(), key: key.clone(), segments: *segments, wait: *wait, takes: takes.clone() }
     }
 }
 
 impl<DB: StockOps> fmt::Debug for Stock<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pool: _, key, segments, wait } = self;
+        let Self { pool: _, key, segments, wait, takes: _ } = self;
         f.debug_struct("Stock").field("key", key).field("segments", segments).field("wait", wait).finish()
     }
 }
