@@ -60,6 +60,7 @@
 //! | `postgres`, `mysql` (also MariaDB), `sqlite` | locks in that database. None is on by default. No TLS is chosen; switch it on in sqlx |
 //! | `sqlite-unbundled` | as `sqlite`, linked with the system's library |
 //! | `sql` | what the databases have in common; each of them switches it on. Without it, leases work over other stores |
+//! | `idempotent` | answers that are stored once, with the work |
 //! | `shedlock` | ShedLock's table as a [store](store::ShedLockTable) of leases |
 //! | `macros` (default) | the attribute and the derive |
 //! | `metrics` | counters and histograms |
@@ -68,7 +69,14 @@
 // What only one database or the tests use is compiled with all features or not at all. Dead code is what nothing uses
 // when everything is compiled.
 #![cfg_attr(
-    not(all(feature = "postgres", feature = "mysql", feature = "sqlite", feature = "shedlock", feature = "testing")),
+    not(all(
+        feature = "postgres",
+        feature = "mysql",
+        feature = "sqlite",
+        feature = "idempotent",
+        feature = "shedlock",
+        feature = "testing"
+    )),
     allow(dead_code)
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -124,6 +132,8 @@ pub mod version {
 /// [migrations](dialect::write_migrations) for each of them as files.
 #[cfg(feature = "sql")]
 pub mod dialect {
+    #[cfg(feature = "idempotent")]
+    pub use crate::sql::IdempotentOps;
     #[cfg(feature = "shedlock")]
     pub use crate::sql::ShedLockOps;
     #[cfg(feature = "postgres")]
@@ -146,6 +156,8 @@ pub use lease::{
 };
 pub use policy::{Backoff, OnLost, RetryPolicy, Wait};
 pub use retry::is_retryable;
+#[cfg(feature = "idempotent")]
+pub use sql::idempotent::{Answered, Idempotent};
 #[cfg(feature = "sql")]
 pub use sql::{
     fence_guard::{forget_fences, guard},

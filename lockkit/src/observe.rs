@@ -26,6 +26,7 @@ const TARGET: &str = "lockkit";
 pub(crate) enum Strategy {
     Lease,
     Named,
+    Idempotent,
     Row,
     Session,
 }
@@ -35,6 +36,7 @@ impl Strategy {
         match self {
             Self::Lease => "lease",
             Self::Named => "named",
+            Self::Idempotent => "idempotent",
             Self::Row => "row",
             Self::Session => "session",
         }

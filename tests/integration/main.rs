@@ -1,5 +1,6 @@
 //! The tests of `lockkit` on real databases, one module for each topic.
 
+mod allocations;
 mod attribute_rows;
 mod bad_input;
 mod batches;
@@ -18,6 +19,7 @@ mod galera;
 mod handed;
 mod handles;
 mod harness;
+mod idempotent;
 mod keeper;
 mod leases;
 mod many;

@@ -66,7 +66,7 @@ async fn a_user<S: Backend>(db: &TestDb<S>, rights: &str, tables: &[&str]) -> Us
 
 on_every_server! {
     async fn rights_on_the_tables_are_enough_where_nothing_is_to_do<S>(db: TestDb<S>) {
-        let mut tables = vec!["lockkit_lease", "lockkit_stock", "lockkit_fence"];
+        let mut tables = vec!["lockkit_lease", "lockkit_stock", "lockkit_fence", "lockkit_answer"];
         if S::NAME != "PostgreSQL" {
             tables.extend(["lockkit_named", "lockkit_stock_batch"]);
         }
@@ -122,7 +122,7 @@ on_databases! {
             for schema in ["app2", "public"] {
                 let tables = format!("SELECT COUNT(*) FROM pg_tables WHERE schemaname = '{schema}' AND tablename LIKE \
                                       '%lockkit%'");
-                assert_eq!(db.fetch_i64(&tables).await, Some(5), "in {schema}, app first: {app_first}");
+                assert_eq!(db.fetch_i64(&tables).await, Some(6), "in {schema}, app first: {app_first}");
             }
             let here = Leases::new(public.clone()).lease("k").acquire().await.unwrap();
             let there = Leases::new(app.clone()).lease("k").try_acquire().await.unwrap();

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use lockkit::{Error, Leases, NamedLock, RetryPolicy, RowLock, SessionLock, Stock, VersionedRow, VersionedStruct};
+use lockkit::{
+    Error, Idempotent, Leases, NamedLock, RetryPolicy, RowLock, SessionLock, Stock, VersionedRow, VersionedStruct,
+};
 use support::{TestDb, on_every_database, on_every_server};
 
 /// The size of a future in bytes that a task may have on its stack, or in its box.
@@ -62,6 +64,7 @@ on_every_database! {
         is_send("Lease::lost", lease.lost());
         is_send("Lease::extend", lease.extend(Duration::from_secs(1)));
         is_send("Lease::verify", lease.verify(&mut tx));
+        is_send("Idempotent::run", Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(())));
         is_send("RowLock::lock", RowLock::table("t").by("n", 1_i64).lock(&mut *tx));
         is_send("RowLock::fetch_one", RowLock::table("t").by("n", 1_i64).fetch_one::<(i64,)>(&mut *tx));
         is_send("RowLock::fetch_optional", RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,)>(&mut *tx));

@@ -215,7 +215,7 @@ on_databases! {
         while let Some(done) = processes.join_next().await {
             done.unwrap();
         }
-        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM _lockkit_migrations").await, Some(6));
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM _lockkit_migrations").await, Some(7));
     }
 
     async fn nothing_is_prepared_by_name<S>(db: TestDb<S>) {

@@ -1,6 +1,6 @@
 //! A kind of database a test can run on, and what differs between the kinds.
 
-use lockkit::dialect::{FenceGuardOps, LeaseOps, NamedOps, RowOps, StockOps, VersionOps};
+use lockkit::dialect::{FenceGuardOps, IdempotentOps, LeaseOps, NamedOps, RowOps, StockOps, VersionOps};
 use sqlx::{Database, Error, Result};
 
 use crate::PlainSql;
@@ -61,6 +61,12 @@ pub trait Server: Sized + Send + Sync + 'static {
 type Connection<S> = <<S as Server>::DB as Database>::Connection;
 
 /// A [`Server`] that `lockkit` has its locks in: the one place for the bounds that tests of all databases need.
-pub trait Backend: Server<DB: LeaseOps + RowOps + NamedOps + StockOps + VersionOps + FenceGuardOps> {}
+pub trait Backend:
+    Server<DB: FenceGuardOps + IdempotentOps + LeaseOps + NamedOps + RowOps + StockOps + VersionOps>
+{
+}
 
-impl<S: Server<DB: LeaseOps + RowOps + NamedOps + StockOps + VersionOps + FenceGuardOps>> Backend for S {}
+impl<S> Backend for S where
+    S: Server<DB: FenceGuardOps + IdempotentOps + LeaseOps + NamedOps + RowOps + StockOps + VersionOps>
+{
+}

@@ -85,6 +85,8 @@ pub(crate) enum Realm {
     Leases(usize),
     /// The named locks of one pool.
     Named(usize),
+    /// The locks of the answers that are stored through one pool.
+    Answers(usize),
     /// The row locks of one pool, by the names of their tables.
     Rows(usize),
     /// The session locks of one pool.

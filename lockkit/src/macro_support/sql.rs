@@ -21,7 +21,7 @@ use crate::{
     lease::{held::Lease, leases::Leases, request::MultiLease, store::LeaseStore},
     retry::{Retry, bounds::Bounded},
     sql::{
-        AsConnection, Dialect, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, SessionOps, Sessions,
+        AsConnection, Dialect, FenceGuardOps, Known, LeaseOps, NamedOps, Names, RowOps, SessionOps, Sessions,
         holder::with_holder,
         tx::{PASS_TX, begin_within},
     },
@@ -365,7 +365,11 @@ pub fn named_tx<DB: NamedOps>(
         let mut tx = begin_within(pool, lock.bound(), deadline, at).await?;
         match lock.until(deadline).lock(&mut tx).await {
             Ok(()) => Ok(tx),
-            Err(err) => Err(Box::pin(refused(pool, tx, err, DB::named_holder)).await),
+            Err(err) => {
+                let holder =
+                    async |conn: &mut DB::Connection, key: &Key| DB::named_holder(conn, Names::Locks, key).await;
+                Err(Box::pin(refused(pool, tx, err, holder)).await)
+            }
         }
     }
 }

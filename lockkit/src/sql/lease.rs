@@ -166,6 +166,9 @@ pub trait LeaseStatements: Driver {
         after: &str,
     ) -> impl Future<Output = sqlx::Result<u64>> + Send;
 
+    /// Deletes stored answers that have expired, at most `limit`, and returns how many. Waits for no request.
+    fn answers_sweep(conn: &mut Self::Connection, limit: u32) -> impl Future<Output = sqlx::Result<u64>> + Send;
+
     /// The last key of those that [`lease_sweep`](Self::lease_sweep) looks at. `None` if there are fewer than [`PAGE`].
     fn lease_page_end(
         conn: &mut Self::Connection,
@@ -214,6 +217,21 @@ pub(super) async fn lease_sweep<DB: LeaseOps>(
             return Ok(swept);
         }
     }
+}
+
+/// Deletes stored answers that have expired.
+pub(super) async fn answers_sweep<DB: LeaseOps>(conn: &mut DB::Connection, limit: u32) -> sqlx::Result<()> {
+    let started = Instant::now();
+    while started.elapsed() < SWEEP_TIME {
+        match DB::answers_sweep(conn, limit).await {
+            Ok(swept) if swept >= limit.into() => {}
+            Ok(_) => break,
+            // Its migration has not been applied, or the user has no right to it: leases do not need it.
+            Err(err) if DB::fault(&err) == Fault::NoTable || DB::is_denied(&err) => break,
+            Err(err) => return Err(err),
+        }
+    }
+    Ok(())
 }
 
 /// Whether the last claims through a pool were of leases that had been released. Then the next one is sent as a

@@ -13,6 +13,8 @@ mod fault;
 pub(crate) mod fence_guard;
 mod history;
 pub(crate) mod holder;
+#[cfg(feature = "idempotent")]
+pub(crate) mod idempotent;
 pub(crate) mod ident;
 mod lease;
 mod listen;
@@ -57,13 +59,17 @@ pub use fence_guard::FenceGuardOps;
 pub(crate) use fence_guard::FenceGuardStatements;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use fence_guard::GUARD_SECONDS;
+#[cfg(feature = "idempotent")]
+pub use idempotent::ops::IdempotentOps;
+#[cfg(feature = "idempotent")]
+pub(crate) use idempotent::ops::{IdempotentStatements, StoredAnswer};
 pub use lease::LeaseOps;
 pub(crate) use lease::LeaseStatements;
 pub use listen::ListenOps;
 #[cfg(feature = "postgres")]
 pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
-pub(crate) use named::{NamedStatements, Sharing};
+pub(crate) use named::{NamedStatements, Names, Sharing};
 pub(crate) use pool::{check_in, checked_in, checkout, close, connection};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;

@@ -68,6 +68,7 @@ const BACKSTOP: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 #[must_use = "a named lock does nothing until `lock` is awaited"]
 pub struct NamedLock {
+    of: Names,
     key: Key,
     sharing: Sharing,
     wait: Option<Wait>,
@@ -76,7 +77,13 @@ pub struct NamedLock {
 impl NamedLock {
     /// Creates a lock with this name.
     pub fn new(key: impl Into<Key>) -> Self {
-        Self { key: key.into(), sharing: Sharing::Alone, wait: None }
+        Self { of: Names::Locks, key: key.into(), sharing: Sharing::Alone, wait: None }
+    }
+
+    /// The lock of the answer with this key.
+    #[cfg(feature = "idempotent")]
+    pub(super) fn of_answer(key: Key, wait: Wait) -> Self {
+        Self { of: Names::Answers, key, sharing: Sharing::Alone, wait: Some(wait) }
     }
 
     /// Takes the lock shared, as readers do. It excludes exclusive holders only, so no reader sees a half-finished
@@ -143,7 +150,7 @@ impl NamedLock {
         let wait = self.wait.unwrap_or_default();
         self.key.check()?;
         wait.check()?;
-        let inside = in_transaction::<DB>(conn.for_query(), is_begun, "named lock", OUTSIDE).await;
+        let inside = in_transaction::<DB>(conn.for_query(), is_begun, self.of.kind(), OUTSIDE).await;
         note_answer(conn, inside)?;
         // It has the lock already that stands for all names.
         let wait = if is_begun && DB::ONE_WRITER { Wait::Unbounded } else { wait };
@@ -153,14 +160,15 @@ impl NamedLock {
         let backstop = wait.millis().map(|it| started + Duration::from_millis(it) + BACKSTOP);
         let taking = async {
             let inside = conn.for_query();
-            let Some(taken) = until(backstop, DB::named_lock(inside, &self.key, self.sharing, wait)).await else {
+            let Some(taken) = until(backstop, DB::named_lock(inside, self.of, &self.key, self.sharing, wait)).await
+            else {
                 // The statement has not been answered.
                 return Err(Error::Contended { key: self.key.clone(), waited: waited(), holder: None });
             };
             let taken = match taken {
-                Ok(true) => check_held::<DB>(inside, &self.key).await.map(|()| true),
+                Ok(true) => check_held::<DB>(inside, self.of, &self.key).await.map(|()| true),
                 Err(err) if DB::fault(&err) != Fault::Contended => {
-                    Err(failed_on_own_table::<DB>("taking named lock", Some(&self.key), err))
+                    Err(failed_on_own_table::<DB>(self.of.taking(), Some(&self.key), err))
                 }
                 _ => Ok(false),
             };
@@ -168,11 +176,11 @@ impl NamedLock {
                 return Ok(());
             }
             let waited = waited();
-            let holder = holder::seen(conn, async |conn| DB::named_holder(conn, &self.key).await).await;
+            let holder = holder::seen(conn, async |conn| DB::named_holder(conn, self.of, &self.key).await).await;
             Err(Error::Contended { key: self.key.clone(), waited, holder })
         };
-        observed(Strategy::Named, &self.key, taking).await?;
-        conn.locked("named lock", &self.key);
+        observed(self.of.strategy(), &self.key, taking).await?;
+        conn.locked(self.of.kind(), &self.key);
         Ok(())
     }
 
@@ -203,18 +211,18 @@ impl NamedLock {
         let doing = "looking for the holder of named lock";
         self.key.check()?;
         let mut conn = on.reach(doing).await?;
-        let holder = DB::named_holder(&mut conn, &self.key).await;
+        let holder = DB::named_holder(&mut conn, self.of, &self.key).await;
         conn.finish();
         holder.map_err(|err| failed::<DB>(doing, Some(&self.key), err))
     }
 }
 
 /// Fails if the lock that the server has just granted excludes no other session.
-async fn check_held<DB: NamedOps>(conn: &mut DB::Connection, key: &Key) -> Result<()> {
-    let feigned = DB::named_feigned(conn, key).await;
+async fn check_held<DB: NamedOps>(conn: &mut DB::Connection, of: Names, key: &Key) -> Result<()> {
+    let feigned = DB::named_feigned(conn, of, key).await;
     match feigned.map_err(|err| failed::<DB>("looking for named lock", Some(key), err))? {
-        Some(server) => Err(Error::FeignedLock { lock: "named lock", key: key.clone(), server }),
-        None => still_in_transaction::<DB>(conn, "named lock", OUTSIDE),
+        Some(server) => Err(Error::FeignedLock { lock: of.kind(), key: key.clone(), server }),
+        None => still_in_transaction::<DB>(conn, of.kind(), OUTSIDE),
     }
 }
 
@@ -235,6 +243,7 @@ pub trait NamedStatements: Database {
     /// [`Wait::Never`].
     fn named_lock(
         conn: &mut Self::Connection,
+        of: Names,
         key: &Key,
         sharing: Sharing,
         wait: Wait,
@@ -244,6 +253,7 @@ pub trait NamedStatements: Database {
     /// Asks nothing once the server is known to lock.
     fn named_feigned(
         conn: &mut Self::Connection,
+        of: Names,
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
 
@@ -251,8 +261,42 @@ pub trait NamedStatements: Database {
     /// it.
     fn named_holder(
         conn: &mut Self::Connection,
+        of: Names,
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+}
+
+/// Whose names they are: two locks of one name in different sets are two locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// Of [`NamedLock`]s.
+    Locks,
+    /// Of stored answers.
+    Answers,
+}
+
+impl Names {
+    /// What such a lock is called.
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Locks => "named lock",
+            Self::Answers => "the lock of the answer",
+        }
+    }
+
+    fn taking(self) -> &'static str {
+        match self {
+            Self::Locks => "taking named lock",
+            Self::Answers => "taking the lock of the answer",
+        }
+    }
+
+    fn strategy(self) -> Strategy {
+        match self {
+            Self::Locks => Strategy::Named,
+            Self::Answers => Strategy::Idempotent,
+        }
+    }
 }
 
 /// How a named or session lock is shared.

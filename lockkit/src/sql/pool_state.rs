@@ -68,6 +68,12 @@ impl Realm {
         Self::Named(address(pool))
     }
 
+    /// The realm of the answers that are stored through this pool.
+    #[cfg(feature = "idempotent")]
+    pub(crate) fn answers<DB: Dialect>(pool: &Pool<DB>) -> Self {
+        Self::Answers(address(pool))
+    }
+
     /// The realm of this pool's row locks.
     pub(crate) fn rows<DB: Dialect>(pool: &Pool<DB>) -> Self {
         Self::Rows(address(pool))
@@ -80,7 +86,7 @@ impl Realm {
 
     /// Whether the lock belongs to a transaction that began in this pool and is open while the body runs.
     pub(crate) fn has_transaction_of<DB: Dialect>(self, pool: &Pool<DB>) -> bool {
-        matches!(self, Self::Named(it) | Self::Rows(it) if it == address(pool))
+        matches!(self, Self::Named(it) | Self::Answers(it) | Self::Rows(it) if it == address(pool))
     }
 }
 

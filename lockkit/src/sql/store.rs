@@ -12,7 +12,7 @@ use crate::{
         store::{Acquired, AcquiredAll, Answer, Claim, LeaseRecord, LeaseStore, Profile, Release, Renewal},
     },
     sql::{
-        lease::{LastClaims, SweptTo, lease_sweep},
+        lease::{LastClaims, SweptTo, answers_sweep, lease_sweep},
         locked::{database_locked, read, unless_held, unless_locked},
         pool::{Reach, call, on_living_connection, tried, write},
         pool_state::of_pool,
@@ -137,7 +137,9 @@ impl<DB: LeaseOps> LeaseStore for Pool<DB> {
         on_living_connection!(
             self,
             call(self, Reach::LEASE, "sweeping leases", None, async |conn, _| {
-                lease_sweep::<DB>(conn, &of_pool::<SweptTo, _>(self), retention, limit).await
+                let swept = lease_sweep::<DB>(conn, &of_pool::<SweptTo, _>(self), retention, limit).await?;
+                answers_sweep::<DB>(conn, limit).await?;
+                Ok(swept)
             })
         )
     }

@@ -54,6 +54,8 @@ pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 /// Longest time to learn at the first use of a pool whether its server has locks.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
 
+const BEGINNING: &str = "beginning a transaction";
+
 /// The key of the error when SQLite's write lock is held.
 const WRITE_LOCK: &str = "the write lock of the database";
 
@@ -111,11 +113,21 @@ pub(crate) async fn begin_within<DB: Dialect>(
 ) -> Result<Tx<DB>> {
     refuse_under_own_lock(pool)?;
     let started = Instant::now();
-    let doing = "beginning a transaction";
-    let conn = connection(pool, doing, None).await?;
-    let mut opening = Guard::new(Unsettled::new(conn));
+    let opening = Guard::new(Unsettled::new(connection(pool, BEGINNING, None).await?));
+    begin_on(opening, pool, started, wait, deadline, at).await
+}
+
+/// As [`begin_within`], on this connection. `started` is when the caller began to wait.
+pub(crate) async fn begin_on<DB: Dialect>(
+    mut opening: Guard<Unsettled<DB>>,
+    pool: &Pool<DB>,
+    started: Instant,
+    wait: Option<Wait>,
+    deadline: Option<Instant>,
+    at: &'static Location<'static>,
+) -> Result<Tx<DB>> {
     if timeout(PROBE_LIMIT, DB::probe_named_locks(&mut opening.get_mut().conn, pool)).await.is_err() {
-        return Err(no_answer(doing, None));
+        return Err(no_answer(BEGINNING, None));
     }
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
     let begun = DB::begin(&mut opening.get_mut().conn, pool, Wait::within(wait, left)).await;
@@ -128,7 +140,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
             }
             Err(Error::Contended { key: WRITE_LOCK.into(), waited: started.elapsed(), holder: None })
         }
-        Err(err) => Err(failed::<DB>(doing, None, err)),
+        Err(err) => Err(failed::<DB>(BEGINNING, None, err)),
     }
 }
 
@@ -297,7 +309,7 @@ async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
 struct RolledBack(#[source] sqlx::Error);
 
 /// The error of a transaction whose COMMIT was not sent. Nothing was committed.
-fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
+pub(crate) fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         // SQLite has no code of its own for a statement that needs a transaction.
         Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source: source.into() },

@@ -261,6 +261,30 @@ pub enum Error {
         hint: &'static str,
     },
 
+    /// The key was answered for another request. Nothing was done. In HTTP this is 422.
+    #[error(
+        "`{key}` was answered for another request: a key belongs to one request, so give this one a key of its own"
+    )]
+    #[non_exhaustive]
+    Mismatch {
+        /// The key.
+        key: Key,
+    },
+
+    /// An answer is no JSON that can be stored, or the stored one is no answer of this type.
+    #[error("the answer of `{key}` {problem} as `{what}`")]
+    #[non_exhaustive]
+    Answer {
+        /// The key.
+        key: Key,
+        /// What does not work.
+        problem: &'static str,
+        /// The type of the answer.
+        what: &'static str,
+        /// Why.
+        source: BoxError,
+    },
+
     /// The stock has too few pieces left. Nothing was taken.
     #[error("stock `{key}` is sold out: {wanted} wanted, {left} left")]
     #[non_exhaustive]
@@ -415,6 +439,8 @@ impl Error {
             | Self::Closed { key }
             | Self::NoSuchRow { table: key }
             | Self::FullScan { table: key, .. }
+            | Self::Mismatch { key }
+            | Self::Answer { key, .. }
             | Self::SoldOut { key, .. }
             | Self::SessionLost { key, .. }
             | Self::FeignedLock { key, .. }

@@ -1,8 +1,10 @@
 //! Transactions, the locks in them, and migrations, dropped at every await.
 
 use lockkit::testing::MemoryStore;
-use lockkit::{Fence, Leases, NamedLock, RowLock};
+use lockkit::{Error, Fence, Idempotent, Leases, NamedLock, RowLock, Tx};
 use support::{Server, TestDb, on_every_database};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use super::{Bench, PATIENCE, nothing};
 
@@ -56,7 +58,7 @@ on_every_database! {
         bench.drop_everywhere("NamedLock::holder", holder, nothing).await;
 
         // Somebody else holds the lock, and gives it back after the drop: it must not stay with who is gone.
-        let release = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
+        let release = async |other: Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
         let blocked_row = async || {
             let mut other = lockkit::begin(&db.pool).await.unwrap();
             row().lock(&mut *other).await.unwrap();
@@ -77,6 +79,51 @@ on_every_database! {
             (blocked, other)
         };
         bench.drop_blocked(("NamedLock::lock", "of a locked name"), blocked_name, release).await;
+    }
+
+    async fn idempotent_requests_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { db, pool, .. } = &bench;
+        let run = async || {
+            db.execute("DELETE FROM t").await;
+            db.execute("DELETE FROM lockkit_answer").await;
+            let run = Idempotent::key("k").wait(PATIENCE).run(pool, async |tx| {
+                S::execute(tx, "INSERT INTO t VALUES (1)").await.expect("a statement");
+                Ok::<_, Error>(7)
+            });
+            (run, ())
+        };
+        let both_or_none = async |(): (), completed: bool| {
+            db.assert_nothing_left().await;
+            let rows = "SELECT COUNT(*) FROM t";
+            let answers = "SELECT COUNT(*) FROM lockkit_answer WHERE made_us IS NOT NULL";
+            assert_eq!(db.fetch_i64(&format!("SELECT ({rows}) - ({answers})")).await, Some(0));
+            assert!(!completed || db.fetch_i64(answers).await == Some(1));
+        };
+        bench.drop_everywhere("Idempotent::run", run, both_or_none).await;
+
+        // Another request has the key, and fails after the drop.
+        let blocked = async || {
+            let (has_begun, begun) = oneshot::channel();
+            let (go, gone) = oneshot::channel::<()>();
+            let there = db.pool.clone();
+            let other = tokio::spawn(async move {
+                let body = async |_: &mut Tx<_>| {
+                    has_begun.send(()).expect("a test that waits");
+                    gone.await.expect("a test that lets it go");
+                    Err::<(), _>(Error::conflict())
+                };
+                Idempotent::key("blocked").run(&there, body).await.expect_err("its own error")
+            });
+            begun.await.expect("a request that begins");
+            let run = Idempotent::key("blocked").wait(PATIENCE).run(pool, async |_| Ok::<_, Error>(()));
+            (run, (go, other))
+        };
+        let go_on = async |(go, other): (oneshot::Sender<()>, JoinHandle<Error>), _: bool| {
+            go.send(()).expect("a request that waits");
+            assert!(other.await.expect("a request").is_conflict());
+        };
+        bench.drop_blocked(("Idempotent::run", "of a key that another request has"), blocked, go_on).await;
     }
 
     async fn guards_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
@@ -119,7 +166,7 @@ on_every_database! {
             };
             (blocked, other)
         };
-        let release = async |other: lockkit::Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
+        let release = async |other: Tx<<S as Server>::DB>, _: bool| other.rollback().await.unwrap();
         bench.drop_blocked(("guard", "of a locked row"), blocked, release).await;
     }
 

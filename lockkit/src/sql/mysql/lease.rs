@@ -656,6 +656,28 @@ impl LeaseStatements for MySql {
         Ok(delete.execute(conn).await?.rows_affected())
     }
 
+    async fn answers_sweep(conn: &mut MySqlConnection, limit: u32) -> sqlx::Result<u64> {
+        // Names first, without locks, because a DELETE by expiry would lock the gaps into which new answers go.
+        let page =
+            named!("SELECT name FROM lockkit_answer WHERE keep_until_us <= {NOW} ORDER BY keep_until_us LIMIT :limit");
+        let names: Vec<Vec<u8>> = page.scalar(&[("limit", &limit)]).fetch_all(&mut *conn).await?;
+        if names.is_empty() {
+            return Ok(0);
+        }
+        // An answer that has expired may be the lock of a request.
+        let delete = Statement::new(&format!(
+            "DELETE a FROM (
+                 SELECT name FROM lockkit_answer FORCE INDEX (PRIMARY)
+                 WHERE name IN (:names[{}]) AND keep_until_us <= {NOW}
+                 LIMIT 18446744073709551615
+                 FOR UPDATE SKIP LOCKED
+             ) AS mine
+             STRAIGHT_JOIN lockkit_answer AS a FORCE INDEX (PRIMARY) ON a.name = mine.name",
+            names.len()
+        ));
+        Ok(delete.with(&[("names", &Each(&names))]).execute(conn).await?.rows_affected())
+    }
+
     async fn lease_page_end(conn: &mut MySqlConnection, after: &str) -> sqlx::Result<Option<String>> {
         let end = named!(
             "SELECT name FROM lockkit_lease WHERE name > :after ORDER BY name LIMIT 1 OFFSET {last}",

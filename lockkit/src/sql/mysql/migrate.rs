@@ -72,9 +72,10 @@ async fn are_tables_there(conn: &mut MySqlConnection) -> sqlx::Result<bool> {
          WHERE table_schema = DATABASE()
            AND (table_name, column_name) IN
                (('lockkit_lease', 'ttl_us'), ('lockkit_named', 'name'), ('lockkit_stock', 'quantity'),
-                ('lockkit_fence', 'fence'), ('lockkit_stock_batch', 'number'))",
+                ('lockkit_fence', 'fence'), ('lockkit_stock_batch', 'number'),
+                ('lockkit_answer', 'answer'))",
     )
     .fetch_one(conn)
     .await?;
-    Ok(there == 5)
+    Ok(there == 6)
 }

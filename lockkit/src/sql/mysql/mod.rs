@@ -42,6 +42,8 @@ use crate::{
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 mod fence_guard;
+#[cfg(feature = "idempotent")]
+mod idempotent;
 mod lease;
 mod migrate;
 mod named;
@@ -111,6 +113,8 @@ impl SessionOps for MySql {}
 impl VersionOps for MySql {}
 impl StockOps for MySql {}
 impl FenceGuardOps for MySql {}
+#[cfg(feature = "idempotent")]
+impl crate::sql::IdempotentOps for MySql {}
 #[cfg(feature = "shedlock")]
 impl crate::sql::ShedLockOps for MySql {}
 
@@ -124,6 +128,7 @@ impl Driver for MySql {
         (4, "ttl", include_str!("../../../migrations/mysql/0004_ttl.sql")),
         (5, "fence", include_str!("../../../migrations/mysql/0005_fence.sql")),
         (6, "stock batch", include_str!("../../../migrations/mysql/0006_stock_batch.sql")),
+        (8, "answer", include_str!("../../../migrations/mysql/0008_answer.sql")),
     ];
     // A node of a Galera cluster does not always report to PREPARE that it has rolled the transaction back for another
     // node, and then executes the statement in a new transaction.

@@ -17,25 +17,40 @@ use super::{
 };
 use crate::{
     policy::Wait,
-    sql::{Driver, NamedStatements, Sharing, history::hex},
+    sql::{Driver, NamedStatements, Names, Sharing, history::hex},
     value::{error::Fault, holder::LockHolder, key::Key},
 };
+
+/// The table whose rows are the locks.
+fn table(of: Names) -> &'static str {
+    match of {
+        Names::Locks => "lockkit_named",
+        Names::Answers => "lockkit_answer",
+    }
+}
 
 /// Locks the row, and inserts it if it does not exist. Never waits for another session's lock.
 ///
 /// It takes no separate read first, which would lock the gap. On a duplicate it locks the row exclusively, where a
 /// plain INSERT takes a shared lock. Each server has its own way not to wait, as in the statement that acquires a
 /// lease.
-fn named_at_once() -> &'static Statement {
-    named!(
+fn named_at_once(of: Names) -> &'static Statement {
+    match of {
+        Names::Locks => named!("{}", insert_at_once(table(Names::Locks))),
+        Names::Answers => named!("{}", insert_at_once(table(Names::Answers))),
+    }
+}
+
+fn insert_at_once(table: &str) -> String {
+    format!(
         "{at_once}
-         INSERT INTO lockkit_named (name)
+         INSERT INTO {table} (name)
          SELECT :name
          FROM {source}
          ON DUPLICATE KEY UPDATE name = VALUES(name)",
         at_once = settings_on_maria("innodb_lock_wait_timeout = 0"),
         source = for_each(
-            "(SELECT 1 AS one) AS o LEFT JOIN lockkit_named AS l ON l.name = :name FOR UPDATE OF l NOWAIT",
+            &format!("(SELECT 1 AS one) AS o LEFT JOIN {table} AS l ON l.name = :name FOR UPDATE OF l NOWAIT"),
             "DUAL WHERE :name IS NOT NULL"
         ),
     )
@@ -70,13 +85,24 @@ async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) 
 }
 
 impl NamedStatements for MySql {
-    async fn named_lock(conn: &mut MySqlConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
-        if (wait, sharing) == (Wait::Unbounded, Sharing::Alone) {
+    async fn named_lock(
+        conn: &mut MySqlConnection,
+        of: Names,
+        key: &Key,
+        sharing: Sharing,
+        wait: Wait,
+    ) -> sqlx::Result<bool> {
+        // An INSERT that waits for the transaction that inserted the name keeps a gap lock if that is rolled back, and
+        // so would wait for new names of others, and they for it. A named lock meets that once for each name. Nearly
+        // each answer has a new name, so its waiters wait in a SELECT.
+        let inserts = (of, sharing) == (Names::Locks, Sharing::Alone);
+        if inserts && wait == Wait::Unbounded {
             let lock = named!("INSERT INTO lockkit_named (name) VALUES (:name) ON DUPLICATE KEY UPDATE name = name");
             lock.with(&[("name", &key.as_bytes())]).execute(conn).await?;
             return Ok(true);
         }
-        if let (Wait::AtMost(bound), Sharing::Alone) = (wait, sharing)
+        if let Wait::AtMost(bound) = wait
+            && inserts
             && bound.as_secs() > 0
         {
             return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
@@ -87,13 +113,14 @@ impl NamedStatements for MySql {
             Sharing::Shared => shared(),
         };
         let waiting = if wait == Wait::Never { "NOWAIT" } else { "" };
-        let look = format!("{before}SELECT {hint}1 FROM lockkit_named WHERE name = :name {strength} {waiting}");
+        let look =
+            format!("{before}SELECT {hint}1 FROM {table} WHERE name = :name {strength} {waiting}", table = table(of));
         let look = Statement::new(&look);
         loop {
             if look.with(&[("name", &key.as_bytes())]).fetch_optional(&mut *conn).await?.is_some() {
                 return Ok(true);
             }
-            match named_at_once().with(&[("name", &key.as_bytes())]).execute(&mut *conn).await {
+            match named_at_once(of).with(&[("name", &key.as_bytes())]).execute(&mut *conn).await {
                 // Another transaction inserted the row concurrently: wait for that row now.
                 Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
                 made => return made.map(|_| true),
@@ -101,11 +128,11 @@ impl NamedStatements for MySql {
         }
     }
 
-    async fn named_feigned(_conn: &mut MySqlConnection, _key: &Key) -> sqlx::Result<Option<String>> {
+    async fn named_feigned(_conn: &mut MySqlConnection, _of: Names, _key: &Key) -> sqlx::Result<Option<String>> {
         Ok(None)
     }
 
-    async fn named_holder(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+    async fn named_holder(conn: &mut MySqlConnection, of: Names, key: &Key) -> sqlx::Result<Option<LockHolder>> {
         // On MySQL the thread of a row lock may belong to a session that waits for the lock; the thread of the table
         // lock is the holder's. MariaDB lists locks only while a session waits for them, from data up to 0.1 s old.
         // https://dev.mysql.com/doc/refman/8.4/en/performance-schema-data-locks-table.html,
@@ -122,15 +149,15 @@ impl NamedStatements for MySql {
                  JOIN performance_schema.threads AS t ON t.THREAD_ID = o.THREAD_ID
                  JOIN performance_schema.processlist AS p ON p.ID = t.PROCESSLIST_ID
                  WHERE l.LOCK_DATA = CONCAT('0x', HEX(:name)) AND l.LOCK_STATUS = 'GRANTED'
-                   AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = 'lockkit_named'",
+                   AND l.OBJECT_SCHEMA = DATABASE() AND l.OBJECT_NAME = :table",
                 "information_schema.INNODB_LOCKS AS l
                  JOIN information_schema.INNODB_TRX AS t ON t.trx_id = l.lock_trx_id
                  JOIN information_schema.PROCESSLIST AS p ON p.ID = t.trx_mysql_thread_id
                  WHERE l.LOCK_DATA = CONCAT('0x', HEX(:name)) AND t.trx_state <> 'LOCK WAIT'
-                   AND l.lock_table = CONCAT('`', DATABASE(), '`.`lockkit_named`')"
+                   AND l.lock_table = CONCAT('`', DATABASE(), '`.`', :table, '`')"
             ),
         );
-        let row = look.with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?;
+        let row = look.with(&[("name", &key.as_bytes()), ("table", &table(of))]).fetch_optional(conn).await?;
         row.as_ref().map(holder).transpose()
     }
 }

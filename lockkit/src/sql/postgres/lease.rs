@@ -488,6 +488,16 @@ impl LeaseStatements for Postgres {
         Ok(done.rows_affected())
     }
 
+    async fn answers_sweep(conn: &mut PgConnection, limit: u32) -> sqlx::Result<u64> {
+        let delete = statement!(
+            "DELETE FROM lockkit_answer WHERE name IN (
+                 SELECT name FROM lockkit_answer WHERE keep_until_us <= {NOW} ORDER BY keep_until_us LIMIT $1
+                 FOR UPDATE SKIP LOCKED
+             )"
+        );
+        Ok(query(delete).bind(i64::from(limit)).execute(conn).await?.rows_affected())
+    }
+
     async fn lease_page_end(conn: &mut PgConnection, after: &str) -> sqlx::Result<Option<String>> {
         let row =
             query(statement!("SELECT name FROM lockkit_lease WHERE name > $1 ORDER BY name LIMIT 1 OFFSET {PAGE} - 1"))

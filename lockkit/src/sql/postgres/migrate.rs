@@ -58,7 +58,7 @@ async fn history(conn: &mut PgConnection, home: &str) -> sqlx::Result<Vec<Applie
 /// Whether each table exists with its newest column. Every user can read the catalogue.
 async fn are_tables_there(conn: &mut PgConnection) -> sqlx::Result<bool> {
     let row = raw_sql(
-        "SELECT count(*) = 4 AS there
+        "SELECT count(*) = 5 AS there
          FROM pg_catalog.pg_attribute AS a
          JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid
          JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -66,7 +66,8 @@ async fn are_tables_there(conn: &mut PgConnection) -> sqlx::Result<bool> {
            AND ((c.relname = 'lockkit_lease' AND a.attname = 'ttl_us')
              OR (c.relname = 'lockkit_stock' AND a.attname = 'quantity')
              OR (c.relname = 'lockkit_fence' AND a.attname = 'fence')
-             OR (c.relname = 'lockkit_stock_batch' AND a.attname = 'number'))",
+             OR (c.relname = 'lockkit_stock_batch' AND a.attname = 'number')
+             OR (c.relname = 'lockkit_answer' AND a.attname = 'answer'))",
     )
     .fetch_one(conn)
     .await?;

@@ -68,6 +68,8 @@ fn holder_since(start: &str, subid: &str) -> String {
 
 mod feigned;
 mod fence_guard;
+#[cfg(feature = "idempotent")]
+mod idempotent;
 mod lease;
 mod listen;
 mod migrate;
@@ -128,6 +130,8 @@ impl SessionOps for Postgres {}
 impl VersionOps for Postgres {}
 impl StockOps for Postgres {}
 impl FenceGuardOps for Postgres {}
+#[cfg(feature = "idempotent")]
+impl crate::sql::IdempotentOps for Postgres {}
 #[cfg(feature = "shedlock")]
 impl crate::sql::ShedLockOps for Postgres {}
 
@@ -141,6 +145,7 @@ impl Driver for Postgres {
         (5, "fence", include_str!("../../../migrations/postgres/0005_fence.sql")),
         (6, "stock batch", include_str!("../../../migrations/postgres/0006_stock_batch.sql")),
         (7, "unchecked", include_str!("../../../migrations/postgres/0007_unchecked.sql")),
+        (8, "answer", include_str!("../../../migrations/postgres/0008_answer.sql")),
     ];
     const CHANGES_SESSION: bool = false;
 

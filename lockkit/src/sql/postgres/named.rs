@@ -5,9 +5,17 @@ use sqlx::{PgConnection, Postgres, Row};
 use super::{advisory_number, feigned, holder, holder_since, lock_timeout, pooler};
 use crate::{
     policy::Wait,
-    sql::{NamedStatements, Sharing, statement::statement},
+    sql::{NamedStatements, Names, Sharing, statement::statement},
     value::{holder::LockHolder, key::Key},
 };
+
+fn number(of: Names, key: &Key) -> i64 {
+    let namespace = match of {
+        Names::Locks => "named",
+        Names::Answers => "answer",
+    };
+    advisory_number(namespace, key)
+}
 
 /// The functions that take an advisory lock until the end of the transaction: one that waits, and one that only tries.
 fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
@@ -30,8 +38,14 @@ fn bounded(function: &str) -> String {
 }
 
 impl NamedStatements for Postgres {
-    async fn named_lock(conn: &mut PgConnection, key: &Key, sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
-        let number = advisory_number("named", key);
+    async fn named_lock(
+        conn: &mut PgConnection,
+        of: Names,
+        key: &Key,
+        sharing: Sharing,
+        wait: Wait,
+    ) -> sqlx::Result<bool> {
+        let number = number(of, key);
         let (lock, lock_if_free) = lock_functions(sharing);
         let granted = match wait {
             Wait::Unbounded => {
@@ -55,13 +69,13 @@ impl NamedStatements for Postgres {
         Ok(granted)
     }
 
-    async fn named_feigned(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<String>> {
-        feigned::feigned(conn, advisory_number("named", key)).await
+    async fn named_feigned(conn: &mut PgConnection, of: Names, key: &Key) -> sqlx::Result<Option<String>> {
+        feigned::feigned(conn, number(of, key)).await
     }
 
-    async fn named_holder(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<LockHolder>> {
+    async fn named_holder(conn: &mut PgConnection, of: Names, key: &Key) -> sqlx::Result<Option<LockHolder>> {
         let sql = statement!("{holder}", holder = holder_since("xact_start", "1"));
-        let row = pooler::query(sql).bind(advisory_number("named", key)).fetch_optional(conn).await?;
+        let row = pooler::query(sql).bind(number(of, key)).fetch_optional(conn).await?;
         row.as_ref().map(holder).transpose()
     }
 }

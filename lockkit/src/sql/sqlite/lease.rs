@@ -346,6 +346,15 @@ impl LeaseStatements for Sqlite {
         Ok(done.rows_affected())
     }
 
+    async fn answers_sweep(conn: &mut SqliteConnection, limit: u32) -> sqlx::Result<u64> {
+        let delete = statement!(
+            "DELETE FROM lockkit_answer WHERE name IN (
+                 SELECT name FROM lockkit_answer WHERE keep_until_us <= {NOW} ORDER BY keep_until_us LIMIT ?1
+             )"
+        );
+        Ok(sqlx::query(delete).bind(limit).execute(conn).await?.rows_affected())
+    }
+
     async fn lease_page_end(conn: &mut SqliteConnection, after: &str) -> sqlx::Result<Option<String>> {
         sqlx::query_scalar(statement!(
             "SELECT name FROM lockkit_lease WHERE name > ?1 ORDER BY name LIMIT 1 OFFSET {PAGE} - 1"

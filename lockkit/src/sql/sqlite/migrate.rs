@@ -42,9 +42,10 @@ async fn are_tables_there(conn: &mut SqliteConnection) -> sqlx::Result<bool> {
     let there: i64 = sqlx::query_scalar(
         "SELECT (SELECT COUNT(*) FROM pragma_table_info('lockkit_lease') WHERE name = 'ttl_us')
               + (SELECT COUNT(*) FROM pragma_table_info('lockkit_stock') WHERE name = 'quantity')
-              + (SELECT COUNT(*) FROM pragma_table_info('lockkit_fence') WHERE name = 'fence')",
+              + (SELECT COUNT(*) FROM pragma_table_info('lockkit_fence') WHERE name = 'fence')
+              + (SELECT COUNT(*) FROM pragma_table_info('lockkit_answer') WHERE name = 'answer')",
     )
     .fetch_one(conn)
     .await?;
-    Ok(there == 3)
+    Ok(there == 4)
 }

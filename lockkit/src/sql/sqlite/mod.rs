@@ -35,6 +35,8 @@ use crate::{
 const NOW: &str = "CAST(unixepoch('subsec') * 1000000 AS INTEGER)";
 
 mod fence_guard;
+#[cfg(feature = "idempotent")]
+mod idempotent;
 mod lease;
 mod migrate;
 mod named;
@@ -78,6 +80,8 @@ impl NamedOps for Sqlite {}
 impl VersionOps for Sqlite {}
 impl StockOps for Sqlite {}
 impl FenceGuardOps for Sqlite {}
+#[cfg(feature = "idempotent")]
+impl crate::sql::IdempotentOps for Sqlite {}
 #[cfg(feature = "shedlock")]
 impl crate::sql::ShedLockOps for Sqlite {}
 
@@ -89,6 +93,7 @@ impl Driver for Sqlite {
         (3, "stock", include_str!("../../../migrations/sqlite/0003_stock.sql")),
         (4, "ttl", include_str!("../../../migrations/sqlite/0004_ttl.sql")),
         (5, "fence", include_str!("../../../migrations/sqlite/0005_fence.sql")),
+        (8, "answer", include_str!("../../../migrations/sqlite/0008_answer.sql")),
     ];
     const IS_REMOTE: bool = false;
     const ONE_WRITER: bool = true;

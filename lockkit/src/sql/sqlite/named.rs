@@ -5,21 +5,27 @@ use sqlx::{Sqlite, SqliteConnection};
 use super::take_write_lock;
 use crate::{
     policy::Wait,
-    sql::{NamedStatements, Sharing},
+    sql::{NamedStatements, Names, Sharing},
     value::{holder::LockHolder, key::Key},
 };
 
 impl NamedStatements for Sqlite {
-    async fn named_lock(conn: &mut SqliteConnection, _key: &Key, _sharing: Sharing, wait: Wait) -> sqlx::Result<bool> {
+    async fn named_lock(
+        conn: &mut SqliteConnection,
+        _of: Names,
+        _key: &Key,
+        _sharing: Sharing,
+        wait: Wait,
+    ) -> sqlx::Result<bool> {
         take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
         Ok(true)
     }
 
-    async fn named_feigned(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<String>> {
+    async fn named_feigned(_conn: &mut SqliteConnection, _of: Names, _key: &Key) -> sqlx::Result<Option<String>> {
         Ok(None)
     }
 
-    async fn named_holder(_conn: &mut SqliteConnection, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
+    async fn named_holder(_conn: &mut SqliteConnection, _of: Names, _key: &Key) -> sqlx::Result<Option<LockHolder>> {
         Ok(None)
     }
 }

@@ -1,0 +1,101 @@
+//! What a request is recognized by.
+
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// SHA-256 of a request as JSON, with the fields of its objects in the order of their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Where the key alone says what is requested.
+    pub(super) fn none() -> Self {
+        Self([0; 32])
+    }
+
+    pub(super) fn of(request: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
+        let mut text = String::new();
+        write(&mut text, &serde_json::to_value(request)?);
+        Ok(Self(Sha256::digest(text).into()))
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The order of an object's fields in memory depends on a feature of `serde_json` that any crate may switch on.
+fn write(text: &mut String, value: &Value) {
+    match value {
+        Value::Array(values) => {
+            text.push('[');
+            for value in values {
+                write(text, value);
+                text.push(',');
+            }
+            text.push(']');
+        }
+        Value::Object(fields) => {
+            let mut fields: Vec<_> = fields.iter().collect();
+            fields.sort_unstable_by_key(|(name, _)| *name);
+            text.push('{');
+            for (name, value) in fields {
+                write(text, &Value::from(name.as_str()));
+                text.push(':');
+                write(text, value);
+                text.push(',');
+            }
+            text.push('}');
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => text.push_str(&value.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_order_of_fields_does_not_count_and_all_else_does() {
+        #[derive(Serialize)]
+        struct One {
+            b: Vec<u8>,
+            a: Option<&'static str>,
+        }
+        #[derive(Serialize)]
+        struct Other {
+            a: Option<&'static str>,
+            b: Vec<u8>,
+        }
+        let of = |it: Value| Fingerprint::of(&it).unwrap();
+        let one = Fingerprint::of(&One { b: vec![1, 2], a: Some("x") }).unwrap();
+        assert_eq!(one, Fingerprint::of(&Other { a: Some("x"), b: vec![1, 2] }).unwrap());
+        assert_eq!(one, of(json!({"a": "x", "b": [1, 2]})));
+        let others = [
+            json!({"a": "x", "b": [2, 1]}),
+            json!({"a": "x", "b": [12]}),
+            json!({"a": "x", "b": ["1", "2"]}),
+            json!({"a": null, "b": [1, 2]}),
+            json!({"a": "x"}),
+            json!([{"a": "x"}, {"b": [1, 2]}]),
+            json!("{\"a\":\"x\",\"b\":[1,2]}"),
+            json!(null),
+        ];
+        for other in others {
+            assert_ne!(one, of(other.clone()), "{other}");
+        }
+        assert_ne!(Fingerprint::none(), of(json!(null)));
+    }
+
+    #[test]
+    fn a_fingerprint_is_the_same_in_every_release() {
+        let hex = |it: Fingerprint| it.as_bytes().iter().map(|it| format!("{it:02x}")).collect::<String>();
+        let request = json!({"to": "a\"b", "cents": 1999, "tags": [], "note": null, "at": {"y": 2.5, "x": -1}});
+        let text = r#"{"at":{"x":-1,"y":2.5,},"cents":1999,"note":null,"tags":[],"to":"a\"b",}"#;
+        let expected: String = Sha256::digest(text).iter().map(|it| format!("{it:02x}")).collect();
+        assert_eq!(hex(Fingerprint::of(&request).unwrap()), expected);
+    }
+}

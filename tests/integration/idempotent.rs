@@ -1,0 +1,348 @@
+//! Answers that are stored in the transaction of the work.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use lockkit::dialect::IdempotentOps;
+use lockkit::{Answered, Error, Fault, Idempotent, Tx};
+use sqlx::pool::PoolOptions;
+use support::{Backend, PlainSql, Proxy, Server, TestDb, on_every_database, on_every_server};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// An answer with all that JSON has to escape.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Receipt {
+    number: u64,
+    note: Option<String>,
+    parts: Vec<(u8, String)>,
+}
+
+fn receipt(number: u64) -> Receipt {
+    let text = "ü \u{1f512} '\"\\ \u{0} \n 'x'; --".to_owned();
+    Receipt { number, note: Some(text.clone()), parts: vec![(0, text), (255, String::new())] }
+}
+
+async fn charge<DB: IdempotentOps + PlainSql>(tx: &mut Tx<DB>, key: &str) -> Result<(), Error> {
+    let charged = DB::execute(&mut *tx, &format!("INSERT INTO charges VALUES ('{key}')")).await;
+    charged.map(drop).map_err(|err| Error::database("charging", None, Fault::Other, err))
+}
+
+async fn charges<S: Backend>(db: &TestDb<S>) -> i64 {
+    db.fetch_i64("SELECT COUNT(*) FROM charges").await.unwrap()
+}
+
+async fn with_charges<S: Backend>(db: &TestDb<S>) {
+    db.execute("CREATE TABLE charges (name VARCHAR(99))").await;
+}
+
+on_every_database! {
+    async fn a_repeated_request_gets_the_first_answer<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        for key in ["pay:1", "pay:2"] {
+            for round in 0..3 {
+                let answered = Idempotent::key(key).request(&("cents", 1999)).run(&db.pool, async |tx| {
+                    charge(tx, "x").await?;
+                    Ok::<_, Error>(receipt(round))
+                });
+                let answered = answered.await.unwrap();
+                assert_eq!(answered.is_before(), round > 0);
+                assert_eq!(answered.into_inner(), receipt(0));
+            }
+        }
+        assert_eq!(charges(&db).await, 2);
+        db.assert_nothing_left().await;
+    }
+
+    async fn requests_at_the_same_time_get_one_answer<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        let numbers = std::sync::Arc::new(AtomicU64::new(0));
+        let mut requests = JoinSet::new();
+        for task in 0..48 {
+            let (pool, numbers) = (db.pool.clone(), numbers.clone());
+            requests.spawn(async move {
+                let key = format!("pay:{}", task % 4);
+                let wait = Duration::from_secs(60);
+                let answered = Idempotent::key(&*key).wait(wait).run(&pool, async |tx| {
+                    charge(tx, &key).await?;
+                    Ok::<_, Error>(receipt(numbers.fetch_add(1, Relaxed)))
+                });
+                (task % 4, answered.await.unwrap())
+            });
+        }
+        let mut answers = requests.join_all().await;
+        answers.sort_by_key(|(key, answered)| (*key, answered.is_before()));
+        for of_key in answers.chunks(12) {
+            let Answered::Now(first) = &of_key[0].1 else { panic!("nobody did the work: {of_key:?}") };
+            for (_, answered) in &of_key[1..] {
+                assert_eq!(*answered, Answered::Before(first.clone()));
+            }
+        }
+        assert_eq!(charges(&db).await, 4);
+    }
+
+    async fn what_fails_leaves_neither_work_nor_answer<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        let key = || Idempotent::key("k");
+        let failed = key().run(&db.pool, async |tx| {
+            charge(tx, "k").await?;
+            Err::<(), _>(Error::conflict())
+        });
+        assert!(failed.await.unwrap_err().is_conflict());
+
+        let pool = db.pool.clone();
+        let panicked = tokio::spawn(async move {
+            let body = async |tx: &mut Tx<_>| {
+                charge(tx, "k").await?;
+                if charge(tx, "k").await.is_ok() {
+                    panic!("a bug of the application");
+                }
+                Ok::<_, Error>(())
+            };
+            Idempotent::key("k").run(&pool, body).await
+        });
+        assert!(panicked.await.unwrap_err().is_panic());
+
+        let dropped = key().run(&db.pool, async |tx| {
+            charge(tx, "k").await?;
+            std::future::pending::<Result<(), Error>>().await
+        });
+        assert!(timeout(Duration::from_millis(300), dropped).await.is_err());
+
+        let too_large = key().max_answer(10).run(&db.pool, async |tx| {
+            charge(tx, "k").await?;
+            Ok::<_, Error>("0123456789".to_owned())
+        });
+        let too_large = too_large.await.unwrap_err();
+        assert!(too_large.to_string().starts_with("the answer of `k` cannot be stored"), "{too_large}");
+        let source = std::error::Error::source(&too_large).unwrap().to_string();
+        assert_eq!(source, "it has 12 bytes, and `max_answer` allows 10");
+
+        let no_json = key().run(&db.pool, async |tx| {
+            charge(tx, "k").await?;
+            Ok::<_, Error>(std::collections::BTreeMap::from([(vec![1], 1)]))
+        });
+        let no_json = no_json.await.unwrap_err();
+        assert!(matches!(&no_json, Error::Answer { key, .. } if *key == "k"), "{no_json:?}");
+
+        assert_eq!(charges(&db).await, 0);
+        let done = key().run(&db.pool, async |tx| charge(tx, "k").await).await.unwrap();
+        assert_eq!(done, Answered::Now(()));
+        assert_eq!(charges(&db).await, 1);
+        db.assert_nothing_left().await;
+    }
+
+    async fn another_request_with_the_same_key_is_refused<S>(db: TestDb<S>) {
+        let pay = async |cents: u32| {
+            Idempotent::key("pay:1").request(&cents).run(&db.pool, async |_| Ok::<_, Error>(cents)).await
+        };
+        assert_eq!(pay(5).await.unwrap(), Answered::Now(5));
+        let mismatch = pay(6).await.unwrap_err();
+        assert!(matches!(&mismatch, Error::Mismatch { key, .. } if *key == "pay:1"), "{mismatch:?}");
+        assert_eq!(pay(5).await.unwrap(), Answered::Before(5));
+        let without = Idempotent::key("pay:1").run(&db.pool, async |_| Ok::<_, Error>(5_u32)).await.unwrap_err();
+        assert!(matches!(without, Error::Mismatch { .. }), "{without:?}");
+        let long = "x".repeat(256);
+        let bad_key = Idempotent::key(&*long).run(&db.pool, async |_| Ok::<_, Error>(())).await.unwrap_err();
+        assert!(matches!(bad_key, Error::InvalidKey { .. }), "{bad_key:?}");
+        let not_kept = Idempotent::key("k").keep(Duration::ZERO).run(&db.pool, async |_| Ok::<_, Error>(()));
+        assert!(not_kept.await.unwrap_err().to_string().starts_with("`keep` must be longer"));
+        let for_ever = || Idempotent::key("for ever").keep(Duration::MAX).run(&db.pool, async |_| Ok::<_, Error>(()));
+        assert!(!for_ever().await.unwrap().is_before() && for_ever().await.unwrap().is_before());
+    }
+
+    async fn an_answer_of_another_type_is_an_error_and_the_work_is_not_done<S>(db: TestDb<S>) {
+        let before = Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>("text".to_owned()));
+        before.await.unwrap();
+        let deployed = Idempotent::key("k").run(&db.pool, async |_| -> Result<u64, Error> { panic!("it was done") });
+        let err = deployed.await.unwrap_err();
+        assert_eq!(err.to_string(), "the answer of `k` was stored and cannot be read as `u64`");
+    }
+
+    async fn an_expired_answer_does_not_count<S>(db: TestDb<S>) {
+        let keep = Duration::from_millis(50);
+        for round in 0..3 {
+            let run = Idempotent::key("k").request(&round).keep(keep).run(&db.pool, async |_| Ok::<_, Error>(round));
+            assert_eq!(run.await.unwrap(), Answered::Now(round));
+            sleep(keep * 2).await;
+        }
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_answer").await, Some(1));
+    }
+
+    async fn the_wait_for_another_request_is_bounded<S>(db: TestDb<S>) {
+        let (pool, bound) = (&db.pool, Duration::from_millis(1500));
+        for key in ["one", "two"] {
+            let waiting = Idempotent::key(key).run(pool, async |_| {
+                // In another task: in this one it would be refused as the body of the same key.
+                let pool = pool.clone();
+                let second = async move { Idempotent::key(key).wait(bound).run(&pool, async |_| Ok(())).await };
+                let started = Instant::now();
+                let refused: Error = tokio::spawn(second).await.unwrap().unwrap_err();
+                assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+                Ok::<_, Error>(refused.is_contended())
+            });
+            assert!(waiting.await.unwrap().into_inner());
+        }
+    }
+
+    async fn nothing_is_stored_when_the_body_has_ended_its_transaction<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        for round in 0..2 {
+            let ended = Idempotent::key("k").run(&db.pool, async |tx| {
+                charge(tx, "k").await?;
+                S::execute(tx, "ROLLBACK").await.expect("a statement");
+                Ok::<_, Error>(round)
+            });
+            let err = ended.await.unwrap_err();
+            assert!(matches!(err, Error::TransactionEnded { .. }), "{err:?}");
+        }
+        assert_eq!(charges(&db).await, 0);
+        let done = Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(7)).await.unwrap();
+        assert_eq!(done, Answered::Now(7));
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_body_does_not_wait_for_itself<S>(db: TestDb<S>) {
+        let pool = &db.pool;
+        let within = Idempotent::key("k").run(pool, async |_| {
+            let refused = Idempotent::key("k").run(pool, async |_| Ok::<_, Error>(())).await.unwrap_err();
+            Ok::<_, Error>(matches!(refused, Error::Reentrant { .. }))
+        });
+        assert!(within.await.unwrap().into_inner());
+    }
+
+    async fn sweeps_delete_what_has_expired<S>(db: TestDb<S>) {
+        for number in 0..30 {
+            let keep = if number % 3 == 0 { Duration::from_secs(3600) } else { Duration::from_millis(1) };
+            let key = format!("k{number}");
+            Idempotent::key(key).keep(keep).run(&db.pool, async |_| Ok::<_, Error>(())).await.unwrap();
+        }
+        sleep(Duration::from_millis(10)).await;
+        // In several statements.
+        lockkit::LeaseStore::lease_sweep(&db.pool, Duration::from_secs(3600), 7).await.unwrap();
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_answer").await, Some(10));
+    }
+}
+
+on_every_server! {
+    async fn those_who_wait_for_a_request_that_fails_do_not_disturb_each_other<S>(db: TestDb<S>) {
+        for wait in [Duration::from_millis(900), Duration::from_secs(20)] {
+            let key = format!("m:{}", wait.as_millis());
+            let (has_begun, begun) = tokio::sync::oneshot::channel();
+            let first = tokio::spawn({
+                let (pool, key) = (db.pool.clone(), key.clone());
+                async move {
+                    let body = async |_: &mut Tx<_>| {
+                        has_begun.send(()).expect("a test that waits");
+                        sleep(Duration::from_millis(300)).await;
+                        Err::<u32, _>(Error::conflict())
+                    };
+                    Idempotent::key(key).run(&pool, body).await
+                }
+            });
+            begun.await.unwrap();
+            let mut others = JoinSet::new();
+            for number in 0..4 {
+                let (pool, key) = (db.pool.clone(), key.clone());
+                others.spawn(async move {
+                    let body = async |_: &mut Tx<_>| {
+                        sleep(Duration::from_millis(100)).await;
+                        Ok::<_, Error>(number)
+                    };
+                    Idempotent::key(key).wait(wait).run(&pool, body).await
+                });
+            }
+            assert!(first.await.unwrap().unwrap_err().is_conflict());
+            // Others have new keys, beside that key, while one of those that waited does the work.
+            for name in ["a", "l", "n", "z"] {
+                let name = format!("{name}:{}", wait.as_millis());
+                let new = Idempotent::key(name).wait(Duration::from_secs(5));
+                assert!(!new.run(&db.pool, async |_| Ok::<_, Error>(())).await.unwrap().is_before());
+            }
+            let answers: Vec<_> = others.join_all().await.into_iter().map(Result::unwrap).collect();
+            assert_eq!(answers.iter().filter(|it| !it.is_before()).count(), 1, "{answers:?}");
+            let first = answers[0].into_inner();
+            assert!(answers.iter().all(|it| it.into_inner() == first), "{answers:?}");
+        }
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_sweep_waits_for_no_request<S>(db: TestDb<S>) {
+        let old = |keep| Idempotent::key("old").keep(keep);
+        old(Duration::from_millis(1)).run(&db.pool, async |_| Ok::<_, Error>(())).await.unwrap();
+        sleep(Duration::from_millis(10)).await;
+        let (pool, elsewhere) = (&db.pool, db.pool_of(2).await);
+        let again = old(Duration::from_secs(9)).run(pool, async |_| {
+            let sweep = lockkit::LeaseStore::lease_sweep(pool, Duration::from_secs(3600), 10);
+            timeout(Duration::from_secs(3), sweep).await.expect("it waits for nothing").unwrap();
+            let new = Idempotent::key("new").wait(Duration::from_secs(3));
+            new.run(&elsewhere, async |_| Ok::<_, Error>(())).await.map(Answered::into_inner)
+        });
+        assert!(!again.await.unwrap().is_before());
+        assert!(old(Duration::from_secs(9)).run(pool, async |_| Ok::<_, Error>(())).await.unwrap().is_before());
+    }
+
+    async fn after_a_lost_answer_of_the_commit_the_next_request_knows<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(2).connect(proxy.url()).await.unwrap();
+        for round in 0..8_i64 {
+            let key = format!("pay:{round}");
+            let lost = Idempotent::key(&*key).run(&pool, async |tx| {
+                charge(tx, &key).await?;
+                proxy.hold_replies_to("COMMIT");
+                Ok::<_, Error>(receipt(0))
+            });
+            tokio::select! {
+                answered = lost => panic!("the answer is held back: {answered:?}"),
+                () = proxy.replies_are_held() => {}
+            }
+            proxy.reset();
+            proxy.pass_replies();
+            let again = Idempotent::key(&*key).run(&pool, async |tx| {
+                charge(tx, &key).await?;
+                Ok::<_, Error>(receipt(1))
+            });
+            let again = again.await.unwrap();
+            assert_eq!(again.is_before(), again.into_inner() == receipt(0));
+            assert_eq!(charges(&db).await, round + 1);
+        }
+    }
+
+    async fn a_stored_answer_costs_one_round_trip<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let options = PoolOptions::<<S as Server>::DB>::new().max_connections(1).test_before_acquire(false);
+        let pool = options.connect(proxy.url()).await.unwrap();
+        let mut least = u64::MAX;
+        for _ in 0..6 {
+            // The ping of the connection that returns.
+            sleep(Duration::from_millis(30)).await;
+            let before = proxy.round_trips();
+            Idempotent::key("k").run(&pool, async |_| Ok::<_, Error>(())).await.unwrap();
+            least = least.min(proxy.round_trips() - before);
+        }
+        assert_eq!(least, 1);
+    }
+}
+
+#[tokio::test]
+async fn without_the_table_it_is_said_what_to_do() {
+    let db = TestDb::<support::Sqlite>::empty(1).await;
+    let err = Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(())).await.unwrap_err();
+    assert!(matches!(err, Error::NotMigrated { .. }), "{err:?}");
+}
+
+#[tokio::test]
+async fn an_error_leaves_the_connection_in_the_pool() {
+    let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
+    let request = |cents: u32| Idempotent::key("k").request(&cents).run(&pool, async move |_| Ok::<_, Error>(cents));
+    assert!(matches!(request(1).await.unwrap_err(), Error::NotMigrated { .. }));
+    lockkit::migrate(&pool).await.unwrap();
+    request(1).await.unwrap();
+    assert!(matches!(request(2).await.unwrap_err(), Error::Mismatch { .. }));
+    assert_eq!(request(1).await.unwrap(), Answered::Before(1));
+
+    // JSON has no number for this, and reads what it writes for it as nothing.
+    let float = Idempotent::key("nan").run(&pool, async |_| Ok::<_, Error>(f64::NAN)).await.unwrap_err();
+    assert!(matches!(float, Error::Answer { .. }), "{float:?}");
+}
