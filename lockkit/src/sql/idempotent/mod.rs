@@ -16,13 +16,14 @@ use std::{any::type_name, future::Future, iter::once_with, panic::Location, pin:
 
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use self::{fingerprint::Fingerprint, ops::IdempotentOps};
 use crate::{
     body::{
         guard::Guard,
         scope::{Lock, Realm, Record, Under, is_under},
+        task::no_answer,
     },
     policy::Wait,
     sql::{
@@ -32,13 +33,16 @@ use crate::{
         tx::{PASS_TX, Tx, Unsettled, begin_on, check_failed, refuse_under_own_lock},
     },
     value::{
-        error::{BoxError, Error, Result},
+        error::{BoxError, Error, Fault, Result},
         key::Key,
     },
 };
 
 const LOOKING: &str = "looking for the answer";
 const STORING: &str = "storing the answer";
+
+/// Longest time to store an answer.
+const STORE_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long an answer is kept unless the caller says otherwise.
 const KEEP: Duration = Duration::from_hours(24);
@@ -61,6 +65,7 @@ const MOST: usize = 1 << 20;
 ///
 /// An answer is a value that serde can write as JSON and read again; one that it cannot read is not stored. An answer
 /// of several kinds is an `enum`, or a `Result`: a declined card is an answer, too, and `Ok(Err(Declined))` stores it.
+/// What JSON writes as `null`, such as `Some(())`, is read as `None`.
 ///
 /// What the transaction cannot undo (a payment at a provider, a mail) is not covered: a crash after it repeats it.
 ///
@@ -264,8 +269,8 @@ async fn begin<DB: IdempotentOps>(
     refuse_under_own_lock(pool)?;
     let started = Instant::now();
     loop {
-        let left = wait.limit().saturating_sub(started.elapsed());
-        let begun = begin_once(pool, key, fingerprint, Wait::within(Some(wait), Some(left)), at).await;
+        let left = (wait != Wait::Unbounded).then(|| wait.limit().saturating_sub(started.elapsed()));
+        let begun = begin_once(pool, key, fingerprint, Wait::within(Some(wait), left), at).await;
         match begun {
             // A deadlock among those who wait. Nothing was done.
             Err(err) if err.is_transient() && started.elapsed() < wait.limit() => {}
@@ -285,6 +290,8 @@ async fn begin_once<DB: IdempotentOps>(
     let mut looking = Guard::new(Unsettled::new(connection(pool, LOOKING, Some(key)).await?));
     match look::<DB>(&mut looking.get_mut().conn, key, fingerprint).await {
         Ok(None) => {}
+        // Another process has locked the database, even for readers: it is waited for as the wait says.
+        Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => {}
         Ok(Some(answer)) => {
             check_in::<DB>(looking.defuse().conn);
             return Ok(Begun::Before(answer));
@@ -350,7 +357,8 @@ async fn store<DB: IdempotentOps>(
         let stored = DB::answer_store(conn, key, fingerprint.as_bytes(), answer, keep.min(LONGEST)).await;
         stored.map_err(|err| failed_on_own_table::<DB>(STORING, Some(key), err))
     };
-    let stored = stored.await;
+    // It waits for nobody, unless the body has overlooked that the database ended its transaction.
+    let stored = timeout(STORE_LIMIT, stored).await.unwrap_or_else(|_| Err(no_answer(STORING, Some(key))));
     note_answer(tx, stored)
 }
 

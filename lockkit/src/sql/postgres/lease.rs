@@ -489,9 +489,10 @@ impl LeaseStatements for Postgres {
     }
 
     async fn answers_sweep(conn: &mut PgConnection, limit: u32) -> sqlx::Result<u64> {
+        // The clock in a subselect, which is evaluated once: a volatile function is no condition for an index.
         let delete = statement!(
             "DELETE FROM lockkit_answer WHERE name IN (
-                 SELECT name FROM lockkit_answer WHERE keep_until_us <= {NOW} ORDER BY keep_until_us LIMIT $1
+                 SELECT name FROM lockkit_answer WHERE keep_until_us <= (SELECT {NOW}) ORDER BY keep_until_us LIMIT $1
                  FOR UPDATE SKIP LOCKED
              )"
         );
