@@ -141,7 +141,8 @@ pub mod dialect {
     pub use crate::{
         sql::{
             AsConnection, Dialect, FenceGuardOps, LeaseOps, ListenOps, NamedOps, RowOps, RowsAffected, SessionOps,
-            StockOps, VersionOps, conn::On, long::warn_of_long_transactions, schema::write_migrations, tx::AnyTx,
+            StockOps, VersionOps, conn::On, long::warn_of_long_transactions, reuse::reuse_connections,
+            schema::write_migrations, tx::AnyTx,
         },
         value::holder::LockHolder,
     };

@@ -40,6 +40,7 @@ mod reentrant;
 mod refusals;
 mod requests;
 mod returning;
+mod reuse;
 mod round_trips;
 mod row_mistakes;
 mod rows;

@@ -82,8 +82,9 @@ impl Scenario {
                 vec!["polling", "session lock", "lockkit without hand-over", "lockkit"]
             }
             Self::HotLease => vec!["polling", "lockkit without hand-over", "lockkit"],
-            Self::Lease | Self::Transaction | Self::Stock => vec!["floor", "lockkit"],
-            Self::RowLock | Self::Named => vec!["floor", "lockkit unbounded", "lockkit"],
+            Self::Lease | Self::Stock => vec!["floor", "lockkit"],
+            Self::Transaction => vec!["floor", "lockkit", REUSE],
+            Self::RowLock | Self::Named => vec!["floor", "lockkit unbounded", "lockkit", REUSE],
             Self::Optimistic => vec!["floor: FOR UPDATE", "blind retry", "lockkit"],
             Self::Held => vec!["none held", "many held"],
             Self::Sweep | Self::TableSize => vec!["few rows", "many rows"],
@@ -153,6 +154,7 @@ impl<DB: Subject> Bench<DB> {
         match bench.job.contender.as_str() {
             "many held" => held::hold(&mut bench).await?,
             "many rows" => sweep::fill(&bench).await?,
+            REUSE => lockkit::dialect::reuse_connections(&bench.pool),
             _ => {}
         }
         Ok(Arc::new(bench))
@@ -165,6 +167,9 @@ impl<DB: Subject> Bench<DB> {
         }
     }
 }
+
+/// The contender whose transactions follow each other on one connection.
+const REUSE: &str = "lockkit reuse";
 
 /// How long lockkit and the floors wait at most: longer than any wait should take.
 const WAIT: std::time::Duration = std::time::Duration::from_secs(60);

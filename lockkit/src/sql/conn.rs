@@ -9,7 +9,7 @@ use sqlx::Pool;
 
 use crate::{
     body::guard::Guard,
-    sql::{AsConnection, Dialect, check_in, connection, tx::Unsettled},
+    sql::{AsConnection, Dialect, Unsettled, check_in, connection},
     value::error::Result,
 };
 

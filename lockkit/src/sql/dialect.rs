@@ -53,6 +53,9 @@ pub trait Driver: Database {
     /// texts.
     type Grammar: Copy + Send + Sync;
 
+    /// What `begin` has learned of a session, or changed in it, and need not do again on the same connection.
+    type Session: Copy + Default + Send;
+
     /// lockkit's migrations: number, name, statements.
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)];
 
@@ -107,6 +110,7 @@ pub trait Driver: Database {
     fn begin(
         conn: &mut Self::Connection,
         pool: &Pool<Self>,
+        session: &mut Self::Session,
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 

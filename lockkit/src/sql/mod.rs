@@ -28,6 +28,7 @@ mod pool_state;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod query;
+pub(crate) mod reuse;
 pub(crate) mod row;
 pub(crate) mod schema;
 pub(crate) mod session;
@@ -70,7 +71,7 @@ pub use listen::ListenOps;
 pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
 pub(crate) use named::{NamedStatements, Names, Sharing};
-pub(crate) use pool::{check_in, checked_in, checkout, close, connection};
+pub(crate) use pool::{Unsettled, check_in, checked_in, checkout, close, connection};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};

@@ -3,7 +3,7 @@
 //! Without the short tries on SQLite (see `write`), an acquire beside four processes that wrote all the time took 5 s
 //! and was then refused, although the lease was free.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use sqlx::{Database, Pool, pool::PoolConnection};
 use tokio::{
@@ -18,9 +18,10 @@ use crate::{
         task::no_answer,
     },
     sql::{
+        pool_state::of_pool,
         spare::spare,
         starved::{Waiting, is_full, leases_starved, starved},
-        warm::{self, Warm},
+        warm::{Kept, Warm},
     },
     value::{
         error::{Error, Fault, Result},
@@ -225,7 +226,7 @@ impl<DB: Dialect> Lent<DB> {
     ) -> Result<Self> {
         if may_be_warm
             && reach.is_of_lease()
-            && let Some(Warm { conn, grammar, own_timeout, is_own, since }) = warm::take(pool)
+            && let Some(AfterLease { conn, grammar, own_timeout, is_own, since }) = kept(pool).take()
         {
             let mut call = Call::new(conn);
             call.get_mut().own_timeout = own_timeout;
@@ -244,19 +245,48 @@ impl<DB: Dialect> Lent<DB> {
     fn put_back(self, pool: &Pool<DB>, is_kept: bool) {
         let Self { call, grammar, is_own, since, is_warm: _ } = self;
         let Call { conn, own_timeout, runtime: _ } = call.defuse();
-        let warm = Warm { conn, grammar, own_timeout, is_own, since };
-        let returned = if is_kept { warm::keep(pool, warm) } else { Some(warm) };
-        returned.into_iter().for_each(put_back);
+        let after = AfterLease { conn, grammar, own_timeout, is_own, since };
+        if is_kept { kept(pool).keep(pool, after) } else { after.put_back() }
     }
 }
 
-/// Returns a connection to its pool in the background.
-pub(super) fn put_back<DB: Dialect>(Warm { conn, own_timeout, .. }: Warm<DB>) {
-    if own_timeout.is_none() {
-        return check_in::<DB>(conn);
+/// A connection after a statement about leases.
+struct AfterLease<DB: Dialect> {
+    conn: PoolConnection<DB>,
+    grammar: DB::Grammar,
+    /// The connection's own busy timeout, while a shorter one is set.
+    own_timeout: Option<Duration>,
+    is_own: bool,
+    since: Instant,
+}
+
+/// The connections that are kept for the leases of a pool.
+fn kept<DB: Dialect>(pool: &Pool<DB>) -> Arc<Kept<AfterLease<DB>>> {
+    of_pool(pool)
+}
+
+impl<DB: Dialect> Warm for AfterLease<DB> {
+    fn is_own(&self) -> bool {
+        self.is_own
     }
-    let mut call = Call::new(conn);
-    call.get_mut().own_timeout = own_timeout;
+
+    fn since(&self) -> Instant {
+        self.since
+    }
+
+    fn put_back(self) {
+        let Self { conn, own_timeout, .. } = self;
+        if own_timeout.is_none() {
+            return check_in::<DB>(conn);
+        }
+        // Dropped, it sets the timeout first.
+        let mut call = Call::new(conn);
+        call.get_mut().own_timeout = own_timeout;
+    }
+
+    fn close(self) {
+        close(self.conn);
+    }
 }
 
 /// An operation that failed.
@@ -304,7 +334,7 @@ pub(crate) async fn call<DB: Dialect, T>(
         Err(err) if DB::IS_REMOTE && DB::fault(err) == Fault::Unavailable => {
             close(lent.call.defuse().conn);
             if is_warm {
-                warm::close_all(pool);
+                kept(pool).close_all();
             }
         }
         Err(_) => lent.put_back(pool, false),
@@ -441,6 +471,27 @@ pub(super) use tried;
 /// arrives before it is read does not need the runtime's reactor.
 fn is_of_ended_runtime<DB: Dialect>(err: &sqlx::Error) -> bool {
     DB::IS_REMOTE && matches!(err, sqlx::Error::Io(err) if err.kind() == io::ErrorKind::Other)
+}
+
+/// A connection in an unknown state: a statement may be in flight, a transaction may be open, or a session lock may be
+/// held. Dropped, it is closed and does not return to its pool.
+pub(crate) struct Unsettled<DB: Database> {
+    pub(crate) conn: PoolConnection<DB>,
+    /// `Drop` may run on a thread without a runtime.
+    runtime: Handle,
+}
+
+impl<DB: Database> Unsettled<DB> {
+    pub(crate) fn new(conn: PoolConnection<DB>) -> Self {
+        Self { conn, runtime: Handle::current() }
+    }
+}
+
+impl<DB: Database> Hold for Unsettled<DB> {
+    fn abandon(self) {
+        let _inside = self.runtime.enter();
+        close(self.conn);
+    }
 }
 
 /// Closes a connection at once. Does not wait for its statement and needs no runtime.

@@ -39,8 +39,10 @@ use crate::{
     observe,
     policy::Wait,
     sql::{
-        AsConnection, Dialect, check_in, checked_in, close, connection, counted_depth, depth, failed, is_answered,
-        long::OpenSince, sealed,
+        AsConnection, Dialect, Unsettled, checked_in, close, connection, counted_depth, depth, failed, is_answered,
+        long::OpenSince,
+        reuse::{Reuse, put_back},
+        sealed,
     },
     value::{
         error::{Error, Fault, Result},
@@ -53,6 +55,9 @@ pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Longest time to learn at the first use of a pool whether its server has locks.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Longest time for a connection that was kept to begin a transaction. It may have died silently.
+const KEPT_LIMIT: Duration = Duration::from_secs(1);
 
 const BEGINNING: &str = "beginning a transaction";
 
@@ -112,27 +117,63 @@ pub(crate) async fn begin_within<DB: Dialect>(
     at: &'static Location<'static>,
 ) -> Result<Tx<DB>> {
     refuse_under_own_lock(pool)?;
-    let started = Instant::now();
+    let terms = Terms { wait, deadline, started: Instant::now(), at };
+    let mut reuse = Reuse::of(pool);
+    if let Some((conn, session)) = reuse.as_mut().and_then(Reuse::take) {
+        let kept = Guard::new(Unsettled::new(conn));
+        let limit = if DB::IS_REMOTE { KEPT_LIMIT } else { Duration::MAX };
+        match timeout(limit, begun(kept, session, pool, terms)).await {
+            // It has died since. A transaction that has begun on it ends with it.
+            Err(_) | Ok(Err(Error::Database { fault: Fault::Unavailable, .. })) => {
+                reuse.iter().for_each(Reuse::close_all);
+            }
+            Ok(begun) => {
+                let mut tx = begun?;
+                tx.0.get_mut().reuse = reuse;
+                return Ok(tx);
+            }
+        }
+    }
     let opening = Guard::new(Unsettled::new(connection(pool, BEGINNING, None).await?));
-    begin_on(opening, pool, started, wait, deadline, at).await
+    let mut tx = begin_on(opening, pool, terms).await?;
+    tx.0.get_mut().reuse = reuse;
+    Ok(tx)
 }
 
-/// As [`begin_within`], on this connection. `started` is when the caller began to wait.
+/// How a transaction begins.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    /// Longest wait for SQLite's write lock.
+    pub(crate) wait: Option<Wait>,
+    pub(crate) deadline: Option<Instant>,
+    /// When the caller began to wait.
+    pub(crate) started: Instant,
+    /// The place in the source that a warning names.
+    pub(crate) at: &'static Location<'static>,
+}
+
+/// Begins a transaction on this connection of the pool.
 pub(crate) async fn begin_on<DB: Dialect>(
     mut opening: Guard<Unsettled<DB>>,
     pool: &Pool<DB>,
-    started: Instant,
-    wait: Option<Wait>,
-    deadline: Option<Instant>,
-    at: &'static Location<'static>,
+    terms: Terms,
 ) -> Result<Tx<DB>> {
     if timeout(PROBE_LIMIT, DB::probe_named_locks(&mut opening.get_mut().conn, pool)).await.is_err() {
         return Err(no_answer(BEGINNING, None));
     }
+    begun(opening, DB::Session::default(), pool, terms).await
+}
+
+async fn begun<DB: Dialect>(
+    mut opening: Guard<Unsettled<DB>>,
+    mut session: DB::Session,
+    pool: &Pool<DB>,
+    Terms { wait, deadline, started, at }: Terms,
+) -> Result<Tx<DB>> {
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
-    let begun = DB::begin(&mut opening.get_mut().conn, pool, Wait::within(wait, left)).await;
+    let begun = DB::begin(&mut opening.get_mut().conn, pool, &mut session, Wait::within(wait, left)).await;
     match begun {
-        Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn, at)))),
+        Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn, session, at)))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
             if DB::is_idle(&mut opening.get_mut().conn).await {
                 // No transaction was begun: the connection can be used again.
@@ -225,12 +266,13 @@ impl<DB: Dialect> Tx<DB> {
             // Dropped, it is closed, and the database rolls back.
             return Ok(());
         }
-        let Open { conn, step, .. } = self.0.get_mut();
+        let Open { conn, step, reuse, .. } = self.0.get_mut();
         *step = Step::Querying;
         let rolled_back = if counted_depth::<DB>(conn) > 0 {
             roll_back::<DB>(conn).await
         } else {
             // sqlx has rolled back already. What ran since then is in a transaction that it does not count.
+            *reuse = None;
             DB::restore_session(conn).await
         };
         rolled_back.map_err(|err| failed::<DB>("rolling back", None, err))?;
@@ -461,27 +503,6 @@ impl<DB: Dialect> EndTx<DB> for Transaction<'_, DB> {
     }
 }
 
-/// A connection in an unknown state: a statement may be in flight, a transaction may be open, or a session lock may be
-/// held. Dropped, it is closed and does not return to its pool.
-pub(crate) struct Unsettled<DB: Database> {
-    pub(crate) conn: PoolConnection<DB>,
-    /// `Drop` may run on a thread without a runtime.
-    runtime: Handle,
-}
-
-impl<DB: Database> Unsettled<DB> {
-    pub(crate) fn new(conn: PoolConnection<DB>) -> Self {
-        Self { conn, runtime: Handle::current() }
-    }
-}
-
-impl<DB: Database> Hold for Unsettled<DB> {
-    fn abandon(self) {
-        let _inside = self.runtime.enter();
-        close(self.conn);
-    }
-}
-
 /// A connection inside a transaction.
 struct Open<DB: Dialect> {
     conn: PoolConnection<DB>,
@@ -489,6 +510,9 @@ struct Open<DB: Dialect> {
     /// The step before the statements of lockkit that are running.
     before: Step,
     since: OpenSince,
+    session: DB::Session,
+    /// Where the connection may be kept afterwards.
+    reuse: Option<Reuse<DB>>,
     /// `Drop` may run on a thread without a runtime.
     runtime: Handle,
 }
@@ -506,8 +530,9 @@ enum Step {
 }
 
 impl<DB: Dialect> Open<DB> {
-    fn new(conn: PoolConnection<DB>, at: &'static Location<'static>) -> Self {
-        Self { conn, step: Step::In, before: Step::In, since: OpenSince::now(at), runtime: Handle::current() }
+    fn new(conn: PoolConnection<DB>, session: DB::Session, at: &'static Location<'static>) -> Self {
+        let (since, runtime) = (OpenSince::now(at), Handle::current());
+        Self { conn, step: Step::In, before: Step::In, since, session, reuse: None, runtime }
     }
 
     /// Whether nothing can be said on the connection any more.
@@ -515,33 +540,26 @@ impl<DB: Dialect> Open<DB> {
         !DB::KEEPS_STEP && self.step == Step::Querying
     }
 
-    /// Restores the settings that `begin` changed, then returns the connection to its pool. The transaction has ended.
+    /// Returns the connection, whose transaction was committed or rolled back by the last statement.
     fn return_to_pool(self) {
-        if !DB::CHANGES_SESSION {
-            return check_in::<DB>(self.conn);
+        let Self { conn, session, reuse, .. } = self;
+        match reuse {
+            Some(reuse) => reuse.keep(conn, session),
+            None => put_back(conn),
         }
-        let Self { conn, runtime, .. } = self;
-        // Also closed if the runtime ends before the task.
-        let mut restoring = Guard::new(Unsettled { conn, runtime: runtime.clone() });
-        runtime.spawn(async move {
-            let restored = DB::restore_ended(&mut restoring.get_mut().conn);
-            if matches!(timeout(ROLLBACK_LIMIT, restored).await, Ok(Ok(()))) {
-                checked_in::<DB>(restoring.defuse().conn).await;
-            }
-        });
     }
 }
 
 impl<DB: Dialect> Hold for Open<DB> {
     fn abandon(self) {
-        let Self { conn, step, before: _, since, runtime } = self;
+        let Self { conn, step, since, runtime, .. } = self;
         drop(since);
         let _inside = runtime.enter();
         if !DB::KEEPS_STEP && step != Step::In {
             return close(conn);
         }
         // Also closed if the runtime ends before the task.
-        let mut ending = Guard::new(Unsettled { conn, runtime: runtime.clone() });
+        let mut ending = Guard::new(Unsettled::new(conn));
         runtime.spawn(async move {
             let conn = &mut ending.get_mut().conn;
             let ended = async {

@@ -23,6 +23,40 @@ on_every_database! {
         bench.drop_everywhere("Tx::rollback", async || (bench.two_rows_written().await.rollback(), ()), none).await;
     }
 
+    async fn transactions_on_a_kept_connection_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { db, pool, .. } = &bench;
+        lockkit::dialect::reuse_connections(pool);
+        let again = async || lockkit::begin(pool).await.unwrap().commit().await.unwrap();
+
+        let begin = async || {
+            again().await;
+            (lockkit::begin(pool), ())
+        };
+        bench.drop_everywhere(("begin", "again"), begin, nothing).await;
+        let lock_name = async || {
+            again().await;
+            let mut tx = lockkit::begin(pool).await.unwrap();
+            (async move { NamedLock::new("k").wait(PATIENCE).lock(&mut tx).await }, ())
+        };
+        bench.drop_everywhere(("NamedLock::lock", "again"), lock_name, nothing).await;
+        let all_or_none = async |(): (), completed| bench.all_or_none(completed).await;
+        let commit = async || {
+            again().await;
+            (bench.two_rows_written().await.commit(), ())
+        };
+        bench.drop_everywhere(("Tx::commit", "again"), commit, all_or_none).await;
+        let none = async |(): (), _: bool| {
+            let rows = db.fetch_i64("SELECT COUNT(*) FROM t").await;
+            assert_eq!(rows, Some(0));
+        };
+        let rollback = async || {
+            again().await;
+            (bench.two_rows_written().await.rollback(), ())
+        };
+        bench.drop_everywhere(("Tx::rollback", "again"), rollback, none).await;
+    }
+
     async fn locks_in_transactions_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
         let bench = Bench::<S>::new(db).await;
         let Bench { db, pool, .. } = &bench;

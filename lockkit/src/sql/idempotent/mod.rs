@@ -12,7 +12,7 @@
 mod fingerprint;
 pub(crate) mod ops;
 
-use std::{any::type_name, future::Future, iter::once_with, panic::Location, pin::pin, time::Duration};
+use std::{any::type_name, future::Future, iter::once_with, panic::Location, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
@@ -22,15 +22,15 @@ use self::{fingerprint::Fingerprint, ops::IdempotentOps};
 use crate::{
     body::{
         guard::Guard,
-        scope::{Lock, Realm, Record, Under, is_under},
+        scope::{Lock, Realm, Record, is_under},
         task::no_answer,
     },
     policy::Wait,
     sql::{
-        AsConnection, Dialect, check_in, connection, failed_on_own_table, is_answered,
+        AsConnection, Dialect, Unsettled, check_in, connection, failed_on_own_table, is_answered,
         named::NamedLock,
         note_answer,
-        tx::{PASS_TX, Tx, Unsettled, begin_on, check_failed, refuse_under_own_lock},
+        tx::{PASS_TX, Terms, Tx, begin_on, check_failed, refuse_under_own_lock},
     },
     value::{
         error::{BoxError, Error, Fault, Result},
@@ -209,11 +209,7 @@ impl Idempotent {
             Begun::Now(tx) => tx,
         };
         let lock = Record::new(once_with(|| Lock::of(Realm::answers(pool), key.clone())));
-        let done = {
-            let body = pin!(body(&mut tx));
-            Under::new(lock, body).await
-        };
-        let answer = match done {
+        let answer = match lock.run(body(&mut tx)).await {
             Ok(answer) => answer,
             Err(err) => {
                 tx.undo().await;
@@ -303,7 +299,8 @@ async fn begin_once<DB: IdempotentOps>(
             return Err(err);
         }
     }
-    let mut tx = begin_on(looking, pool, started, Some(wait), None, at).await?;
+    let terms = Terms { wait: Some(wait), deadline: None, started, at };
+    let mut tx = begin_on(looking, pool, terms).await?;
     let locked = async {
         // There, the transaction has the one lock of the database.
         if !DB::ONE_WRITER {

@@ -118,8 +118,18 @@ impl crate::sql::IdempotentOps for MySql {}
 #[cfg(feature = "shedlock")]
 impl crate::sql::ShedLockOps for MySql {}
 
+/// Whose settings a session has.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Settings {
+    #[default]
+    OfUser,
+    /// Until `restore_ended` or `restore_session`.
+    OfBegin,
+}
+
 impl Driver for MySql {
     type Grammar = Grammar;
+    type Session = Settings;
 
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
@@ -168,19 +178,35 @@ impl Driver for MySql {
         server::is_alone(pool)
     }
 
-    async fn begin(conn: &mut MySqlConnection, pool: &Pool<Self>, _wait: Wait) -> sqlx::Result<()> {
+    async fn begin(
+        conn: &mut MySqlConnection,
+        pool: &Pool<Self>,
+        session: &mut Settings,
+        _wait: Wait,
+    ) -> sqlx::Result<()> {
         // The server rolls back the transaction of a deadlock victim. With autocommit off, its next statement begins
         // another transaction, so nothing that follows is committed by itself. The savepoint marks the first
         // transaction. `@lockkit_read_committed` tells later statements the isolation level, which no system variable
         // shows: an assignment to `@@` without a scope counts for the next transaction only.
         macro_rules! begin {
-            ($mark:literal, $isolation:literal) => {
+            ($settings:literal, $mark:literal, $isolation:literal) => {
                 concat!(
-                    "SET @lockkit_autocommit = @@autocommit, @lockkit_read_committed = 1, autocommit = 0, ",
+                    "SET ",
+                    $settings,
                     $mark,
                     $isolation,
                     " = 'READ-COMMITTED'; START TRANSACTION; SAVEPOINT lockkit"
                 )
+            };
+            ($mark:literal, $isolation:literal) => {
+                match *session {
+                    Settings::OfUser => begin!(
+                        "@lockkit_autocommit = @@autocommit, @lockkit_read_committed = 1, autocommit = 0, ",
+                        $mark,
+                        $isolation
+                    ),
+                    Settings::OfBegin => begin!("", $mark, $isolation),
+                }
             };
         }
         // The mark is for `was_undone`. Only servers that were built for Galera know the function. Before MariaDB 11.1,
@@ -193,6 +219,7 @@ impl Driver for MySql {
             (Grammar::MariaDb, false) => begin!("", "@@tx_isolation"),
             (Grammar::MariaDb, true) => begin!("@lockkit_written = WSREP_LAST_WRITTEN_GTID(), ", "@@tx_isolation"),
         };
+        *session = Settings::OfBegin;
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(text))).await
     }
 

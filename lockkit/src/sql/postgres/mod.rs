@@ -137,6 +137,7 @@ impl crate::sql::ShedLockOps for Postgres {}
 
 impl Driver for Postgres {
     type Grammar = ();
+    type Session = ();
 
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
@@ -180,7 +181,7 @@ impl Driver for Postgres {
         true
     }
 
-    async fn begin(conn: &mut PgConnection, _pool: &Pool<Self>, _wait: Wait) -> sqlx::Result<()> {
+    async fn begin(conn: &mut PgConnection, _pool: &Pool<Self>, _session: &mut (), _wait: Wait) -> sqlx::Result<()> {
         PgTransactionManager::begin(conn, Some(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))).await
     }
 

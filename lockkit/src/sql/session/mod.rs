@@ -41,12 +41,11 @@ use crate::{
     observe::{self, Strategy, holding, observed},
     policy::{OnLost, Wait, check_duration},
     sql::{
-        Dialect, Known, Sessions, Sharing, checkout,
+        Dialect, Known, Sessions, Sharing, Unsettled, checkout,
         conn::{Finish, On},
         failed,
         pool_state::of_pool,
         starved,
-        tx::Unsettled,
     },
     value::{
         error::{Error, Fault, LossReason, Result},

@@ -87,6 +87,7 @@ impl crate::sql::ShedLockOps for Sqlite {}
 
 impl Driver for Sqlite {
     type Grammar = ();
+    type Session = BusyTimeout;
 
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
@@ -135,14 +136,23 @@ impl Driver for Sqlite {
         true
     }
 
-    async fn begin(conn: &mut SqliteConnection, _pool: &Pool<Self>, wait: Wait) -> sqlx::Result<()> {
+    async fn begin(
+        conn: &mut SqliteConnection,
+        _pool: &Pool<Self>,
+        session: &mut BusyTimeout,
+        wait: Wait,
+    ) -> sqlx::Result<()> {
         // IMMEDIATE, because a transaction that reads first and writes later fails at once if another one wrote in
         // between.
         let immediate = "BEGIN IMMEDIATE";
         let Some(millis) = wait.millis() else {
             return SqliteTransactionManager::begin(conn, Some(SqlStr::from_static(immediate))).await;
         };
-        let old = busy_timeout(conn).await?;
+        let old = match session.0 {
+            Some(known) => known,
+            None => busy_timeout(conn).await?,
+        };
+        session.0 = Some(old);
         let statement = bounded(immediate, millis, old);
         let begun = SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(statement).into_sql_str())).await;
         if begun.is_err() {
@@ -228,6 +238,10 @@ impl Driver for Sqlite {
         migrate::migrate(pool).await
     }
 }
+
+/// How long a connection waits for the write lock when no statement bounds it, in milliseconds. `None` if not known.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BusyTimeout(Option<i64>);
 
 /// How long the connection waits for the write lock, in milliseconds.
 async fn busy_timeout(conn: &mut SqliteConnection) -> sqlx::Result<i64> {
