@@ -193,6 +193,34 @@ use proc_macro::TokenStream;
 /// was lost before the body returned `Ok`, the function returns `Err(Error::SessionLost)`; what the body wrote stays
 /// written. PostgreSQL, MySQL and MariaDB have session locks, SQLite has none.
 ///
+/// **An answer that is stored** (feature `idempotent`). The first request with a key does the work, and its answer is
+/// committed with it. Every later request with that key returns the same answer, and the body does not run; see
+/// [`Idempotent`](../lockkit/struct.Idempotent.html) for what is stored, and for how long. An `Err` is not stored:
+///
+/// ```
+/// # use lockkit::with_lock;
+/// # use sqlx::SqlitePool;
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct Receipt {
+///     payment: i64,
+/// }
+///
+/// #[with_lock(idempotent, on = db, key = "pay:{user_id}:{request_id}", request = &cents, keep = "48h", tx = tx)]
+/// async fn pay(db: &SqlitePool, user_id: i64, request_id: &str, cents: i64) -> anyhow::Result<Receipt> {
+///     let paid = sqlx::query("INSERT INTO t_payments (cents) VALUES (?)").bind(cents).execute(&mut *tx).await?;
+///     Ok(Receipt { payment: paid.last_insert_rowid() })
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
+/// # let db = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await?;
+/// # lockkit::migrate(&db).await?;
+/// # sqlx::query("CREATE TABLE t_payments (id INTEGER PRIMARY KEY, cents INTEGER)").execute(&db).await?;
+/// let first = pay(&db, 7, "8e03978e", 1999).await?;
+/// let again = pay(&db, 7, "8e03978e", 1999).await?;
+/// assert_eq!(first.payment, again.payment);
+/// assert!(pay(&db, 7, "8e03978e", 5).await.is_err()); // `Error::Mismatch`: the key is that of another request
+/// # Ok(()) }
+/// ```
+///
 /// **Attempts.** With `attempts` or `deadline`, `row` and `named` run the whole transaction again after a deadlock, a
 /// serialization failure or a conflict. `version` always does. After the last attempt the function returns
 /// `Error::RetriesExhausted`. A body that may run again borrows its arguments: clone a value that it has to move. The
@@ -257,8 +285,8 @@ use proc_macro::TokenStream;
 /// # Generic functions
 /// A function may be generic over its database. Its bound is the trait of the lock: `DB: lockkit::dialect::RowOps` for
 /// `row`, `NamedOps` for `named`, `SessionOps` for `session`, `LeaseOps` for a `lease` in a `Leases<Pool<DB>>`,
-/// `Dialect` for `version` with `tx`. A `Leases<S>` of any store needs `S: lockkit::LeaseStore`. The statements on `tx`
-/// and the values of `by` need sqlx's own bounds:
+/// `Dialect` for `version` with `tx`, `IdempotentOps` for `idempotent`. A `Leases<S>` of any store needs `S:
+/// lockkit::LeaseStore`. The statements on `tx` and the values of `by` need sqlx's own bounds:
 ///
 /// ```
 /// # use lockkit::{dialect::NamedOps, with_lock};

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use lockkit::dialect::IdempotentOps;
-use lockkit::{Answered, Error, Fault, Idempotent, Tx};
+use lockkit::{Answered, Error, Fault, Idempotent, Tx, with_lock};
+use sqlx::Pool;
 use sqlx::pool::PoolOptions;
 use support::{Backend, PlainSql, Proxy, Server, TestDb, on_every_database, on_every_server};
 use tokio::task::JoinSet;
@@ -305,6 +306,81 @@ on_every_server! {
             assert_eq!(again.is_before(), again.into_inner() == receipt(0));
             assert_eq!(charges(&db).await, round + 1);
         }
+    }
+
+    async fn a_function_does_its_work_once<S>(db: TestDb<S>) {
+        #[derive(Debug, thiserror::Error)]
+        enum Refused {
+            #[error(transparent)]
+            Lock(#[from] Error),
+            #[error("declined")]
+            Declined,
+        }
+        /// Requests its own key.
+        #[with_lock(idempotent, on = pool, key = const "again", tx = tx, map_err = |err| err.to_string())]
+        async fn again<DB: IdempotentOps + PlainSql>(pool: &Pool<DB>) -> Result<(), String> {
+            charge(&mut tx, "again").await.unwrap();
+            let inner = Idempotent::key("again").run(pool, async |_| Ok::<_, Error>(())).await.unwrap_err();
+            assert!(matches!(inner, Error::Reentrant { .. }), "{inner:?}");
+            Err("changed its mind".to_owned())
+        }
+        #[with_lock(
+            idempotent, on = pool, key = "pay:{user}:{key}", request = &cents, keep = "1h", wait = "5s",
+            max_answer = 4096, on_busy = Ok(None), tx = tx
+        )]
+        async fn pay<DB: IdempotentOps + PlainSql>(
+            pool: &Pool<DB>,
+            user: u32,
+            key: String,
+            cents: u64,
+        ) -> Result<Option<Receipt>, Refused> {
+            charge(&mut tx, &key).await?;
+            if cents == 0 {
+                return Err(Refused::Declined);
+            }
+            if cents == 13 {
+                return Ok(Some(Receipt { note: Some("x".repeat(5000)), ..receipt(cents) }));
+            }
+            drop(key);
+            Ok(Some(receipt(cents)))
+        }
+
+        with_charges(&db).await;
+        let pool = &db.pool;
+        let key = || "8e03".to_owned();
+        for _ in 0..3 {
+            assert_eq!(pay(pool, 7, key(), 1999).await.unwrap(), Some(receipt(1999)));
+        }
+        assert_eq!(charges(&db).await, 1);
+        // The key of another user, and another request with the same key.
+        assert_eq!(pay(pool, 8, key(), 5).await.unwrap(), Some(receipt(5)));
+        assert!(matches!(pay(pool, 7, key(), 5).await, Err(Refused::Lock(Error::Mismatch { .. }))));
+        // What fails is done again.
+        for _ in 0..2 {
+            assert!(matches!(pay(pool, 9, key(), 0).await, Err(Refused::Declined)));
+        }
+        let large = pay(pool, 10, key(), 13).await.unwrap_err();
+        assert!(matches!(large, Refused::Lock(Error::Answer { .. })), "{large:?}");
+        assert_eq!(charges(&db).await, 2);
+        db.assert_nothing_left().await;
+        assert_eq!(again(pool).await.unwrap_err(), "changed its mind");
+        assert_eq!(charges(&db).await, 2);
+    }
+
+    async fn functions_at_the_same_time_do_their_work_once<S>(db: TestDb<S>) {
+        #[with_lock(idempotent, on = &pool, key = "key:{key}", tx = tx)]
+        async fn once<DB: IdempotentOps + PlainSql>(pool: Pool<DB>, key: u32, task: u64) -> Result<u64, Error> {
+            charge(&mut tx, "x").await?;
+            sleep(Duration::from_millis(3)).await;
+            Ok(task)
+        }
+        with_charges(&db).await;
+        let mut tasks = JoinSet::new();
+        for task in 0..40 {
+            tasks.spawn(once(db.pool.clone(), u32::try_from(task % 4).unwrap(), task));
+        }
+        let answers: std::collections::HashSet<u64> = tasks.join_all().await.into_iter().map(Result::unwrap).collect();
+        assert_eq!((answers.len(), charges(&db).await), (4, 4));
     }
 
     async fn a_stored_answer_costs_one_round_trip<S>(db: TestDb<S>) {

@@ -46,6 +46,9 @@ pub(crate) struct Args {
     pub(crate) bind: Option<Given<Ident>>,
     pub(crate) tx: Option<Given<Ident>>,
     pub(crate) pool: Option<Given<Expr>>,
+    pub(crate) request: Option<Given<Expr>>,
+    pub(crate) keep: Option<Given<Expr>>,
+    pub(crate) max_answer: Option<Given<Expr>>,
     pub(crate) krate: Option<Given<Path>>,
     /// The arguments whose value is an error already: they do not count as missing.
     pub(crate) broken: Vec<&'static str>,

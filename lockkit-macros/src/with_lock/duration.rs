@@ -13,6 +13,11 @@ pub(crate) fn fault_of_ttl(ttl: Duration) -> Option<&'static str> {
     (ttl < MIN_TTL).then_some("is too short to be renewed in time; use `50ms` or more")
 }
 
+/// What is wrong with a time for which an answer is kept.
+pub(crate) fn fault_of_keep(keep: Duration) -> Option<&'static str> {
+    keep.is_zero().then_some("keeps no answer, so each request would do the work")
+}
+
 /// What is wrong with a deadline.
 pub(crate) fn fault_of_deadline(deadline: Duration) -> Option<&'static str> {
     deadline.is_zero().then_some("leaves no time for even one attempt")

@@ -10,7 +10,7 @@ use crate::{
     diagnostics::list,
     with_lock::{
         bindings::Bindings,
-        plan::{Key, Keys, Lease, Lock, Named},
+        plan::{Idempotent, Key, Keys, Lease, Lock, Named},
         uses::mentions,
     },
 };
@@ -19,7 +19,9 @@ use crate::{
 /// is the use of a deprecated item: macros have no other warnings.
 pub(crate) fn warning(lock: &Lock, arguments: &Bindings, attributes: &[TokenStream]) -> TokenStream {
     let (argument, key) = match lock {
-        Lock::Lease(Lease { keys: Keys::One(key), .. }) | Lock::Named(Named { key, .. }) => ("key", constant(key)),
+        Lock::Lease(Lease { keys: Keys::One(key), .. })
+        | Lock::Named(Named { key, .. })
+        | Lock::Idempotent(Idempotent { key, .. }) => ("key", constant(key)),
         Lock::Lease(Lease { keys: Keys::Each(keys), .. }) => {
             let keys: Option<Vec<_>> = keys.iter().map(constant).collect();
             ("keys", keys.and_then(|it| it.into_iter().next()))

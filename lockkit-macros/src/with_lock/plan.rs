@@ -20,6 +20,7 @@ pub(crate) enum Lock {
     Named(Named),
     Session(Session),
     Version(Version),
+    Idempotent(Idempotent),
 }
 
 /// What a name in the body is.
@@ -42,7 +43,7 @@ impl Lock {
         let (bind, role) = match self {
             Self::Lease(lease) => (lease.bind.as_ref(), Role::Lease { commits: lease.tx.is_some() }),
             Self::Session(session) => (session.bind.as_ref(), Role::Session),
-            Self::Row(_) | Self::Named(_) | Self::Version(_) => {
+            Self::Row(_) | Self::Named(_) | Self::Version(_) | Self::Idempotent(_) => {
                 (self.retry().and_then(|it| it.bind.as_ref()), Role::Attempt)
             }
         };
@@ -61,6 +62,7 @@ impl Lock {
             Self::Row(Row { section, .. }) | Self::Named(Named { section, .. }) => Some(&section.tx),
             Self::Session(_) => None,
             Self::Version(version) => version.tx.as_ref().map(|(_, tx)| tx),
+            Self::Idempotent(idempotent) => Some(&idempotent.tx),
         }
     }
 
@@ -69,7 +71,7 @@ impl Lock {
         match self {
             Self::Row(Row { section, .. }) | Self::Named(Named { section, .. }) => section.retry.as_ref(),
             Self::Version(version) => Some(&version.retry),
-            Self::Lease(_) | Self::Session(_) => None,
+            Self::Lease(_) | Self::Session(_) | Self::Idempotent(_) => None,
         }
     }
 }
@@ -124,6 +126,20 @@ pub(crate) struct Session {
     pub(crate) on_busy: Option<Expr>,
     /// The name of the session in the body.
     pub(crate) bind: Option<Ident>,
+}
+
+/// Work whose answer is stored in its transaction.
+pub(crate) struct Idempotent {
+    pub(crate) on: Expr,
+    pub(crate) key: Key,
+    pub(crate) request: Option<Expr>,
+    /// A `Duration`.
+    pub(crate) keep: Option<TokenStream>,
+    pub(crate) max_answer: Option<Expr>,
+    /// A `Duration` or a `Wait`.
+    pub(crate) wait: Option<TokenStream>,
+    pub(crate) on_busy: Option<Expr>,
+    pub(crate) tx: Ident,
 }
 
 /// One transaction under a lock.

@@ -14,11 +14,13 @@ pub(crate) enum Strategy {
     Named,
     Session,
     Version,
+    Idempotent,
 }
 
 impl Strategy {
     /// All, in the order in which errors and the documentation list them.
-    pub(crate) const ALL: [Self; 5] = [Self::Lease, Self::Row, Self::Named, Self::Session, Self::Version];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Lease, Self::Row, Self::Named, Self::Session, Self::Version, Self::Idempotent];
 
     /// The word that asks for it.
     pub(crate) const fn word(self) -> &'static str {
@@ -28,6 +30,7 @@ impl Strategy {
             Self::Named => "named",
             Self::Session => "session",
             Self::Version => "version",
+            Self::Idempotent => "idempotent",
         }
     }
 
@@ -39,6 +42,7 @@ impl Strategy {
             Self::Named => &["advisory"],
             Self::Session => &["leader"],
             Self::Version => &["optimistic", "versioned"],
+            Self::Idempotent => &["idempotency", "once"],
         }
     }
 

@@ -38,13 +38,20 @@ on_every_database! {
         async fn leases_of_two(leases: &Leases<Db>) -> Result<(), Error> {
             write(&mut tx).await
         }
+        #[with_lock(idempotent, on = pool, key = "k:{request}", request = &request, tx = tx)]
+        async fn idempotent(pool: &Db, request: u32) -> Result<(), Error> {
+            write(&mut tx).await
+        }
 
         let bench = Bench::<S>::new(db).await;
         let Bench { pool, leases, .. } = &bench;
+        let mut requests = 0..;
+        let idempotent = async || (idempotent(pool, requests.next().expect("without an end")), ());
         let all_or_none = async |(), completed| bench.all_or_none(completed).await;
         bench.drop_everywhere("a function with a named lock", async || (named(pool), ()), all_or_none).await;
         bench.drop_everywhere("a function with a row lock", async || (row(pool), ()), all_or_none).await;
         bench.drop_everywhere("a function with a version", async || (version(pool), ()), all_or_none).await;
+        bench.drop_everywhere("a function whose answer is stored", idempotent, all_or_none).await;
         bench.drop_everywhere("a function with a lease", async || (lease(leases), ()), all_or_none).await;
         bench.drop_everywhere("a function with two leases", async || (leases_of_two(leases), ()), all_or_none).await;
     }

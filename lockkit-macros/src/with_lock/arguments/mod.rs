@@ -73,7 +73,7 @@ mod tests {
     /// Which strategy takes which argument, and what each is, as the documentation has it.
     fn table() -> String {
         let strategies = Strategy::ALL.map(|it| format!("`{it}`")).join(" | ");
-        let mut lines = vec![format!("| argument | {strategies} |"), "|---".repeat(6) + "|"];
+        let mut lines = vec![format!("| argument | {strategies} |"), "|---".repeat(1 + Strategy::ALL.len()) + "|"];
         for Argument { taken_by, written, .. } in ARGUMENTS {
             let cell = |strategy| taken_by.iter().find(|(it, _)| *it == strategy).map_or("–", |(_, cell)| cell);
             lines.push(format!("| {written} | {} |", Strategy::ALL.map(cell).join(" | ")));

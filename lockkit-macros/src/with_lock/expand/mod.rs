@@ -1,5 +1,6 @@
 //! The code around the user's body: calls to `lockkit::__private`.
 
+mod answered;
 mod attempts;
 mod held;
 mod section;
@@ -64,6 +65,7 @@ impl<'a> Expander<'a> {
             Lock::Named(Named { key, section }) => self.named(key, section),
             Lock::Session(session) => self.session(session),
             Lock::Version(version) => self.version(version),
+            Lock::Idempotent(idempotent) => self.idempotent(idempotent),
         };
         match map_err {
             None => expanded,

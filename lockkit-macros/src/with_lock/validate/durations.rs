@@ -32,6 +32,10 @@ impl Checker<'_> {
         self.duration(given, duration::fault_of_ttl)
     }
 
+    pub(super) fn keep(&mut self, given: Given<Expr>) -> Option<TokenStream> {
+        self.duration(given, duration::fault_of_keep)
+    }
+
     pub(super) fn deadline(&mut self, given: Given<Expr>) -> Option<TokenStream> {
         self.duration(given, duration::fault_of_deadline)
     }

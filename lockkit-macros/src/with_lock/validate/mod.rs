@@ -19,7 +19,7 @@ use crate::{
     with_lock::{
         args::Args,
         arguments::Argument,
-        plan::{Lease, Lock, Named, Plan, Section, Session, Terms, Version},
+        plan::{Idempotent, Lease, Lock, Named, Plan, Section, Session, Terms, Version},
         strategy::Strategy,
         validate::{retry::Retries, rows::Picked},
     },
@@ -55,6 +55,9 @@ impl Plan {
             bind,
             tx,
             pool,
+            request,
+            keep,
+            max_answer,
             krate,
             broken,
             is_unclear,
@@ -114,6 +117,13 @@ impl Plan {
                 let tx = check.version_tx(on, tx);
                 let retry = check.retry(retries);
                 Lock::Version(Version { tx: tx?, retry })
+            }
+            Strategy::Idempotent => {
+                let (on, tx) = check.transaction(on, tx);
+                let key = check.one_key(key, keys.as_ref());
+                let keep = keep.and_then(|it| check.keep(it));
+                let (request, max_answer) = (request.map(|it| it.value), max_answer.map(|it| it.value));
+                Lock::Idempotent(Idempotent { on: on?, key: key?, request, keep, max_answer, wait, on_busy, tx: tx? })
             }
         };
         errors.is_empty().then_some(Self { krate, map_err, lock })

@@ -67,6 +67,8 @@ const MOST: usize = 1 << 20;
 /// of several kinds is an `enum`, or a `Result`: a declined card is an answer, too, and `Ok(Err(Declined))` stores it.
 /// What JSON writes as `null`, such as `Some(())`, is read as `None`.
 ///
+/// `#[with_lock(idempotent, …)]` does the same around a function.
+///
 /// What the transaction cannot undo (a payment at a provider, a mail) is not covered: a crash after it repeats it.
 ///
 /// Expired answers do not count, and are deleted by the sweeps of [`Leases`](crate::Leases) on the same pool.
@@ -201,31 +203,29 @@ impl Idempotent {
         E: From<Error>,
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<T, E>,
     {
+        match self.begin(pool, at).await? {
+            Begun::Before(stored) => Ok(Answered::Before(stored.read()?)),
+            Begun::Now(mut tx, answering) => {
+                let done = answering.record(pool).run(body(&mut tx)).await;
+                answering.end(tx, done).await.map(Answered::Now)
+            }
+        }
+    }
+
+    /// Looks for the answer, and begins the transaction of the work if there is none.
+    pub(crate) async fn begin<DB: IdempotentOps>(
+        self,
+        pool: &Pool<DB>,
+        at: &'static Location<'static>,
+    ) -> Result<Begun<DB>> {
         let fingerprint = self.check()?;
         let Self { key, request: _, keep, wait, most } = self;
+        let asked = Asked { pool, key: &key, fingerprint, at };
         // Boxed: it is larger than most bodies, which come after it.
-        let mut tx = match Box::pin(begin(pool, &key, fingerprint, wait, at)).await? {
-            Begun::Before(answer) => return Ok(Answered::Before(read(&key, &answer)?)),
-            Begun::Now(tx) => tx,
-        };
-        let lock = Record::new(once_with(|| Lock::of(Realm::answers(pool), key.clone())));
-        let answer = match lock.run(body(&mut tx)).await {
-            Ok(answer) => answer,
-            Err(err) => {
-                tx.undo().await;
-                return Err(err);
-            }
-        };
-        let stored = match written(&key, &answer, most) {
-            Ok(text) => Box::pin(store(&mut tx, &key, fingerprint, &text, keep)).await,
-            Err(err) => Err(err),
-        };
-        if let Err(err) = stored {
-            tx.undo().await;
-            return Err(err.into());
-        }
-        tx.commit().await?;
-        Ok(Answered::Now(answer))
+        Ok(match Box::pin(asked.begin(wait)).await? {
+            Looked::Stored(text) => Begun::Before(Stored { key, text }),
+            Looked::Locked(tx) => Begun::Now(tx, Answering { key, fingerprint, keep, most }),
+        })
     }
 
     fn check(&self) -> Result<Fingerprint> {
@@ -243,129 +243,181 @@ impl Idempotent {
 }
 
 /// How a request goes on.
-enum Begun<DB: Dialect> {
+#[derive(Debug)]
+pub enum Begun<DB: Dialect> {
     /// With the stored answer.
-    Before(Vec<u8>),
+    Before(Stored),
     /// With its work, in a transaction that has the lock of the key.
-    Now(Tx<DB>),
+    Now(Tx<DB>, Answering),
 }
 
-/// Looks for the answer, and begins a transaction that has the lock of the key if there is none.
-async fn begin<DB: IdempotentOps>(
-    pool: &Pool<DB>,
-    key: &Key,
-    fingerprint: Fingerprint,
-    wait: Wait,
-    at: &'static Location<'static>,
-) -> Result<Begun<DB>> {
-    let realm = Realm::answers(pool);
-    if is_under(|it| it.realm == realm && it.key == *key) {
-        return Err(Error::Reentrant { lock: "the lock of the answer", key: key.clone(), hint: PASS_TX });
-    }
-    refuse_under_own_lock(pool)?;
-    let started = Instant::now();
-    loop {
-        let left = (wait != Wait::Unbounded).then(|| wait.limit().saturating_sub(started.elapsed()));
-        let begun = begin_once(pool, key, fingerprint, Wait::within(Some(wait), left), at).await;
-        match begun {
-            // A deadlock among those who wait. Nothing was done.
-            Err(err) if err.is_transient() && started.elapsed() < wait.limit() => {}
-            begun => return begun,
-        }
+/// An answer as it is stored.
+#[derive(Debug)]
+pub struct Stored {
+    key: Key,
+    text: Vec<u8>,
+}
+
+impl Stored {
+    pub(crate) fn read<T: DeserializeOwned>(self) -> Result<T> {
+        let Self { key, text } = self;
+        let problem = "was stored and cannot be read";
+        serde_json::from_slice(&text).map_err(|err| Error::Answer {
+            key,
+            problem,
+            what: type_name::<T>(),
+            source: err.into(),
+        })
     }
 }
 
-async fn begin_once<DB: IdempotentOps>(
-    pool: &Pool<DB>,
-    key: &Key,
+/// A request whose work is being done.
+#[derive(Debug)]
+pub struct Answering {
+    key: Key,
     fingerprint: Fingerprint,
-    wait: Wait,
-    at: &'static Location<'static>,
-) -> Result<Begun<DB>> {
-    let started = Instant::now();
-    let mut looking = Guard::new(Unsettled::new(connection(pool, LOOKING, Some(key)).await?));
-    match look::<DB>(&mut looking.get_mut().conn, key, fingerprint).await {
-        Ok(None) => {}
-        // Another process has locked the database, even for readers: it is waited for as the wait says.
-        Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => {}
-        Ok(Some(answer)) => {
-            check_in::<DB>(looking.defuse().conn);
-            return Ok(Begun::Before(answer));
-        }
-        Err(err) => {
-            if is_answered(&err) {
-                check_in::<DB>(looking.defuse().conn);
-            }
-            return Err(err);
-        }
-    }
-    let terms = Terms { wait: Some(wait), deadline: None, started, at };
-    let mut tx = begin_on(looking, pool, terms).await?;
-    let locked = async {
-        // There, the transaction has the one lock of the database.
-        if !DB::ONE_WRITER {
-            NamedLock::of_answer(key.clone(), wait).lock(&mut tx).await?;
-        }
-        // Another request may have stored its answer since.
-        let answer = look::<DB>(tx.for_query(), key, fingerprint).await;
-        note_answer(&mut tx, answer)
-    };
-    match locked.await {
-        Ok(None) => Ok(Begun::Now(tx)),
-        Ok(Some(answer)) => {
-            tx.undo().await;
-            Ok(Begun::Before(answer))
-        }
-        Err(err) => {
-            tx.undo().await;
-            Err(err)
-        }
-    }
-}
-
-/// The stored answer to this request.
-async fn look<DB: IdempotentOps>(
-    conn: &mut DB::Connection,
-    key: &Key,
-    fingerprint: Fingerprint,
-) -> Result<Option<Vec<u8>>> {
-    let stored = DB::answer_look(conn, key).await;
-    match stored.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err))? {
-        Some(stored) if stored.fingerprint != fingerprint.as_bytes() => Err(Error::Mismatch { key: key.clone() }),
-        stored => Ok(stored.map(|it| it.answer)),
-    }
-}
-
-/// Stores the answer, if the transaction of the lock is still open.
-async fn store<DB: IdempotentOps>(
-    tx: &mut Tx<DB>,
-    key: &Key,
-    fingerprint: Fingerprint,
-    answer: &[u8],
     keep: Duration,
-) -> Result<()> {
-    let stored = async {
-        let conn = tx.for_query();
-        // Otherwise an answer would be stored whose work the body has rolled back. Where the commit checks, nothing
-        // that runs after the end of a transaction is committed.
-        if !DB::CHECKED_LAST {
-            DB::check_open(conn).await.map_err(check_failed::<DB>)?;
-        }
-        let stored = DB::answer_store(conn, key, fingerprint.as_bytes(), answer, keep.min(LONGEST)).await;
-        stored.map_err(|err| failed_on_own_table::<DB>(STORING, Some(key), err))
-    };
-    // It waits for nobody, unless the body has overlooked that the database ended its transaction.
-    let stored = timeout(STORE_LIMIT, stored).await.unwrap_or_else(|_| Err(no_answer(STORING, Some(key))));
-    note_answer(tx, stored)
+    most: usize,
 }
 
-fn read<T: DeserializeOwned>(key: &Key, answer: &[u8]) -> Result<T> {
-    serde_json::from_slice(answer).map_err(|err| Error::Answer {
-        key: key.clone(),
-        problem: "was stored and cannot be read",
-        what: type_name::<T>(),
-        source: err.into(),
-    })
+impl Answering {
+    /// The lock of the key, which the work must not request again.
+    pub(crate) fn record<DB: Dialect>(&self, pool: &Pool<DB>) -> Record {
+        Record::new(once_with(|| Lock::of(Realm::answers(pool), self.key.clone())))
+    }
+
+    /// Stores the answer and commits. Rolls back without an answer, or if it cannot be stored.
+    pub(crate) async fn end<DB, T, E>(self, mut tx: Tx<DB>, done: Result<T, E>) -> Result<T, E>
+    where
+        DB: IdempotentOps,
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+    {
+        let answer = match done {
+            Ok(answer) => answer,
+            Err(err) => {
+                tx.undo().await;
+                return Err(err);
+            }
+        };
+        let stored = match written(&self.key, &answer, self.most) {
+            Ok(text) => Box::pin(self.store(&mut tx, &text)).await,
+            Err(err) => Err(err),
+        };
+        if let Err(err) = stored {
+            tx.undo().await;
+            return Err(err.into());
+        }
+        tx.commit().await?;
+        Ok(answer)
+    }
+
+    /// Stores the answer, if the transaction of the lock is still open.
+    async fn store<DB: IdempotentOps>(&self, tx: &mut Tx<DB>, answer: &[u8]) -> Result<()> {
+        let Self { key, fingerprint, keep, most: _ } = self;
+        let stored = async {
+            let conn = tx.for_query();
+            // Otherwise an answer would be stored whose work the body has rolled back. Where the commit checks, nothing
+            // that runs after the end of a transaction is committed.
+            if !DB::CHECKED_LAST {
+                DB::check_open(conn).await.map_err(check_failed::<DB>)?;
+            }
+            let stored = DB::answer_store(conn, key, fingerprint.as_bytes(), answer, (*keep).min(LONGEST)).await;
+            stored.map_err(|err| failed_on_own_table::<DB>(STORING, Some(key), err))
+        };
+        // It waits for nobody, unless the body has overlooked that the database ended its transaction.
+        let stored = timeout(STORE_LIMIT, stored).await.unwrap_or_else(|_| Err(no_answer(STORING, Some(key))));
+        note_answer(tx, stored)
+    }
+}
+
+/// A request that is made of this database.
+struct Asked<'a, DB: Dialect> {
+    pool: &'a Pool<DB>,
+    key: &'a Key,
+    fingerprint: Fingerprint,
+    at: &'static Location<'static>,
+}
+
+/// What a look for an answer has found.
+enum Looked<DB: Dialect> {
+    Stored(Vec<u8>),
+    /// None, and this transaction has the lock of the key.
+    Locked(Tx<DB>),
+}
+
+impl<DB: IdempotentOps> Asked<'_, DB> {
+    /// Looks for the answer, and begins a transaction that has the lock of the key if there is none.
+    async fn begin(&self, wait: Wait) -> Result<Looked<DB>> {
+        let Self { pool, key, .. } = *self;
+        let realm = Realm::answers(pool);
+        if is_under(|it| it.realm == realm && it.key == *key) {
+            return Err(Error::Reentrant { lock: "the lock of the answer", key: key.clone(), hint: PASS_TX });
+        }
+        refuse_under_own_lock(pool)?;
+        let started = Instant::now();
+        loop {
+            let left = (wait != Wait::Unbounded).then(|| wait.limit().saturating_sub(started.elapsed()));
+            match self.begin_once(Wait::within(Some(wait), left)).await {
+                // A deadlock among those who wait. Nothing was done.
+                Err(err) if err.is_transient() && started.elapsed() < wait.limit() => {}
+                begun => return begun,
+            }
+        }
+    }
+
+    async fn begin_once(&self, wait: Wait) -> Result<Looked<DB>> {
+        let Self { pool, key, at, .. } = *self;
+        let started = Instant::now();
+        let mut looking = Guard::new(Unsettled::new(connection(pool, LOOKING, Some(key)).await?));
+        match self.look(&mut looking.get_mut().conn).await {
+            Ok(None) => {}
+            // Another process has locked the database, even for readers: it is waited for as the wait says.
+            Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => {}
+            Ok(Some(answer)) => {
+                check_in::<DB>(looking.defuse().conn);
+                return Ok(Looked::Stored(answer));
+            }
+            Err(err) => {
+                if is_answered(&err) {
+                    check_in::<DB>(looking.defuse().conn);
+                }
+                return Err(err);
+            }
+        }
+        let terms = Terms { wait: Some(wait), deadline: None, started, at };
+        let mut tx = begin_on(looking, pool, terms).await?;
+        let locked = async {
+            // There, the transaction has the one lock of the database.
+            if !DB::ONE_WRITER {
+                NamedLock::of_answer(key.clone(), wait).lock(&mut tx).await?;
+            }
+            // Another request may have stored its answer since.
+            let answer = self.look(tx.for_query()).await;
+            note_answer(&mut tx, answer)
+        };
+        match locked.await {
+            Ok(None) => Ok(Looked::Locked(tx)),
+            Ok(Some(answer)) => {
+                tx.undo().await;
+                Ok(Looked::Stored(answer))
+            }
+            Err(err) => {
+                tx.undo().await;
+                Err(err)
+            }
+        }
+    }
+
+    /// The stored answer to this request.
+    async fn look(&self, conn: &mut DB::Connection) -> Result<Option<Vec<u8>>> {
+        let Self { key, fingerprint, .. } = *self;
+        let stored = DB::answer_look(conn, key).await;
+        match stored.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err))? {
+            Some(stored) if stored.fingerprint != fingerprint.as_bytes() => Err(Error::Mismatch { key: key.clone() }),
+            stored => Ok(stored.map(|it| it.answer)),
+        }
+    }
 }
 
 /// The answer as JSON that can be read again.

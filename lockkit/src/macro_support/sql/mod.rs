@@ -5,6 +5,11 @@ use std::{future::Future, iter::once_with, marker::PhantomData, panic::Location,
 use sqlx::{Database, Pool};
 pub use sqlx::{Encode, FromRow, Type};
 
+#[cfg(feature = "idempotent")]
+mod answers;
+
+#[cfg(feature = "idempotent")]
+pub use self::answers::*;
 use super::{Holding, Outcome, Watched};
 pub use crate::sql::{
     named::NamedLock,

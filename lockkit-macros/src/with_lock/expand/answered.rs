@@ -1,0 +1,50 @@
+//! Work whose answer is stored: the body runs in a transaction, unless the answer is there.
+
+use proc_macro2::{Span, TokenStream};
+use quote::quote_spanned;
+use syn::spanned::Spanned;
+
+use crate::with_lock::{
+    expand::{Expander, section::Transaction, spans::own},
+    plan::Idempotent,
+};
+
+impl Expander<'_> {
+    pub(super) fn idempotent(&self, idempotent: &Idempotent) -> TokenStream {
+        let Idempotent { on, key, request, keep, max_answer, wait, on_busy, tx } = idempotent;
+        let Self { private, blamed, blame, .. } = self;
+        let mixed = Span::mixed_site();
+        let (pool, asked, stored, answering) = (own("pool"), own("asked"), own("stored"), own("answering"));
+        let (body, result) = (own("body"), own("result"));
+        let reached = self.pool("answers_pool", on);
+        let key = self.key(key);
+        let request = request.as_ref().map(|it| {
+            // At the value: rustc reports there what it is not.
+            let span = it.span().resolved_at(mixed);
+            quote_spanned!(span=> .request(&(#it)))
+        });
+        let keep = keep.as_ref().map(|it| quote_spanned!(mixed=> .keep(#it)));
+        let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#private::wait(#it))));
+        let max_answer = max_answer.as_ref().map(|it| quote_spanned!(mixed=> .max_answer(#it)));
+        let failed = self.return_failure(on_busy.as_ref());
+        let before = self.blame(quote_spanned!(*blame=> #blamed::answer_before(#stored)));
+        let Transaction { name: tx, touched, unused } = self.transaction(tx);
+        let future = self.future(&unused);
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_answer(#answering, #tx, #result).await));
+        quote_spanned! {mixed=>
+            let #pool = #reached;
+            let #asked = #private::Idempotent::key(#key) #request #keep #wait #max_answer;
+            let (mut #tx, #answering) = match #private::answer_tx(&#pool, #asked).await {
+                ::core::result::Result::Ok(#private::Begun::Now(#tx, #answering)) => (#tx, #answering),
+                ::core::result::Result::Ok(#private::Begun::Before(#stored)) => return #before,
+                #failed
+            };
+            #touched
+            let #result = {
+                let #body = ::core::pin::pin!(#future);
+                #private::under_answer(&#pool, &#answering, #body).await
+            };
+            #finish
+        }
+    }
+}

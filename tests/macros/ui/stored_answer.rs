@@ -1,0 +1,37 @@
+//! What an answer must be, and which arguments it has.
+
+use lockkit::with_lock;
+use sqlx::SqlitePool;
+
+struct Receipt;
+
+#[with_lock(idempotent, on = db, key = "pay:{id}", tx = tx)]
+async fn no_answer(db: &SqlitePool, id: i64) -> Result<Receipt, lockkit::Error> {
+    let _ = &mut tx;
+    Ok(Receipt)
+}
+
+#[with_lock(idempotent, on = db, key = "pay:{id}", request = &receipt, tx = tx)]
+async fn no_request(db: &SqlitePool, id: i64, receipt: Receipt) -> Result<(), lockkit::Error> {
+    let _ = (&mut tx, receipt);
+    Ok(())
+}
+
+#[with_lock(idempotent, on = db, key = "pay:{id}", keep = "0s", attempts = 3, tx = tx)]
+async fn not_kept(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
+    let _ = &mut tx;
+    Ok(())
+}
+
+#[with_lock(named, on = db, key = "pay:{id}", request = &id, tx = tx)]
+async fn not_stored(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
+    let _ = &mut tx;
+    Ok(())
+}
+
+#[with_lock(once, on = db)]
+async fn misnamed(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
+    Ok(())
+}
+
+fn main() {}
