@@ -8,7 +8,7 @@ use lockkit::dialect::reuse_connections;
 use lockkit::{Leases, NamedLock, with_lock};
 use sqlx::Pool;
 use sqlx::pool::PoolOptions;
-use support::{Backend, Proxy, Server, TestDb, on_every_database, on_every_server};
+use support::{Backend, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
 
 async fn pool<S: Backend>(url: &str, connections: u32) -> Pool<S::DB> {
     let options = PoolOptions::new().max_connections(connections).acquire_timeout(Duration::from_secs(5));
@@ -112,6 +112,29 @@ on_every_server! {
             least = least.min(ten().await);
         }
         assert!(least <= 1, "{least}");
+    }
+}
+
+on_databases! {
+    [mariadb, mysql]
+    async fn a_transaction_does_not_have_what_the_last_one_left<S>(db: TestDb<S>) {
+        let pool = pool::<S>(&db.url, 3).await;
+        for (left, found) in [
+            ("SET autocommit = 1", "SELECT @@autocommit + (@lockkit_read_committed <> 1)"),
+            ("SET @lockkit_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = 1",
+             "SELECT @@innodb_lock_wait_timeout = 1"),
+            // The next transaction has begun already, so its isolation level cannot be set.
+            ("SET completion_type = 1", "SELECT 0"),
+        ] {
+            for _ in 0..10 {
+                let mut tx = lockkit::begin(&pool).await.unwrap();
+                S::execute(&mut tx, left).await.unwrap();
+                tx.rollback().await.unwrap();
+                let mut tx = lockkit::begin(&pool).await.unwrap();
+                assert_eq!(S::fetch_i64(&mut tx, found).await.unwrap(), Some(0), "after {left} on {}", S::NAME);
+                tx.commit().await.unwrap();
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use plotters::chart::ChartBuilder;
-use plotters::coord::combinators::IntoLogRange;
+use plotters::coord::combinators::{BindKeyPoints, IntoLogRange};
 use plotters::element::{Circle, PathElement, Rectangle, Text};
 use plotters::prelude::{IntoDrawingArea, SVGBackend};
 use plotters::series::LineSeries;
@@ -15,7 +15,7 @@ use plotters::style::{BLACK, Color, FontStyle, IntoFont, RGBColor, WHITE};
 
 use crate::lines::{Line, Setting, Spread};
 use crate::sample::Sample;
-use crate::scenarios::Scenario;
+use crate::scenarios::{REUSE, Scenario};
 use crate::servers::Kind;
 
 /// Of `lockkit`.
@@ -80,7 +80,7 @@ pub(crate) fn all(out: &Path, lines: &[Line]) -> Result<Vec<(String, String)>> {
     }
     let ratios: Vec<_> = lines.iter().filter_map(bar).collect();
     if !ratios.is_empty() {
-        let (title, name) = ("lockkit by the same statements, written by hand".to_owned(), "ratios.svg".to_owned());
+        let (title, name) = ("Rate of lockkit, where the work by hand is 1".to_owned(), "ratios.svg".to_owned());
         checked(&out.join(&name), rates(&out.join(&name), &title, ratios, Some(1.0)))?;
         plots.push((title, name));
     }
@@ -209,10 +209,16 @@ fn bar(line: &Line) -> Option<Bar> {
         setting.scenario,
         Scenario::Lease | Scenario::Transaction | Scenario::RowLock | Scenario::Named | Scenario::Optimistic
     );
-    if !has_floor || line.contender != "lockkit" || setting.processes > 1 {
+    let form = match &*line.contender {
+        "lockkit" => "",
+        REUSE => ", reuse",
+        _ => return None,
+    };
+    if !has_floor || setting.processes > 1 {
         return None;
     }
-    let name = format!("{}, {} × {}", setting.database.name(), setting.tasks, setting.scenario.name());
+    let keys = if setting.keys > 0 { format!(", {} keys", setting.keys) } else { String::new() };
+    let name = format!("{}, {} × {}{form}{keys}", setting.database.name(), setting.tasks, setting.scenario.name());
     Some((name, line.ratio()?))
 }
 
@@ -235,6 +241,13 @@ fn exponent(points: &[(f64, f64)]) -> f64 {
     let (product, square) = logs()
         .fold((0.0, 0.0), |(product, square), it| (product + (it.0 - x) * (it.1 - y), square + (it.0 - x).powi(2)));
     if square > 0.0 { product / square } else { 0.0 }
+}
+
+/// Powers of ten, and what lies between them if there are few.
+fn marks(bottom: f64, top: f64) -> Vec<f64> {
+    let steps: &[f64] = if top / bottom > 300.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let powers = (-3..9).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
+    powers.filter(|it| (bottom..=top).contains(it)).collect()
 }
 
 fn color_of(name: &str, others: usize) -> RGBColor {
@@ -262,13 +275,19 @@ fn curves(
     let numbers = || all.iter().flat_map(|(_, points)| points);
     let (right, top) = numbers().fold((2.0_f64, 0.01_f64), |(x, y), point| (x.max(point.0), y.max(point.1)));
     let (left, bottom) = numbers().fold((right, top), |(x, y), point| (x.min(point.0), y.min(point.1)));
+    let mut values: Vec<f64> = numbers().map(|it| it.0).collect();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
     let mut chart = ChartBuilder::on(&root)
         .margin(12)
         .margin_top(76)
         .margin_right(230)
         .x_label_area_size(58)
         .y_label_area_size(66)
-        .build_cartesian_2d((left..right).log_scale(), (bottom / 1.5..top * 1.5).log_scale())?;
+        .build_cartesian_2d(
+            (left..right).log_scale().with_key_points(values),
+            (bottom / 1.5..top * 1.5).log_scale().with_key_points(marks(bottom / 1.5, top * 1.5)),
+        )?;
     chart
         .configure_mesh()
         .x_desc(axis.name())

@@ -169,7 +169,7 @@ impl<DB: Subject> Bench<DB> {
 }
 
 /// The contender whose transactions follow each other on one connection.
-const REUSE: &str = "lockkit reuse";
+pub(crate) const REUSE: &str = "lockkit reuse";
 
 /// How long lockkit and the floors wait at most: longer than any wait should take.
 const WAIT: std::time::Duration = std::time::Duration::from_secs(60);

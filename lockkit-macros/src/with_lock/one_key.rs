@@ -4,7 +4,7 @@
 //! `key = const "…"` leaves it out. Session locks, which are for roles, are exempt.
 
 use proc_macro2::{Ident, Span, TokenStream};
-use quote::{quote, quote_spanned};
+use quote::{ToTokens, quote, quote_spanned};
 
 use crate::{
     diagnostics::list,
@@ -29,7 +29,11 @@ pub(crate) fn warning(lock: &Lock, arguments: &Bindings, attributes: &[TokenStre
         // A role has one name.
         Lock::Lease(_) | Lock::Session(_) | Lock::Row(_) | Lock::Version(_) => return TokenStream::new(),
     };
-    let is_unused = |it: &&Ident| !attributes.iter().any(|attribute| mentions(attribute, it));
+    let is_unused = |it: &&Ident| match lock {
+        // What is requested does not tell two keys apart: it would be `Mismatch`.
+        Lock::Idempotent(Idempotent { on, .. }) => !mentions(&on.to_token_stream(), it),
+        _ => !attributes.iter().any(|attribute| mentions(attribute, it)),
+    };
     let unused: Vec<_> = arguments.names().filter(is_unused).map(ToString::to_string).collect();
     let (Some((text, span)), Some(first)) = (key, unused.first()) else { return TokenStream::new() };
     let names = list(&unused.iter().map(String::as_str).collect::<Vec<_>>(), "and");

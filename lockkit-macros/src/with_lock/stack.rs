@@ -28,6 +28,15 @@ pub(crate) fn check(locks: &[(&Ident, &Lock)], errors: &mut Errors) {
             }
         }
         let outer = above().find_map(Lock::tx);
+        if let (Some(outer), Some(_)) = (outer, lock.tx())
+            && (matches!(lock, Lock::Idempotent(_)) || above().any(|it| matches!(it, Lock::Idempotent(_))))
+        {
+            let message = format!(
+                "`{strategy}` begins another transaction than `{outer}` above, and an answer is stored with the work \
+                 of one transaction only: the other one could fail alone; take the lock in the body, on its `&mut *tx`"
+            );
+            errors.push(error(strategy, message));
+        }
         if let (Some(_), None, Some(outer)) = (lock.retry(), lock.tx(), outer) {
             let message = format!(
                 "every attempt would write into the one transaction `{outer}` of an attribute above, also those that \

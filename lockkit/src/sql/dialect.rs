@@ -1,8 +1,8 @@
 //! A database that lockkit supports: its faults, its transactions, its schema, and its connection types.
 
-use std::{fmt::Debug, future::Future, time::Duration};
+use std::{fmt::Debug, future::Future, mem, time::Duration};
 
-use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
+use sqlx::{Database, Executor, Pool, SqlStr, Transaction, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
@@ -53,7 +53,8 @@ pub trait Driver: Database {
     /// texts.
     type Grammar: Copy + Send + Sync;
 
-    /// What `begin` has learned of a session, or changed in it, and need not do again on the same connection.
+    /// What `begin` and `commit_counted` have learned of a session, or changed in it, for the next ones on the same
+    /// connection.
     type Session: Copy + Default + Send;
 
     /// lockkit's migrations: number, name, statements.
@@ -124,6 +125,19 @@ pub trait Driver: Database {
 
     /// Commits the transaction of `begin`, which `check_begun` found open unless `COMMIT_CHECKS`.
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// As `commit`, and may leave sqlx's count at one: its correction costs another statement, which the next `begin`
+    /// in this session does not need.
+    fn commit_counted(
+        conn: &mut Self::Connection,
+        session: &mut Self::Session,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Whether sqlx counts a transaction that `commit_counted` has ended.
+    fn is_counted(session: &Self::Session) -> bool;
+
+    /// Corrects sqlx's count after `commit_counted`.
+    fn uncount(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Rolls back the innermost transaction that sqlx counts.
     fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -217,6 +231,21 @@ impl<DB: Dialect> AsConnection<DB> for PoolConnection<DB> {
     fn as_connection(&mut self) -> &mut DB::Connection {
         self
     }
+}
+
+/// Begins a transaction with this text, and counts it. `is_counted` says whether sqlx still counts one that has ended.
+pub(crate) async fn begin_counted<DB: Database>(
+    conn: &mut DB::Connection,
+    text: SqlStr,
+    is_counted: &mut bool,
+) -> sqlx::Result<()>
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    if mem::take(is_counted) {
+        return conn.execute(text).await.map(drop);
+    }
+    DB::TransactionManager::begin(conn, Some(text)).await
 }
 
 /// Depth of the transactions on the connection: zero outside of any.

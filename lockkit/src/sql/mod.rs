@@ -51,7 +51,7 @@ mod warm;
 pub use self::postgres::behind_pooler;
 pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{
-    Driver, Known, Sessions, counted_depth, depth, in_transaction, is_answered, note_answer, sealed,
+    Driver, Known, Sessions, begin_counted, counted_depth, depth, in_transaction, is_answered, note_answer, sealed,
     still_in_transaction,
 };
 pub(crate) use drivers::{driver_fault, fault_in_chain};

@@ -38,15 +38,20 @@ impl<DB: Dialect> Default for Transactions<DB> {
 /// Lets transactions follow each other on one connection of this pool, without giving it back in between.
 ///
 /// sqlx pings a connection when a pool lends it and when it returns, so an empty transaction takes four round trips, of
-/// which two are pings. After this call, a connection that a [`Tx`](crate::Tx) has committed or rolled back waits 10 to
-/// 15 ms for the next [`begin`](crate::begin) or `#[with_lock(…, tx = …)]` on this pool, for 1 s in all. When the pool
-/// has no other connection left, it is for 5 ms in all, so whoever waits for the pool waits some 10 ms longer at most.
-/// One that has died in between costs no more than time: nothing was done on it.
+/// which two are pings; on MySQL and MariaDB six, because lockkit also restores the session. After this call, a
+/// connection that a [`Tx`](crate::Tx) has committed or rolled back waits 10 to 15 ms for the next
+/// [`begin`](crate::begin) or `#[with_lock(…, tx = …)]` on this pool, for 1 s in all. When the pool has no other
+/// connection left, it is for 5 ms in all; whoever waits for the pool then waits for one more transaction at most. One that has
+/// died in between costs no more than time: nothing was done on it.
 ///
 /// **The hooks of the pool see one use for several transactions.** So do not call it for a pool whose `before_acquire`
 /// or `after_release` sets or resets something, such as the tenant of a request. That is why it is not the default:
 /// sqlx does not tell whether a pool has hooks. Settings of the session that a transaction changes without `SET LOCAL`,
-/// temporary tables and `PRAGMA`s are there in the next one, as they are in a pool without hooks.
+/// temporary tables and `PRAGMA`s are there in the next one, as they are in a pool without hooks. SQLite's
+/// `busy_timeout` is not: it stays as it was when the pool gave the connection.
+///
+/// Do not call it where each call has a runtime of its own (`Runtime::block_on` in a plain function): a runtime that is
+/// not driven does not give its connections back.
 ///
 /// It lasts until the pool is closed or dropped. What is only a statement, and your own use of the pool, go through the
 /// pool as before.
@@ -94,6 +99,11 @@ impl<DB: Dialect> Reuse<DB> {
         Some((conn, session))
     }
 
+    /// The pool has given the connection now.
+    pub(crate) fn from_now(self) -> Self {
+        Self { since: Instant::now(), ..self }
+    }
+
     /// One that was kept has died.
     pub(crate) fn close_all(&self) {
         self.transactions.kept.close_all();
@@ -116,7 +126,7 @@ impl<DB: Dialect> Warm for AfterTx<DB> {
     }
 
     fn put_back(self) {
-        put_back(self.conn);
+        put_back(self.conn, self.session);
     }
 
     fn close(self) {
@@ -126,14 +136,21 @@ impl<DB: Dialect> Warm for AfterTx<DB> {
 
 /// Restores the settings that `begin` changed, then returns the connection to its pool, both in the background. Its
 /// transaction was committed or rolled back by the last statement.
-pub(crate) fn put_back<DB: Dialect>(conn: PoolConnection<DB>) {
-    if !DB::CHANGES_SESSION {
+pub(crate) fn put_back<DB: Dialect>(conn: PoolConnection<DB>, session: DB::Session) {
+    let is_counted = DB::is_counted(&session);
+    if !DB::CHANGES_SESSION && !is_counted {
         return check_in::<DB>(conn);
     }
     // Also closed if the runtime ends before the task.
     let mut restoring = Guard::new(Unsettled::new(conn));
     tokio::spawn(async move {
-        let restored = DB::restore_ended(&mut restoring.get_mut().conn);
+        let conn = &mut restoring.get_mut().conn;
+        let restored = async {
+            if is_counted {
+                DB::uncount(conn).await?;
+            }
+            DB::restore_ended(conn).await
+        };
         if matches!(timeout(RESTORE_LIMIT, restored).await, Ok(Ok(()))) {
             checked_in::<DB>(restoring.defuse().conn).await;
         }

@@ -123,10 +123,8 @@ pub(crate) async fn begin_within<DB: Dialect>(
         let kept = Guard::new(Unsettled::new(conn));
         let limit = if DB::IS_REMOTE { KEPT_LIMIT } else { Duration::MAX };
         match timeout(limit, begun(kept, session, pool, terms)).await {
-            // It has died since. A transaction that has begun on it ends with it.
-            Err(_) | Ok(Err(Error::Database { fault: Fault::Unavailable, .. })) => {
-                reuse.iter().for_each(Reuse::close_all);
-            }
+            // It has died since, or is not as it should be. A transaction that has begun on it ends with it.
+            Err(_) | Ok(Err(Error::Database { .. })) => reuse.iter().for_each(Reuse::close_all),
             Ok(begun) => {
                 let mut tx = begun?;
                 tx.0.get_mut().reuse = reuse;
@@ -136,7 +134,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     }
     let opening = Guard::new(Unsettled::new(connection(pool, BEGINNING, None).await?));
     let mut tx = begin_on(opening, pool, terms).await?;
-    tx.0.get_mut().reuse = reuse;
+    tx.0.get_mut().reuse = reuse.map(Reuse::from_now);
     Ok(tx)
 }
 
@@ -171,13 +169,14 @@ async fn begun<DB: Dialect>(
     Terms { wait, deadline, started, at }: Terms,
 ) -> Result<Tx<DB>> {
     let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+    let before = session;
     let begun = DB::begin(&mut opening.get_mut().conn, pool, &mut session, Wait::within(wait, left)).await;
     match begun {
         Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn, session, at)))),
         Err(err) if DB::fault(&err) == Fault::Contended => {
             if DB::is_idle(&mut opening.get_mut().conn).await {
                 // No transaction was begun: the connection can be used again.
-                drop(opening.defuse());
+                put_back(opening.defuse().conn, before);
             }
             Err(Error::Contended { key: WRITE_LOCK.into(), waited: started.elapsed(), holder: None })
         }
@@ -285,7 +284,9 @@ impl<DB: Dialect> Tx<DB> {
     /// Sends COMMIT. The transaction is over if this succeeds.
     async fn send_commit(&mut self) -> Result<()> {
         let _sent = CommitSent::now();
-        DB::commit(self).await.map_err(commit_failed::<DB>)
+        let Open { conn, session, reuse, .. } = self.0.get_mut();
+        let committed = if reuse.is_some() { DB::commit_counted(conn, session).await } else { DB::commit(conn).await };
+        committed.map_err(commit_failed::<DB>)
     }
 
     /// The caller has ended the transaction, with this answer.
@@ -545,7 +546,7 @@ impl<DB: Dialect> Open<DB> {
         let Self { conn, session, reuse, .. } = self;
         match reuse {
             Some(reuse) => reuse.keep(conn, session),
-            None => put_back(conn),
+            None => put_back(conn, session),
         }
     }
 }

@@ -34,4 +34,36 @@ async fn misnamed(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
     Ok(())
 }
 
+#[with_lock(named, on = db, key = "user:{id}", tx = user)]
+#[with_lock(idempotent, on = db, key = "pay:{id}", tx = tx)]
+async fn below(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
+    let _ = (&mut tx, &mut user);
+    Ok(())
+}
+
+#[with_lock(idempotent, on = db, key = "pay:{id}", tx = tx)]
+#[with_lock(row, on = db, table = "users", by(id = id), tx = user)]
+async fn above(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
+    let _ = (&mut tx, &mut user);
+    Ok(())
+}
+
+#[with_lock(idempotent, on = db, key = "pay:{id}", map_err = |err| err.to_string(), tx = tx)]
+async fn mapped(db: &SqlitePool, id: i64) -> Result<Receipt, String> {
+    let _ = &mut tx;
+    Ok(Receipt)
+}
+
+#[with_lock(idempotent, on = db, key = "pay:{id}", tx = tx)]
+async fn no_error(db: &SqlitePool, id: i64) -> Result<i64, String> {
+    let _ = &mut tx;
+    Ok(id)
+}
+
+#[with_lock(idempotent, on = db, key = "pay", request = &id, tx = tx)]
+async fn one_key(db: &SqlitePool, id: i64) -> Result<i64, lockkit::Error> {
+    let _ = &mut tx;
+    Ok(id)
+}
+
 fn main() {}

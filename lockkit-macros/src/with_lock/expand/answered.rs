@@ -5,14 +5,19 @@ use quote::quote_spanned;
 use syn::spanned::Spanned;
 
 use crate::with_lock::{
-    expand::{Expander, section::Transaction, spans::own},
+    expand::{
+        Expander,
+        section::Transaction,
+        spans::{at, own, own_at},
+    },
     plan::Idempotent,
 };
 
 impl Expander<'_> {
     pub(super) fn idempotent(&self, idempotent: &Idempotent) -> TokenStream {
         let Idempotent { on, key, request, keep, max_answer, wait, on_busy, tx } = idempotent;
-        let Self { private, blamed, blame, .. } = self;
+        let Self { private, answer, .. } = self;
+        let valued = at(private, *answer);
         let mixed = Span::mixed_site();
         let (pool, asked, stored, answering) = (own("pool"), own("asked"), own("stored"), own("answering"));
         let (body, result) = (own("body"), own("result"));
@@ -27,10 +32,11 @@ impl Expander<'_> {
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#private::wait(#it))));
         let max_answer = max_answer.as_ref().map(|it| quote_spanned!(mixed=> .max_answer(#it)));
         let failed = self.return_failure(on_busy.as_ref());
-        let before = self.blame(quote_spanned!(*blame=> #blamed::answer_before(#stored)));
+        let before = own_at(quote_spanned!(*answer=> #valued::answer_before(#stored)), *answer);
         let Transaction { name: tx, touched, unused } = self.transaction(tx);
         let future = self.future(&unused);
-        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_answer(#answering, #tx, #result).await));
+        let finish = quote_spanned!(*answer=> #valued::end_answer(#answering, #tx, #result).await);
+        let finish = own_at(finish, *answer);
         quote_spanned! {mixed=>
             let #pool = #reached;
             let #asked = #private::Idempotent::key(#key) #request #keep #wait #max_answer;

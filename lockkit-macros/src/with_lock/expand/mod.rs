@@ -18,7 +18,7 @@ use crate::{
         rewritten::Site,
     },
 };
-use spans::{at, own, own_at, span_of_error};
+use spans::{at, own, own_at, span_of_error, span_of_value};
 
 /// Expands one lock of a function. Its own names are at `mixed_site`: they do not clash with names in the body.
 ///
@@ -31,6 +31,8 @@ pub(crate) struct Expander<'a> {
     /// The same at the return type: for calls that do not compile if the return type cannot carry an error of lockkit.
     blamed: TokenStream,
     blame: Span,
+    /// The type of a successful result: for calls that do not compile if it cannot be stored.
+    answer: Span,
     body: Body<'a>,
     mode: Mode,
     /// Whether `map_err` makes the function's error.
@@ -53,9 +55,10 @@ impl<'a> Expander<'a> {
         let returns = site.returns.as_ref();
         let blame = returns.map_or_else(|| sig.ident.span(), span_of_error).resolved_at(mixed);
         let blamed = at(&private, blame);
+        let answer = returns.map_or_else(|| sig.ident.span(), span_of_value).resolved_at(mixed);
         let body = Body::new(&private, &site.arguments, returns, body, brace);
         let bound = locks.iter().flat_map(|it| it.names()).map(|(name, _)| name).collect();
-        Self { private, blamed, blame, body, mode: Mode::under(locks), maps, bound }
+        Self { private, blamed, blame, answer, body, mode: Mode::under(locks), maps, bound }
     }
 
     pub(crate) fn expand(&self, lock: &Lock, map_err: Option<&Expr>) -> TokenStream {

@@ -14,6 +14,17 @@ pub(crate) fn own(name: &str) -> Ident {
 
 const OWN: &str = "__lockkit_";
 
+/// The span of the first type in a return type, which is that of the value; of the whole type if it shows none.
+pub(crate) fn span_of_value(returns: &Type) -> Span {
+    if let Type::Path(TypePath { path, .. }) = returns
+        && let Some(PathSegment { arguments: PathArguments::AngleBracketed(arguments), .. }) = path.segments.last()
+        && let Some(GenericArgument::Type(value)) = arguments.args.first()
+    {
+        return value.span();
+    }
+    returns.span()
+}
+
 /// The span of the error type in a return type; of the whole type if it does not show its error type.
 pub(crate) fn span_of_error(returns: &Type) -> Span {
     if let Type::Path(TypePath { path, .. }) = returns

@@ -120,7 +120,7 @@ impl crate::sql::ShedLockOps for MySql {}
 
 /// Whose settings a session has.
 #[derive(Debug, Clone, Copy, Default)]
-pub enum Settings {
+pub enum Session {
     #[default]
     OfUser,
     /// Until `restore_ended` or `restore_session`.
@@ -129,7 +129,7 @@ pub enum Settings {
 
 impl Driver for MySql {
     type Grammar = Grammar;
-    type Session = Settings;
+    type Session = Session;
 
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/mysql/0001_lockkit.sql")),
@@ -181,7 +181,7 @@ impl Driver for MySql {
     async fn begin(
         conn: &mut MySqlConnection,
         pool: &Pool<Self>,
-        session: &mut Settings,
+        session: &mut Session,
         _wait: Wait,
     ) -> sqlx::Result<()> {
         // The server rolls back the transaction of a deadlock victim. With autocommit off, its next statement begins
@@ -200,12 +200,18 @@ impl Driver for MySql {
             };
             ($mark:literal, $isolation:literal) => {
                 match *session {
-                    Settings::OfUser => begin!(
+                    Session::OfUser => begin!(
                         "@lockkit_autocommit = @@autocommit, @lockkit_read_committed = 1, autocommit = 0, ",
                         $mark,
                         $isolation
                     ),
-                    Settings::OfBegin => begin!("", $mark, $isolation),
+                    // The body of the last transaction may have changed them.
+                    Session::OfBegin => begin!(
+                        "@lockkit_read_committed = 1, autocommit = 0, innodb_lock_wait_timeout = \
+                         CAST(IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout) AS UNSIGNED), @lockkit_wait = NULL, ",
+                        $mark,
+                        $isolation
+                    ),
                 }
             };
         }
@@ -219,7 +225,7 @@ impl Driver for MySql {
             (Grammar::MariaDb, false) => begin!("", "@@tx_isolation"),
             (Grammar::MariaDb, true) => begin!("@lockkit_written = WSREP_LAST_WRITTEN_GTID(), ", "@@tx_isolation"),
         };
-        *session = Settings::OfBegin;
+        *session = Session::OfBegin;
         MySqlTransactionManager::begin(conn, Some(SqlStr::from_static(text))).await
     }
 
@@ -247,6 +253,19 @@ impl Driver for MySql {
 
     async fn commit(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         MySqlTransactionManager::commit(conn).await
+    }
+
+    async fn commit_counted(conn: &mut MySqlConnection, _session: &mut Session) -> sqlx::Result<()> {
+        // There, the correction costs nothing.
+        <Self as Driver>::commit(conn).await
+    }
+
+    fn is_counted(_session: &Session) -> bool {
+        false
+    }
+
+    async fn uncount(_conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        Ok(())
     }
 
     async fn roll_back(conn: &mut MySqlConnection) -> sqlx::Result<()> {

@@ -23,7 +23,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
-        Sessions, StockOps, VersionOps, fault::connection_fault, units::duration,
+        Sessions, StockOps, VersionOps, begin_counted, fault::connection_fault, units::duration,
     },
     value::{
         error::{Error, Fault},
@@ -135,9 +135,16 @@ impl crate::sql::IdempotentOps for Postgres {}
 #[cfg(feature = "shedlock")]
 impl crate::sql::ShedLockOps for Postgres {}
 
+/// What is known of a session.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Session {
+    /// Whether sqlx counts a transaction that has ended.
+    is_counted: bool,
+}
+
 impl Driver for Postgres {
     type Grammar = ();
-    type Session = ();
+    type Session = Session;
 
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/postgres/0001_lockkit.sql")),
@@ -181,8 +188,14 @@ impl Driver for Postgres {
         true
     }
 
-    async fn begin(conn: &mut PgConnection, _pool: &Pool<Self>, _session: &mut (), _wait: Wait) -> sqlx::Result<()> {
-        PgTransactionManager::begin(conn, Some(SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED"))).await
+    async fn begin(
+        conn: &mut PgConnection,
+        _pool: &Pool<Self>,
+        session: &mut Session,
+        _wait: Wait,
+    ) -> sqlx::Result<()> {
+        let text = SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED");
+        begin_counted::<Self>(conn, text, &mut session.is_counted).await
     }
 
     async fn check_begun(_conn: &mut PgConnection) -> sqlx::Result<()> {
@@ -200,6 +213,24 @@ impl Driver for Postgres {
         // and returns no row. The chained transaction is empty; the queued ROLLBACK, which corrects sqlx's count of
         // open transactions, ends it.
         conn.execute("SAVEPOINT lockkit; COMMIT AND CHAIN").await?;
+        PgTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn commit_counted(conn: &mut PgConnection, session: &mut Session) -> sqlx::Result<()> {
+        // As in `commit`.
+        conn.execute("SAVEPOINT lockkit; COMMIT").await?;
+        session.is_counted = true;
+        Ok(())
+    }
+
+    fn is_counted(session: &Session) -> bool {
+        session.is_counted
+    }
+
+    async fn uncount(conn: &mut PgConnection) -> sqlx::Result<()> {
+        // Without it the server would warn of the ROLLBACK.
+        conn.execute("BEGIN").await?;
         PgTransactionManager::start_rollback(conn);
         Ok(())
     }

@@ -25,7 +25,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps,
-        VersionOps, counted_depth, fault::connection_fault,
+        VersionOps, begin_counted, counted_depth, fault::connection_fault,
     },
     value::error::{Error, Fault},
 };
@@ -87,7 +87,7 @@ impl crate::sql::ShedLockOps for Sqlite {}
 
 impl Driver for Sqlite {
     type Grammar = ();
-    type Session = BusyTimeout;
+    type Session = Session;
 
     const MIGRATIONS: &'static [(i64, &'static str, &'static str)] = &[
         (1, "lockkit", include_str!("../../../migrations/sqlite/0001_lockkit.sql")),
@@ -139,22 +139,23 @@ impl Driver for Sqlite {
     async fn begin(
         conn: &mut SqliteConnection,
         _pool: &Pool<Self>,
-        session: &mut BusyTimeout,
+        session: &mut Session,
         wait: Wait,
     ) -> sqlx::Result<()> {
         // IMMEDIATE, because a transaction that reads first and writes later fails at once if another one wrote in
         // between.
         let immediate = "BEGIN IMMEDIATE";
         let Some(millis) = wait.millis() else {
-            return SqliteTransactionManager::begin(conn, Some(SqlStr::from_static(immediate))).await;
+            return begin_counted::<Self>(conn, SqlStr::from_static(immediate), &mut session.is_counted).await;
         };
-        let old = match session.0 {
+        let old = match session.busy_timeout {
             Some(known) => known,
             None => busy_timeout(conn).await?,
         };
-        session.0 = Some(old);
+        session.busy_timeout = Some(old);
         let statement = bounded(immediate, millis, old);
-        let begun = SqliteTransactionManager::begin(conn, Some(AssertSqlSafe(statement).into_sql_str())).await;
+        let statement = AssertSqlSafe(statement).into_sql_str();
+        let begun = begin_counted::<Self>(conn, statement, &mut session.is_counted).await;
         if begun.is_err() {
             // If a statement fails, the rest of the message is not run.
             set_busy_timeout(conn, old).await?;
@@ -181,6 +182,22 @@ impl Driver for Sqlite {
         // transaction when it could not begin a nested one, and its count changes later. So the COMMIT is sent as text,
         // which fails then. The second transaction is empty; the queued ROLLBACK, which corrects sqlx's count, ends it.
         conn.execute("COMMIT; BEGIN").await?;
+        SqliteTransactionManager::start_rollback(conn);
+        Ok(())
+    }
+
+    async fn commit_counted(conn: &mut SqliteConnection, session: &mut Session) -> sqlx::Result<()> {
+        conn.execute("COMMIT").await?;
+        session.is_counted = true;
+        Ok(())
+    }
+
+    fn is_counted(session: &Session) -> bool {
+        session.is_counted
+    }
+
+    async fn uncount(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        conn.execute("BEGIN").await?;
         SqliteTransactionManager::start_rollback(conn);
         Ok(())
     }
@@ -239,9 +256,14 @@ impl Driver for Sqlite {
     }
 }
 
-/// How long a connection waits for the write lock when no statement bounds it, in milliseconds. `None` if not known.
+/// What is known of a session.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct BusyTimeout(Option<i64>);
+pub struct Session {
+    /// How long it waits for the write lock when no statement bounds that, in milliseconds. `None` if not known.
+    busy_timeout: Option<i64>,
+    /// Whether sqlx counts a transaction that has ended.
+    is_counted: bool,
+}
 
 /// How long the connection waits for the write lock, in milliseconds.
 async fn busy_timeout(conn: &mut SqliteConnection) -> sqlx::Result<i64> {
