@@ -2,7 +2,7 @@
 
 use std::{fmt::Debug, future::Future, mem, time::Duration};
 
-use sqlx::{Database, Executor, Pool, SqlStr, Transaction, pool::PoolConnection};
+use sqlx::{Database, Executor, Pool, SqlSafeStr, Transaction, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
@@ -236,12 +236,13 @@ impl<DB: Dialect> AsConnection<DB> for PoolConnection<DB> {
 /// Begins a transaction with this text, and counts it. `is_counted` says whether sqlx still counts one that has ended.
 pub(crate) async fn begin_counted<DB: Database>(
     conn: &mut DB::Connection,
-    text: SqlStr,
+    text: impl SqlSafeStr,
     is_counted: &mut bool,
 ) -> sqlx::Result<()>
 where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
+    let text = text.into_sql_str();
     if mem::take(is_counted) {
         return conn.execute(text).await.map(drop);
     }

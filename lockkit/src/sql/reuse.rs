@@ -41,8 +41,8 @@ impl<DB: Dialect> Default for Transactions<DB> {
 /// which two are pings; on MySQL and MariaDB six, because lockkit also restores the session. After this call, a
 /// connection that a [`Tx`](crate::Tx) has committed or rolled back waits 10 to 15 ms for the next
 /// [`begin`](crate::begin) or `#[with_lock(…, tx = …)]` on this pool, for 1 s in all. When the pool has no other
-/// connection left, it is for 5 ms in all; whoever waits for the pool then waits for one more transaction at most. One that has
-/// died in between costs no more than time: nothing was done on it.
+/// connection left, it is for 5 ms in all; whoever waits for the pool then waits for one more transaction at most. One
+/// that has died in between costs no more than time: nothing was done on it.
 ///
 /// **The hooks of the pool see one use for several transactions.** So do not call it for a pool whose `before_acquire`
 /// or `after_release` sets or resets something, such as the tenant of a request. That is why it is not the default:

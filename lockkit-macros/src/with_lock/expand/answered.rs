@@ -8,7 +8,7 @@ use crate::with_lock::{
     expand::{
         Expander,
         section::Transaction,
-        spans::{at, own, own_at},
+        spans::{at, own},
     },
     plan::Idempotent,
 };
@@ -16,11 +16,11 @@ use crate::with_lock::{
 impl Expander<'_> {
     pub(super) fn idempotent(&self, idempotent: &Idempotent) -> TokenStream {
         let Idempotent { on, key, request, keep, max_answer, wait, on_busy, tx } = idempotent;
-        let Self { private, answer, .. } = self;
+        let Self { private, blamed, blame, answer, .. } = self;
         let valued = at(private, *answer);
         let mixed = Span::mixed_site();
         let (pool, asked, stored, answering) = (own("pool"), own("asked"), own("stored"), own("answering"));
-        let (body, result) = (own("body"), own("result"));
+        let (body, result, form) = (own("body"), own("result"), own("form"));
         let reached = self.pool("answers_pool", on);
         let key = self.key(key);
         let request = request.as_ref().map(|it| {
@@ -31,14 +31,15 @@ impl Expander<'_> {
         let keep = keep.as_ref().map(|it| quote_spanned!(mixed=> .keep(#it)));
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#private::wait(#it))));
         let max_answer = max_answer.as_ref().map(|it| quote_spanned!(mixed=> .max_answer(#it)));
+        let form_of = quote_spanned!(*answer=> #valued::answer_form());
         let failed = self.return_failure(on_busy.as_ref());
-        let before = own_at(quote_spanned!(*answer=> #valued::answer_before(#stored)), *answer);
+        let before = self.blame(quote_spanned!(*blame=> #blamed::answer_before(#stored, &#form)));
         let Transaction { name: tx, touched, unused } = self.transaction(tx);
         let future = self.future(&unused);
-        let finish = quote_spanned!(*answer=> #valued::end_answer(#answering, #tx, #result).await);
-        let finish = own_at(finish, *answer);
+        let finish = self.blame(quote_spanned!(*blame=> #blamed::end_answer(#answering, #tx, #result, #form).await));
         quote_spanned! {mixed=>
             let #pool = #reached;
+            let #form = #form_of;
             let #asked = #private::Idempotent::key(#key) #request #keep #wait #max_answer;
             let (mut #tx, #answering) = match #private::answer_tx(&#pool, #asked).await {
                 ::core::result::Result::Ok(#private::Begun::Now(#tx, #answering)) => (#tx, #answering),

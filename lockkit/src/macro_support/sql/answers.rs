@@ -7,7 +7,7 @@ use sqlx::Pool;
 
 use super::Outcome;
 
-pub use crate::sql::idempotent::{Answering, Begun, Idempotent, Stored};
+pub use crate::sql::idempotent::{Answering, Begun, Form, Idempotent, Stored};
 use crate::{
     body::scope::Under,
     sql::{Dialect, IdempotentOps, Known, tx::Tx},
@@ -36,9 +36,14 @@ pub fn answer_tx<DB: IdempotentOps>(pool: &Pool<DB>, request: Idempotent) -> imp
     request.begin(pool, Location::caller())
 }
 
+/// How the answer is stored. A type that cannot be stored fails to compile here.
+pub fn answer_form<T: Storable>() -> Form<T> {
+    Form::json()
+}
+
 /// The answer of an earlier request.
-pub fn answer_before<R: Outcome<Value: Storable>>(stored: Stored) -> R {
-    R::from_result(stored.read().map_err(R::Error::from))
+pub fn answer_before<R: Outcome>(stored: Stored, form: &Form<R::Value>) -> R {
+    R::from_result(stored.read(form).map_err(R::Error::from))
 }
 
 /// Runs the body with the lock of the answer registered.
@@ -51,10 +56,11 @@ pub fn under_answer<DB: Dialect, F: Future>(
 }
 
 /// Stores the answer and commits on `Ok`, rolls back on `Err`.
-pub async fn end_answer<DB: IdempotentOps, R: Outcome<Value: Storable>>(
+pub async fn end_answer<DB: IdempotentOps, R: Outcome>(
     answering: Answering,
     tx: Tx<DB>,
     result: R,
+    form: Form<R::Value>,
 ) -> R {
-    R::from_result(answering.end(tx, result.into_result()).await)
+    R::from_result(answering.end(tx, result.into_result(), &form).await)
 }

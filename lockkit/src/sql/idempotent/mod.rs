@@ -204,10 +204,10 @@ impl Idempotent {
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<T, E>,
     {
         match self.begin(pool, at).await? {
-            Begun::Before(stored) => Ok(Answered::Before(stored.read()?)),
+            Begun::Before(stored) => Ok(Answered::Before(stored.read(&Form::json())?)),
             Begun::Now(mut tx, answering) => {
                 let done = answering.record(pool).run(body(&mut tx)).await;
-                answering.end(tx, done).await.map(Answered::Now)
+                answering.end(tx, done, &Form::json()).await.map(Answered::Now)
             }
         }
     }
@@ -259,15 +259,23 @@ pub struct Stored {
 }
 
 impl Stored {
-    pub(crate) fn read<T: DeserializeOwned>(self) -> Result<T> {
+    pub(crate) fn read<T>(self, form: &Form<T>) -> Result<T> {
         let Self { key, text } = self;
         let problem = "was stored and cannot be read";
-        serde_json::from_slice(&text).map_err(|err| Error::Answer {
-            key,
-            problem,
-            what: type_name::<T>(),
-            source: err.into(),
-        })
+        (form.read)(&text).map_err(|err| Error::Answer { key, problem, what: type_name::<T>(), source: err.into() })
+    }
+}
+
+/// How an answer is written and read.
+#[derive(Debug)]
+pub struct Form<T> {
+    write: fn(&T) -> serde_json::Result<Vec<u8>>,
+    read: fn(&[u8]) -> serde_json::Result<T>,
+}
+
+impl<T: Serialize + DeserializeOwned> Form<T> {
+    pub(crate) fn json() -> Self {
+        Self { write: serde_json::to_vec, read: |text| serde_json::from_slice(text) }
     }
 }
 
@@ -287,10 +295,9 @@ impl Answering {
     }
 
     /// Stores the answer and commits. Rolls back without an answer, or if it cannot be stored.
-    pub(crate) async fn end<DB, T, E>(self, mut tx: Tx<DB>, done: Result<T, E>) -> Result<T, E>
+    pub(crate) async fn end<DB, T, E>(self, mut tx: Tx<DB>, done: Result<T, E>, form: &Form<T>) -> Result<T, E>
     where
         DB: IdempotentOps,
-        T: Serialize + DeserializeOwned,
         E: From<Error>,
     {
         let answer = match done {
@@ -300,7 +307,7 @@ impl Answering {
                 return Err(err);
             }
         };
-        let stored = match written(&self.key, &answer, self.most) {
+        let stored = match self.written(&answer, form) {
             Ok(text) => Box::pin(self.store(&mut tx, &text)).await,
             Err(err) => Err(err),
         };
@@ -310,6 +317,25 @@ impl Answering {
         }
         tx.commit().await?;
         Ok(answer)
+    }
+
+    /// The answer as text that can be read again.
+    fn written<T>(&self, answer: &T, form: &Form<T>) -> Result<Vec<u8>> {
+        let Self { key, most, .. } = self;
+        let failed = |source: BoxError| Error::Answer {
+            key: key.clone(),
+            problem: "cannot be stored",
+            what: type_name::<T>(),
+            source,
+        };
+        let text = (form.write)(answer).map_err(|err| failed(err.into()))?;
+        if text.len() > *most {
+            return Err(failed(TooLarge { bytes: text.len(), most: *most }.into()));
+        }
+        if let Err(err) = (form.read)(&text) {
+            return Err(failed(err.into()));
+        }
+        Ok(text)
     }
 
     /// Stores the answer, if the transaction of the lock is still open.
@@ -418,24 +444,6 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
             stored => Ok(stored.map(|it| it.answer)),
         }
     }
-}
-
-/// The answer as JSON that can be read again.
-fn written<T: Serialize + DeserializeOwned>(key: &Key, answer: &T, most: usize) -> Result<Vec<u8>> {
-    let failed = |source: BoxError| Error::Answer {
-        key: key.clone(),
-        problem: "cannot be stored",
-        what: type_name::<T>(),
-        source,
-    };
-    let text = serde_json::to_vec(answer).map_err(|err| failed(err.into()))?;
-    if text.len() > most {
-        return Err(failed(TooLarge { bytes: text.len(), most }.into()));
-    }
-    if let Err(err) = serde_json::from_slice::<T>(&text) {
-        return Err(failed(err.into()));
-    }
-    Ok(text)
 }
 
 /// Why an answer is not stored.

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 use sqlx::{
-    Executor, PgConnection, Pool, Postgres, Row, SqlStr, TypeInfo,
+    Executor, PgConnection, Pool, Postgres, Row, TypeInfo,
     error::DatabaseError,
     postgres::{PgDatabaseError, PgQueryResult, PgRow, PgTransactionManager, PgTypeInfo},
 };
@@ -194,8 +194,7 @@ impl Driver for Postgres {
         session: &mut Session,
         _wait: Wait,
     ) -> sqlx::Result<()> {
-        let text = SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED");
-        begin_counted::<Self>(conn, text, &mut session.is_counted).await
+        begin_counted::<Self>(conn, "BEGIN ISOLATION LEVEL READ COMMITTED", &mut session.is_counted).await
     }
 
     async fn check_begun(_conn: &mut PgConnection) -> sqlx::Result<()> {

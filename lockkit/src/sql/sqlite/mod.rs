@@ -16,7 +16,7 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Connection, Executor, Pool, SqlSafeStr, SqlStr, Sqlite, SqliteConnection,
+    AssertSqlSafe, Connection, Executor, Pool, Sqlite, SqliteConnection,
     sqlite::{SqliteError, SqliteQueryResult, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -146,7 +146,7 @@ impl Driver for Sqlite {
         // between.
         let immediate = "BEGIN IMMEDIATE";
         let Some(millis) = wait.millis() else {
-            return begin_counted::<Self>(conn, SqlStr::from_static(immediate), &mut session.is_counted).await;
+            return begin_counted::<Self>(conn, immediate, &mut session.is_counted).await;
         };
         let old = match session.busy_timeout {
             Some(known) => known,
@@ -154,8 +154,7 @@ impl Driver for Sqlite {
         };
         session.busy_timeout = Some(old);
         let statement = bounded(immediate, millis, old);
-        let statement = AssertSqlSafe(statement).into_sql_str();
-        let begun = begin_counted::<Self>(conn, statement, &mut session.is_counted).await;
+        let begun = begin_counted::<Self>(conn, AssertSqlSafe(statement), &mut session.is_counted).await;
         if begun.is_err() {
             // If a statement fails, the rest of the message is not run.
             set_busy_timeout(conn, old).await?;
