@@ -1,8 +1,10 @@
 //! A database that lockkit supports: its faults, its transactions, its schema, and its connection types.
 
-use std::{fmt::Debug, future::Future, mem, time::Duration};
+use std::{fmt::Debug, future::Future, time::Duration};
 
-use sqlx::{Database, Executor, Pool, SqlSafeStr, Transaction, pool::PoolConnection};
+use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
+use sqlx::{Executor, SqlSafeStr};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::{
@@ -234,6 +236,7 @@ impl<DB: Dialect> AsConnection<DB> for PoolConnection<DB> {
 }
 
 /// Begins a transaction with this text, and counts it. `is_counted` says whether sqlx still counts one that has ended.
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
 pub(crate) async fn begin_counted<DB: Database>(
     conn: &mut DB::Connection,
     text: impl SqlSafeStr,
@@ -243,7 +246,7 @@ where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
     let text = text.into_sql_str();
-    if mem::take(is_counted) {
+    if std::mem::take(is_counted) {
         return conn.execute(text).await.map(drop);
     }
     DB::TransactionManager::begin(conn, Some(text)).await

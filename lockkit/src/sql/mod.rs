@@ -49,9 +49,11 @@ mod warm;
 
 #[cfg(feature = "postgres")]
 pub use self::postgres::behind_pooler;
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
+pub(crate) use dialect::begin_counted;
 pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{
-    Driver, Known, Sessions, begin_counted, counted_depth, depth, in_transaction, is_answered, note_answer, sealed,
+    Driver, Known, Sessions, counted_depth, depth, in_transaction, is_answered, note_answer, sealed,
     still_in_transaction,
 };
 pub(crate) use drivers::{driver_fault, fault_in_chain};

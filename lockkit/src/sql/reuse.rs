@@ -99,8 +99,8 @@ impl<DB: Dialect> Reuse<DB> {
         Some((conn, session))
     }
 
-    /// The pool has given the connection now.
-    pub(crate) fn from_now(self) -> Self {
+    /// Of another connection, which the pool has given now.
+    pub(crate) fn of_new(self) -> Self {
         Self { since: Instant::now(), ..self }
     }
 

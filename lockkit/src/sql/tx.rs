@@ -134,7 +134,7 @@ pub(crate) async fn begin_within<DB: Dialect>(
     }
     let opening = Guard::new(Unsettled::new(connection(pool, BEGINNING, None).await?));
     let mut tx = begin_on(opening, pool, terms).await?;
-    tx.0.get_mut().reuse = reuse.map(Reuse::from_now);
+    tx.0.get_mut().reuse = reuse.map(Reuse::of_new);
     Ok(tx)
 }
 
