@@ -3,8 +3,20 @@
 use super::Argument;
 use crate::with_lock::{
     forms::Form,
-    strategy::Strategy::{Idempotent, Lease, Named, Row, Session, Version},
+    strategy::Strategy::{self, Idempotent, Lease, Named, Row, Session, Version},
 };
+
+const BY_ALL: &[(Strategy, &str)] = &[
+    (Lease, "optional"),
+    (Row, "optional"),
+    (Named, "optional"),
+    (Session, "optional"),
+    (Version, "optional"),
+    (Idempotent, "optional"),
+];
+
+const BY_ALL_THAT_WAIT: &[(Strategy, &str)] =
+    &[(Lease, "optional"), (Row, "optional"), (Named, "optional"), (Session, "optional"), (Idempotent, "optional")];
 
 /// Every argument, in the order in which errors and the documentation list them.
 pub(crate) static ARGUMENTS: &[Argument] = &[
@@ -203,13 +215,7 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         name: "wait",
         example: r#"wait = "2s""#,
         form: Form::Value(|args| &mut args.wait),
-        taken_by: &[
-            (Lease, "optional"),
-            (Row, "optional"),
-            (Named, "optional"),
-            (Session, "optional"),
-            (Idempotent, "optional"),
-        ],
+        taken_by: BY_ALL_THAT_WAIT,
         refused_by: &[],
         other_names: &["timeout", "lock_timeout", "wait_timeout", "nowait", "no_wait"],
         written: "`wait = duration`",
@@ -313,13 +319,7 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         name: "on_busy",
         example: "on_busy = Ok(None)",
         form: Form::Value(|args| &mut args.on_busy),
-        taken_by: &[
-            (Lease, "optional"),
-            (Row, "optional"),
-            (Named, "optional"),
-            (Session, "optional"),
-            (Idempotent, "optional"),
-        ],
+        taken_by: BY_ALL_THAT_WAIT,
         refused_by: &[(Version, "`on_busy` has no effect with `version`, which waits for nobody; remove it")],
         other_names: &[],
         written: "`on_busy = expr`",
@@ -330,14 +330,7 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         name: "map_err",
         example: "map_err = path::to::convert",
         form: Form::Value(|args| &mut args.map_err),
-        taken_by: &[
-            (Lease, "optional"),
-            (Row, "optional"),
-            (Named, "optional"),
-            (Session, "optional"),
-            (Version, "optional"),
-            (Idempotent, "optional"),
-        ],
+        taken_by: BY_ALL,
         refused_by: &[],
         other_names: &[],
         written: "`map_err = path`",
@@ -348,14 +341,7 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         name: "crate",
         example: "crate = path::to::lockkit",
         form: Form::Path(|args| &mut args.krate),
-        taken_by: &[
-            (Lease, "optional"),
-            (Row, "optional"),
-            (Named, "optional"),
-            (Session, "optional"),
-            (Version, "optional"),
-            (Idempotent, "optional"),
-        ],
+        taken_by: BY_ALL,
         refused_by: &[],
         other_names: &[],
         written: "`crate = path`",
