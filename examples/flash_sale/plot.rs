@@ -4,32 +4,39 @@ use std::{error::Error as StdError, path::Path};
 
 use anyhow::{Result, anyhow};
 use plotters::{
-    chart::{ChartBuilder, SeriesLabelPosition},
+    chart::ChartBuilder,
     coord::Shift,
-    element::{Rectangle, Text},
+    element::{PathElement, Rectangle, Text},
     prelude::{DrawingArea, IntoDrawingArea, SVGBackend},
     style::{
-        BLACK, Color, IntoFont, RGBColor, WHITE,
+        BLACK, Color, FontStyle, IntoFont, RGBColor, WHITE,
         text_anchor::{HPos, Pos, VPos},
     },
 };
 
 use crate::verdict::Verdict;
 
-const STOCK: RGBColor = RGBColor(176, 184, 196);
-const GIVEN_OUT: RGBColor = RGBColor(46, 125, 90);
-const OVERSOLD: RGBColor = RGBColor(200, 55, 45);
-const DOUBLE_WINS: RGBColor = RGBColor(235, 150, 40);
-const SPEED: RGBColor = RGBColor(60, 105, 180);
+const EXACT: RGBColor = RGBColor(0, 125, 85);
+const TOO_MUCH: RGBColor = RGBColor(200, 55, 45);
+const SPEED: RGBColor = RGBColor(70, 75, 85);
+
+/// The chart is shown at half of this width in places.
+const WIDTH: u32 = 720;
+
+/// Of one bar, and of a title.
+const ROW: u32 = 34;
+const HEAD: u32 = 60;
+
+const TITLE: u32 = 24;
+const LABEL: u32 = 20;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Bars of one colour, one for each verdict.
-struct Series<'a> {
-    name: &'static str,
-    color: RGBColor,
-    values: Vec<f64>,
-    label: Box<dyn Fn(usize) -> String + 'a>,
+/// A bar from zero, of parts that end at these numbers.
+struct Bar<'a> {
+    name: &'a str,
+    parts: Vec<(f64, RGBColor)>,
+    label: String,
 }
 
 /// Writes the chart as an SVG file.
@@ -38,107 +45,77 @@ pub(crate) fn plot(path: &Path, server: &str, verdicts: &[Verdict]) -> Result<()
 }
 
 fn draw(path: &Path, server: &str, verdicts: &[Verdict]) -> Result<(), Box<dyn StdError>> {
-    let root = SVGBackend::new(path, (960, 780)).into_drawing_area();
+    let height = HEAD + ROW * u32::try_from(verdicts.len())?;
+    let root = SVGBackend::new(path, (WIDTH, 2 * height + 16)).into_drawing_area();
     root.fill(&WHITE)?;
-    let root = root.titled(&format!("Flash sale on {server}"), ("sans-serif", 28))?;
-    let (upper, lower) = root.split_vertically(400);
+    let (upper, lower) = root.split_vertically(height);
 
-    let pieces = |name, color, count: fn(&Verdict) -> u64| Series {
-        name,
-        color,
-        values: verdicts.iter().map(|it| exact(count(it))).collect(),
-        label: Box::new(move |index| count(&verdicts[index]).to_string()),
-    };
-    bars(
-        &upper,
-        "What was given out of the stock",
-        "pieces",
-        verdicts,
-        &[
-            pieces("stock", STOCK, |it| it.stock),
-            pieces("given out", GIVEN_OUT, |it| it.given_out),
-            pieces("oversold", OVERSOLD, |it| it.oversold),
-            pieces("double wins", DOUBLE_WINS, |it| it.double_wins),
-        ],
-    )?;
-    bars(
-        &lower,
-        "How fast",
-        "draws per second",
-        verdicts,
-        &[Series {
-            name: "draws per second (median and 99th percentile of the waiting time)",
-            color: SPEED,
-            values: verdicts.iter().map(|it| it.per_second).collect(),
-            label: Box::new(|index| {
-                let Verdict { per_second, p50_ms, p99_ms, .. } = &verdicts[index];
-                format!("{per_second:.0}/s ({p50_ms:.1} / {p99_ms:.0} ms)")
-            }),
-        }],
-    )?;
+    let mut by_excess: Vec<_> = verdicts.iter().collect();
+    by_excess.sort_by_key(|it| std::cmp::Reverse((it.oversold, it.double_wins)));
+    let given_out = by_excess.into_iter().map(|it| {
+        let rightly = it.given_out.saturating_sub(it.oversold);
+        Bar {
+            name: it.strategy.name(),
+            parts: vec![(exact(it.given_out), TOO_MUCH), (exact(rightly), EXACT)],
+            label: label(it),
+        }
+    });
+    let stock = verdicts.iter().map(|it| it.stock).max().unwrap_or(0);
+    bars(&upper, &format!("Given out of a stock of {stock}, on {server}"), given_out.collect(), Some(stock))?;
+
+    let mut by_speed: Vec<_> = verdicts.iter().collect();
+    by_speed.sort_by(|one, other| other.per_second.total_cmp(&one.per_second));
+    let speeds = by_speed.into_iter().map(|it| Bar {
+        name: it.strategy.name(),
+        parts: vec![(it.per_second, SPEED)],
+        label: format!("{:.0}, p99 {:.0} ms", it.per_second, it.p99_ms),
+    });
+    bars(&lower, "Draws a second, and how long the slowest waited", speeds.collect(), None)?;
     root.present()?;
     Ok(())
 }
 
-/// One group of bars for each verdict.
-fn bars(
-    area: &Area<'_>,
-    title: &str,
-    unit: &str,
-    verdicts: &[Verdict],
-    series: &[Series<'_>],
-) -> Result<(), Box<dyn StdError>> {
-    let groups = exact(verdicts.len() as u64);
-    // Room above the bars for their labels and the legend.
-    let top = series.iter().flat_map(|it| &it.values).copied().fold(1.0, f64::max) * 1.35;
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, ("sans-serif", 19))
-        .margin(12)
-        .x_label_area_size(46)
-        .y_label_area_size(72)
-        .build_cartesian_2d(-0.5..groups - 0.5, 0.0..top)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .light_line_style(WHITE)
-        .x_desc("strategy")
-        .y_desc(unit)
-        .x_labels(verdicts.len())
-        .x_label_formatter(&|x| name_at(verdicts, *x))
-        .y_label_formatter(&|y| format!("{y:.0}"))
-        .label_style(("sans-serif", 15))
-        .axis_desc_style(("sans-serif", 15))
-        .draw()?;
-
-    let width = 0.8 / exact(series.len() as u64);
-    let style = ("sans-serif", 13).into_font().color(&BLACK).pos(Pos::new(HPos::Center, VPos::Bottom));
-    for (number, Series { name, color, values, label }) in series.iter().enumerate() {
-        let left = |group: usize| exact(group as u64) - 0.4 + width * exact(number as u64);
-        let bars = values.iter().enumerate().map(|(group, value)| {
-            Rectangle::new([(left(group) + 0.01, 0.0), (left(group) + width - 0.01, *value)], color.filled())
-        });
-        chart
-            .draw_series(bars)?
-            .label(*name)
-            .legend(|(x, y)| Rectangle::new([(x, y - 6), (x + 14, y + 6)], color.filled()));
-        chart.draw_series(values.iter().enumerate().map(|(group, value)| {
-            Text::new(label(group), (left(group) + width / 2.0, value + top * 0.01), style.clone())
-        }))?;
+/// What was given out, and what of it is too much.
+fn label(it: &Verdict) -> String {
+    let mut label = it.given_out.to_string();
+    if it.oversold > 0 {
+        label += &format!(", {} too many", it.oversold);
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.9))
-        .border_style(STOCK)
-        .label_font(("sans-serif", 14))
-        .draw()?;
-    Ok(())
+    if it.double_wins > 0 {
+        label += &format!(", {} double wins", it.double_wins);
+    }
+    label
 }
 
-/// The name of the strategy whose group is centred here.
-fn name_at(verdicts: &[Verdict], x: f64) -> String {
-    let named = verdicts.iter().enumerate().find(|(group, _)| (exact(*group as u64) - x).abs() < 0.01);
-    named.map(|(_, verdict)| verdict.strategy.name().to_owned()).unwrap_or_default()
+/// One horizontal bar below the other, and a line where the bars should end.
+fn bars(area: &Area<'_>, title: &str, bars: Vec<Bar<'_>>, line: Option<u64>) -> Result<(), Box<dyn StdError>> {
+    let bold = ("sans-serif", TITLE).into_font().style(FontStyle::Bold);
+    area.draw(&Text::new(title.to_owned(), (16, 16), bold))?;
+    // Room for the names on the left and the labels on the right.
+    let longest = bars.iter().flat_map(|it| &it.parts).map(|it| it.0).fold(1.0, f64::max);
+    let count = exact(bars.len() as u64);
+    let mut chart = ChartBuilder::on(area)
+        .margin(12)
+        .margin_top(HEAD - 12)
+        .build_cartesian_2d(-0.32 * longest..2.3 * longest, 0.0..count)?;
+    let text = |side| ("sans-serif", LABEL).into_font().color(&BLACK).pos(Pos::new(side, VPos::Center));
+    let mut middle = count - 0.5;
+    for Bar { name, parts, label } in bars {
+        let end = parts.iter().map(|it| it.0).fold(0.0, f64::max);
+        let parts = parts
+            .into_iter()
+            .map(|(end, color)| Rectangle::new([(0.0, middle - 0.36), (end, middle + 0.36)], color.filled()));
+        chart.draw_series(parts)?;
+        chart.draw_series([
+            Text::new(name.to_owned(), (-0.02 * longest, middle), text(HPos::Right)),
+            Text::new(label, (end + 0.02 * longest, middle), text(HPos::Left)),
+        ])?;
+        middle -= 1.0;
+    }
+    if let Some(at) = line.map(exact) {
+        chart.draw_series([PathElement::new([(at, 0.0), (at, count)], BLACK.stroke_width(2))])?;
+    }
+    Ok(())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of pieces have far fewer than 53 bits")]

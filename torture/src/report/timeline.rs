@@ -10,6 +10,11 @@ use crate::lane::Lane;
 const PIXELS_PER_SECOND: f64 = 70.0;
 const LEFT: f64 = 110.0;
 const ROW: f64 = 16.0;
+/// The width of a letter of a mark.
+const LETTER: f64 = 5.5;
+/// The width of the legend.
+const LEAST_WIDTH: f64 = 480.0;
+
 /// Where a row is below the first one.
 fn below(row: usize) -> f64 {
     f64::from(u32::try_from(row).unwrap_or(0)) * ROW
@@ -44,7 +49,8 @@ impl Panel {
         let drawn = || lane.history.sections.iter().filter(|it| !it.kind.is_control());
         let granted = || drawn().flat_map(|it| it.granted.iter().map(move |(key, fence, at)| (it, key, *fence, *at)));
         let keys: BTreeSet<_> = granted().map(|it| it.1.clone()).collect();
-        let keys: Vec<_> = keys.into_iter().collect();
+        let mut keys: Vec<_> = keys.into_iter().collect();
+        keys.sort_by(|one, other| by_number(one).cmp(&by_number(other)));
         let hold = |(section, key, fence, at): (&crate::history::Section, &String, i64, u64)| Hold {
             key: keys.iter().position(|it| it == key).unwrap_or(0),
             worker: section.worker,
@@ -74,17 +80,19 @@ impl Panel {
         let x = |seconds: f64| LEFT + seconds * PIXELS_PER_SECOND;
         let (first, bottom) = (top + 36.0, top + 36.0 + below(self.keys.len()));
         writeln!(svg, r#"<text x="8" y="{:.1}" font-weight="bold">{}</text>"#, top + 14.0, escape(&self.title))?;
+        let mut free_from = 0.0;
         for (from, to, text) in &self.marks {
             let width = ((to - from) * PIXELS_PER_SECOND).max(1.5);
-            let (left, height) = (x(*from), bottom - first);
+            let (left, height, text) = (x(*from), bottom - first, escape(text));
             let paint = r##"fill="#e15759" opacity="0.22""##;
-            writeln!(
-                svg,
-                r##"<rect x="{left:.1}" y="{first:.1}" width="{width:.1}" height="{height:.1}" {paint}/>
-<text x="{left:.1}" y="{:.1}" font-size="8" fill="#a33">{}</text>"##,
-                first - 4.0,
-                escape(text)
-            )?;
+            writeln!(svg, r#"<rect x="{left:.1}" y="{first:.1}" width="{width:.1}" height="{height:.1}" {paint}>"#)?;
+            writeln!(svg, "<title>{text}</title></rect>")?;
+            // One that would cover the last one is left to the tooltip.
+            if left >= free_from {
+                free_from = left + LETTER * f64::from(u32::try_from(text.len()).unwrap_or(0));
+                let y = first - 4.0;
+                writeln!(svg, r##"<text x="{left:.1}" y="{y:.1}" font-size="9" fill="#a33">{text}</text>"##)?;
+            }
         }
         for (row, key) in self.keys.iter().enumerate() {
             writeln!(svg, r#"<text x="8" y="{:.1}">{}</text>"#, first + below(row) + 11.0, escape(key))?;
@@ -128,19 +136,22 @@ impl Panel {
 
 /// The panels of a database, one below the other.
 pub(super) fn svg(database: &str, panels: &[&Panel]) -> String {
-    let width = LEFT + 40.0 + panels.iter().map(|it| it.seconds * PIXELS_PER_SECOND).fold(400.0, f64::max);
-    let height = 40.0 + panels.iter().map(|it| it.height()).sum::<f64>();
+    let width = LEFT + 40.0 + panels.iter().map(|it| it.seconds * PIXELS_PER_SECOND).fold(LEAST_WIDTH, f64::max);
+    let height = 60.0 + panels.iter().map(|it| it.height()).sum::<f64>();
     let font = r#"font-family="sans-serif" font-size="10""#;
-    let legend = "holders of each key, a colour for each worker. Full: committed. \
-                  Red: the fault; a red line: a violation.";
+    let holds: usize = panels.iter().map(|it| it.holds.len()).sum();
+    let violations: usize = panels.iter().map(|it| it.violations.len()).sum();
+    let legend =
+        "A colour for each worker; pale and thin: not committed. Pale red: the fault. A red line: a violation.";
+    let title = format!("{}: held {holds} times under faults, {violations} violations", escape(database));
     let mut svg = format!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" {font}>
+        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0}" height="{height:.0}" {font}>
 <rect width="100%" height="100%" fill="white"/>
-<text x="8" y="20" font-size="14">{}: {legend}</text>
-"#,
-        escape(database)
+<text x="8" y="22" font-size="16" font-weight="bold">{title}</text>
+<text x="8" y="40" font-size="11" fill="#444">{legend}</text>
+"##,
     );
-    let mut top = 34.0;
+    let mut top = 56.0;
     for panel in panels {
         // Writing to a string cannot fail.
         let _ = panel.draw(&mut svg, top);
@@ -148,6 +159,12 @@ pub(super) fn svg(database: &str, panels: &[&Panel]) -> String {
     }
     svg.push_str("</svg>\n");
     svg
+}
+
+/// Orders `own/10` after `own/9`.
+fn by_number(key: &str) -> (&str, u32) {
+    let (name, number) = key.rsplit_once('/').unwrap_or((key, ""));
+    (name, number.parse().unwrap_or(0))
 }
 
 fn escape(text: &str) -> String {
