@@ -24,10 +24,7 @@ use crate::{
         request::MultiLease,
         store::Answer,
     },
-    sql::{
-        LeaseOps, failed_on_own_table, in_transaction, is_answered,
-        tx::{AnyTx, ROLLBACK_LIMIT},
-    },
+    sql::{END_LIMIT, LeaseOps, failed_on_own_table, in_transaction, is_answered, tx::AnyTx},
     value::{
         error::{Error, Fault, LossReason, Result},
         key::Key,
@@ -211,7 +208,7 @@ fn elsewhere(option: &'static str, key: &Key) -> Error {
 
 /// Rolls back a refused transaction, if the server answers in time. Otherwise dropping the transaction rolls it back.
 async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
-    drop(timeout(ROLLBACK_LIMIT, tx.roll_back()).await);
+    drop(timeout(END_LIMIT, tx.roll_back()).await);
 }
 
 /// The error when the transaction failed to release the lease. Nothing was committed.

@@ -75,9 +75,6 @@ pub trait Driver: Database {
     /// end of its transaction runs in another one. Nothing that runs there is committed.
     const CHECKED_LAST: bool = false;
 
-    /// Whether `begin` changes settings of the session. If so, `restore_session` must run after the transaction.
-    const CHANGES_SESSION: bool;
-
     /// Whether a connection can be used after the future of one of its statements was dropped: whether the driver then
     /// skips the rest of the answer.
     const KEEPS_STEP: bool = true;
@@ -135,17 +132,14 @@ pub trait Driver: Database {
         session: &mut Self::Session,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Whether sqlx counts a transaction that `commit_counted` has ended.
-    fn is_counted(session: &Self::Session) -> bool;
-
-    /// Corrects sqlx's count after `commit_counted`.
-    fn uncount(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
-
     /// Rolls back the innermost transaction that sqlx counts.
     fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// Restores the settings of the session that `begin` changed. Its transaction was committed or rolled back by the
-    /// last statement.
+    /// Whether `restore_ended` must run before the connection returns to its pool.
+    fn must_restore(session: &Self::Session) -> bool;
+
+    /// Restores what `begin` and `commit_counted` have changed in the session. Its transaction was committed or rolled
+    /// back by the last statement.
     fn restore_ended(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// Restores the settings of the session that `begin` changed, and rolls back statements that ran after the
@@ -250,6 +244,18 @@ where
         return conn.execute(text).await.map(drop);
     }
     DB::TransactionManager::begin(conn, Some(text)).await
+}
+
+/// Corrects sqlx's count of a transaction that has ended. It rolls an empty one back, because the server would warn of a
+/// ROLLBACK without any.
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
+pub(crate) async fn uncount<DB: Database>(conn: &mut DB::Connection) -> sqlx::Result<()>
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    conn.execute("BEGIN").await?;
+    DB::TransactionManager::start_rollback(conn);
+    Ok(())
 }
 
 /// Depth of the transactions on the connection: zero outside of any.

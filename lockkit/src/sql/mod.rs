@@ -49,13 +49,13 @@ mod warm;
 
 #[cfg(feature = "postgres")]
 pub use self::postgres::behind_pooler;
-#[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
-pub(crate) use dialect::begin_counted;
 pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{
     Driver, Known, Sessions, counted_depth, depth, in_transaction, is_answered, note_answer, sealed,
     still_in_transaction,
 };
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
+pub(crate) use dialect::{begin_counted, uncount};
 pub(crate) use drivers::{driver_fault, fault_in_chain};
 pub(crate) use fault::{failed, failed_on_own_table};
 pub use fence_guard::FenceGuardOps;
@@ -73,7 +73,7 @@ pub use listen::ListenOps;
 pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
 pub(crate) use named::{NamedStatements, Names, Sharing};
-pub(crate) use pool::{Unsettled, check_in, checked_in, checkout, close, connection};
+pub(crate) use pool::{END_LIMIT, Unsettled, check_in, checked_in, checkout, close, connection};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;
 pub(crate) use row::ops::{Access, Plan, RowStatements};

@@ -39,6 +39,9 @@ const GREET_LIMIT: Duration = Duration::from_secs(5);
 /// Longest time for a connection to prove that it still works when it returns to its pool.
 const RETURN_LIMIT: Duration = Duration::from_millis(500);
 
+/// Longest time for the rollback of a transaction, and to restore its session. After it, the connection is closed.
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(1);
+
 /// Longest wait for a connection of a full pool, before a lease uses one of lockkit's own. For a short ttl, a sixteenth
 /// of it.
 const PATIENCE: Duration = Duration::from_millis(100);

@@ -1,11 +1,8 @@
 //! Transactions that follow each other on one connection, in pools for which the application allows it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use sqlx::{Pool, pool::PoolConnection};
@@ -14,14 +11,11 @@ use tokio::time::{Instant, timeout};
 use crate::{
     body::guard::Guard,
     sql::{
-        Dialect, Unsettled, check_in, checked_in, close,
+        Dialect, END_LIMIT, Unsettled, check_in, checked_in, close,
         pool_state::of_pool,
         warm::{Kept, Warm},
     },
 };
-
-/// Time limit of restoring a session. After it, the connection is closed.
-const RESTORE_LIMIT: Duration = Duration::from_secs(1);
 
 /// What this process knows of the transactions in a pool.
 struct Transactions<DB: Dialect> {
@@ -134,24 +128,17 @@ impl<DB: Dialect> Warm for AfterTx<DB> {
     }
 }
 
-/// Restores the settings that `begin` changed, then returns the connection to its pool, both in the background. Its
-/// transaction was committed or rolled back by the last statement.
+/// Restores the session, then returns the connection to its pool, both in the background. Its transaction was committed
+/// or rolled back by the last statement.
 pub(crate) fn put_back<DB: Dialect>(conn: PoolConnection<DB>, session: DB::Session) {
-    let is_counted = DB::is_counted(&session);
-    if !DB::CHANGES_SESSION && !is_counted {
+    if !DB::must_restore(&session) {
         return check_in::<DB>(conn);
     }
     // Also closed if the runtime ends before the task.
     let mut restoring = Guard::new(Unsettled::new(conn));
     tokio::spawn(async move {
-        let conn = &mut restoring.get_mut().conn;
-        let restored = async {
-            if is_counted {
-                DB::uncount(conn).await?;
-            }
-            DB::restore_ended(conn).await
-        };
-        if matches!(timeout(RESTORE_LIMIT, restored).await, Ok(Ok(()))) {
+        let restored = DB::restore_ended(&mut restoring.get_mut().conn);
+        if matches!(timeout(END_LIMIT, restored).await, Ok(Ok(()))) {
             checked_in::<DB>(restoring.defuse().conn).await;
         }
     });

@@ -39,7 +39,8 @@ use crate::{
     observe,
     policy::Wait,
     sql::{
-        AsConnection, Dialect, Unsettled, checked_in, close, connection, counted_depth, depth, failed, is_answered,
+        AsConnection, Dialect, END_LIMIT, Unsettled, checked_in, close, connection, counted_depth, depth, failed,
+        is_answered,
         long::OpenSince,
         reuse::{Reuse, put_back},
         sealed,
@@ -49,9 +50,6 @@ use crate::{
         key::Key,
     },
 };
-
-/// Time limit of the rollback of a dropped transaction. After it, the connection is closed.
-pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Longest time to learn at the first use of a pool whether its server has locks.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
@@ -310,7 +308,7 @@ impl<DB: Dialect> Tx<DB> {
     /// database rolls back when the connection ends.
     pub(crate) async fn undo(self) {
         // A rollback that takes too long continues in the background, as for a dropped transaction.
-        if let Ok(Err(err)) = timeout(ROLLBACK_LIMIT, self.rollback()).await {
+        if let Ok(Err(err)) = timeout(END_LIMIT, self.rollback()).await {
             observe::tolerated("rolling back, which the database will do", &err);
         }
     }
@@ -492,7 +490,7 @@ impl<DB: Dialect> EndTx<DB> for Transaction<'_, DB> {
             && let Err(err) = DB::check_begun(&mut self).await
         {
             // sqlx rolls back on the caller's connection only when that connection is used again.
-            drop(timeout(ROLLBACK_LIMIT, EndTx::roll_back(self)).await);
+            drop(timeout(END_LIMIT, EndTx::roll_back(self)).await);
             return Err(check_failed::<DB>(err));
         }
         let _sent = CommitSent::now();
@@ -568,7 +566,7 @@ impl<DB: Dialect> Hold for Open<DB> {
                 DB::restore_session(conn).await
             };
             // A statement may be in flight, or waiting for a lock, when its future is dropped.
-            if matches!(timeout(ROLLBACK_LIMIT, ended).await, Ok(Ok(()))) {
+            if matches!(timeout(END_LIMIT, ended).await, Ok(Ok(()))) {
                 checked_in::<DB>(ending.defuse().conn).await;
             } else {
                 observe::rollback_too_slow();

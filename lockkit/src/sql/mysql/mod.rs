@@ -143,7 +143,6 @@ impl Driver for MySql {
     // A node of a Galera cluster does not always report to PREPARE that it has rolled the transaction back for another
     // node, and then executes the statement in a new transaction.
     const CHECKED_LAST: bool = true;
-    const CHANGES_SESSION: bool = true;
 
     /// sqlx 0.9 reads a packet in two steps, and does not count the packets of a PREPARE. After a dropped future it
     /// takes the rest of one answer for the next one, and panics.
@@ -260,16 +259,12 @@ impl Driver for MySql {
         <Self as Driver>::commit(conn).await
     }
 
-    fn is_counted(_session: &Session) -> bool {
-        false
-    }
-
-    async fn uncount(_conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        Ok(())
-    }
-
     async fn roll_back(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         MySqlTransactionManager::rollback(conn).await
+    }
+
+    fn must_restore(_session: &Session) -> bool {
+        true
     }
 
     async fn restore_ended(conn: &mut MySqlConnection) -> sqlx::Result<()> {

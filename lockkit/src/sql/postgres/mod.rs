@@ -23,7 +23,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, SessionOps,
-        Sessions, StockOps, VersionOps, begin_counted, fault::connection_fault, units::duration,
+        Sessions, StockOps, VersionOps, begin_counted, fault::connection_fault, uncount, units::duration,
     },
     value::{
         error::{Error, Fault},
@@ -155,7 +155,6 @@ impl Driver for Postgres {
         (7, "unchecked", include_str!("../../../migrations/postgres/0007_unchecked.sql")),
         (8, "answer", include_str!("../../../migrations/postgres/0008_answer.sql")),
     ];
-    const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
@@ -223,23 +222,16 @@ impl Driver for Postgres {
         Ok(())
     }
 
-    fn is_counted(session: &Session) -> bool {
-        session.is_counted
-    }
-
-    async fn uncount(conn: &mut PgConnection) -> sqlx::Result<()> {
-        // Without it the server would warn of the ROLLBACK.
-        conn.execute("BEGIN").await?;
-        PgTransactionManager::start_rollback(conn);
-        Ok(())
-    }
-
     async fn roll_back(conn: &mut PgConnection) -> sqlx::Result<()> {
         PgTransactionManager::rollback(conn).await
     }
 
-    async fn restore_ended(_conn: &mut PgConnection) -> sqlx::Result<()> {
-        Ok(())
+    fn must_restore(session: &Session) -> bool {
+        session.is_counted
+    }
+
+    async fn restore_ended(conn: &mut PgConnection) -> sqlx::Result<()> {
+        uncount::<Self>(conn).await
     }
 
     async fn restore_session(_conn: &mut PgConnection) -> sqlx::Result<()> {

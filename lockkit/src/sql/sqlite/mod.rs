@@ -25,7 +25,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, Driver, FenceGuardOps, Known, LeaseOps, NamedOps, RowOps, RowsAffected, StockOps,
-        VersionOps, begin_counted, counted_depth, fault::connection_fault,
+        VersionOps, begin_counted, counted_depth, fault::connection_fault, uncount,
     },
     value::error::{Error, Fault},
 };
@@ -99,7 +99,6 @@ impl Driver for Sqlite {
     const IS_REMOTE: bool = false;
     const ONE_WRITER: bool = true;
     const COMMIT_CHECKS: bool = true;
-    const CHANGES_SESSION: bool = false;
 
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
@@ -191,16 +190,6 @@ impl Driver for Sqlite {
         Ok(())
     }
 
-    fn is_counted(session: &Session) -> bool {
-        session.is_counted
-    }
-
-    async fn uncount(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        conn.execute("BEGIN").await?;
-        SqliteTransactionManager::start_rollback(conn);
-        Ok(())
-    }
-
     async fn roll_back(conn: &mut SqliteConnection) -> sqlx::Result<()> {
         // Not the rollback of sqlx that is answered: after one whose future was dropped, sqlx ignores the next that is
         // queued, which may be that of a commit.
@@ -217,8 +206,12 @@ impl Driver for Sqlite {
         conn.ping().await
     }
 
-    async fn restore_ended(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        Ok(())
+    fn must_restore(session: &Session) -> bool {
+        session.is_counted
+    }
+
+    async fn restore_ended(conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        uncount::<Self>(conn).await
     }
 
     async fn restore_session(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
