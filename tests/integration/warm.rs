@@ -1,15 +1,16 @@
-//! The connections that leases keep for a moment.
+//! The connections that leases and takes keep for a moment.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use lockkit::Leases;
+use lockkit::{Leases, Stock};
 use sqlx::Row;
 use sqlx::pool::PoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use support::{Proxy, Server, TestDb, on_every_server};
+use tokio::task::JoinSet;
 
 on_every_server! {
     async fn leases_one_after_the_other_cost_few_round_trips_beside_their_statements<S>(db: TestDb<S>) {
@@ -41,6 +42,48 @@ on_every_server! {
             other.release().await.unwrap();
             one.release().await.unwrap();
         }
+    }
+
+    async fn takes_one_after_the_other_cost_few_round_trips_beside_their_statements<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(2).connect(proxy.url()).await.unwrap();
+        let stock = Stock::new(pool, "stock");
+        stock.put(100).await.unwrap();
+        let mut least = u64::MAX;
+        for _ in 0..4 {
+            let before = proxy.round_trips();
+            for _ in 0..10 {
+                stock.take(1).await.unwrap();
+            }
+            least = least.min(proxy.round_trips() - before);
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+        assert!(least <= 13, "{least} round trips for 10 takes on {}", S::NAME);
+    }
+
+    async fn takes_on_kept_connections_that_have_died_are_told_what_became_of_them<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = PoolOptions::<<S as Server>::DB>::new().max_connections(3).connect(proxy.url()).await.unwrap();
+        let stock = Stock::new(pool, "stock");
+        stock.put(1000).await.unwrap();
+        let (mut taken, mut unknown) = (0, 0);
+        for _ in 0..10 {
+            // The first of them goes alone, the second may be alone in its batch, and the others share a statement.
+            for is_dead in [false, true] {
+                let takes = (0..8).map(|_| stock.clone()).map(|stock| async move { stock.take(1).await });
+                let answers = takes.collect::<JoinSet<_>>().join_all().await;
+                let failed = answers.iter().filter(|it| it.is_err()).count() as u64;
+                assert!(failed <= if is_dead { 2 } else { 0 }, "{answers:?}");
+                (taken, unknown) = (taken + 8 - failed, unknown + failed);
+                proxy.reset();
+                if is_dead {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+        let gone = 1000 - stock.left().await.unwrap();
+        assert!((taken..=taken + unknown).contains(&gone), "{gone} gone, {taken} taken, {unknown} not known");
+        db.assert_nothing_left().await;
     }
 
     async fn a_pool_that_is_full_gets_its_connections_back<S>(db: TestDb<S>) {

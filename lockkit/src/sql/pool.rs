@@ -90,16 +90,22 @@ pub(super) struct Reach {
     ping_limit: Duration,
     /// When to use one of lockkit's own connections because the pool is full. `None`: never.
     patience: Option<Duration>,
-    /// Whether the operation may be repeated if a connection that leases have kept turns out to be dead.
+    /// Whether it may use a connection that was kept, and keeps its own.
+    is_warm: bool,
+    /// Whether the operation may be repeated if a connection that was kept turns out to be dead.
     may_repeat: bool,
 }
 
 impl Reach {
     /// For the work of the application, which has the pool alone.
-    pub(super) const POOL: Self = Self { ping_limit: PING_LIMIT, patience: None, may_repeat: false };
+    pub(super) const POOL: Self = Self { ping_limit: PING_LIMIT, patience: None, is_warm: false, may_repeat: false };
+
+    /// For takes of a stock.
+    pub(super) const TAKE: Self = Self { is_warm: true, ..Self::POOL };
 
     /// For a lease whose ttl is not known.
-    pub(super) const LEASE: Self = Self { ping_limit: PING_LIMIT, patience: Some(PATIENCE), may_repeat: true };
+    pub(super) const LEASE: Self =
+        Self { ping_limit: PING_LIMIT, patience: Some(PATIENCE), is_warm: true, may_repeat: true };
 
     /// For a release. The answer to a repeated one would not tell whether the first was executed.
     pub(super) const RELEASE: Self = Self { may_repeat: false, ..Self::LEASE };
@@ -107,11 +113,7 @@ impl Reach {
     /// For a lease with this ttl.
     pub(super) fn lease(ttl: Duration) -> Self {
         let ping_limit = (ttl / 8).clamp(Duration::from_millis(50), PING_LIMIT);
-        Self { ping_limit, patience: Some((ttl / 16).min(PATIENCE)), may_repeat: true }
-    }
-
-    fn is_of_lease(self) -> bool {
-        self.patience.is_some()
+        Self { ping_limit, patience: Some((ttl / 16).min(PATIENCE)), ..Self::LEASE }
     }
 }
 
@@ -214,12 +216,12 @@ struct Lent<DB: Dialect> {
     is_own: bool,
     /// When its pool gave it.
     since: Instant,
-    /// Whether leases kept it, so that it was not pinged.
+    /// Whether it was kept, and so not pinged.
     is_warm: bool,
 }
 
 impl<DB: Dialect> Lent<DB> {
-    /// One that leases have kept, if it may be, or one of the pool.
+    /// One that was kept, if it may be, or one of the pool.
     async fn new(
         pool: &Pool<DB>,
         reach: Reach,
@@ -228,8 +230,8 @@ impl<DB: Dialect> Lent<DB> {
         key: Option<&Key>,
     ) -> Result<Self> {
         if may_be_warm
-            && reach.is_of_lease()
-            && let Some(AfterLease { conn, grammar, own_timeout, is_own, since }) = kept(pool).take()
+            && reach.is_warm
+            && let Some(AfterCall { conn, grammar, own_timeout, is_own, since }) = kept(pool).take()
         {
             let mut call = Call::new(conn);
             call.get_mut().own_timeout = own_timeout;
@@ -248,13 +250,13 @@ impl<DB: Dialect> Lent<DB> {
     fn put_back(self, pool: &Pool<DB>, is_kept: bool) {
         let Self { call, grammar, is_own, since, is_warm: _ } = self;
         let Call { conn, own_timeout, runtime: _ } = call.defuse();
-        let after = AfterLease { conn, grammar, own_timeout, is_own, since };
+        let after = AfterCall { conn, grammar, own_timeout, is_own, since };
         if is_kept { kept(pool).keep(pool, after) } else { after.put_back() }
     }
 }
 
-/// A connection after a statement about leases.
-struct AfterLease<DB: Dialect> {
+/// A connection after a statement of lockkit's own.
+struct AfterCall<DB: Dialect> {
     conn: PoolConnection<DB>,
     grammar: DB::Grammar,
     /// The connection's own busy timeout, while a shorter one is set.
@@ -263,12 +265,12 @@ struct AfterLease<DB: Dialect> {
     since: Instant,
 }
 
-/// The connections that are kept for the leases of a pool.
-fn kept<DB: Dialect>(pool: &Pool<DB>) -> Arc<Kept<AfterLease<DB>>> {
+/// The connections of a pool that are kept for such statements.
+fn kept<DB: Dialect>(pool: &Pool<DB>) -> Arc<Kept<AfterCall<DB>>> {
     of_pool(pool)
 }
 
-impl<DB: Dialect> Warm for AfterLease<DB> {
+impl<DB: Dialect> Warm for AfterCall<DB> {
     fn is_own(&self) -> bool {
         self.is_own
     }
@@ -305,7 +307,7 @@ pub(crate) struct Failed {
 pub(super) enum Dead {
     /// It was opened on a runtime that has ended.
     OfEndedRuntime,
-    /// Leases kept it. It may have died while it was used, and the statement may have been executed.
+    /// It was kept. It may have died while it was used, and the statement may have been executed.
     Kept,
 }
 
@@ -341,7 +343,7 @@ pub(crate) async fn call<DB: Dialect, T>(
             }
         }
         Err(_) => lent.put_back(pool, false),
-        Ok(_) => lent.put_back(pool, DB::IS_REMOTE && reach.is_of_lease()),
+        Ok(_) => lent.put_back(pool, DB::IS_REMOTE && reach.is_warm),
     }
     answer.map_err(|err| {
         let on_dead = if is_warm {
@@ -395,7 +397,7 @@ pub(super) async fn write<DB: Dialect, T>(
         operation(conn, grammar, Tries { until: Some(Instant::now() + patience) }).await
     };
     let answer = answer.await;
-    lent.put_back(pool, answer.is_ok() && reach.is_of_lease());
+    lent.put_back(pool, answer.is_ok() && reach.is_warm);
     answer.map_err(|err| failed_on_own_table::<DB>(doing, key, err).into())
 }
 

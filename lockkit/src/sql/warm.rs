@@ -5,8 +5,8 @@
 //! transaction restores the session. So a connection that has just been used waits a moment for the next use of the
 //! same kind, unless others may need it. One that has died shows at its next use, which then takes another one.
 //!
-//! Leases keep connections of every pool. Transactions keep them only where the application allows it (`sql::reuse`):
-//! the hooks of a pool may set what a transaction must find.
+//! Statements about leases, and takes that share one, keep connections of every pool. Transactions keep them only where
+//! the application allows it (`sql::reuse`): the hooks of a pool may set what a transaction must find.
 
 use std::{mem, time::Duration};
 

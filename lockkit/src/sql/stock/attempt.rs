@@ -78,7 +78,7 @@ impl<DB: StockOps> Stock<DB> {
         single: Option<Single<Key, Take, Took>>,
     ) -> Result<Taken> {
         let first = self.random_segments();
-        let taken = write(&self.pool, Reach::POOL, DOING, Some(&self.key), async |conn, grammar, tries| {
+        let taken = write(&self.pool, Reach::TAKE, DOING, Some(&self.key), async |conn, grammar, tries| {
             let tries = tries.by(waiting.bound);
             let segment =
                 tried!(tries, answered::<DB, _>(DB::stock_take_any(conn, Some(grammar), &self.key, wanted, first)))?;

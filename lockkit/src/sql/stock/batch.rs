@@ -97,7 +97,7 @@ async fn one<DB: StockOps>(stock: &Stock<DB>, runner: &Runner) -> bool {
     let mut noted = Borrowed::new(of_pool::<Notes, _>(pool));
     let mut waiters = Vec::new();
     let mut is_new = true;
-    let outcome = write(pool, Reach::POOL, DOING, Some(key), async |conn, grammar, tries| {
+    let outcome = write(pool, Reach::TAKE, DOING, Some(key), async |conn, grammar, tries| {
         waiters = runner.next(|calls| sums(calls.map(|it| it.amount)).count());
         let tries = tries.by(waiters.iter().filter_map(|it| it.call.wait_ends).min());
         let sums: Vec<_> = sums(waiters.iter().map(|it| it.call.amount)).collect();
