@@ -203,7 +203,7 @@ fn have_recovered(crew: &Crew, healed: u64) -> bool {
 
 /// lockkit's tables, the accounts and the stock.
 pub(crate) async fn prepare<S: Rig>(url: &str) -> Result<()> {
-    let pool = PoolOptions::<S::DB>::new().max_connections(2).connect(url).await?;
+    let pool = PoolOptions::<S::DB>::new().max_connections(2).connect(&S::unlimited(url)?).await?;
     lockkit::migrate(&pool).await?;
     let mut accounts: Vec<i64> =
         Kind::ALL.iter().flat_map(|kind| (0..kind.keys()).map(|key| kind.account(key))).collect();
@@ -218,8 +218,8 @@ pub(crate) async fn prepare<S: Rig>(url: &str) -> Result<()> {
 
 /// The leases held now, a line each.
 async fn held<S: Rig>(url: &str) -> Result<Vec<String>> {
-    let pool = PoolOptions::<S::DB>::new().max_connections(2).acquire_timeout(Duration::from_secs(10)).connect(url);
-    let pool = pool.await.context("the server does not answer after the lane")?;
+    let options = PoolOptions::<S::DB>::new().max_connections(2).acquire_timeout(Duration::from_secs(10));
+    let pool = options.connect(&S::unlimited(url)?).await.context("the server does not answer after the lane")?;
     let leases = Leases::builder(pool.clone()).sweep_every(None).build()?;
     let held = leases.list("").await?.iter().map(|it| format!("{it:?}")).collect();
     drop(leases);

@@ -28,6 +28,11 @@ pub(crate) trait Rig: Backend {
     /// How many servers its clients may use alike; their ports follow each other.
     const NODES: u16 = 1;
 
+    /// The URL for the rack itself, whose statements the server's own limit must not cancel.
+    fn unlimited(url: &str) -> Result<String> {
+        Ok(url.to_owned())
+    }
+
     /// Ends all other sessions in this connection's database.
     fn terminate(conn: &mut Connection<Self>) -> impl Future<Output = Result<u64>>;
 
@@ -96,6 +101,12 @@ macro_rules! session_function {
 impl Rig for Postgres {
     const CODE: &'static str = "postgres";
     const NOW: &'static str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+
+    fn unlimited(url: &str) -> Result<String> {
+        let mut url = Url::parse(url)?;
+        url.query_pairs_mut().append_pair("options[statement_timeout]", "0");
+        Ok(url.into())
+    }
 
     async fn terminate(conn: &mut Connection<Self>) -> Result<u64> {
         of_others(conn, "pg_terminate_backend").await
@@ -191,7 +202,7 @@ impl Rig for Sqlite {
 
 /// A connection that belongs to no pool.
 pub(crate) async fn connect<S: Rig>(url: &str) -> Result<Connection<S>> {
-    Ok(Connection::<S>::connect(url).await?)
+    Ok(Connection::<S>::connect(&S::unlimited(url)?).await?)
 }
 
 /// Waits until the server answers, as after its start or recovery.

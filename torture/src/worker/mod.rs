@@ -86,6 +86,9 @@ async fn work<S: Rig>(args: WorkerArgs) -> Result<()> {
     };
     let options = args.url.parse::<<<S::DB as Database>::Connection as sqlx::Connection>::Options>()?;
     let service = pool(args.pool).connect_lazy_with(options.clone());
+    if args.id.is_multiple_of(2) {
+        lockkit::dialect::reuse_connections(&service);
+    }
     let ttl = Duration::from_millis(args.ttl_ms);
     let settings = Leases::builder(service.clone()).ttl(ttl).wait(ttl * 2).holder(format!("worker {}", args.id));
     let settings = if args.own == 0 { settings } else { settings.own_connections(args.own) };
