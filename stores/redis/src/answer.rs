@@ -9,10 +9,6 @@ pub(crate) fn read<T: FromRedisValue>(value: Value) -> Result<T, Failure> {
     from_redis_value(value).map_err(|err| unexpected(&err))
 }
 
-pub(crate) fn parsed<T: std::str::FromStr>(text: &str) -> Result<T, Failure> {
-    text.parse().map_err(|_| unexpected(&text))
-}
-
 pub(crate) fn unexpected(answer: &dyn std::fmt::Display) -> Failure {
     Failure::Unexpected(answer.to_string())
 }

@@ -6,11 +6,12 @@ use lockkit::{
     Fence,
     store::{Acquired, AcquiredAll, Claim, Grant, Previous},
 };
+use redis::Value;
 
 use crate::{
-    answer::{parsed, read, unexpected},
+    answer::{read, unexpected},
     error::Failure,
-    layout::{name, row},
+    layout::add_keys,
     node::Node,
     script::millis,
 };
@@ -76,45 +77,57 @@ impl Node {
     }
 
     async fn claim(&self, claims: &[Claim], which: &str) -> Result<Vec<Answered>, Failure> {
-        let mut call = self.scripts.acquire.call().key("lockkit:epoch").key("lockkit:names").key("lockkit:times");
-        call = call.arg(self.quarantine.load(Ordering::Relaxed)).arg(SPARE).arg(which);
-        for Claim { key, token, holder, ttl, .. } in claims {
-            let ttl = millis((*ttl).min(self.terms.longest_ttl)).max(1);
-            call = call.key(name(key)).key(row(key));
-            call = call.arg(self.terms.layout.id(*token)).arg(&**holder).arg(ttl).arg(key.as_str());
-        }
-        let answer: Vec<Vec<u8>> = read(call.run_checked(&self.connection).await?)?;
-        let mut fields = answer.iter().map(|it| String::from_utf8_lossy(it));
-        let mut next = || fields.next().ok_or_else(|| unexpected(&"too little"));
-        self.learn(&next()?)?;
-        let now: u64 = parsed(&String::from_utf8_lossy(answer.last().map_or(b"", |it| it)))?;
-        let answered = claims.iter().map(|_| {
-            let (fence, second) = (next()?, next()?);
-            let (holder, before, expired) = (next()?, next()?, next()?);
-            if fence.is_empty() {
-                let Ok(free_in) = second.parse::<i64>() else { return Ok(Answered::Not) };
-                let free_in = u64::try_from(free_in).ok();
-                return Ok(Answered::Held(free_in.map(|it| Duration::from_millis(it.max(1)))));
+        let answered = self.scripts.acquire.run(&self.connection, |call, run| {
+            add_keys(call, claims.iter().map(|it| &it.key));
+            call.arg(format!("{run} {}", self.quarantine.load(Ordering::Relaxed))).arg(which);
+            for Claim { token, holder, ttl, .. } in claims {
+                let ttl = millis((*ttl).min(self.terms.longest_ttl)).max(1);
+                call.arg(self.terms.layout.id(*token)).arg(&**holder).arg(ttl);
             }
-            let previous = if before.is_empty() {
-                None
-            } else {
-                let expired_for = Duration::from_micros(now.saturating_sub(parsed(&expired)?));
-                Some(Previous::new(holder, Fence::from(parsed::<u64>(&before)?), expired_for))
-            };
-            Ok(Answered::Granted(Given { fence: parsed(&fence)?, is_agreed: second == "1", previous }))
         });
-        answered.collect()
+        let Value::Array(mut answers) = answered.await? else { return Err(unexpected(&"no array")) };
+        if answers.len() > claims.len() {
+            self.learn(read(answers.split_off(claims.len()).swap_remove(0))?);
+        }
+        if answers.len() < claims.len() {
+            return Err(unexpected(&"too little"));
+        }
+        answers.into_iter().map(answer).collect()
     }
 
     /// Raises the fences of held leases to those that a quorum agreed on. `false` if one of them is not held any more.
     pub(crate) async fn raise(&self, claims: &[Claim], fences: &[u64]) -> Result<bool, Failure> {
-        let mut call = self.scripts.raise.call().arg(SPARE);
-        for (Claim { key, token, .. }, fence) in claims.iter().zip(fences) {
-            call = call.key(name(key)).key(row(key)).arg(self.terms.layout.id(*token)).arg(*fence);
+        let answered = self.scripts.raise.run(&self.connection, |call, _| {
+            add_keys(call, claims.iter().map(|it| &it.key));
+            for (claim, fence) in claims.iter().zip(fences) {
+                call.arg(self.terms.layout.id(claim.token)).arg(*fence);
+            }
+        });
+        let raised: usize = read(answered.await?)?;
+        Ok(raised == claims.len())
+    }
+}
+
+/// Reads the answer to one claim.
+fn answer(value: Value) -> Result<Answered, Failure> {
+    let fields = match value {
+        Value::Array(fields) => fields,
+        fence => return Ok(Answered::Granted(Given { fence: read(fence)?, is_agreed: false, previous: None })),
+    };
+    match fields.len() {
+        0 => Ok(Answered::Not),
+        1 => {
+            let (left,): (i64,) = read(Value::Array(fields))?;
+            Ok(Answered::Held(u64::try_from(left).ok().map(|it| Duration::from_millis(it.max(1)))))
         }
-        let held: usize = read(call.run(&self.connection).await?)?;
-        Ok(held == claims.len())
+        _ => {
+            let (fence, agreed, holder, before, expired): (u64, u8, Vec<u8>, u64, i64) = read(Value::Array(fields))?;
+            let previous = u64::try_from(expired).ok().map(|expired| {
+                let holder = String::from_utf8_lossy(&holder);
+                Previous::new(holder, Fence::from(before), Duration::from_micros(expired))
+            });
+            Ok(Answered::Granted(Given { fence, is_agreed: agreed == 1, previous }))
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The connection to a server, replaced when it breaks or does not answer.
 
 use std::{
-    borrow::Cow,
     fmt,
     future::poll_fn,
     pin::pin,
@@ -10,7 +9,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
-    time::Duration,
 };
 
 use redis::{
@@ -28,10 +26,6 @@ use crate::{
     server::{Limits, Server, within},
 };
 
-/// How long a check of the server counts. A server that was restarted needs a new connection, and each claim sees that
-/// one has lost its memory or was promoted, so this bounds how long a change of the eviction policy is not seen.
-const CHECKED: Duration = Duration::from_secs(1);
-
 /// The connection of a store. Requests of many tasks share it.
 pub(crate) struct Connection {
     server: Server,
@@ -46,13 +40,12 @@ struct Socket {
     state: Arc<State>,
 }
 
-#[derive(Default)]
 struct State {
+    /// The id of the server's process. Empty if it does not report one.
+    run: String,
     is_broken: AtomicBool,
     /// When the first request was sent that has had no answer since. `None` if the last request was answered.
     silent_since: Mutex<Option<Instant>>,
-    /// When the last command that checked the server was begun, of those that were answered.
-    checked: Mutex<Option<Instant>>,
 }
 
 impl Connection {
@@ -60,36 +53,21 @@ impl Connection {
         Self { server, limits, socket: Arc::default() }
     }
 
-    /// Opens the connection, if there is none.
-    pub(crate) async fn open(&self) -> Result<(), Failure> {
-        self.current().await.map(drop)
+    /// Opens the connection, if there is none. Returns the id of the server's process.
+    pub(crate) async fn open(&self) -> Result<String, Failure> {
+        Ok(self.current().await?.state.run.clone())
     }
 
-    /// Sends the command and waits for its answer.
+    /// Sends a command, which is made for the id of the server's process, and waits for its answer.
     ///
     /// A connection that broke while it was unused is replaced first, because the command has not been sent. After
     /// other errors the server may have executed the command.
-    pub(crate) async fn query(&self, cmd: &Cmd) -> Result<Value, Failure> {
-        self.send(|_| Cow::Borrowed(cmd)).await.map(|(value, _)| value)
-    }
-
-    /// As [`query`](Self::query), for a command that checks the server if it is made with `true`: the first one on each
-    /// connection, and another one after [`CHECKED`].
-    pub(crate) async fn query_checked(&self, command: impl Fn(bool) -> Cmd) -> Result<Value, Failure> {
-        let begun = Instant::now();
-        let (value, state) = self.send(|state| Cow::Owned(command(state.must_check(begun)))).await?;
-        if state.must_check(begun) {
-            *state.checked.lock().unwrap_or_else(PoisonError::into_inner) = Some(begun);
-        }
-        Ok(value)
-    }
-
-    /// Returns the answer, and the state of the connection that brought it.
-    async fn send<'c>(&self, command: impl Fn(&State) -> Cow<'c, Cmd>) -> Result<(Value, Arc<State>), Failure> {
+    pub(crate) async fn query(&self, command: impl Fn(&str) -> Cmd) -> Result<Value, Failure> {
         let mut is_first = true;
         loop {
             let socket = self.current().await?;
-            let (answer, was_sent) = socket.query(&command(&socket.state), self.limits).await;
+            let command = command(&socket.state.run);
+            let (answer, was_sent) = socket.query(&command, self.limits).await;
             if let Err(failure) = &answer
                 && failure.ends_connection()
             {
@@ -99,7 +77,7 @@ impl Connection {
                     continue;
                 }
             }
-            return answer.map(|value| (value, socket.state));
+            return answer;
         }
     }
 
@@ -117,7 +95,9 @@ impl Connection {
             // A task of its own, so that a caller that goes away, or whose runtime is not driven, does not end or delay
             // what others wait for.
             let opening = runtime::spawn(async move {
-                let socket = Socket { conn: server.connect(limits).await?, state: Arc::default() };
+                let (conn, run) = server.connect(limits).await?;
+                let state = State { run, is_broken: false.into(), silent_since: None.into() };
+                let socket = Socket { conn, state: Arc::new(state) };
                 *place = Some(socket.clone());
                 Ok(socket)
             });
@@ -170,11 +150,6 @@ impl Socket {
 }
 
 impl State {
-    /// Whether a command that is begun now must check the server.
-    fn must_check(&self, now: Instant) -> bool {
-        self.checked.lock().unwrap_or_else(PoisonError::into_inner).is_none_or(|it| now >= it + CHECKED)
-    }
-
     fn answered(&self) {
         *self.silent_since() = None;
     }

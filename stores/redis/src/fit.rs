@@ -43,23 +43,24 @@ pub enum Unfit {
     },
     /// The user may not read what the server is.
     #[error(
-        "the user of the connection may not run INFO, which every acquisition needs: allow it with `ACL SETUSER … \
+        "the user of the connection may not run INFO, which acquisitions need: allow it with `ACL SETUSER … \
          +info`"
     )]
     InfoDenied,
 }
 
-/// Checks the answer to INFO.
-pub(crate) fn refuse_unfit(info: Result<String, RedisError>) -> Result<(), Failure> {
+/// Checks the answer to INFO. Returns the id of the server's process, empty if it does not report one.
+pub(crate) fn refuse_unfit(info: Result<String, RedisError>) -> Result<String, Failure> {
     let info = info.map_err(|err| match err.kind() {
         ErrorKind::Server(ServerErrorKind::NoPerm) => Unfit::InfoDenied.into(),
         _ => Failure::from(err),
     })?;
-    Ok(check(&info)?)
+    check(&info)?;
+    Ok(field(&info, "run_id").to_owned())
 }
 
 /// A field of the answer to INFO. Empty if the server has none.
-pub(crate) fn field<'i>(info: &'i str, name: &str) -> &'i str {
+fn field<'i>(info: &'i str, name: &str) -> &'i str {
     let mut lines = info.lines().filter_map(|it| it.split_once(':'));
     lines.find(|(field, _)| *field == name).map_or("", |(_, value)| value.trim())
 }

@@ -1,10 +1,13 @@
 //! How a lock is written in Redis: its names, and the text that stands for its holder.
 //!
-//! The string is what every `SET NX PX` client sees; the hash beside it keeps the fence when the lease is free. A
+//! The string is what every `SET NX PX` client sees; the row beside it keeps the fence when the lease is free. A
 //! string without an expiry may be a lock of redis-py without a timeout or the configuration of a service: it is never
 //! freed. A hash counts as a lock of Redisson only if its fields are named as Redisson names them.
 
+use std::borrow::Cow;
+
 use lockkit::{Key, store::Token};
+use redis::Cmd;
 
 /// How a lock is written, and so which other clients respect it.
 ///
@@ -62,24 +65,24 @@ impl Layout {
             }
         }
     }
-
-    /// The message on that channel.
-    pub(crate) fn message(self) -> &'static str {
-        match self {
-            Self::Token => "freed",
-            Self::Redisson => "0",
-        }
-    }
 }
 
 /// The name of the lock: the key, unless lockkit's own keys would hide it.
-pub(crate) fn name(key: &Key) -> String {
-    if key.starts_with(OWN) { format!("{OWN}:{key}") } else { key.to_string() }
+pub(crate) fn name(key: &Key) -> Cow<'_, str> {
+    if key.starts_with(OWN) { format!("{OWN}:{key}").into() } else { key.as_str().into() }
 }
 
-/// The name of the hash beside the lock.
+/// The name of the row beside the lock.
 pub(crate) fn row(key: &Key) -> String {
-    format!("{OWN}{{{key}}}")
+    [OWN, "{", key, "}"].concat()
+}
+
+/// Adds the names of locks and rows to the call of a script, with their number.
+pub(crate) fn add_keys<'k>(call: &mut Cmd, keys: impl ExactSizeIterator<Item = &'k Key>) {
+    call.arg(2 * keys.len());
+    for key in keys {
+        call.arg(&*name(key)).arg(row(key));
+    }
 }
 
 #[cfg(test)]

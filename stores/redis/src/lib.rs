@@ -40,15 +40,17 @@
 //! [`Leases::steal`] frees it only if it has an expiry, because a value without one may be data. Of its value, at most
 //! the first 8 characters are shown.
 //!
-//! Beside the lock are the hash `lockkit:{name}` with the fence and the holder, the sorted sets `lockkit:names` and
-//! `lockkit:times`, and the hash `lockkit:epoch`. [`Leases::list`] shows the leases that lockkit granted.
-//! [`Leases::show`] and [`Leases::steal`] also know locks of other clients.
+//! Beside the lock is its row, the string `lockkit:{name}` with the fence and the holder. It outlives the lease. The
+//! sorted sets `lockkit:names` and `lockkit:times` find keys, the hash `lockkit:epoch` says what the server remembers,
+//! and the string `lockkit:open` says for a second that it was checked. [`Leases::list`] shows the leases that lockkit
+//! granted. [`Leases::show`] and [`Leases::steal`] also know locks of other clients.
 //!
 //! **Fences** are the greatest of the server's clock in microseconds and the last fence of the key plus one. Each grant
 //! has 127 spare fences ([`Grant::spare_fences`](lockkit::store::Grant::spare_fences)). With up to 7,800 grants a
 //! second of one key, its fences stay below the clock, so that they also rise across a loss of the memory.
 //!
-//! **One round trip** for each operation, also for 500 renewals: each is one script.
+//! **One round trip** for each operation, even for 500 renewals: each is one script. A list looks at 1,000 names in
+//! one.
 //!
 //! # When the server forgets
 //!
@@ -59,6 +61,10 @@
 //! has can be renewed and released in the meantime. [`Leases::list`], and [`Leases::show`] of a lease that the server
 //! does not have, fail in the quarantine: a writer that sees no readers would enter beside a forgotten one. A
 //! [`Quorum`] has no readers and writers, and its servers answer.
+//!
+//! An acquisition checks the server, unless one did so within the last second. `lockkit:open` says that, and a server
+//! loses it in a flush, or when it copies the data of another one; it does not count after a restart. One change is not
+//! noticed: a server that follows another one without copying its data, and is promoted again, all within this second.
 //!
 //! A new server looks like one that forgot. Call [`RedisStore::declare_new`] once, when it is set up, or wait for the
 //! quarantine to end.
@@ -78,10 +84,10 @@
 //! most 10. Without Sentinel, also set [`RedisStoreBuilder::quarantine`] to the longest ttl plus `min-replicas-max-lag`
 //! plus 2 s, because Redis counts the lag in whole seconds.
 //!
-//! **Eviction.** A server that may evict a lock is refused. The first acquisition on each connection looks at its
-//! `maxmemory-policy`, and one each second after that; so does one that finds a lock gone before its time. If the
-//! server has evicted keys since, the quarantine begins. A server that is set to evict, and before the next look evicts
-//! a lock together with the hash beside it, or a lock of another client, is not detected.
+//! **Eviction.** A server that may evict a lock is refused. Each new connection looks at its `maxmemory-policy`, and one
+//! acquisition each second; so does one that finds a lock gone before its time. If the server has evicted keys since,
+//! the quarantine begins. A server that is set to evict, and before the next look evicts
+//! a lock together with the row beside it, or a lock of another client, is not detected.
 //!
 //! # Clocks
 //!

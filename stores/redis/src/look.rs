@@ -12,11 +12,10 @@ use lockkit::{
 use redis::Value;
 
 use crate::{
-    answer::{parsed, read, unexpected},
+    answer::{read, unexpected},
     error::Failure,
     layout::Layout,
     node::Node,
-    script::Call,
 };
 
 /// What a lock without an expiry shows as its expiry.
@@ -36,50 +35,64 @@ pub(crate) struct Seen {
 impl Node {
     /// Reads the holder of the lease. With `all`, fails if the server may have forgotten one.
     pub(crate) async fn look(&self, key: &Key, all: bool) -> Result<Option<Seen>, Failure> {
-        Ok(records(self.reading(all).arg(key.as_str()).run(&self.connection).await?)?.pop())
+        let answered = self.scripts.list.run(&self.connection, |call, _| {
+            call.arg(0).arg(self.quarantine_of(all)).arg(key.as_str());
+        });
+        Ok(records(answered.await?)?.0.pop())
     }
 
     /// Reads the held leases. With `all`, fails if the server may have forgotten one.
     pub(crate) async fn list(&self, prefix: &str, limit: u32, all: bool) -> Result<Vec<Seen>, Failure> {
         // No text has the byte 255.
         let last = [b"(", prefix.as_bytes(), b"\xff"].concat();
-        let first = if prefix.is_empty() { "-".to_owned() } else { format!("[{prefix}") };
-        records(self.reading(all).arg(first).arg(last).arg(limit).run(&self.connection).await?)
+        let mut first = if prefix.is_empty() { b"-".to_vec() } else { format!("[{prefix}").into_bytes() };
+        let mut seen = Vec::new();
+        loop {
+            let left = limit.saturating_sub(u32::try_from(seen.len()).unwrap_or(u32::MAX));
+            let answered = self.scripts.list.run(&self.connection, |call, _| {
+                call.arg(0).arg(self.quarantine_of(all)).arg(&first).arg(&last).arg(left);
+            });
+            let (mut found, next) = records(answered.await?)?;
+            seen.append(&mut found);
+            if next.is_empty() {
+                return Ok(seen);
+            }
+            first = next;
+        }
     }
 
-    fn reading(&self, all: bool) -> Call<'_> {
-        let quarantine = if all { self.quarantine.load(Ordering::Relaxed) } else { 0 };
-        self.scripts.list.call().key("lockkit:names").key("lockkit:epoch").arg(quarantine)
+    fn quarantine_of(&self, all: bool) -> u64 {
+        if all { self.quarantine.load(Ordering::Relaxed) } else { 0 }
     }
 }
 
-fn records(value: Value) -> Result<Vec<Seen>, Failure> {
+/// Also returns where the next list goes on.
+fn records(value: Value) -> Result<(Vec<Seen>, Vec<u8>), Failure> {
     if let Value::Int(left) = value {
         return Err(Failure::quarantined(Duration::from_millis(u64::try_from(left).unwrap_or(0))));
     }
-    read::<Vec<Vec<Vec<u8>>>>(value)?.iter().map(|it| record(it)).collect()
+    let mut answers = read::<Vec<Value>>(value)?.into_iter();
+    let next = read(answers.next().ok_or_else(|| unexpected(&"too little"))?)?;
+    Ok((answers.map(record).collect::<Result<_, _>>()?, next))
 }
 
-fn record(fields: &[Vec<u8>]) -> Result<Seen, Failure> {
-    let [key, holder_id, is_ours, holder, fence, acquired, left, renewals, ttl, now, agreed] = fields else {
-        return Err(unexpected(&format!("{} fields of a lease", fields.len())));
-    };
+fn record(value: Value) -> Result<Seen, Failure> {
+    type Texts = (Vec<u8>, Vec<u8>, u8, Vec<u8>);
+    type Numbers = (u64, u64, u64, i64, u64, i64, u8);
+    let mut fields: Vec<Value> = read(value)?;
+    let numbers = fields.split_off(fields.len().min(4));
+    let (key, holder_id, is_ours, holder): Texts = read(Value::Array(fields))?;
+    let (fence, acquired, held_for, left, renewals, ttl, agreed): Numbers = read(Value::Array(numbers))?;
     let text = |it: &[u8]| String::from_utf8_lossy(it).into_owned();
-    let micros = |it: &[u8]| parsed::<u64>(&text(it)).map(Duration::from_micros);
-    let acquired = micros(acquired)?;
-    let left = parsed::<i64>(&text(left))?;
-    let holder = match is_ours.as_slice() {
-        b"1" => text(holder),
-        _ => another_client(&text(holder), left >= 0),
-    };
-    let fence = Fence::from(parsed::<u64>(&text(fence))?);
-    let mut info = LeaseInfo::new(Key::from(text(key)), holder, fence, UNIX_EPOCH + acquired);
-    info.held_for = micros(now)?.saturating_sub(acquired);
+    let holder = if is_ours == 1 { text(&holder) } else { another_client(&text(&holder), left >= 0) };
+    let acquired = UNIX_EPOCH + Duration::from_micros(acquired);
+    let mut info = LeaseInfo::new(Key::from(text(&key)), holder, Fence::from(fence), acquired);
+    info.held_for = Duration::from_micros(held_for);
     info.expires_in = u64::try_from(left).map_or(NEVER, Duration::from_millis);
-    info.renewals = parsed(&text(renewals))?;
-    info.ttl = if ttl.is_empty() { None } else { Some(Duration::from_millis(parsed(&text(ttl))?)) };
-    let token = Layout::token(holder_id).ok_or_else(|| unexpected(&text(holder_id)))?;
-    Ok(Seen { record: LeaseRecord::new(token, info), is_agreed: agreed == b"1" })
+    info.renewals = renewals;
+    info.ttl = u64::try_from(ttl).ok().map(Duration::from_millis);
+    let token = Layout::token(&holder_id).ok_or_else(|| unexpected(&text(&holder_id)))?;
+    Ok(Seen { record: LeaseRecord::new(token, info), is_agreed: agreed == 1 })
 }
 
 /// The holder of a lock that lockkit did not write, by its value.

@@ -7,10 +7,9 @@ use std::{
 };
 
 use crate::{
-    answer::{parsed, read},
+    answer::read,
     connection::Connection,
     error::Failure,
-    fit::field,
     layout::Layout,
     script::{Scripts, millis},
     server::{Limits, Server},
@@ -49,14 +48,9 @@ impl Node {
         }
     }
 
-    pub(crate) async fn open(&self) -> Result<(), Failure> {
+    /// Connects, if that was not done. Returns the id of the server's process: empty if it does not report one.
+    pub(crate) async fn open(&self) -> Result<String, Failure> {
         self.connection.open().await
-    }
-
-    /// The id of the server's process. Empty if it does not report one.
-    pub(crate) async fn run(&self) -> Result<String, Failure> {
-        let info: String = read(self.connection.query(redis::cmd("INFO").arg("server")).await?)?;
-        Ok(field(&info, "run_id").to_owned())
     }
 
     /// Ends the quarantine if `is_new`. Returns how much of it is left.
@@ -69,14 +63,15 @@ impl Node {
         if quarantine == 0 {
             return Ok(Duration::ZERO);
         }
-        let call = self.scripts.declare.call().key("lockkit:epoch").arg(doing).arg(quarantine);
-        Ok(Duration::from_millis(read(call.run(&self.connection).await?)?))
+        let answered = self.scripts.declare.run(&self.connection, |call, _| {
+            call.arg(0).arg(doing).arg(quarantine);
+        });
+        Ok(Duration::from_millis(read(answered.await?)?))
     }
 
-    pub(crate) fn learn(&self, longest: &str) -> Result<(), Failure> {
+    pub(crate) fn learn(&self, longest: u64) {
         if self.quarantine.load(Ordering::Relaxed) > 0 {
-            self.quarantine.fetch_max(parsed(longest)?, Ordering::Relaxed);
+            self.quarantine.fetch_max(longest, Ordering::Relaxed);
         }
-        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use lockkit::store::{Answer, Renewal};
 use crate::{
     answer::{answer, codes},
     error::Failure,
-    layout::{name, row},
+    layout::add_keys,
     node::Node,
     script::millis,
 };
@@ -19,11 +19,13 @@ impl Node {
         if renewals.is_empty() {
             return Ok(Vec::new());
         }
-        let mut call = self.scripts.renew.call();
-        for Renewal { key, token, ttl, .. } in renewals {
-            call = call.key(name(key)).key(row(key)).arg(self.terms.layout.id(*token)).arg(millis(*ttl).max(1));
-        }
-        let codes = codes(renewals.len(), call.run(&self.connection).await?)?;
+        let answered = self.scripts.renew.run(&self.connection, |call, _| {
+            add_keys(call, renewals.iter().map(|it| &it.key));
+            for Renewal { token, ttl, .. } in renewals {
+                call.arg(self.terms.layout.id(*token)).arg(millis(*ttl).max(1));
+            }
+        });
+        let codes = codes(renewals.len(), answered.await?)?;
         Ok(codes.into_iter().map(answer).collect())
     }
 }

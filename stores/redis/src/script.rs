@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Script, ToRedisArgs, Value};
+use redis::{Cmd, Script, Value};
 
-use crate::{connection::Connection, error::Failure, layout::Layout};
+use crate::{claim::SPARE, connection::Connection, error::Failure, layout::Layout};
 
 /// One script, as the server knows it.
 #[derive(Debug)]
@@ -31,77 +31,40 @@ impl Scripts {
             Layout::Token => include_str!("lua/token.lua"),
             Layout::Redisson => include_str!("lua/redisson.lua"),
         };
-        let text = |operation: &str| {
-            let code = [lock, include_str!("lua/common.lua"), operation].join("\n");
+        let text = |parts: &[&str]| {
+            let code = format!("local SPARE = {SPARE}\n{lock}\n{}\n{}", include_str!("lua/row.lua"), parts.join("\n"));
             let hash = Script::new(&code).get_hash().to_owned();
             Text { code, hash }
         };
+        let (common, server) = (include_str!("lua/common.lua"), include_str!("lua/server.lua"));
+        // A function costs its script some time even if it is not called, so the shortest way comes first.
         Self {
-            acquire: text(include_str!("lua/acquire.lua")),
-            raise: text(include_str!("lua/raise.lua")),
-            renew: text(include_str!("lua/renew.lua")),
-            release: text(include_str!("lua/release.lua")),
-            list: text(include_str!("lua/list.lua")),
-            sweep: text(include_str!("lua/sweep.lua")),
-            declare: text(include_str!("lua/declare.lua")),
+            acquire: text(&[include_str!("lua/grant.lua"), common, server, include_str!("lua/acquire.lua")]),
+            raise: text(&[common, include_str!("lua/raise.lua")]),
+            renew: text(&[common, include_str!("lua/renew.lua")]),
+            release: text(&[include_str!("lua/free.lua"), common, include_str!("lua/release.lua")]),
+            list: text(&[common, server, include_str!("lua/list.lua")]),
+            sweep: text(&[common, include_str!("lua/sweep.lua")]),
+            declare: text(&[common, server, include_str!("lua/declare.lua")]),
         }
     }
-}
-
-/// One call of a script.
-#[derive(Debug)]
-pub(crate) struct Call<'s> {
-    text: &'s Text,
-    keys: Vec<String>,
-    arguments: Vec<Vec<u8>>,
 }
 
 impl Text {
-    pub(crate) fn call(&self) -> Call<'_> {
-        Call { text: self, keys: Vec::new(), arguments: Vec::new() }
-    }
-}
-
-impl Call<'_> {
-    pub(crate) fn key(mut self, key: impl Into<String>) -> Self {
-        self.keys.push(key.into());
-        self
-    }
-
-    pub(crate) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
-        argument.write_redis_args(&mut self.arguments);
-        self
-    }
-
-    /// Runs the script. A server that does not know it, such as after `SCRIPT FLUSH`, gets its text in a second
-    /// request.
-    pub(crate) async fn run(self, connection: &Connection) -> Result<Value, Failure> {
-        let answer = connection.query(&self.command("EVALSHA", &self.text.hash, None)).await;
-        match answer {
-            Err(failure) if failure.is_no_script() => {
-                connection.query(&self.command("EVAL", &self.text.code, None)).await
-            }
+    /// Runs the script. `add` adds the number of keys, the keys and the arguments to the command, and gets the
+    /// `run_id` of the server. A server that does not know the script, such as after `SCRIPT FLUSH`, gets its text in a
+    /// second request.
+    pub(crate) async fn run(&self, connection: &Connection, add: impl Fn(&mut Cmd, &str)) -> Result<Value, Failure> {
+        let command = |name: &str, script: &str, run: &str| {
+            let mut command = redis::cmd(name);
+            command.arg(script);
+            add(&mut command, run);
+            command
+        };
+        match connection.query(|run| command("EVALSHA", &self.hash, run)).await {
+            Err(failure) if failure.is_no_script() => connection.query(|run| command("EVAL", &self.code, run)).await,
             answer => answer,
         }
-    }
-
-    /// As [`run`](Self::run), for a script whose first argument is 1 if it must check the server: on a connection that
-    /// has not done so for a while, and on a server that does not know the script, which may be another one.
-    pub(crate) async fn run_checked(self, connection: &Connection) -> Result<Value, Failure> {
-        let known = |checks| self.command("EVALSHA", &self.text.hash, Some(checks));
-        match connection.query_checked(known).await {
-            Err(failure) if failure.is_no_script() => {
-                connection.query_checked(|_| self.command("EVAL", &self.text.code, Some(true))).await
-            }
-            answer => answer,
-        }
-    }
-
-    fn command(&self, name: &str, script: &str, checks: Option<bool>) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys);
-        command.arg(checks.map(u8::from)).arg(&self.arguments);
-        command
     }
 }
 

@@ -77,16 +77,16 @@ pub(crate) struct Limits {
 }
 
 impl Server {
-    /// Opens a connection to a server that can keep leases.
-    pub(crate) async fn connect(&self, limits: Limits) -> Result<MultiplexedConnection, Failure> {
+    /// Opens a connection to a server that can keep leases. Also returns the id of the server's process.
+    pub(crate) async fn connect(&self, limits: Limits) -> Result<(MultiplexedConnection, String), Failure> {
         let client = self.client().await?;
         within(limits.connect, "connecting", async {
             // The caller limits each answer.
             let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
             let mut conn = client.get_multiplexed_async_connection_with_config(&config).await?;
             let info = cmd("INFO").query_async::<String>(&mut conn).await;
-            refuse_unfit(info)?;
-            Ok(conn)
+            let run = refuse_unfit(info)?;
+            Ok((conn, run))
         })
         .await
     }

@@ -139,14 +139,12 @@ impl LeaseStore for RedisStore {
 
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let first = releases.first().map(|it| &it.key);
-        let nobody: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
-        self.0.release(releases, &nobody).await.map_err(|it| it.while_doing("releasing lease", first))
+        self.0.release(releases).await.map_err(|it| it.while_doing("releasing lease", first))
     }
 
     async fn lease_release_all_unpinned(&self, releases: &[Release]) -> Result<Vec<Answer>> {
         let first = releases.first().map(|it| &it.key);
-        let nobody: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
-        self.0.release_each(releases, &nobody).await.map_err(|it| it.while_doing("releasing leases", first))
+        self.0.release_each(releases).await.map_err(|it| it.while_doing("releasing leases", first))
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {

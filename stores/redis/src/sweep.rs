@@ -10,8 +10,10 @@ impl Node {
         let retention = u64::try_from(retention.as_micros()).unwrap_or(u64::MAX);
         let mut left = limit;
         while left > 0 {
-            let call = self.scripts.sweep.call().key("lockkit:names").key("lockkit:times").arg(retention).arg(left);
-            let (forgotten, seen): (u32, u32) = read(call.run(&self.connection).await?)?;
+            let answered = self.scripts.sweep.run(&self.connection, |call, _| {
+                call.arg(0).arg(retention).arg(left);
+            });
+            let (forgotten, seen): (u32, u32) = read(answered.await?)?;
             let all_seen = seen < left;
             left = left.saturating_sub(forgotten);
             if all_seen {

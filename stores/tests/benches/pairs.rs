@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! cargo bench -p lockkit-store-tests --bench pairs
+//! cargo bench -p lockkit-store-tests --bench pairs -- Redis
 //! ```
 //!
 //! By hand is what the well-known recipe does at least: in Redis `SET NX PX` and a script that compares and deletes, in
@@ -110,6 +111,20 @@ async fn main() {
     println!("| store | tasks | by hand, per second | lockkit, per second | ratio (least to greatest) |");
     println!("|---|---|---|---|---|");
 
+    let wanted: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with('-')).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|it| it == name);
+    if is_wanted("Redis") {
+        in_redis().await;
+    }
+    if is_wanted("ZooKeeper") {
+        in_zookeeper().await;
+    }
+    if is_wanted("etcd") {
+        in_etcd().await;
+    }
+}
+
+async fn in_redis() {
     let redis = Redis::start();
     let client = redis::Client::open(redis.url()).expect("a URL");
     let store = RedisStore::connect(client.clone()).await.expect("a store");
@@ -122,14 +137,16 @@ async fn main() {
         tokens: Arc::default(),
     };
     compare("Redis", by_hand, leases(store)).await;
-    drop(redis);
+}
 
+async fn in_zookeeper() {
     let zookeeper = ZooKeeper::alone();
     let client = zk::Client::connect(&zookeeper.host()).await.expect("a session");
     let store = ZooKeeperStore::connect(zookeeper.host(), "/locks").await.expect("a store");
     compare("ZooKeeper", ZooKeeperByHand(client), leases(store)).await;
-    drop(zookeeper);
+}
 
+async fn in_etcd() {
     let etcd = Etcd::alone();
     let mut client = Client::connect(etcd.endpoints(), None).await.expect("a client");
     let session = client.lease_grant(3600, None).await.expect("a session").id();

@@ -1,46 +1,42 @@
--- Takes all of the leases or none, or each that is free.
--- KEYS: epoch, names, times, then lock and row of each claim
--- ARGV: 1 if the server must be checked, quarantine in ms, spare fences, `all` or `each`, then id, holder, ttl in ms and
--- key of each claim
--- Answers the longest quarantine, then fence, agreed, previous holder, its fence and its expiry for each claim, then the
--- time. A claim without a fence was not granted: if its lease is held, ms or -1 follow, and else it was not looked at.
--- A check costs more than the rest of a claim. A lock that ended before its time may have been evicted.
+-- Claims that were not granted at once.
 
-local checks, quarantine, spare, all = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'all'
+local checks, quarantine = open ~= mark, tonumber(string.match(mark, ' (%d+)$'))
 local claims = {}
-for at = 1, (#KEYS - 3) / 2 do
-  local claim = {
-    name = KEYS[2 + at * 2], row = KEYS[3 + at * 2],
-    id = ARGV[at * 4 + 1], holder = ARGV[at * 4 + 2], ttl = tonumber(ARGV[at * 4 + 3]), key = ARGV[at * 4 + 4],
-  }
-  claim.holds = holder_of(claim.name)
-  claim.known = fields_of(claim.row, 'expires', 'last', 'token', 'holder', 'acquired', 'fence', 'ttl', 'agreed',
-    'before', 'before_fence', 'before_expired', 'renewals')
-  if claim.holds == nil or not claim.known then
-    if all and claim.holds == nil then return foreign(claim.name, 'lock of this layout') end
-    if all then return foreign(claim.row, 'record of lockkit') end
-    -- The claim is sent again alone, and gets this error.
-    claim.refused = ''
-  else
-    claim.expires = number(claim.known[1]) or 0
-    if not claim.holds and (claim.known[3] or '') ~= '' and claim.expires > now then checks = true end
+for at = 1, count do
+  if not answers[at] then
+    local it = {
+      at = at, name = KEYS[at * 2 - 1], row = KEYS[at * 2],
+      id = ARGV[at * 3], holder = ARGV[at * 3 + 1], ttl = tonumber(ARGV[at * 3 + 2]),
+    }
+    it.holds, it.known = holder_of(it.name), record_of(it.row)
+    if it.holds == nil or it.known == nil then
+      if all and it.holds == nil then return foreign(it.name, 'lock of this layout') end
+      if all then return foreign(it.row, 'record of lockkit') end
+      -- The claim is sent again alone, and gets this error.
+      it.refused = {}
+    elseif not it.holds and it.known and it.known.id and end_of(it.known) > now then
+      -- It ended before its time, and may have been evicted.
+      checks = true
+    end
+    claims[#claims + 1] = it
   end
-  claims[at] = claim
 end
 
-local eviction = checks and evicts()
-if eviction then return redis.error_reply('EVICTS ' .. eviction) end
-local free, longest = quarantined(KEYS[1], quarantine, checks)
-if not free then return foreign(KEYS[1], 'record of lockkit') end
+local free, longest = 0, quarantine
+if checks then
+  local eviction = evicts()
+  if eviction then return redis.error_reply('EVICTS ' .. eviction) end
+  if not is_mark(open) then return foreign(OPEN, 'mark of lockkit') end
+  free, longest = quarantined(quarantine)
+  if not free then return foreign(EPOCH, 'record of lockkit') end
+end
 
--- In ms how long another one has the lease.
+-- For how long another one has the lease.
 local function held_for(it)
   it.left = 0
-  if not it.holds then return free > now and text(math.ceil((free - now) / 1000)) or nil end
-  local known = it.known
-  if it.holds ~= '' and it.holds == known[3] then it.left = lives(it.name, it.row, known[7], known[5])
-  else it.left = redis.call('PTTL', it.name) end
-  return it.holds ~= it.id and text(it.left) or nil
+  if not it.holds then return free > now and {math.ceil((free - now) / 1000)} or nil end
+  it.left = lives(it.name, it.row, it.known and it.known.id == it.holds and it.known)
+  return it.holds ~= it.id and {it.left} or nil
 end
 
 local refused = false
@@ -50,66 +46,60 @@ for _, it in ipairs(claims) do
     refused = true
     if all then break end
   else
-    it.again = it.holds == it.id and it.holds == it.known[3]
-    it.next = math.max(now, last_of(it.known[2]) + 1)
-    if not it.again and it.next + spare >= 2 ^ 53 then
+    it.again = it.holds and it.known and it.known.id == it.holds
+    it.next = math.max(now, it.known and it.known.last + 1 or 0)
+    if not it.again and it.next + SPARE >= 2 ^ 53 then
       return redis.error_reply('ERR the fence of the lock cannot rise any more')
     end
   end
 end
-local granted = {}
-for _, it in ipairs(claims) do
-  if not it.refused and not (all and refused) then granted[#granted + 1] = it end
-end
 
--- First what can fail: the names may have other values, and the server may be full.
-local function failed_to_add(set, score, key)
-  local added = redis.pcall('ZADD', set, 'NX', score, key)
+-- Returns the error if the name of the sorted set has another value, or the server is full.
+local function failed_to_add(set, score, row)
+  local added = redis.pcall('ZADD', set, 'NX', score, key_of(row))
   if type(added) == 'number' then return nil end
   return is_set(set) and added or foreign(set, 'sorted set of lockkit')
 end
-for _, it in ipairs(granted) do
-  if not it.again then
-    local failed = failed_to_add(KEYS[2], 0, it.key)
-    -- For a row that exists only in case the set was lost.
-    if not failed and (checks or not it.known[1]) then failed = failed_to_add(KEYS[3], text(now), it.key) end
-    if failed then return failed end
-  end
-end
 
-for _, it in ipairs(granted) do
-  local known = it.known
-  local expires = text(now + it.ttl * 1000)
-  if it.again then
-    if it.left < it.ttl then
-      redis.call('PEXPIRE', it.name, text(it.ttl))
-      redis.call('HSET', it.row, 'expires', expires, 'ttl', text(it.ttl))
-    end
-    -- It fails if the field is no number.
-    redis.pcall('HINCRBY', it.row, 'renewals', 1)
-    it.grant = {text(number(known[6]) or 0), known[8] or '', known[9] or '', known[10] or '', known[11] or ''}
-  else
-    local fence, before = text(it.next), {'', '', ''}
-    if known[3] and known[3] ~= '' and string.sub(known[3], 1, #NOBODY) ~= NOBODY then
-      before = {known[4] or '', text(number(known[6]) or 0), text(math.min(it.expires, now))}
-    end
-    redis.call('HSET', it.row, 'fence', fence, 'last', text(it.next + spare), 'token', it.id, 'holder', it.holder,
-      'acquired', text(now), 'expires', expires, 'ttl', text(it.ttl))
-    if (known[12] or '0') ~= '0' or (known[8] or '') ~= '' then
-      redis.call('HSET', it.row, 'renewals', '0', 'agreed', '')
-    end
-    if before[2] ~= '' or (known[10] or '') ~= '' then
-      redis.call('HSET', it.row, 'before', before[1], 'before_fence', before[2], 'before_expired', before[3])
-    end
-    -- Last, so that a row that cannot be written leaves no lock.
-    take(it.name, it.id, text(it.ttl))
-    it.grant = {fence, '', before[1], before[2], before[3]}
-  end
-end
-
-local answer = {text(longest)}
+-- First what can fail: the names may have other values, and the server may be full.
 for _, it in ipairs(claims) do
-  for _, field in ipairs(it.grant or {'', it.refused or '', '', '', ''}) do answer[#answer + 1] = field end
+  if not it.refused and not it.again and not (all and refused) then
+    local failed = failed_to_add(NAMES, '0', it.row)
+    -- For a row that exists only in case the set was lost.
+    if not failed and (checks or not it.known) then failed = failed_to_add(TIMES, text(now), it.row) end
+    if failed and all then return failed end
+    if failed then it.refused = {} end
+  end
 end
-answer[#answer + 1] = text(now)
-return answer
+
+for _, it in ipairs(claims) do
+  local known = it.known
+  if it.refused or all and refused then
+    answers[it.at] = it.refused or {}
+  else
+    if it.again then
+      if it.left < it.ttl then
+        redis.call('PEXPIRE', it.name, text(it.ttl))
+        known.used, known.ttl = now, it.ttl
+      end
+      known.renewals = known.renewals + 1
+    else
+      local before_fence, before_expired, before = 0, 0, ''
+      if known and known.id and string.sub(known.id, 1, #NOBODY) ~= NOBODY then
+        before_fence, before_expired, before = known.fence, math.min(end_of(known), now), known.holder
+      end
+      known = {
+        last = it.next + SPARE, used = now, id = it.id, fence = it.next, acquired = now, ttl = it.ttl, renewals = 0,
+        agreed = 0, before_fence = before_fence, before_expired = before_expired, holder = it.holder, before = before,
+      }
+    end
+    write(it.row, known)
+    -- Last, so that a row that cannot be written leaves no lock.
+    if not it.again then take(it.name, it.id, text(it.ttl)) end
+    local expired = known.before_expired > 0 and math.max(0, now - known.before_expired) or -1
+    answers[it.at] = {known.fence, known.agreed, known.before, known.before_fence, expired}
+  end
+end
+if checks and free <= now then set_open(string.gsub(mark, '%d+$', text(longest))) end
+answers[count + 1] = longest
+return answers

@@ -1,11 +1,12 @@
--- Declares that the server has forgotten no lease, or reads how long it grants nothing. KEYS: epoch. ARGV: `declare`
--- or `read`, and the quarantine in ms. Answers the time that is left, in ms.
+-- Declares that the server has forgotten no lease, or reads how long it grants nothing. ARGV: `declare` or `read`, and
+-- the quarantine in ms. Answers the time that is left, in ms.
 
-local server, known = incarnation(), epoch_of(KEYS[1])
-if not known then return foreign(KEYS[1], 'record of lockkit') end
+local server, known = incarnation(), epoch()
+if not known then return foreign(EPOCH, 'record of lockkit') end
 if ARGV[1] == 'declare' then
   -- Also forgets the longer ones of clients that are no more. A client that lives sends its own again.
-  set_epoch(KEYS[1], server, 0, 0, tonumber(ARGV[2]))
+  if is_mark(redis.pcall('GET', OPEN)) then redis.call('DEL', OPEN) end
+  set_epoch(server, 0, 0, tonumber(ARGV[2]))
   return 0
 end
 local longest = math.max(known.longest, tonumber(ARGV[2]))

@@ -1,58 +1,49 @@
--- Reads held leases. KEYS: names, epoch. ARGV: quarantine in ms, then first and last of the keys, and how many at most;
--- or one key. Answers key, id or token, whether it is an id, holder, fence, acquired, time left in ms, renewals, ttl in
--- ms or empty, now, and agreed, for each. While the server may have forgotten some of them, answers the time in ms
--- until the quarantine ends.
+-- Reads held leases. ARGV: quarantine in ms, then first and last of the keys, and how many at most; or one key. Answers
+-- where the next list goes on, or nothing if all keys were seen, then of each lease key, id or token, whether it is an
+-- id, holder, fence, acquired, how long it is held, time left in ms, renewals, ttl in ms or -1, and agreed. While the
+-- server may have forgotten some of them, answers the time in ms until the quarantine ends.
 
--- The names of locks that lockkit's own keys would hide.
-local function name_of(key)
-  if string.sub(key, 1, 8) == 'lockkit:' then return 'lockkit::' .. key end
-  return key
-end
+-- How many names one list looks at. Released ones are among them.
+local LOOKED_AT = 1000
 
-local found = {}
--- Returns whether the key is held. nil: its name has a value that is no lock of this layout.
-local function see(key)
+local found = {''}
+-- Returns whether the key is held, if `all`, also by another client. nil: its name has a value that is no lock of this
+-- layout.
+local function see(key, all)
   local name, row = name_of(key), 'lockkit:{' .. key .. '}'
   local holds = holder_of(name)
   if not holds then return holds end
-  local it = fields_of(row, 'expires', 'token', 'holder', 'fence', 'acquired', 'renewals', 'ttl', 'agreed') or {}
-  local fence = text(number(it[4]) or 0)
-  if it[2] == holds and is_id(holds) then
-    local left, acquired = lives(name, row, it[7], it[5])
-    local renewals, ttl = text(number(it[6]) or 0), number(it[7])
-    found[#found + 1] = {key, holds, '1', it[3] or '', fence, text(acquired), text(left), renewals,
-      ttl and text(ttl) or '', text(now), it[8] or ''}
+  local it = record_of(row)
+  -- A lease whose row was lost is still one.
+  if not all and (not is_id(holds) or it and it.id ~= holds) then return false end
+  if it and it.id == holds and is_id(holds) then
+    local left = lives(name, row, it)
+    found[#found + 1] = {key, holds, 1, it.holder, it.fence, it.acquired, math.max(0, now - it.acquired), left,
+      it.renewals, it.ttl, it.agreed}
   else
-    local left = redis.call('PTTL', name)
-    found[#found + 1] = {key, stranger(holds), '0', holds, fence, text(now), text(left), '0', '', text(now), ''}
+    found[#found + 1] = {key, stranger(holds), 0, holds, 0, now, 0, redis.call('PTTL', name), 0, -1, 0}
   end
   return true
 end
 
-local free = quarantined(KEYS[2], tonumber(ARGV[1]), true)
-if not free then return foreign(KEYS[2], 'record of lockkit') end
+local free = quarantined(tonumber(ARGV[1]))
+if not free then return foreign(EPOCH, 'record of lockkit') end
 local left = math.ceil((free - now) / 1000)
 if #ARGV == 2 then
-  local is_held = see(ARGV[2])
+  local is_held = see(ARGV[2], true)
   if is_held == nil then return foreign(name_of(ARGV[2]), 'lock of this layout') end
   if not is_held and left > 0 then return left end
   return found
 end
-if not is_set(KEYS[1]) then return foreign(KEYS[1], 'sorted set of lockkit') end
+if not is_set(NAMES) then return foreign(NAMES, 'sorted set of lockkit') end
 if left > 0 then return left end
 local limit, gone = tonumber(ARGV[4]), {}
-local first = ARGV[2]
-while #found < limit do
-  local keys = redis.call('ZRANGEBYLEX', KEYS[1], first, ARGV[3], 'LIMIT', 0, 500)
-  for _, key in ipairs(keys) do
-    if #found == limit then break end
-    if see(key) == false then gone[#gone + 1] = key end
-  end
-  if #keys < 500 then break end
-  first = '(' .. keys[#keys]
+local keys = redis.call('ZRANGEBYLEX', NAMES, ARGV[2], ARGV[3], 'LIMIT', 0, LOOKED_AT)
+for _, key in ipairs(keys) do
+  if #found > limit then break end
+  if see(key, false) == false then gone[#gone + 1] = key end
 end
--- They expired. The next list need not look at them.
-for at = 1, #gone, 500 do
-  redis.call('ZREM', KEYS[1], unpack(gone, at, math.min(at + 499, #gone)))
-end
+-- They were released, or expired, or others have them. The next list need not look at them.
+if #gone > 0 then redis.call('ZREM', NAMES, unpack(gone)) end
+if #keys == LOOKED_AT and #found <= limit then found[1] = '(' .. keys[#keys] end
 return found

@@ -1,7 +1,8 @@
 -- The lock is a hash with one field: the client and thread that hold it, with the number of their entries, as RLock of
 -- Redisson keeps it.
 
-local NOBODY = '00000000-0000-0000-'
+-- What ids are made of, their length, and how those of no owner begin.
+local ID, ID_LENGTH, NOBODY = '^[0-9a-f-]+:1$', 38, '00000000-0000-0000-'
 
 -- The holder. false: nobody. nil: the name has a value that is no lock.
 local function holder_of(name)
@@ -18,11 +19,22 @@ local function holder_of(name)
   return table.concat(holders, ',')
 end
 
--- Whether this is the holder of a lease.
-local function is_id(holder) return string.find(holder, '^[0-9a-f-]+:1$') ~= nil and #holder == 38 end
-
-local function take(name, id, ttl)
-  redis.call('DEL', name)
+-- Takes a lock that is free. Returns false, and does nothing, if the name has a value.
+local function take_free(name, id, ttl)
+  if redis.call('EXISTS', name) == 1 then return false end
   redis.call('HSET', name, id, '1')
   redis.call('PEXPIRE', name, ttl)
+  return true
+end
+
+-- Takes a lock that is free or has this id.
+local function take(name, id, ttl)
+  redis.call('DEL', name)
+  take_free(name, id, ttl)
+end
+
+-- Wakes waiters, on the channel of Redisson. Those of a user who may not publish poll.
+local function publish(name)
+  local tag = string.find(name, '{', 1, true) and name or '{' .. name .. '}'
+  redis.pcall('PUBLISH', 'redisson_lock__channel:' .. tag, '0')
 end

@@ -5,13 +5,15 @@ for at = 1, #KEYS / 2 do
   local name, row, id, ttl = KEYS[at * 2 - 1], KEYS[at * 2], ARGV[at * 2 - 1], tonumber(ARGV[at * 2])
   answers[at] = 0
   if holder_of(name) == id then
-    local known = fields_of(row, 'expires', 'ttl', 'acquired')
-    if lives(name, row, known and known[2], known and known[3]) <= ttl then
-      redis.call('PEXPIRE', name, text(ttl))
-      if known then redis.call('HSET', row, 'expires', text(now + ttl * 1000), 'ttl', text(ttl)) end
+    local it = record_of(row)
+    if it and it.id ~= id then it = nil end
+    local is_extended = lives(name, row, it) <= ttl
+    if is_extended then redis.call('PEXPIRE', name, text(ttl)) end
+    if it then
+      if is_extended then it.used, it.ttl = now, ttl end
+      it.renewals = it.renewals + 1
+      write(row, it)
     end
-    -- It fails if the field is no number.
-    if known and known[1] then redis.pcall('HINCRBY', row, 'renewals', 1) end
     answers[at] = 1
   end
 end

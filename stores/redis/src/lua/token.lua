@@ -1,6 +1,7 @@
 -- The lock is a string: the token of its holder, in hexadecimal. Any client that sends SET NX PX understands it.
 
-local NOBODY = '0000000000000000'
+-- What ids are made of, their length, and how those of no owner begin.
+local ID, ID_LENGTH, NOBODY = '^[0-9a-f]+$', 32, '0000000000000000'
 
 -- The holder. false: nobody. nil: the name has a value that is no lock.
 local function holder_of(name)
@@ -9,9 +10,11 @@ local function holder_of(name)
   return value
 end
 
--- Whether this is the holder of a lease.
-local function is_id(holder) return string.find(holder, '^[0-9a-f]+$') ~= nil and #holder == 32 end
+-- Takes a lock that is free. Returns false, and does nothing, if the name has a value.
+local function take_free(name, id, ttl) return redis.call('SET', name, id, 'PX', ttl, 'NX') end
 
-local function take(name, id, ttl)
-  redis.call('SET', name, id, 'PX', ttl)
-end
+-- Takes a lock that is free or has this id.
+local function take(name, id, ttl) redis.call('SET', name, id, 'PX', ttl) end
+
+-- Wakes waiters. Those of a user who may not publish poll.
+local function publish(_, row) redis.pcall('PUBLISH', row, 'freed') end

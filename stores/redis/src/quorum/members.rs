@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit::store::{Answer, Release, Token};
+use lockkit::store::{Answer, Release};
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
@@ -33,13 +33,8 @@ impl Member {
     }
 
     /// Releases the leases. A release that the server does not answer is repeated in the background, at most for `ttl`.
-    pub(crate) async fn release(
-        &self,
-        releases: &[Release],
-        nobody: &[Token],
-        ttl: Duration,
-    ) -> Result<Vec<Answer>, Failure> {
-        let answer = self.node.release(releases, nobody).await;
+    pub(crate) async fn release(&self, releases: &[Release], ttl: Duration) -> Result<Vec<Answer>, Failure> {
+        let answer = self.node.release(releases).await;
         if answer.is_err() {
             self.unreleased.add(&self.node, releases, ttl.min(self.node.terms.longest_ttl));
         }

@@ -106,7 +106,7 @@ impl Quorum {
         let mut opened = members
             .query_all(|it| async move {
                 match it.node.open().await {
-                    Ok(()) => Ok(Ok(it.node.run().await?)),
+                    Ok(run) => Ok(Ok(run)),
                     Err(Failure::Unfit(unfit)) => Ok(Err(unfit)),
                     Err(failure) => Err(failure),
                 }

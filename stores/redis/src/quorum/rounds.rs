@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit::store::{Answer, Claim, LeaseRecord, Release, Renewal, Token};
+use lockkit::store::{Answer, Claim, LeaseRecord, Release, Renewal};
 use tokio::time::timeout;
 
 use crate::{
@@ -66,8 +66,7 @@ impl Members {
             };
             let (member, releases) = (member.clone(), releases.clone());
             tasks.push(tokio::spawn(async move {
-                let nobody: Vec<_> = releases.iter().map(|it| it.token).collect();
-                drop(member.release(&releases, &nobody, ttl).await);
+                drop(member.release(&releases, ttl).await);
             }));
         }
         // Tasks fail only with their runtime.
@@ -88,11 +87,9 @@ impl Members {
         }
         let needed = self.needed();
         let releases: Arc<[Release]> = releases.into();
-        // The same on all servers, so that a majority has it.
-        let nobody: Arc<[Token]> = releases.iter().map(|_| Token::nobody()).collect();
         let request = |it: Arc<Member>| {
-            let (releases, nobody) = (releases.clone(), nobody.clone());
-            async move { it.release(&releases, &nobody, it.node.terms.longest_ttl).await }
+            let releases = releases.clone();
+            async move { it.release(&releases, it.node.terms.longest_ttl).await }
         };
         let is_done = |it: &Votes<Vec<Answer>>| all_are_clear(it, releases.len(), self.0.len());
         let mut votes = self.query(request, is_done).await;

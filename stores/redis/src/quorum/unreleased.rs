@@ -83,8 +83,7 @@ async fn repeat(unreleased: Arc<Unreleased>, node: Arc<Node>) {
             tokens.iter().filter_map(|it| state.pending.remove(it)).collect::<Vec<_>>()
         };
         let releases: Vec<_> = pending.iter().map(|it| it.release.clone()).collect();
-        let nobody: Vec<_> = releases.iter().map(|_| Token::nobody()).collect();
-        if node.release(&releases, &nobody).await.is_err() {
+        if node.release(&releases).await.is_err() {
             unreleased.put_back(pending);
             sleep(PAUSE).await;
         }

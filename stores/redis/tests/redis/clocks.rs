@@ -6,7 +6,7 @@ use lockkit::store::{Answer, LeaseStore, Renewal};
 use lockkit_store_servers::redis::Redis;
 use tokio::time::Instant;
 
-use crate::support::{PATIENCE, claim, is_refused, plain, send, store, take, until_granted};
+use crate::support::{PATIENCE, Row, claim, is_refused, plain, send, store, take, until_granted};
 
 const STEP: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_millis(700);
@@ -16,9 +16,12 @@ async fn set_back(server: &Redis, key: &str) {
     let (mut conn, step) = (plain(server).await, STEP.as_millis());
     let expires: u128 = send(&mut conn, &format!("PEXPIRETIME {key}")).await;
     send::<i64>(&mut conn, &format!("PEXPIREAT {key} {}", expires + step)).await;
-    for field in ["fence", "last", "acquired", "expires"] {
-        send::<i64>(&mut conn, &format!("HINCRBY lockkit:{{{key}}} {field} {step}000")).await;
+    let mut row = Row::of(&mut conn, key).await;
+    for at in [Row::LAST, Row::USED, Row::FENCE, Row::ACQUIRED] {
+        let later = row.number(at) + u64::try_from(STEP.as_micros()).unwrap();
+        row = row.with(at, later);
     }
+    row.put(&mut conn, key).await;
 }
 
 #[tokio::test]

@@ -237,6 +237,18 @@ async fn a_server_that_followed_another_one_for_a_while_has_a_quarantine_though_
 }
 
 #[tokio::test]
+async fn a_replica_does_not_count_as_checked() {
+    let master = Redis::start();
+    let replica = master.replica();
+    follows(&replica).await;
+    let store = declared(builder(&master)).await;
+    take(&store, &claim("k", Duration::from_mins(1))).await;
+    let mut conn = plain(&replica).await;
+    until("the replica knows the lease", async || send::<usize>(&mut conn, "EXISTS k").await == 1).await;
+    assert_eq!(send::<usize>(&mut conn, "EXISTS lockkit:open").await, 0);
+}
+
+#[tokio::test]
 async fn a_sentinel_that_does_not_answer_is_passed_over() {
     let (master, _replica, sentinels) = watched().await;
     sentinels.programs[0].stop();

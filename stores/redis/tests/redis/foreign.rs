@@ -11,7 +11,7 @@ use lockkit_store_servers::redis::Redis;
 use redis::aio::MultiplexedConnection;
 use tokio::time::sleep;
 
-use crate::support::{builder, claim, declared, is_refused, plain, send, store, take};
+use crate::support::{Row, builder, claim, declared, is_refused, plain, send, store, take};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -98,7 +98,7 @@ async fn a_value_without_an_expiry_may_be_data_so_it_is_refused_and_never_freed(
 
 #[tokio::test]
 async fn values_at_lockkits_own_names_stay_and_are_named() {
-    for name in ["lockkit:names", "lockkit:times", "lockkit:epoch", "lockkit:{k}"] {
+    for name in ["lockkit:names", "lockkit:times", "lockkit:epoch", "lockkit:open", "lockkit:{k}"] {
         for (kind, command) in VALUES.iter().filter(|it| it.0 != "zset" || !name.ends_with("es")) {
             let server = Redis::start();
             let (store, mut conn) = (store(&server).await, plain(&server).await);
@@ -120,14 +120,14 @@ async fn values_at_lockkits_own_names_stay_and_are_named() {
 
 #[tokio::test]
 async fn what_was_put_over_one_lease_harms_no_other() {
-    for command in ["SET NAME theirs", "HSET NAME host db1", "HSET NAME acquired x fence -1 ttl y renewals z last q"] {
+    for command in ["SET NAME theirs", "HSET NAME host db1", "APPEND NAME more", "SETRANGE NAME 24 theirs"] {
         let server = Redis::start();
         let (store, mut conn) = (store(&server).await, plain(&server).await);
         let (one, other) = (claim("a", TTL), claim("b", TTL));
         take(&store, &one).await;
         take(&store, &other).await;
-        let foreign = !command.contains("fence");
-        if foreign {
+        let foreign = !command.contains("NAME more");
+        if command.starts_with('H') {
             send::<i64>(&mut conn, "DEL lockkit:{a}").await;
         }
         send::<redis::Value>(&mut conn, &command.replace("NAME", "lockkit:{a}")).await;
@@ -145,6 +145,102 @@ async fn what_was_put_over_one_lease_harms_no_other() {
         assert_eq!(send::<usize>(&mut conn, "EXISTS lockkit:{b}").await, 0, "{command}: it is forgotten");
         if foreign {
             assert_eq!(dump(&mut conn, "lockkit:{a}").await, before, "{command}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_lockkit_did_not_write_is_refused_and_stays() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let held = claim("k", Duration::from_millis(50));
+    take(&store, &held).await;
+    let row = || async { Row::of(&mut plain(&server).await, "model").await };
+    Row::of(&mut conn, "k").await.put(&mut conn, "model").await;
+    send::<i64>(&mut conn, "DEL k lockkit:{k}").await;
+    let length = row().await.0.len();
+    let changed = |at: usize, bytes: &[u8], row: Row| {
+        let mut row = row.0;
+        row.splice(at..at + bytes.len(), bytes.iter().copied());
+        Row(row)
+    };
+    let mut rows = vec![
+        Row(Vec::new()),
+        Row(b"1".to_vec()),
+        Row(b"lockkit1".to_vec()),
+        Row(Row::released(1, 1).0[..23].to_vec()),
+        changed(7, b"2", Row::released(1, 1)),
+        Row([Row::released(1, 1).0, vec![0]].concat()),
+        Row([row().await.0, vec![0]].concat()),
+        changed(24, &u32::MAX.to_le_bytes(), row().await),
+        changed(24, &31_u32.to_le_bytes(), row().await),
+    ];
+    for at in 25..length {
+        rows.push(Row(row().await.0[..at].to_vec()));
+    }
+    for number in [1 << 53, (1 << 53) + 1, 1 << 63, u64::MAX] {
+        rows.extend([Row::released(number, 1), Row::released(1, number)]);
+        for at in [Row::LAST, Row::USED, Row::FENCE, Row::ACQUIRED, Row::TTL] {
+            rows.push(row().await.with(at, number));
+        }
+    }
+    for it in rows {
+        it.put(&mut conn, "k").await;
+        let text = chain(&store.lease_acquire(&claim("k", TTL)).await.expect_err("it is no row"));
+        assert!(text.contains("`lockkit:{k}` has a value of the type string"), "{text}");
+        let together = store.lease_acquire_each(&[claim("k", TTL), claim("other", TTL)]).await.unwrap();
+        assert!(together[0].is_none() && together[1].is_some(), "{:?}", it.0);
+        send::<i64>(&mut conn, "DEL other").await;
+        drop((store.lease_list("", 10).await.unwrap(), store.lease_sweep(Duration::ZERO, 10).await.unwrap()));
+        assert_eq!(Row::of(&mut conn, "k").await.0, it.0);
+        assert_eq!(send::<usize>(&mut conn, "EXISTS k").await, 0, "nothing was taken");
+    }
+}
+
+#[tokio::test]
+async fn the_row_of_an_older_lockkit_is_refused_and_stays() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    send::<i64>(&mut conn, "HSET lockkit:{k} fence 7 last 134 token  holder a acquired 7 expires 9 ttl 30000").await;
+    let before = dump(&mut conn, "lockkit:{k}").await;
+    let text = chain(&store.lease_acquire(&claim("k", TTL)).await.expect_err("it is a hash"));
+    assert!(text.contains("`lockkit:{k}` has a value of the type hash, which is no record of lockkit"), "{text}");
+    assert_eq!(dump(&mut conn, "lockkit:{k}").await, before);
+}
+
+#[tokio::test]
+async fn fences_stay_exact_up_to_the_last_one() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let most = (1 << 53) - 1;
+    for (last, fence) in
+        [(most - 129, Some(most - 128)), (most - 128, Some(most - 127)), (most - 127, None), (most, None)]
+    {
+        for is_new in [true, false] {
+            Row::released(last, 1).put(&mut conn, "k").await;
+            let held = claim("k", TTL);
+            // The first way is that of a lease on a server that was checked a moment ago.
+            if is_new {
+                send::<i64>(&mut conn, "DEL lockkit:open").await;
+            } else {
+                take(&store, &claim("other", Duration::from_millis(50))).await;
+                send::<i64>(&mut conn, "DEL other").await;
+                Row::released(1, 1).put(&mut conn, "other").await;
+            }
+            let granted = store.lease_acquire(&held).await;
+            let Some(fence) = fence else {
+                assert!(chain(&granted.unwrap_err()).contains("cannot rise any more"));
+                assert_eq!(send::<usize>(&mut conn, "EXISTS k").await, 0, "nothing was taken");
+                continue;
+            };
+            let Ok(lockkit::store::Acquired::Granted(grant)) = granted else { panic!("{granted:?}") };
+            assert_eq!(grant.fence.get(), fence);
+            assert_eq!(store.lease_look(&held.key).await.unwrap().unwrap().info.fence.get(), fence);
+            assert_eq!(store.lease_renew(&[Renewal::new("k", held.token, TTL)]).await.unwrap(), [Answer::Done]);
+            let row = Row::of(&mut conn, "k").await;
+            assert_eq!((row.number(Row::LAST), row.number(Row::FENCE)), (fence + 127, fence));
+            store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
+            assert_eq!(Row::of(&mut conn, "k").await.number(Row::LAST), fence + 127);
         }
     }
 }

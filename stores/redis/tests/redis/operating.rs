@@ -17,7 +17,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::support::{PATIENCE, builder, calls, claim, declared, plain, send, store, take, until};
+use crate::support::{PATIENCE, Row, builder, calls, claim, declared, plain, send, store, take, until};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -114,8 +114,11 @@ async fn operators_list_show_steal_and_sweep() {
     heir.release().await.unwrap();
     let store = there.store();
     until("it can be forgotten", async || store.lease_sweep(Duration::from_millis(1), 10).await.unwrap() > 0).await;
-    let left: Vec<String> = send(&mut plain(&server).await, "KEYS *").await;
-    assert_eq!(left, ["lockkit:epoch"]);
+    let mut conn = plain(&server).await;
+    until("only what is known of the server is left", async || {
+        send::<Vec<String>>(&mut conn, "KEYS *").await == ["lockkit:epoch"]
+    })
+    .await;
     assert_eq!(store.profile().fence_domain, "redis");
 }
 
@@ -141,6 +144,87 @@ async fn each_operation_is_one_request_whatever_the_number_of_leases() {
 }
 
 #[tokio::test]
+async fn claims_that_follow_each_other_check_the_server_once() {
+    const CLAIMS: u64 = 200;
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let before = calls(&mut conn, "info").await;
+    for _ in 0..CLAIMS {
+        let held = claim("k", TTL);
+        take(&store, &held).await;
+        store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
+    }
+    let checks = calls(&mut conn, "info").await - before;
+    assert!(checks < CLAIMS, "{checks} calls of INFO");
+}
+
+#[tokio::test]
+async fn a_lease_that_is_taken_again_after_a_list_is_listed() {
+    let server = Redis::start();
+    let store = store(&server).await;
+    for _ in 0..3 {
+        let held = [claim("a", TTL), claim("b", TTL)];
+        take(&store, &held[0]).await;
+        assert!(store.lease_acquire_each(&held[1..]).await.unwrap()[0].is_some());
+        assert_eq!(store.lease_list("", 10).await.unwrap().len(), 2);
+        let releases = held.map(|it| Release::new(it.key, it.token, Duration::ZERO));
+        assert_eq!(store.lease_release_all(&releases).await.unwrap(), [Answer::Done; 2]);
+        assert!(store.lease_list("", 10).await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_list_looks_at_1000_names_in_a_call_and_forgets_released_ones() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let claims: Vec<_> = (0..2500).map(|it| claim(&format!("k{it:04}"), TTL)).collect();
+    for some in claims.chunks(500) {
+        store.lease_acquire_all(some).await.unwrap();
+    }
+    let is_kept = |it: &Claim| it.key.ends_with("99");
+    let released: Vec<_> = claims.iter().filter(|it| !is_kept(it)).collect();
+    for some in released.chunks(500) {
+        let releases: Vec<_> = some.iter().map(|it| Release::new(&it.key, it.token, Duration::ZERO)).collect();
+        store.lease_release_all(&releases).await.unwrap();
+    }
+    let kept: Vec<_> = claims.iter().filter(|it| is_kept(it)).map(|it| it.key.clone()).collect();
+    let mut list = async |limit: u32| {
+        let before = calls(&mut conn, "evalsha").await + calls(&mut conn, "eval").await;
+        let listed: Vec<_> = store.lease_list("k", limit).await.unwrap().into_iter().map(|it| it.info.key).collect();
+        (listed, calls(&mut conn, "evalsha").await + calls(&mut conn, "eval").await - before)
+    };
+    list(1).await;
+    assert_eq!(list(12).await, (kept[..12].to_vec(), 2), "1200 names, of which 99 were forgotten");
+    assert_eq!(list(100).await, (kept.clone(), 2), "1300 names are left to look at");
+    assert_eq!(list(100).await, (kept, 1));
+}
+
+#[tokio::test]
+async fn holders_and_keys_may_be_any_text() {
+    let texts = ["", " ", "a b\nc\r\n", "\0", "lockkit1", "{k}", "\u{1f512}é", "%d %s", &"long".repeat(20_000)];
+    let server = Redis::start();
+    let store = store(&server).await;
+    for holder in texts {
+        for text in texts {
+            let key = format!("k{text}").chars().take(100).collect::<String>();
+            let dead = Claim::new(&key, lockkit::store::Token::random(), holder, Duration::from_millis(50));
+            let fence = take(&store, &dead).await.fence;
+            let shown = store.lease_look(&dead.key).await.unwrap();
+            assert!(shown.is_none_or(|it| it.info.holder == dead.holder.to_string() && it.info.key == dead.key));
+            until("it has expired", async || store.lease_look(&dead.key).await.unwrap().is_none()).await;
+            let heir = Claim::new(&key, lockkit::store::Token::random(), text, TTL);
+            let previous = take(&store, &heir).await.previous.expect("it was not released");
+            assert_eq!((previous.holder.as_str(), previous.fence), (&*dead.holder, fence));
+            assert_eq!(store.lease_renew(&[Renewal::new(&*key, heir.token, TTL)]).await.unwrap(), [Answer::Done]);
+            let listed = store.lease_list(&key, 10).await.unwrap().pop().expect("it is held");
+            assert_eq!((listed.info.key, listed.info.holder.as_str()), (heir.key.clone(), text));
+            assert_eq!((listed.info.renewals, listed.info.ttl), (1, Some(TTL)));
+            store.lease_release(&heir.key, heir.token, Duration::ZERO).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_grant_has_room_for_127_more_fences() {
     let server = Redis::start();
     let store = store(&server).await;
@@ -148,7 +232,7 @@ async fn a_grant_has_room_for_127_more_fences() {
     until("it has expired", async || store.lease_look(&"k".into()).await.unwrap().is_none()).await;
     // Above the clock, so that each fence is made from the last one.
     let ahead = send::<Vec<u64>>(&mut plain(&server).await, "TIME").await[0] * 1_000_000 + 3_600_000_000;
-    send::<i64>(&mut plain(&server).await, &format!("HSET lockkit:{{k}} last {ahead}")).await;
+    Row::released(ahead, 0).put(&mut plain(&server).await, "k").await;
     let mut last = ahead;
     for _ in 0..100 {
         let held = claim("k", TTL);

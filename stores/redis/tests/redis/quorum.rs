@@ -11,7 +11,7 @@ use lockkit_redis::{ConnectError, Layout, Quorum, RedisStore, RedisStoreBuilder,
 use lockkit_store_servers::redis::{Redis, independent};
 use tokio::{task::JoinSet, time::Instant, time::sleep};
 
-use crate::support::{PATIENCE, builder, claim, is_refused, plain, send, take, until, until_granted};
+use crate::support::{PATIENCE, Row, builder, claim, is_refused, plain, send, take, until, until_granted};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -176,7 +176,7 @@ async fn fences_rise_though_one_clock_is_ahead_and_majorities_change() {
     let ahead = async |key: &str| {
         let clock: Vec<u64> = send(&mut plain(&servers[0]).await, "TIME").await;
         let last = clock[0] * 1_000_000 + clock[1] + AHEAD;
-        send::<i64>(&mut plain(&servers[0]).await, &format!("HSET lockkit:{{{key}}} expires 0 last {last}")).await;
+        Row::released(last, 0).put(&mut plain(&servers[0]).await, key).await;
     };
     let mut grants = 0;
     for round in 0..8 {

@@ -97,6 +97,40 @@ pub(crate) async fn calls(conn: &mut MultiplexedConnection, command: &str) -> u6
     line.map_or(0, |it| it.split(',').next().unwrap().parse().unwrap())
 }
 
+/// The row beside a lock, as `src/lua/row.lua` describes it, of a lease with the holder `test`.
+pub(crate) struct Row(pub(crate) Vec<u8>);
+
+impl Row {
+    /// Where the numbers are.
+    pub(crate) const LAST: usize = 8;
+    pub(crate) const USED: usize = 16;
+    pub(crate) const FENCE: usize = 60;
+    pub(crate) const ACQUIRED: usize = 68;
+    pub(crate) const TTL: usize = 76;
+
+    /// The row of a lease that was released.
+    pub(crate) fn released(last: u64, used: u64) -> Self {
+        Self([b"lockkit1".as_slice(), &last.to_le_bytes(), &used.to_le_bytes()].concat())
+    }
+
+    pub(crate) async fn of(conn: &mut MultiplexedConnection, key: &str) -> Self {
+        Self(send(conn, &format!("GET lockkit:{{{key}}}")).await)
+    }
+
+    pub(crate) async fn put(&self, conn: &mut MultiplexedConnection, key: &str) {
+        redis::cmd("SET").arg(format!("lockkit:{{{key}}}")).arg(&self.0).exec_async(conn).await.unwrap();
+    }
+
+    pub(crate) fn number(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.0[at..at + 8].try_into().unwrap())
+    }
+
+    pub(crate) fn with(mut self, at: usize, number: u64) -> Self {
+        self.0[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        self
+    }
+}
+
 /// What lies between a client and a server, and can swallow all that is sent on a connection.
 pub(crate) struct Network {
     pub(crate) port: u16,
