@@ -49,7 +49,8 @@ for _, it in ipairs(claims) do
     it.again = it.holds and it.known and it.known.id == it.holds
     it.next = math.max(now, it.known and it.known.last + 1 or 0)
     if not it.again and it.next + SPARE >= 2 ^ 53 then
-      return redis.error_reply('ERR the fence of the lock cannot rise any more')
+      if all then return redis.error_reply('ERR the fence of the lock cannot rise any more') end
+      it.refused = {}
     end
   end
 end

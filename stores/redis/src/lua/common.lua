@@ -33,8 +33,8 @@ end
 local function is_id(holder) return #holder == ID_LENGTH and string.find(holder, ID) ~= nil end
 
 local function write(row, it)
-  redis.call('SET', row, struct.pack(FREE .. HELD, VERSION, it.last, it.used, #it.id, it.id, it.fence, it.acquired, it.ttl,
-    it.renewals, it.agreed, it.before_fence, it.before_expired, #it.holder, it.holder, #it.before, it.before))
+  redis.call('SET', row, struct.pack(FREE .. HELD, VERSION, it.last, it.used, #it.id, it.id, it.fence, it.acquired,
+    it.ttl, it.renewals, it.agreed, it.before_fence, it.before_expired, #it.holder, it.holder, #it.before, it.before))
 end
 
 -- Reads a row; without an id, it is the one of a lease that was released. false: there is none. nil: the name has
@@ -47,8 +47,8 @@ local function record_of(row)
   it.last, it.used = struct.unpack('<I8I8', value, 9)
   if #value > FREE_LENGTH then
     local is_read, behind
-    is_read, it.id, it.fence, it.acquired, it.ttl, it.renewals, it.agreed, it.before_fence, it.before_expired, it.holder,
-      it.before, behind = pcall(struct.unpack, '<' .. HELD, value, FREE_LENGTH + 1)
+    is_read, it.id, it.fence, it.acquired, it.ttl, it.renewals, it.agreed, it.before_fence, it.before_expired,
+      it.holder, it.before, behind = pcall(struct.unpack, '<' .. HELD, value, FREE_LENGTH + 1)
     if not is_read or behind ~= #value + 1 then return nil end
   end
   for _, field in pairs(it) do
@@ -63,8 +63,8 @@ local function end_of(it) return it.used + (it.ttl or 0) * 1000 end
 -- Another client's lock has no token of lockkit's. It is known by a hash.
 local function stranger(holder) return string.sub(redis.sha1hex(holder), 1, 32) end
 
--- How long the lock lives, in milliseconds. An expiry that is further away than the ttl was written before the clock was
--- set back. It is cut to the ttl.
+-- How long the lock lives, in milliseconds. An expiry that is further away than the ttl was written before the clock
+-- was set back. It is cut to the ttl.
 local function lives(name, row, it)
   local left = redis.call('PTTL', name)
   if not it or not it.id or left <= it.ttl then return left end

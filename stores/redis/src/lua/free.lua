@@ -11,7 +11,8 @@ for at = 1, count do
     local known = redis.pcall('GET', row)
     redis.call('DEL', name)
     -- The row of this lease, not what another program has put there.
-    if type(known) == 'string' and string.sub(known, ID_AT, ID_AT + #id - 1) == id and string.sub(known, 1, 8) == VERSION then
+    if type(known) == 'string' and string.sub(known, 1, 8) == VERSION
+      and string.sub(known, ID_AT, ID_AT + #id - 1) == id then
       redis.call('SET', row, string.sub(known, 1, 16) .. struct.pack('<I8', now))
     end
     publish(name, row)

@@ -1,18 +1,17 @@
 -- Takes all of the leases or none, or each that is free.
 -- KEYS: lock and row of each claim
--- ARGV: the mark of an open server (run_id, and quarantine in ms), `all` or `each`, then id, holder and ttl in ms of each
--- claim
--- Answers for each claim its fence, if nobody held the lease before; else fence, agreed, previous holder, its fence, and
--- for how long it has expired in µs, or -1; or the ms for which another one has the lease, or -1; or nothing, if it was
--- not looked at. Then, if it was read, the longest quarantine in ms.
-
+-- ARGV: the mark of an open server (run_id, and quarantine in ms), `all` or `each`, then id, holder and ttl in ms of
+-- each claim
+-- Answers for each claim its fence, if nobody held the lease before; else fence, agreed, previous holder, its fence,
+-- and for how long it has expired in µs, or -1; or the ms for which another one has the lease, or -1; or nothing, if it
+-- was not looked at. Then, if it was read, the longest quarantine in ms.
 
 local mark, all, count = ARGV[1], ARGV[2] == 'all', #KEYS / 2
 local open = redis.pcall('GET', OPEN)
 local answers, answered = {}, 0
 
--- What most claims need: the server was checked a moment ago, and the lease is free and was released, or is new. The rest
--- of the script is for the others.
+-- What most claims need: the server was checked a moment ago, and the lease is free and was released, or is new. The
+-- rest of the script is for the others. What follows the first write that the server accepts does not fail.
 if open == mark and (count == 1 or not all) then
   for at = 1, count do
     local name, row = KEYS[at * 2 - 1], KEYS[at * 2]
@@ -29,8 +28,8 @@ if open == mark and (count == 1 or not all) then
       end
       if type(added) == 'number' then
         local holder = ARGV[at * 3 + 1]
-        redis.call('SET', row, struct.pack(FREE .. HELD, VERSION, fence + SPARE, now, #id, id, fence, now, ttl, 0, 0, 0, 0,
-          #holder, holder, 0, ''))
+        redis.call('SET', row, struct.pack(FREE .. HELD, VERSION, fence + SPARE, now, #id, id, fence, now, ttl, 0, 0, 0,
+          0, #holder, holder, 0, ''))
         answers[at], answered = fence, answered + 1
       else
         redis.call('DEL', name)

@@ -230,6 +230,8 @@ async fn fences_stay_exact_up_to_the_last_one() {
             let granted = store.lease_acquire(&held).await;
             let Some(fence) = fence else {
                 assert!(chain(&granted.unwrap_err()).contains("cannot rise any more"));
+                let together = store.lease_acquire_each(&[claim("k", TTL), claim("third", TTL)]).await.unwrap();
+                assert!(together[0].is_none() && together[1].is_some());
                 assert_eq!(send::<usize>(&mut conn, "EXISTS k").await, 0, "nothing was taken");
                 continue;
             };

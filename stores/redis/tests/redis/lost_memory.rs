@@ -101,6 +101,20 @@ async fn a_lease_in_an_append_only_file_survives_the_server() {
 }
 
 #[tokio::test]
+async fn a_server_that_was_saved_to_disk_right_before_it_died_has_a_quarantine() {
+    let mut server = Redis::start();
+    let ttl = Duration::from_mins(1);
+    let holder = declared(builder(&server).longest_ttl(ttl)).await;
+    take(&holder, &claim("other", ttl)).await;
+    send::<()>(&mut plain(&server).await, "SAVE").await;
+    take(&holder, &claim("k", ttl)).await;
+    server.program.start_again();
+    let rival = builder(&server).longest_ttl(ttl).connect().await.unwrap();
+    assert!(is_refused(&rival, &claim("k", ttl)).await, "its holder trusts it");
+    assert!(is_refused(&rival, &claim("other", ttl)).await);
+}
+
+#[tokio::test]
 async fn a_new_server_grants_nothing_until_it_is_declared_new() {
     let server = Redis::start();
     let store = builder(&server).connect().await.unwrap();
