@@ -120,7 +120,7 @@ async fn main() {
         in_zookeeper().await;
     }
     if is_wanted("etcd") {
-        in_etcd().await;
+        Box::pin(in_etcd()).await;
     }
 }
 

@@ -182,8 +182,8 @@ async fn a_list_looks_at_1000_names_in_a_call_and_forgets_released_ones() {
         store.lease_acquire_all(some).await.unwrap();
     }
     let is_kept = |it: &Claim| it.key.ends_with("99");
-    let released: Vec<_> = claims.iter().filter(|it| !is_kept(it)).collect();
-    for some in released.chunks(500) {
+    let free: Vec<_> = claims.iter().filter(|it| !is_kept(it)).collect();
+    for some in free.chunks(500) {
         let releases: Vec<_> = some.iter().map(|it| Release::new(&it.key, it.token, Duration::ZERO)).collect();
         store.lease_release_all(&releases).await.unwrap();
     }
