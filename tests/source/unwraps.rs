@@ -15,6 +15,7 @@ fn unsafe_and_unwrap(file: &str, source: &str) -> Vec<String> {
 
 #[test]
 fn nothing_is_unsafe_or_unwrapped() {
+    check(&files("axum/src", ".rs"), unsafe_and_unwrap);
     check(&files("lockkit/src", ".rs"), unsafe_and_unwrap);
     check(&files("lockkit-macros/src", ".rs"), unsafe_and_unwrap);
 }

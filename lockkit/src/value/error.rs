@@ -23,8 +23,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 ///
 /// There is no `From<sqlx::Error>`: a database error always says what lockkit was doing, and for which lock.
 ///
-/// A web service answers by the predicates. With axum this is the `IntoResponse` of the service's own error, as in
-/// `examples/axum_orders`:
+/// A web service answers by the predicates. With axum, `LockError` of the crate `lockkit-axum` does; by hand it is the
+/// `IntoResponse` of the service's own error:
 ///
 /// ```
 /// # struct StatusCode; impl StatusCode { const CONFLICT: u16 = 409;
