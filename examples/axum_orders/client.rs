@@ -65,6 +65,33 @@ pub(crate) async fn run(service: SocketAddr) -> Result<()> {
     ensure!(statuses.keys().all(|it| [201, 409].contains(it)), "an order failed");
     ensure!(slowest < Duration::from_secs(2), "a lock was left behind");
 
+    println!("5 users pay, and each sends its payment 8 times, all at once, because it heard nothing:");
+    let payments = (0..40).map(|number| {
+        let (user, key) = (first_user + number % 5, format!("idempotency-key: \"{first_user}\""));
+        async move { request(service, "POST", &format!("/users/{user}/payments"), &key, "1999").await }
+    });
+    let mut answers = BTreeMap::<_, usize>::new();
+    for answer in payments.collect::<JoinSet<_>>().join_all().await {
+        *answers.entry(answer?).or_default() += 1;
+    }
+    println!("  {answers:?} (201 and the number of the payment)");
+    ensure!(
+        answers.len() == 5 && answers.iter().all(|((status, _), count)| (*status, *count) == (201, 8)),
+        "paid twice"
+    );
+
+    println!("10 requests count item 1, one after the other:");
+    let statuses = all_at_once(service, (0..10).map(|_| "/items/1/count".to_owned())).await?;
+    println!("  {statuses:?} (204 counted)");
+    ensure!(statuses.get(&204) == Some(&10), "a count failed");
+
+    let (ready, _) = get(service, "/readyz").await?;
+    let (_, metrics) = get(service, "/metrics").await?;
+    let counters: Vec<_> = metrics.lines().filter(|it| it.starts_with("lockkit_acquired_total")).collect();
+    println!("ready: {ready}; metrics:\n  {}", counters.join("\n  "));
+    ensure!(ready == 200, "the service is not ready");
+    ensure!(["lease", "row", "named"].iter().all(|it| counters.join(" ").contains(it)), "a lock is missing");
+
     let after = stock(service).await?;
     let gone = usize::try_from(before - after).context("the stock of item 1 has grown")?;
     ensure!((taken..=taken + 20).contains(&gone), "{gone} pieces are gone, but {taken} were taken");
@@ -77,7 +104,7 @@ pub(crate) async fn run(service: SocketAddr) -> Result<()> {
 }
 
 async fn stock(service: SocketAddr) -> Result<i64> {
-    let (_, body) = request(service, "GET", "/items").await?;
+    let (_, body) = get(service, "/items").await?;
     let items: Vec<Product> = serde_json::from_str(&body).context("the service lists its items")?;
     Ok(items.iter().find(|it| it.item_id == 1).context("the service has an item 1")?.stock)
 }
@@ -94,13 +121,17 @@ async fn all_at_once(service: SocketAddr, paths: impl Iterator<Item = String>) -
     Ok(statuses)
 }
 
+async fn get(service: SocketAddr, path: &str) -> Result<(u16, String)> {
+    request(service, "GET", path, "accept: */*", "").await
+}
+
 async fn post(service: SocketAddr, path: &str) -> Result<(u16, String)> {
-    request(service, "POST", path).await
+    request(service, "POST", path, "accept: */*", "").await
 }
 
 /// The status and body of the answer.
-async fn request(service: SocketAddr, method: &str, path: &str) -> Result<(u16, String)> {
-    let mut connection = send(service, method, path).await?;
+async fn request(service: SocketAddr, method: &str, path: &str, header: &str, body: &str) -> Result<(u16, String)> {
+    let mut connection = send(service, method, path, header, body).await?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer).await?;
     let (head, body) = answer.split_once("\r\n\r\n").context("the answer has no end of its head")?;
@@ -110,15 +141,19 @@ async fn request(service: SocketAddr, method: &str, path: &str) -> Result<(u16, 
 
 /// Sends a request and hangs up without waiting for the answer.
 async fn disconnect(service: SocketAddr, path: String, after: Duration) -> Result<()> {
-    let connection = send(service, "POST", &path).await?;
+    let connection = send(service, "POST", &path, "accept: */*", "").await?;
     sleep(after).await;
     drop(connection);
     Ok(())
 }
 
-async fn send(service: SocketAddr, method: &str, path: &str) -> Result<TcpStream> {
+async fn send(service: SocketAddr, method: &str, path: &str, header: &str, body: &str) -> Result<TcpStream> {
     let mut connection = TcpStream::connect(service).await.with_context(|| format!("no service at {service}"))?;
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: {service}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {service}\r\nconnection: close\r\n{header}\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
     connection.write_all(head.as_bytes()).await?;
     Ok(connection)
 }

@@ -1,4 +1,5 @@
-//! A web service whose handlers carry `#[with_lock]`, and a client that does its worst to it.
+//! A web service with everything on, and a client that does its worst to it: handlers under `#[with_lock]`, a handler
+//! under a lease by `LeaseLayer`, payments by `Idempotency-Key`, `/readyz`, `/metrics`, traces, and an orderly end.
 //!
 //! ```text
 //! cargo run --example axum_orders -- --demo               # the service and the client, in one process
@@ -6,7 +7,11 @@
 //! cargo run --example axum_orders -- --client 127.0.0.1:3000
 //! curl -i -X POST 127.0.0.1:3000/orders/42
 //! curl -i -X POST 127.0.0.1:3000/items/1/take
+//! curl -i -X POST 127.0.0.1:3000/items/1/count
+//! curl -i -X POST 127.0.0.1:3000/users/42/payments --json 1999 -H 'Idempotency-Key: "8e03978e"'
 //! curl -i 127.0.0.1:3000/items
+//! curl -i 127.0.0.1:3000/readyz
+//! curl -s 127.0.0.1:3000/metrics | grep lockkit
 //! ```
 //!
 //! `DATABASE_URL` names the database; without it, a temporary SQLite file is used. The same code runs on PostgreSQL:
@@ -15,8 +20,10 @@
 //! DATABASE_URL=postgres://user:password@localhost/shop cargo run --example axum_orders --features orders-on-postgres
 //! ```
 //!
+//! `LOG=debug` prints more of what happens, with each lock that was held and for how long.
+//!
 //! A client that disconnects makes axum drop the handler, wherever it is waiting. Its transaction is rolled back then,
-//! and its lock is free.
+//! and its lock is free. At SIGTERM or ctrl-c the service finishes its requests, gives back its leases, and ends.
 
 mod client;
 
@@ -26,15 +33,19 @@ use anyhow::{Context, Result};
 use axum::{
     Json, Router,
     extract::{Path, State},
-    http::{StatusCode, header::RETRY_AFTER},
+    http::StatusCode,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use clap::Parser;
-use lockkit::with_lock;
+use lockkit::{Leases, with_lock};
+use lockkit_axum::{Held, IdempotencyKey, LeaseLayer, LockError};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 use sqlx::{Pool, migrate};
 use tokio::{net::TcpListener, time::sleep};
+use tracing_subscriber::{filter::LevelFilter, fmt::format::FmtSpan};
 
 #[cfg(not(feature = "orders-on-postgres"))]
 type Db = sqlx::Sqlite;
@@ -44,6 +55,7 @@ type Db = sqlx::Postgres;
 #[derive(Debug, Clone)]
 struct Shop {
     db: Pool<Db>,
+    leases: Leases<Pool<Db>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,6 +104,52 @@ async fn take(State(shop): State<Shop>, Path(item_id): Path<i64>) -> Result<Json
     Ok(Json(item))
 }
 
+/// `POST /users/{user_id}/payments`: done once for each key of the user, however often the client sends it.
+///
+/// A real service takes the user from the session, not from the path.
+async fn pay(
+    State(shop): State<Shop>,
+    Path(user_id): Path<i64>,
+    key: IdempotencyKey,
+    Json(cents): Json<i64>,
+) -> Result<Response, ApiError> {
+    key.for_user(user_id)
+        .request(&cents)
+        .run(&shop.db, async |tx| {
+            let payment_id = fastrand::i64(1..1 << 53);
+            sqlx::query("INSERT INTO t_payments (payment_id, user_id, cents) VALUES ($1, $2, $3)")
+                .bind(payment_id)
+                .bind(user_id)
+                .bind(cents)
+                .execute(&mut **tx)
+                .await?;
+            Ok::<_, ApiError>((StatusCode::CREATED, Json(payment_id)))
+        })
+        .await
+}
+
+/// `POST /items/{item_id}/count`: goes to the warehouse, which takes too long for a transaction. The `LeaseLayer` lets
+/// one request in at a time. The result is written only if this one still has the lease.
+async fn count(
+    State(shop): State<Shop>,
+    Path(item_id): Path<i64>,
+    Held(lease): Held<Pool<Db>>,
+) -> Result<StatusCode, ApiError> {
+    sleep(Duration::from_millis(10)).await;
+    let mut tx = lockkit::begin(&shop.db).await?;
+    sqlx::query("UPDATE t_catalogue SET counted = counted + 1 WHERE item_id = $1")
+        .bind(item_id)
+        .execute(&mut *tx)
+        .await?;
+    lease.commit(tx).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `GET /readyz`: whether to send requests here. It asks nobody, so that a slow database does not make it slow.
+async fn readyz(State(shop): State<Shop>) -> StatusCode {
+    if shop.leases.health().is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
 /// `GET /items`: reading needs no lock.
 async fn items(State(shop): State<Shop>) -> Result<Json<Vec<Product>>, ApiError> {
     let items =
@@ -121,12 +179,10 @@ impl IntoResponse for ApiError {
         match self {
             Self::OrderedBefore => (StatusCode::CONFLICT, self.to_string()).into_response(),
             Self::SoldOut => (StatusCode::GONE, self.to_string()).into_response(),
-            Self::Lock(lockkit::Error::NoSuchRow { .. }) => StatusCode::NOT_FOUND.into_response(),
-            Self::Lock(err) if err.is_contended() || err.is_transient() => {
-                (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], "busy, try again").into_response()
-            }
-            Self::Lock(_) | Self::Database(_) => {
-                eprintln!("{:#}", anyhow::Error::new(self));
+            // 409 where another request is in the way, 404 without the row, 503 without the database, …
+            Self::Lock(err) => LockError(err).into_response(),
+            Self::Database(err) => {
+                tracing::error!(error = &err as &dyn std::error::Error, "request failed");
                 StatusCode::INTERNAL_SERVER_ERROR.into_response()
             }
         }
@@ -157,6 +213,12 @@ async fn main() -> Result<()> {
         return client::run(service).await;
     }
 
+    // Each span of lockkit is printed when it ends, with its time: the wait for a lock, and how long it was held.
+    let level = env::var("LOG").ok().and_then(|it| it.parse().ok()).unwrap_or(LevelFilter::WARN);
+    tracing_subscriber::fmt().with_max_level(level).with_span_events(FmtSpan::CLOSE).init();
+    // Before anything is counted.
+    let metrics = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0])?.install_recorder()?;
+
     let folder = tempfile::tempdir()?;
     let url = env::var("DATABASE_URL")
         .unwrap_or_else(|_| format!("sqlite://{}?mode=rwc", folder.path().join("orders.db").display()));
@@ -166,23 +228,44 @@ async fn main() -> Result<()> {
     // lockkit keeps a history of its own, so its migrations and the application's do not meet.
     lockkit::migrate(&db).await?;
     migrate!("axum_orders/migrations").run(&db).await?;
+    let shop = Shop { leases: Leases::new(db.clone()), db };
 
+    if !args.demo {
+        let listener = TcpListener::bind(args.listen).await?;
+        println!("listening on http://{}, with {}", listener.local_addr()?, <Db as sqlx::Database>::NAME);
+        return serve(listener, shop, metrics).await;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let service = listener.local_addr()?;
+    let serving = tokio::spawn(serve(listener, shop, metrics));
+    client::run(service).await?;
+    // As the orchestrator does.
+    kill_process(getpid(), Signal::TERM)?;
+    serving.await?
+}
+
+/// Serves until it is asked to stop, and then ends in order: requests, leases, connections.
+async fn serve(listener: TcpListener, shop: Shop, metrics: PrometheusHandle) -> Result<()> {
+    let Shop { db, leases } = shop.clone();
+    let one_count_at_a_time = {
+        let leases = leases.clone();
+        LeaseLayer::new(move |Path(item_id): Path<i64>| {
+            leases.lease(lockkit::key!("count:{item_id}")).wait(Duration::from_secs(5))
+        })
+    };
     let app = Router::new()
         .route("/orders/{user_id}", post(order))
+        .route("/users/{user_id}/payments", post(pay))
         .route("/items/{item_id}/take", post(take))
+        .route("/items/{item_id}/count", post(count).layer(one_count_at_a_time))
         .route("/items", get(items))
-        .with_state(Shop { db: db.clone() });
-    if args.demo {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let service = listener.local_addr()?;
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        return client::run(service).await;
-    }
-    let listener = TcpListener::bind(args.listen).await?;
-    println!("listening on http://{}, with {}", listener.local_addr()?, <Db as sqlx::Database>::NAME);
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(async move || metrics.render()))
+        .with_state(shop);
     axum::serve(listener, app).with_graceful_shutdown(asked_to_stop()).await?;
+    leases.close().await?;
     db.close().await;
-    println!("stopped; every request that was under way has been answered");
+    println!("stopped; every request that was under way has been answered, and no lease is left");
     Ok(())
 }
 
