@@ -148,6 +148,12 @@ pub mod dialect {
     };
 }
 
+/// Beside [`Idempotent`]: work that leaves the database, and errors that are answers.
+#[cfg(feature = "idempotent")]
+pub mod idempotent {
+    pub use crate::sql::idempotent::{Attempt, Outside, StoresErr};
+}
+
 pub use lease::{
     ending::Released,
     held::Lease,

@@ -49,6 +49,7 @@ pub(crate) struct Args {
     pub(crate) request: Option<Given<Expr>>,
     pub(crate) keep: Option<Given<Expr>>,
     pub(crate) max_answer: Option<Given<Expr>>,
+    pub(crate) store_err: Option<Given<Expr>>,
     pub(crate) krate: Option<Given<Path>>,
     /// The arguments whose value is an error already: they do not count as missing.
     pub(crate) broken: Vec<&'static str>,

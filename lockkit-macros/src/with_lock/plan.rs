@@ -136,6 +136,8 @@ pub(crate) struct Idempotent {
     /// A `Duration`.
     pub(crate) keep: Option<TokenStream>,
     pub(crate) max_answer: Option<Expr>,
+    /// A function: whether an error is an answer.
+    pub(crate) store_err: Option<Expr>,
     /// A `Duration` or a `Wait`.
     pub(crate) wait: Option<TokenStream>,
     pub(crate) on_busy: Option<Expr>,

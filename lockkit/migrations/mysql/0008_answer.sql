@@ -1,6 +1,7 @@
 -- Answers that are stored in the transaction of the work: a request that is repeated gets the first one. Only the hash of the
 -- request is stored. Rows that have expired are deleted.
--- A row is also the lock of its key, so a transaction that has not stored its answer yet has one without it.
+-- Work outside of the database that has begun has a row without an answer. A row is also the lock of its key, so a
+-- transaction that has not stored its answer yet has one without anything.
 CREATE TABLE IF NOT EXISTS lockkit_answer (
     name          VARBINARY(255) NOT NULL PRIMARY KEY,
     fingerprint   BINARY(32) NULL,

@@ -43,6 +43,24 @@ impl<E: StdError + 'static> StdError for Mapped<E> {
     }
 }
 
+/// As the error of the body. An error of lockkit is no answer.
+#[cfg(feature = "idempotent")]
+impl<E: serde::Serialize> serde::Serialize for Mapped<E> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Lock(err) => Err(serde::ser::Error::custom(err)),
+            Self::Body(err) => err.serialize(serializer),
+        }
+    }
+}
+
+#[cfg(feature = "idempotent")]
+impl<'de, E: serde::Deserialize<'de>> serde::Deserialize<'de> for Mapped<E> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        E::deserialize(deserializer).map(Self::Body)
+    }
+}
+
 /// The body of a function with `map_err`.
 pub async fn mapped<T, E>(body: impl Future<Output = Result<T, E>>) -> Result<T, Mapped<E>> {
     into_mapped(body.await)

@@ -212,6 +212,17 @@ pub(crate) static ARGUMENTS: &[Argument] = &[
         meaning: "the largest answer in bytes of JSON (`usize`). Defaults to 1 MiB",
     },
     Argument {
+        name: "store_err",
+        example: "store_err = path::to::test",
+        form: Form::Value(|args| &mut args.store_err),
+        taken_by: &[(Idempotent, "optional")],
+        refused_by: &[],
+        other_names: &["keep_err", "store_error"],
+        written: "`store_err = path`",
+        meaning: "which errors are answers, and are stored without the work: a `fn(&E) -> bool`, see \
+            `Idempotent::store_err`. Defaults to none",
+    },
+    Argument {
         name: "wait",
         example: r#"wait = "2s""#,
         form: Form::Value(|args| &mut args.wait),

@@ -8,7 +8,7 @@ use crate::with_lock::{
     expand::{
         Expander,
         section::{Transaction, with_rows},
-        spans::{at, own, own_at},
+        spans::{at, own, test_of},
     },
     forms::Typed,
     plan::{Retry, Version},
@@ -117,12 +117,7 @@ impl Expander<'_> {
             Some(test) => {
                 let span = test.span().resolved_at(mixed);
                 let (private, worth) = (at(private, span), own("worth"));
-                let err = own_at(own("err").into_token_stream(), span);
-                // A path is called, so that what it borrows may be less than the error: `&dyn std::error::Error`.
-                let test = match test {
-                    Expr::Path(_) => quote_spanned!(span=> |#err| #test(#err)),
-                    _ => test.to_token_stream(),
-                };
+                let test = test_of(test);
                 let step = self.blame(quote_spanned!(*blame=> #blamed::step_if(&mut #retry, #ended, #worth).await));
                 let is_worth = if self.maps { "is_worth_another_mapped" } else { "is_worth_another" };
                 let is_worth = Ident::new(is_worth, span);

@@ -1,7 +1,7 @@
 //! The spans of the expanded tokens: where rustc reports an error, and which names the body can see.
 
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
-use quote::{ToTokens, quote};
+use quote::{ToTokens, quote, quote_spanned};
 use syn::{Expr, GenericArgument, PathArguments, PathSegment, Type, TypePath, spanned::Spanned};
 
 use crate::with_lock::{forms::Typed, rewritten::map};
@@ -57,6 +57,17 @@ pub(crate) fn own_at(call: TokenStream, span: Span) -> TokenStream {
         }
         token
     })
+}
+
+/// A function that tests an error. A path is called, so that what it borrows may be less than the error: `&dyn
+/// std::error::Error`.
+pub(crate) fn test_of(test: &Expr) -> TokenStream {
+    let span = test.span().resolved_at(Span::mixed_site());
+    let err = own_at(own("err").into_token_stream(), span);
+    match test {
+        Expr::Path(_) => quote_spanned!(span=> |#err| #test(#err)),
+        _ => test.to_token_stream(),
+    }
 }
 
 /// The span of the type of the rows.

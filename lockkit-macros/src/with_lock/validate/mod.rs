@@ -58,6 +58,7 @@ impl Plan {
             request,
             keep,
             max_answer,
+            store_err,
             krate,
             broken,
             is_unclear,
@@ -122,8 +123,25 @@ impl Plan {
                 let (on, tx) = check.transaction(on, tx);
                 let key = check.one_key(key, keys.as_ref());
                 let keep = keep.and_then(|it| check.keep(it));
+                if let Some(Given { name, value }) = &max_answer {
+                    check.number(name, value, "0 bytes hold no answer: even `()` has 4 in JSON");
+                }
+                if let Some(given) = &store_err {
+                    check.test(given, "an error is an answer");
+                }
                 let (request, max_answer) = (request.map(|it| it.value), max_answer.map(|it| it.value));
-                Lock::Idempotent(Idempotent { on: on?, key: key?, request, keep, max_answer, wait, on_busy, tx: tx? })
+                let store_err = store_err.map(|it| it.value);
+                Lock::Idempotent(Idempotent {
+                    on: on?,
+                    key: key?,
+                    request,
+                    keep,
+                    max_answer,
+                    store_err,
+                    wait,
+                    on_busy,
+                    tx: tx?,
+                })
             }
         };
         errors.is_empty().then_some(Self { krate, map_err, lock })

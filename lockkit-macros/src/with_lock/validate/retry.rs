@@ -45,12 +45,8 @@ impl Checker<'_> {
         if let Some(Given { name, value }) = &attempts {
             self.number(name, value, "at least one attempt is needed to do anything");
         }
-        if let Some(Given { value, .. }) = &retry_if
-            && literal(value).is_some()
-        {
-            let message = "`retry_if` is a function that says whether an error is worth another attempt: write \
-                           `retry_if = path::to::test`, or `retry_if = |err: &MyError| …`";
-            self.errors.push(syn::Error::new_spanned(value, message));
+        if let Some(given) = &retry_if {
+            self.test(given, "an error is worth another attempt");
         }
         let at = attempts.as_ref().or(deadline.as_ref()).map_or(self.at.span(), |it| it.name.span());
         Retry {
@@ -62,7 +58,18 @@ impl Checker<'_> {
         }
     }
 
-    /// Refuses literals that are no `u32`, or 0.
+    /// Refuses literals where a function says `whether` something is so.
+    pub(super) fn test(&mut self, Given { name, value }: &Given<Expr>, whether: &str) {
+        if literal(value).is_some() {
+            let message = format!(
+                "`{name}` is a function that says whether {whether}: write `{name} = path::to::test`, or \
+                 `{name} = |err: &MyError| …`"
+            );
+            self.errors.push(syn::Error::new_spanned(value, message));
+        }
+    }
+
+    /// Refuses literals that are no whole number, or 0.
     pub(super) fn number(&mut self, name: &Ident, value: &Expr, zero: &str) {
         match literal(value) {
             Some(Lit::Int(number)) if number.base10_digits() == "0" => self.fail(number.span(), zero),

@@ -7,8 +7,9 @@ use sqlx::Pool;
 
 use super::Outcome;
 
-pub use crate::sql::idempotent::{Answering, Begun, Form, Idempotent, Stored};
+pub use crate::sql::idempotent::{Answering, Begun, Errs, Form, Forms, Idempotent, Stored};
 use crate::{
+    __private::Mapped,
     body::scope::Under,
     sql::{Dialect, IdempotentOps, Known, tx::Tx},
     value::error::Result,
@@ -32,8 +33,12 @@ impl<T: Serialize + DeserializeOwned> Storable for T {}
 
 /// Looks for the answer, and begins the transaction of the work if there is none.
 #[track_caller]
-pub fn answer_tx<DB: IdempotentOps>(pool: &Pool<DB>, request: Idempotent) -> impl Future<Output = Result<Begun<DB>>> {
-    request.begin(pool, Location::caller())
+pub fn answer_tx<DB: IdempotentOps, T, E>(
+    pool: &Pool<DB>,
+    request: Idempotent,
+    forms: &Forms<T, E>,
+) -> impl Future<Output = Result<Begun<DB>>> {
+    request.begin(pool, Location::caller(), forms)
 }
 
 /// How the answer is stored. A type that cannot be stored fails to compile here.
@@ -41,9 +46,29 @@ pub fn answer_form<T: Storable>() -> Form<T> {
     Form::json()
 }
 
+/// Which errors are stored. A type that cannot be stored fails to compile here.
+pub fn answer_errs<E: Storable>(are_answers: impl Fn(&E) -> bool + Send + Sync + 'static) -> Errs<E> {
+    Errs::json(are_answers)
+}
+
+/// As [`answer_errs`], for a function with `map_err`.
+pub fn answer_errs_mapped<E: Storable>(are_answers: impl Fn(&E) -> bool + Send + Sync + 'static) -> Errs<Mapped<E>> {
+    Errs::json(move |err| matches!(err, Mapped::Body(err) if are_answers(err)))
+}
+
+/// Errors are not stored.
+pub fn answers<T, E>(values: Form<T>) -> Forms<T, E> {
+    Forms::of_values(values)
+}
+
+/// Errors are stored, too.
+pub fn answers_and_errs<T, E>(values: Form<T>, errs: Errs<E>) -> Forms<T, E> {
+    Forms::with_errs(values, errs)
+}
+
 /// The answer of an earlier request.
-pub fn answer_before<R: Outcome>(stored: Stored, form: &Form<R::Value>) -> R {
-    R::from_result(stored.read(form).map_err(R::Error::from))
+pub fn answer_before<R: Outcome>(stored: Stored, forms: &Forms<R::Value, R::Error>) -> R {
+    R::from_result(stored.read(forms).map_err(R::Error::from).flatten())
 }
 
 /// Runs the body with the lock of the answer registered.
@@ -55,12 +80,12 @@ pub fn under_answer<DB: Dialect, F: Future>(
     Under::new(answering.record(pool), body)
 }
 
-/// Stores the answer and commits on `Ok`, rolls back on `Err`.
+/// Stores the answer and commits, or rolls back.
 pub async fn end_answer<DB: IdempotentOps, R: Outcome>(
     answering: Answering,
     tx: Tx<DB>,
     result: R,
-    form: Form<R::Value>,
+    forms: Forms<R::Value, R::Error>,
 ) -> R {
-    R::from_result(answering.end(tx, result.into_result(), &form).await)
+    R::from_result(answering.end(tx, result.into_result(), &forms).await.flatten())
 }

@@ -1,8 +1,12 @@
 //! What a request is recognized by.
 
+use std::fmt::Write;
+
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+
+use crate::value::key::Key;
 
 /// SHA-256 of a request as JSON, with the fields of its objects in the order of their names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,22 +20,39 @@ impl Fingerprint {
 
     pub(super) fn of(request: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
         let mut text = String::new();
-        write(&mut text, &serde_json::to_value(request)?);
+        canonical(&mut text, &serde_json::to_value(request)?);
         Ok(Self(Sha256::digest(text).into()))
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+
+    /// A UUID for this request with this key: version 8 of RFC 9562, by SHA-256. The same in each process and release.
+    pub(super) fn uuid(&self, key: &Key) -> String {
+        // No key has NUL.
+        let digest = Sha256::new().chain_update(key.as_bytes()).chain_update([0]).chain_update(self.0).finalize();
+        let mut bytes = [0; 16];
+        bytes.iter_mut().zip(digest).for_each(|(byte, of)| *byte = of);
+        bytes[6] = bytes[6] & 0x0f | 0x80;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        let mut text = String::with_capacity(36);
+        for (at, byte) in bytes.iter().enumerate() {
+            let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+            // Writing to a `String` cannot fail.
+            let _ = write!(text, "{dash}{byte:02x}");
+        }
+        text
+    }
 }
 
 /// The order of an object's fields in memory depends on a feature of `serde_json` that any crate may switch on.
-fn write(text: &mut String, value: &Value) {
+fn canonical(text: &mut String, value: &Value) {
     match value {
         Value::Array(values) => {
             text.push('[');
             for value in values {
-                write(text, value);
+                canonical(text, value);
                 text.push(',');
             }
             text.push(']');
@@ -41,9 +62,9 @@ fn write(text: &mut String, value: &Value) {
             fields.sort_unstable_by_key(|(name, _)| *name);
             text.push('{');
             for (name, value) in fields {
-                write(text, &Value::from(name.as_str()));
+                canonical(text, &Value::from(name.as_str()));
                 text.push(':');
-                write(text, value);
+                canonical(text, value);
                 text.push(',');
             }
             text.push('}');
@@ -88,6 +109,17 @@ mod tests {
             assert_ne!(one, of(other.clone()), "{other}");
         }
         assert_ne!(Fingerprint::none(), of(json!(null)));
+    }
+
+    #[test]
+    fn a_uuid_is_the_same_in_every_release_and_another_for_each_key_and_request() {
+        let of = |key: &str, request: u32| Fingerprint::of(&request).unwrap().uuid(&Key::from(key));
+        assert_eq!(of("pay:7:8e03978e", 1999), "7ffb971b-6be8-8be3-bc7e-c9df9efebe8d");
+        assert_ne!(of("pay:7:8e03978e", 1999), of("pay:7:8e03978f", 1999));
+        assert_ne!(of("pay:7:8e03978e", 1999), of("pay:7:8e03978e", 2000));
+        let uuid = Fingerprint::none().uuid(&Key::from("k"));
+        assert_eq!((uuid.len(), uuid.as_bytes()[14]), (36, b'8'));
+        assert!(b"89ab".contains(&uuid.as_bytes()[19]), "{uuid}");
     }
 
     #[test]

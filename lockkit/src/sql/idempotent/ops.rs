@@ -19,13 +19,23 @@ pub trait IdempotentOps: NamedOps + IdempotentStatements {}
 
 /// The statements of stored answers. Hidden from the docs: users call [`Idempotent`](crate::Idempotent).
 pub trait IdempotentStatements: Database {
-    /// The answer of this key, if one is stored and has not expired.
+    /// The row of this key, if there is one that has not expired.
     fn answer_look(
         conn: &mut Self::Connection,
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<StoredAnswer>>> + Send;
 
-    /// Stores the answer, in place of one that has expired. The transaction has the lock of the key.
+    /// Stores that work has begun, in place of an answer that has expired. Keeps the time of an attempt that began
+    /// before. The transaction has the lock of the key, and has found no answer.
+    fn answer_begin(
+        conn: &mut Self::Connection,
+        key: &Key,
+        fingerprint: &[u8],
+        keep: Duration,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Stores the answer, in place of one that has expired or of work that has begun. The transaction has the lock of
+    /// the key.
     fn answer_store(
         conn: &mut Self::Connection,
         key: &Key,
@@ -33,11 +43,22 @@ pub trait IdempotentStatements: Database {
         answer: &[u8],
         keep: Duration,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Marks the place in the transaction that `answer_undo` returns to.
+    fn answer_mark(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// Rolls back what the transaction has done since `answer_mark`, and keeps the locks that it had then. Fails if the
+    /// transaction has ended since.
+    fn answer_undo(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-/// A stored answer.
+/// The row of a key.
 #[derive(Debug)]
 pub struct StoredAnswer {
     pub(crate) fingerprint: Vec<u8>,
-    pub(crate) answer: Vec<u8>,
+    /// `None` where work outside of the database has begun, and its answer is not known.
+    pub(crate) answer: Option<Vec<u8>>,
+    /// When the row was made, in microseconds since 1970, and how long ago that is.
+    pub(crate) made_us: i64,
+    pub(crate) age_us: i64,
 }

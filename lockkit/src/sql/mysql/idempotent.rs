@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{MySql, MySqlConnection, Row};
+use sqlx::{Executor, MySql, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::{
     NOW,
@@ -15,10 +15,33 @@ use crate::{
 
 impl IdempotentStatements for MySql {
     async fn answer_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
-        let look =
-            named!("SELECT fingerprint, answer FROM lockkit_answer WHERE name = :name AND keep_until_us > {NOW}");
+        let look = named!(
+            "SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us
+             FROM lockkit_answer
+             WHERE name = :name AND keep_until_us > {NOW}"
+        );
         let row = look.with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?;
-        row.map(|it| Ok(StoredAnswer { fingerprint: it.try_get(0)?, answer: it.try_get(1)? })).transpose()
+        row.as_ref().map(stored).transpose()
+    }
+
+    async fn answer_begin(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        fingerprint: &[u8],
+        keep: Duration,
+    ) -> sqlx::Result<()> {
+        // Assignments are made from left to right: `keep_until_us` is read before it is written.
+        let begin = named!(
+            "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
+             VALUES (:name, :fingerprint, NULL, {NOW}, {NOW} + :keep)
+             ON DUPLICATE KEY UPDATE
+                 fingerprint = VALUES(fingerprint), answer = NULL,
+                 made_us = IF(keep_until_us > {NOW}, made_us, VALUES(made_us)),
+                 keep_until_us = VALUES(keep_until_us)"
+        );
+        let (name, keep) = (key.as_bytes(), micros(keep));
+        let begin = begin.with(&[("name", &name), ("fingerprint", &fingerprint), ("keep", &keep)]);
+        begin.execute(conn).await.map(drop)
     }
 
     async fn answer_store(
@@ -43,4 +66,21 @@ impl IdempotentStatements for MySql {
             &[("name", &name), ("fingerprint", &fingerprint), ("answer", &answer), ("keep", &keep)];
         store.with(values).execute(conn).await.map(drop)
     }
+
+    async fn answer_mark(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        conn.execute("SAVEPOINT lockkit_answer").await.map(drop)
+    }
+
+    async fn answer_undo(conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        conn.execute("ROLLBACK TO SAVEPOINT lockkit_answer").await.map(drop)
+    }
+}
+
+fn stored(row: &MySqlRow) -> sqlx::Result<StoredAnswer> {
+    Ok(StoredAnswer {
+        fingerprint: row.try_get("fingerprint")?,
+        answer: row.try_get("answer")?,
+        made_us: row.try_get("made_us")?,
+        age_us: row.try_get("age_us")?,
+    })
 }

@@ -95,7 +95,8 @@ pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
         "23505" => Fault::Duplicate,
         "42P01" | "42703" | "3F000" => Fault::NoTable,
         // The timeout of an idle transaction fires between two statements, so the next statement was not run.
-        "25P01" | "25P02" | "25P03" => Fault::NoTransaction,
+        // 3B001 is a savepoint that does not exist: its transaction has ended, and another one began.
+        "25P01" | "25P02" | "25P03" | "3B001" => Fault::NoTransaction,
         "25006" => Fault::ReadOnly,
         "22021" | "22P05" => Fault::Encoding,
         "57P01" | "57P02" | "57P03" | "57P05" | "25P04" | "53300" => Fault::Unavailable,

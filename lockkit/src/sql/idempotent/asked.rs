@@ -1,0 +1,266 @@
+//! A request: the look for its answer, the transaction that has the lock of its key, and what is stored in that.
+
+use std::{iter::once_with, panic::Location, time::Duration};
+
+use sqlx::Pool;
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    body::{
+        guard::Guard,
+        scope::{Lock, Realm, Record, is_under},
+        task::no_answer,
+    },
+    policy::Wait,
+    sql::{
+        AsConnection, Dialect, Names, Sharing, Unsettled, check_in, connection, failed, failed_on_own_table,
+        idempotent::{
+            answer::Forms,
+            fingerprint::Fingerprint,
+            ops::{IdempotentOps, StoredAnswer},
+        },
+        is_answered,
+        named::NamedLock,
+        note_answer,
+        tx::{PASS_TX, Terms, Tx, begin_on, check_failed, refuse_under_own_lock},
+    },
+    value::{
+        error::{Error, Fault, Result},
+        key::Key,
+    },
+};
+
+const LOOKING: &str = "looking for the answer";
+const BEGINNING: &str = "storing that the work has begun";
+const MARKING: &str = "marking where the work begins";
+const STORING: &str = "storing the answer";
+
+/// Longest time to store an answer.
+const STORE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Far longer than an answer is useful, and far from the end of what a clock in microseconds can count.
+const LONGEST: Duration = Duration::from_hours(24 * 36_500);
+
+/// How long it is known at least that work has begun and has no answer. A client does not repeat its request for so
+/// long.
+const BEGUN: Duration = Duration::from_hours(24 * 90);
+
+/// A request that is made of this database.
+pub(super) struct Asked<'a, DB: Dialect> {
+    pub(super) pool: &'a Pool<DB>,
+    pub(super) key: &'a Key,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) at: &'static Location<'static>,
+}
+
+/// The row of a key.
+pub(super) enum Found {
+    Answer(Vec<u8>),
+    Begun(Earlier),
+}
+
+/// An attempt at work outside of the database that has begun before.
+pub(super) struct Earlier {
+    /// When it began, in microseconds since 1970, and how long ago that is.
+    pub(super) begun_us: i64,
+    pub(super) age_us: i64,
+}
+
+/// What a look for an answer has found.
+pub(super) enum Looked<DB: Dialect> {
+    Answer(Vec<u8>),
+    /// No answer, and this transaction has the lock of the key.
+    Locked(Tx<DB>, Option<Earlier>),
+}
+
+impl<DB: IdempotentOps> Asked<'_, DB> {
+    /// Looks for the answer, and begins a transaction that has the lock of the key if there is none.
+    pub(super) async fn begin(&self, wait: Wait) -> Result<Looked<DB>> {
+        let Self { pool, key, .. } = *self;
+        let realm = Realm::answers(pool);
+        if is_under(|it| it.realm == realm && it.key == *key) {
+            return Err(Error::Reentrant { lock: "the lock of the answer", key: key.clone(), hint: PASS_TX });
+        }
+        refuse_under_own_lock(pool)?;
+        let started = Instant::now();
+        loop {
+            match self.begin_once(left(wait, started)).await {
+                // A deadlock among those who wait. Nothing was done.
+                Err(err) if err.is_transient() && started.elapsed() < wait.limit() => {}
+                begun => return begun,
+            }
+        }
+    }
+
+    async fn begin_once(&self, wait: Wait) -> Result<Looked<DB>> {
+        let Self { pool, key, at, .. } = *self;
+        let started = Instant::now();
+        let (looking, found) = self.look_alone().await?;
+        if let Some(Found::Answer(answer)) = found {
+            check_in::<DB>(looking.defuse().conn);
+            return Ok(Looked::Answer(answer));
+        }
+        let terms = Terms { wait: Some(wait), deadline: None, started, at };
+        let mut tx = begin_on(looking, pool, terms).await?;
+        let locked = async {
+            // There, the transaction has the one lock of the database.
+            if !DB::ONE_WRITER {
+                NamedLock::of_answer(key.clone(), wait).lock(&mut tx).await?;
+            }
+            // Another request may have stored its answer since.
+            let found = self.look(tx.for_query()).await;
+            note_answer(&mut tx, found)
+        };
+        match locked.await {
+            Ok(Some(Found::Answer(answer))) => {
+                tx.undo().await;
+                Ok(Looked::Answer(answer))
+            }
+            Ok(Some(Found::Begun(earlier))) => Ok(Looked::Locked(tx, Some(earlier))),
+            Ok(None) => Ok(Looked::Locked(tx, None)),
+            Err(err) => {
+                tx.undo().await;
+                Err(err)
+            }
+        }
+    }
+
+    /// The stored answer, if there is one. Takes no lock.
+    pub(super) async fn answer(&self) -> Result<Option<Vec<u8>>> {
+        let (looking, found) = self.look_alone().await?;
+        check_in::<DB>(looking.defuse().conn);
+        Ok(match found {
+            Some(Found::Answer(answer)) => Some(answer),
+            Some(Found::Begun(_)) | None => None,
+        })
+    }
+
+    /// Looks outside of a transaction, and returns the connection.
+    async fn look_alone(&self) -> Result<(Guard<Unsettled<DB>>, Option<Found>)> {
+        let mut looking = Guard::new(Unsettled::new(connection(self.pool, LOOKING, Some(self.key)).await?));
+        match self.look(&mut looking.get_mut().conn).await {
+            Ok(found) => Ok((looking, found)),
+            // Another process has locked the database, even for readers: it is waited for as the wait says.
+            Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => Ok((looking, None)),
+            Err(err) => {
+                if is_answered(&err) {
+                    check_in::<DB>(looking.defuse().conn);
+                }
+                Err(err)
+            }
+        }
+    }
+
+    /// What is stored for this request.
+    async fn look(&self, conn: &mut DB::Connection) -> Result<Option<Found>> {
+        let Self { key, fingerprint, .. } = *self;
+        let stored = DB::answer_look(conn, key).await;
+        let stored = stored.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err))?;
+        let Some(StoredAnswer { fingerprint: of, answer, made_us: begun_us, age_us }) = stored else { return Ok(None) };
+        if of != fingerprint.as_bytes() {
+            return Err(Error::Mismatch { key: key.clone() });
+        }
+        Ok(Some(answer.map_or(Found::Begun(Earlier { begun_us, age_us }), Found::Answer)))
+    }
+}
+
+/// What is left of the wait.
+pub(super) fn left(wait: Wait, started: Instant) -> Wait {
+    let left = (wait != Wait::Unbounded).then(|| wait.limit().saturating_sub(started.elapsed()));
+    Wait::within(Some(wait), left)
+}
+
+/// A request whose work is being done.
+#[derive(Debug)]
+pub struct Answering {
+    pub(super) key: Key,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) keep: Duration,
+    pub(super) most: usize,
+}
+
+impl Answering {
+    /// The lock of the key, which the work must not request again.
+    pub(crate) fn record<DB: Dialect>(&self, pool: &Pool<DB>) -> Record {
+        Record::new(once_with(|| Lock::of(Realm::answers(pool), self.key.clone())))
+    }
+
+    /// Marks what is kept if the work ends with an error that is stored.
+    pub(super) async fn mark<DB: IdempotentOps>(&self, tx: &mut Tx<DB>) -> Result<()> {
+        let marked = DB::answer_mark(tx.for_query()).await;
+        note_answer(tx, marked.map_err(|err| failed::<DB>(MARKING, Some(&self.key), err)))
+    }
+
+    /// Stores the answer and commits. Rolls back without an answer, or if it cannot be stored. Of work that ends with
+    /// an error, only the error is stored. The outer result is an error if nothing was.
+    pub(crate) async fn end<DB, T, E>(
+        self,
+        mut tx: Tx<DB>,
+        done: Result<T, E>,
+        forms: &Forms<T, E>,
+    ) -> Result<Result<T, E>, E>
+    where
+        DB: IdempotentOps,
+        E: From<Error>,
+    {
+        let Some(text) = forms.written(&done, &self.key, self.most) else {
+            tx.undo().await;
+            return done.map(Ok);
+        };
+        let keeps_work = done.is_ok();
+        let stored = async {
+            let text = text?;
+            if !keeps_work {
+                let undone = DB::answer_undo(tx.for_query()).await.map_err(check_failed::<DB>);
+                note_answer(&mut tx, undone)?;
+            }
+            Box::pin(self.store(&mut tx, &text)).await
+        };
+        if let Err(err) = stored.await {
+            tx.undo().await;
+            return Err(err.into());
+        }
+        tx.commit().await?;
+        Ok(done)
+    }
+
+    /// Stores that the work has begun.
+    pub(super) async fn begin<DB: IdempotentOps>(&self, tx: &mut Tx<DB>) -> Result<()> {
+        let Self { key, fingerprint, keep, most: _ } = self;
+        let begun = DB::answer_begin(tx.for_query(), key, fingerprint.as_bytes(), (*keep).clamp(BEGUN, LONGEST)).await;
+        note_answer(tx, begun.map_err(|err| failed_on_own_table::<DB>(BEGINNING, Some(key), err)))
+    }
+
+    /// Takes the lock of the key in a transaction that does not have it.
+    pub(super) async fn lock<DB: IdempotentOps>(&self, tx: &mut Tx<DB>) -> Result<()> {
+        if DB::ONE_WRITER {
+            return Ok(());
+        }
+        let locked =
+            DB::named_lock(tx.for_query(), Names::Answers, &self.key, Sharing::Alone, STORE_LIMIT.into()).await;
+        // It is no other request that has the lock then, which `Error::Contended` would say.
+        let locked = locked.map(drop).map_err(|err| match DB::fault(&err) {
+            Fault::NoTransaction => Error::TransactionEnded { source: err.into() },
+            _ => failed_on_own_table::<DB>(STORING, Some(&self.key), err),
+        });
+        note_answer(tx, locked)
+    }
+
+    /// Stores the answer, if the transaction of the lock is still open.
+    pub(super) async fn store<DB: IdempotentOps>(&self, tx: &mut Tx<DB>, answer: &[u8]) -> Result<()> {
+        let Self { key, fingerprint, keep, most: _ } = self;
+        let stored = async {
+            let conn = tx.for_query();
+            // Otherwise an answer would be stored whose work the body has rolled back. Where the commit checks, nothing
+            // that runs after the end of a transaction is committed.
+            if !DB::CHECKED_LAST {
+                DB::check_open(conn).await.map_err(check_failed::<DB>)?;
+            }
+            let stored = DB::answer_store(conn, key, fingerprint.as_bytes(), answer, (*keep).min(LONGEST)).await;
+            stored.map_err(|err| failed_on_own_table::<DB>(STORING, Some(key), err))
+        };
+        // It waits for nobody, unless the body has overlooked that the database ended its transaction.
+        let stored = timeout(STORE_LIMIT, stored).await.unwrap_or_else(|_| Err(no_answer(STORING, Some(key))));
+        note_answer(tx, stored)
+    }
+}
