@@ -31,6 +31,7 @@ mod operating;
 mod operators;
 mod optimistic;
 mod outages;
+mod outside;
 mod permits;
 mod processes;
 mod qualified;

@@ -21,6 +21,7 @@ mod pgbouncer;
 mod plain_sql;
 mod postgres;
 mod process;
+pub mod provider;
 mod proxy;
 mod refusal;
 mod server;

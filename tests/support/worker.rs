@@ -7,13 +7,16 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::time::Duration;
 
+use lockkit::idempotent::Attempt;
 use lockkit::{Error, Lease, Leases, NamedLock, RowLock, SessionLock, Tx, dialect::SessionOps};
 use sqlx::pool::PoolOptions;
 use sqlx::{Database, Encode, Pool, Type};
 use support::draws::{Draws, Strategy, Tally};
-use support::{Backend, MariaDb, MySql, Postgres, Server, Sqlite, passes};
+use support::provider::Recipe;
+use support::{Backend, MariaDb, MySql, Postgres, Server, Sqlite, passes, provider};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -61,6 +64,8 @@ where
         }
         ["write"] => worker.write_all_the_time().await,
         ["commit"] => worker.commit().await,
+        ["pay", recipe, key] => worker.pay(recipe, key).await,
+        ["pay all", keys] => worker.pay_all(keys.parse().expect("a number")).await,
         ["pin"] => worker.pin().await,
         ["run"] => worker.run().await,
         _ => panic!("{work:?} is not a kind of work"),
@@ -171,6 +176,46 @@ where
         println!("holding {}", lease.fence());
         told_to_go_on().await;
         say(&lease.commit(tx).await);
+    }
+
+    /// Pays for a key, and stays between the provider's answer and the commit until it is told to go on.
+    async fn pay(self, recipe: &str, key: &str) {
+        let recipe = recipe.parse().expect("a recipe");
+        let charged = async |_| {
+            println!("charged");
+            told_to_go_on().await;
+        };
+        match provider::pay::<S>(&self.leases, recipe, key, charged).await {
+            Ok(answered) => println!("answered {}", answered.into_inner()),
+            Err(err) => say(&Err(err)),
+        }
+    }
+
+    /// Pays for all of these keys, four at a time.
+    async fn pay_all(self, keys: u32) {
+        let mut paying = JoinSet::new();
+        for task in 0..4 {
+            let leases = self.leases.clone();
+            paying.spawn(async move {
+                for number in (task..keys).step_by(4) {
+                    let key = format!("pay:{number}");
+                    let charged = async |attempt| {
+                        if attempt != Attempt::First {
+                            println!("asked");
+                        }
+                    };
+                    // What fails for a reason of the moment is repeated, as a client does.
+                    while let Err(err) = provider::pay::<S>(&leases, Recipe::Asks, &key, charged).await {
+                        println!("again: {err}");
+                    }
+                    println!("paid");
+                }
+            });
+        }
+        while let Some(paid) = paying.join_next().await {
+            paid.expect("it pays");
+        }
+        println!("paid all");
     }
 
     /// Runs a body under the lease that takes its next step when told so. It says that it holds the lease once the body
