@@ -24,6 +24,26 @@ fn receipt(number: u64) -> Receipt {
     Receipt { number, note: Some(text.clone()), parts: vec![(0, text), (255, String::new())] }
 }
 
+#[derive(Debug, PartialEq, thiserror::Error, serde::Serialize, serde::Deserialize)]
+enum Refused {
+    #[error("declined: {0}")]
+    Declined(String),
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Refused {
+    fn is_declined(&self) -> bool {
+        matches!(self, Self::Declined(_))
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(err: Error) -> Self {
+        Self::Failed(err.to_string())
+    }
+}
+
 async fn charge<DB: IdempotentOps + PlainSql>(tx: &mut Tx<DB>, key: &str) -> Result<(), Error> {
     let charged = DB::execute(&mut *tx, &format!("INSERT INTO charges VALUES ('{key}')")).await;
     charged.map(drop).map_err(|err| Error::database("charging", None, Fault::Other, err))
@@ -198,6 +218,131 @@ on_every_database! {
         assert_eq!(charges(&db).await, 0);
         let done = Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(7)).await.unwrap();
         assert_eq!(done, Answered::Now(7));
+        db.assert_nothing_left().await;
+    }
+
+    async fn errors_that_are_answers_are_stored_without_the_work<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        let pool = &db.pool;
+        let request = |key: &str| Idempotent::key(key).request(&5).store_err(Refused::is_declined);
+        let declined = || Err(Refused::Declined("no funds".to_owned()));
+        for round in 0..3 {
+            let answered = request("k").run(pool, async |tx| {
+                charge(tx, "k").await?;
+                declined()
+            });
+            let answered: Result<Answered<Result<u32, _>>, _> = answered.await;
+            let expected = if round == 0 { Answered::Now(declined()) } else { Answered::Before(declined()) };
+            assert_eq!(answered, Ok(expected));
+        }
+        // A value, and an error that is no answer.
+        for round in 0..2 {
+            let failed: Result<_, Refused> = request("v").run(pool, async |tx| {
+                charge(tx, "v").await?;
+                Err::<u32, _>(Refused::Failed("no connection".to_owned()))
+            }).await;
+            let no_answer = || Err(Refused::Failed("no connection".to_owned()));
+            assert_eq!(failed, if round == 0 { no_answer() } else { Ok(Answered::Before(Ok(7))) });
+            let paid = request("v").run(pool, async |tx| charge(tx, "v").await.map(|()| 7).map_err(Refused::from));
+            assert_eq!(paid.await, Ok(if round == 0 { Answered::Now(Ok(7)) } else { Answered::Before(Ok(7)) }));
+        }
+        assert_eq!(charges(&db).await, 1);
+        // Another request, one that does not store errors, and an error that is too large.
+        let other = Idempotent::key("k").request(&6).store_err(Refused::is_declined);
+        let mismatch = other.run(pool, async |_| Ok(7)).await.unwrap_err();
+        assert!(mismatch.to_string().starts_with("`k` was answered for another request"), "{mismatch}");
+        let plain = Idempotent::key("k").request(&5).run(pool, async |_| Ok::<_, Error>(7)).await.unwrap_err();
+        assert!(matches!(plain, Error::Answer { .. }), "{plain:?}");
+        let large = Idempotent::key("large").max_answer(10).store_err(Refused::is_declined);
+        let large = large.run(pool, async |_| Err::<u32, _>(Refused::Declined("x".repeat(10)))).await.unwrap_err();
+        assert!(large.to_string().starts_with("the answer of `large` cannot be stored"), "{large}");
+        db.assert_nothing_left().await;
+    }
+
+    async fn errors_that_are_answers_are_stored_once<S>(db: TestDb<S>) {
+        let numbers = std::sync::Arc::new(AtomicU64::new(0));
+        let mut requests = JoinSet::new();
+        for task in 0..32 {
+            let (pool, numbers) = (db.pool.clone(), numbers.clone());
+            requests.spawn(async move {
+                let request = Idempotent::key(format!("pay:{}", task % 4)).wait(Duration::from_secs(60));
+                let answered = request.store_err(Refused::is_declined).run(&pool, async |_| {
+                    Err::<u32, _>(Refused::Declined(numbers.fetch_add(1, Relaxed).to_string()))
+                });
+                answered.await.unwrap().into_inner().unwrap_err().to_string()
+            });
+        }
+        let answers: std::collections::HashSet<_> = requests.join_all().await.into_iter().collect();
+        assert_eq!((answers.len(), numbers.load(Relaxed)), (4, 4));
+    }
+
+    async fn an_error_is_stored_in_the_state_before_the_body_or_not_at_all<S>(db: TestDb<S>) {
+        with_charges(&db).await;
+        let request = |key: &str| Idempotent::key(key).store_err(Refused::is_declined);
+        let declined = || Err::<u32, _>(Refused::Declined("no funds".to_owned()));
+        // A statement failed before, after which PostgreSQL answers no other one.
+        let overlooked = request("overlooked").run(&db.pool, async |tx| {
+            charge(tx, "k").await?;
+            assert!(S::execute(tx, "INSERT INTO no_such_table VALUES (1)").await.is_err());
+            declined()
+        });
+        assert_eq!(overlooked.await, Ok(Answered::Now(declined())));
+        // The body has ended the transaction that has the lock of the key.
+        for ended in ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN"] {
+            let ended = request("ended").run(&db.pool, async |tx| {
+                for statement in ended.split("; ") {
+                    S::execute(tx, statement).await.expect("a statement");
+                }
+                declined()
+            });
+            let err = ended.await.unwrap_err();
+            assert!(err.to_string().starts_with("the database ended the transaction"), "{err}");
+        }
+        assert_eq!(request("ended").run(&db.pool, async |_| Ok(7)).await, Ok(Answered::Now(Ok(7))));
+        assert_eq!(request("overlooked").run(&db.pool, async |_| Ok(7)).await, Ok(Answered::Before(declined())));
+        assert_eq!(charges(&db).await, 0);
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_function_stores_the_errors_that_are_answers<S>(db: TestDb<S>) {
+        #[with_lock(idempotent, on = pool, key = "pay:{cents}", store_err = Refused::is_declined, tx = tx)]
+        async fn pay<DB: IdempotentOps + PlainSql>(
+            pool: &Pool<DB>,
+            cents: u64,
+            now: &AtomicU64,
+        ) -> Result<u64, Refused> {
+            charge(&mut tx, "k").await?;
+            let now = now.fetch_add(1, Relaxed);
+            if cents == 0 { Err(Refused::Declined(now.to_string())) } else { Err(Refused::Failed(now.to_string())) }
+        }
+        /// Its error type cannot be `From<lockkit::Error>`.
+        #[with_lock(
+            idempotent, on = pool, key = "mapped:{cents}", store_err = |err: &String| err == "declined", tx = tx,
+            map_err = |err| err.to_string()
+        )]
+        async fn mapped<DB: IdempotentOps + PlainSql>(
+            pool: &Pool<DB>,
+            cents: u64,
+            now: &AtomicU64,
+        ) -> Result<(), String> {
+            charge(&mut tx, "k").await.unwrap();
+            now.fetch_add(1, Relaxed);
+            Err(if cents == 0 { "declined".to_owned() } else { "failed".to_owned() })
+        }
+
+        with_charges(&db).await;
+        let (pool, now) = (&db.pool, &AtomicU64::new(0));
+        for _ in 0..2 {
+            assert_eq!(pay(pool, 0, now).await, Err(Refused::Declined("0".to_owned())));
+        }
+        for round in 1..3 {
+            assert_eq!(pay(pool, 1, now).await, Err(Refused::Failed(round.to_string())));
+        }
+        for _ in 0..2 {
+            assert_eq!(mapped(pool, 0, now).await.unwrap_err(), "declined");
+            assert_eq!(mapped(pool, 1, now).await.unwrap_err(), "failed");
+        }
+        assert_eq!((charges(&db).await, now.load(Relaxed)), (0, 6));
         db.assert_nothing_left().await;
     }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use lockkit::{Leases, SessionLock, Stock};
+use lockkit::{Error, Idempotent, Leases, SessionLock, Stock};
 use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -26,7 +26,7 @@ fn every_statement_of_the_page_is_of_a_topic_that_is_tested() {
     let page = include_str!("../../docs/operating.md");
     let before = page.split("```sql\n").map(|it| it.trim_end().rsplit('\n').next().unwrap_or_default());
     let labels: Vec<_> = before.take(page.matches("```sql\n").count()).collect();
-    let topics = ["list", "free", "session", "kill", "blocked", "stock"];
+    let topics = ["list", "free", "session", "kill", "blocked", "stock", "begun"];
     let is_tested = |label: &str| topics.iter().any(|it| label.starts_with(&format!("<!-- {it}: ")));
     assert!(labels.iter().all(|it| is_tested(it)), "{labels:?}");
 }
@@ -50,6 +50,17 @@ fn the_page_has_an_alert_for_every_metric_and_for_no_other() {
 }
 
 on_every_database! {
+    async fn the_page_lists_work_that_has_begun<S>(db: TestDb<S>) {
+        let leases = Leases::new(db.pool.clone());
+        let work = async |result: Result<(), Error>| {
+            let work = Idempotent::key("pay:7").outside(&leases, async |_| result);
+            drop(work.await);
+            db.fetch_text(&statement::<S>("begun")).await
+        };
+        assert_eq!(work(Err(Error::conflict())).await.as_deref(), Some("pay:7"));
+        assert_eq!(work(Ok(())).await, None);
+    }
+
     async fn the_page_lists_leases_and_frees_one_by_its_fence<S>(db: TestDb<S>) {
         let leases = Leases::new(db.pool.clone());
         assert_eq!(db.fetch_text(&statement::<S>("list")).await, None);

@@ -5,7 +5,6 @@ use support::{Process, TestDb, on_databases};
 on_databases! {
     [postgres]
     async fn five_processes_at_once_run_the_nightly_job_once_and_one_that_comes_late_does_not<S>(db: TestDb<S>) {
-        db.execute("CREATE TABLE nights (night TEXT PRIMARY KEY)").await;
         db.execute("CREATE TABLE reports (night TEXT)").await;
         for processes_at_once in [5, 1] {
             let mut processes = Vec::new();
@@ -21,7 +20,7 @@ on_databases! {
                 process.succeeds().await;
             }
             assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM reports").await, Some(1), "the job ran so often");
-            assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM nights").await, Some(1));
+            assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM lockkit_answer WHERE answer IS NOT NULL").await, Some(1));
         }
         db.assert_nothing_left().await;
     }

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use lockkit::idempotent::StoresErr;
 use lockkit::{
     Error, Idempotent, Leases, NamedLock, RetryPolicy, RowLock, SessionLock, Stock, VersionedRow, VersionedStruct,
 };
@@ -21,6 +22,19 @@ fn is_send<T: Send>(function: &str, _: T) {
     assert!(size <= MOST || SELDOM.contains(&function), "the future of {function} has {size} bytes");
 }
 
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Refused;
+
+impl From<Error> for Refused {
+    fn from(_: Error) -> Self {
+        Self
+    }
+}
+
+fn stores_err() -> StoresErr<Refused> {
+    Idempotent::key("k").store_err(|_: &Refused| true)
+}
+
 #[derive(sqlx::FromRow, lockkit::Versioned)]
 #[versioned(table = "t", key = "n")]
 struct Item {
@@ -32,6 +46,11 @@ on_every_database! {
     async fn every_public_future_is_send<S>(db: TestDb<S>) {
         // Made, never polled; the leases and transactions that some of them need are real.
         let leases = Leases::new(db.pool.clone());
+        let outside = Idempotent::key("k").outside(&leases, async |work| {
+            is_send("idempotent::Outside::tx", work.tx());
+            Ok::<_, Error>(())
+        });
+        outside.await.unwrap();
         is_send("migrate", lockkit::migrate(&db.pool));
         is_send("Leases::migrate", leases.migrate());
         is_send("Leases::show", leases.show("k"));
@@ -65,6 +84,9 @@ on_every_database! {
         is_send("Lease::extend", lease.extend(Duration::from_secs(1)));
         is_send("Lease::verify", lease.verify(&mut tx));
         is_send("Idempotent::run", Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(())));
+        is_send("idempotent::StoresErr::run", stores_err().run(&db.pool, async |_| Ok(())));
+        is_send("Idempotent::outside", Idempotent::key("k").outside(&leases, async |_| Ok::<_, Error>(())));
+        is_send("idempotent::StoresErr::outside", stores_err().outside(&leases, async |_| Ok(())));
         is_send("RowLock::lock", RowLock::table("t").by("n", 1_i64).lock(&mut *tx));
         is_send("RowLock::fetch_one", RowLock::table("t").by("n", 1_i64).fetch_one::<(i64,)>(&mut *tx));
         is_send("RowLock::fetch_optional", RowLock::table("t").by("n", 1_i64).fetch_optional::<(i64,)>(&mut *tx));

@@ -1,5 +1,6 @@
 //! Transactions, the locks in them, and migrations, dropped at every await.
 
+use lockkit::idempotent::{Attempt, Outside};
 use lockkit::testing::MemoryStore;
 use lockkit::{Error, Fence, Idempotent, Leases, NamedLock, RowLock, Tx};
 use support::{Server, TestDb, on_every_database};
@@ -7,6 +8,16 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::{Bench, PATIENCE, nothing};
+
+/// An error that is an answer.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Declined;
+
+impl From<Error> for Declined {
+    fn from(err: Error) -> Self {
+        panic!("{err:?}")
+    }
+}
 
 on_every_database! {
     async fn transactions_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
@@ -135,6 +146,22 @@ on_every_database! {
             assert!(!completed || db.fetch_i64(answers).await == Some(1));
         };
         bench.drop_everywhere("Idempotent::run", run, both_or_none).await;
+        let run = async || {
+            db.execute("DELETE FROM lockkit_answer").await;
+            let run = Idempotent::key("k").wait(PATIENCE).store_err(|_: &Declined| true).run(pool, async |tx| {
+                S::execute(tx, "INSERT INTO t VALUES (1)").await.expect("a statement");
+                Err::<(), _>(Declined)
+            });
+            (async { run.await.map_err(|_| Error::conflict()) }, ())
+        };
+        let none_is_written = async |(): (), completed: bool| {
+            db.assert_nothing_left().await;
+            assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM t").await, Some(0));
+            let answers = db.fetch_i64("SELECT COUNT(*) FROM lockkit_answer WHERE made_us IS NOT NULL").await;
+            assert!(!completed || answers == Some(1));
+        };
+        db.execute("DELETE FROM t").await;
+        bench.drop_everywhere("idempotent::StoresErr::run", run, none_is_written).await;
 
         // Another request has the key, and fails after the drop.
         let blocked = async || {
@@ -158,6 +185,93 @@ on_every_database! {
             assert!(other.await.expect("a request").is_conflict());
         };
         bench.drop_blocked(("Idempotent::run", "of a key that another request has"), blocked, go_on).await;
+    }
+
+    async fn requests_for_work_outside_can_be_dropped_at_any_point<S>(db: TestDb<S>) {
+        let bench = Bench::<S>::new(db).await;
+        let Bench { db, pool, leases } = &bench;
+        let count = async |of: &str| db.fetch_i64(&format!("SELECT COUNT(*) FROM {of}")).await.unwrap();
+        let (mut first_attempts, mut later_attempts) = (0, 0);
+        let mut key = 0;
+        for repeats in [false, true] {
+            // With a new key for each drop, or with the one that the drops before have begun.
+            let name = if repeats { "of a key that has begun" } else { "of a new key" };
+            let outside = async || {
+                db.execute("DELETE FROM t").await;
+                db.execute("DELETE FROM lockkit_answer WHERE answer IS NOT NULL").await;
+                key += i32::from(!repeats);
+                let is_first = std::rc::Rc::new(std::cell::Cell::new(None));
+                let (request, seen) = (Idempotent::key(format!("k:{key}")).wait(PATIENCE), is_first.clone());
+                let outside = request.outside(leases, async move |work| {
+                    seen.set(Some(work.attempt() == Attempt::First));
+                    let mut elsewhere = pool.acquire().await.expect("a connection");
+                    S::execute(&mut elsewhere, "UPDATE item SET stock = 1").await.expect("work");
+                    drop(elsewhere);
+                    S::execute(work.tx().await?, "INSERT INTO t VALUES (1)").await.expect("a statement");
+                    Ok::<_, Error>(7)
+                });
+                (outside, is_first)
+            };
+            let after = async |is_first: std::rc::Rc<std::cell::Cell<Option<bool>>>, completed: bool| {
+                db.assert_nothing_left().await;
+                let begun = count("lockkit_answer WHERE made_us IS NOT NULL").await;
+                let answers = count("lockkit_answer WHERE answer IS NOT NULL").await;
+                assert_eq!(count("t").await, answers);
+                assert!(!completed || answers == 1);
+                match is_first.get() {
+                    Some(true) => first_attempts += 1,
+                    Some(false) => later_attempts += 1,
+                    None => {}
+                }
+                assert!(is_first.get().is_none() || begun > 0, "its body ran");
+            };
+            bench.drop_everywhere(("Idempotent::outside", name), outside, after).await;
+        }
+        assert!(first_attempts > 0 && later_attempts > 0);
+
+        let (nothing_is_written, mut keys) = (async || assert_eq!(count("t").await, 0), 0..);
+        db.execute("DELETE FROM t").await;
+        let mut request = || Idempotent::key(format!("err:{}", keys.next().expect("without an end"))).wait(PATIENCE);
+        let declined = async || {
+            let outside = request().store_err(|_: &Declined| true).outside(leases, async |work| {
+                S::execute(work.tx().await?, "INSERT INTO t VALUES (1)").await.expect("a statement");
+                Err::<(), _>(Declined)
+            });
+            (async { outside.await.map_err(|_| Error::conflict()) }, ())
+        };
+        let after = async |(): (), _: bool| nothing_is_written().await;
+        bench.drop_everywhere("idempotent::StoresErr::outside", declined, after).await;
+        let tx = async || {
+            let outside = request().outside(leases, async |work| {
+                S::execute(work.tx().await?, "INSERT INTO t VALUES (1)").await.expect("a statement");
+                Err::<(), _>(Error::conflict())
+            });
+            (async { Ok(outside.await.unwrap_err()) }, ())
+        };
+        bench.drop_everywhere("idempotent::Outside::tx", tx, after).await;
+
+        // Another request has the key, and fails after the drop.
+        let blocked = async || {
+            let (has_begun, begun) = oneshot::channel();
+            let (go, gone) = oneshot::channel::<()>();
+            let there = leases.clone();
+            let other = tokio::spawn(async move {
+                let body = async |_: &mut Outside<_>| {
+                    has_begun.send(()).expect("a test that waits");
+                    gone.await.expect("a test that lets it go");
+                    Err::<(), _>(Error::conflict())
+                };
+                Idempotent::key("blocked").outside(&there, body).await.expect_err("its own error")
+            });
+            begun.await.expect("a request that begins");
+            let outside = Idempotent::key("blocked").wait(PATIENCE).outside(leases, async |_| Ok::<_, Error>(()));
+            (outside, (go, other))
+        };
+        let go_on = async |(go, other): (oneshot::Sender<()>, JoinHandle<Error>), _: bool| {
+            go.send(()).expect("a request that waits");
+            assert!(other.await.expect("a request").is_conflict());
+        };
+        bench.drop_blocked(("Idempotent::outside", "of a key that another request has"), blocked, go_on).await;
     }
 
     async fn guards_can_be_dropped_at_any_point<S>(db: TestDb<S>) {

@@ -66,4 +66,26 @@ async fn one_key(db: &SqlitePool, id: i64) -> Result<i64, lockkit::Error> {
     Ok(id)
 }
 
+#[with_lock(idempotent, on = db, key = "pay:{id}", max_answer = 0, store_err = true, tx = tx)]
+async fn no_room(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
+    let _ = &mut tx;
+    Ok(())
+}
+
+#[with_lock(named, on = db, key = "pay:{id}", store_err = is_declined, tx = tx)]
+async fn no_error_stored(db: &SqlitePool, id: i64) -> Result<(), lockkit::Error> {
+    let _ = &mut tx;
+    Ok(())
+}
+
+fn is_declined(err: &lockkit::Error) -> bool {
+    err.is_conflict()
+}
+
+#[with_lock(idempotent, on = db, key = "pay:{id}", store_err = is_declined, tx = tx)]
+async fn unwritten(db: &SqlitePool, id: i64) -> Result<i64, lockkit::Error> {
+    let _ = &mut tx;
+    Ok(id)
+}
+
 fn main() {}

@@ -5,11 +5,10 @@ use std::{future::Future, panic::Location, pin::Pin};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
 
-use super::Outcome;
+use super::{Mapped, Outcome};
 
 pub use crate::sql::idempotent::{Answering, Begun, Errs, Form, Forms, Idempotent, Stored};
 use crate::{
-    __private::Mapped,
     body::scope::Under,
     sql::{Dialect, IdempotentOps, Known, tx::Tx},
     value::error::Result,
@@ -38,7 +37,7 @@ pub fn answer_tx<DB: IdempotentOps, T, E>(
     request: Idempotent,
     forms: &Forms<T, E>,
 ) -> impl Future<Output = Result<Begun<DB>>> {
-    request.begin(pool, Location::caller(), forms)
+    Box::pin(request.begin(pool, Location::caller(), forms))
 }
 
 /// How the answer is stored. A type that cannot be stored fails to compile here.
@@ -87,5 +86,5 @@ pub async fn end_answer<DB: IdempotentOps, R: Outcome>(
     result: R,
     forms: Forms<R::Value, R::Error>,
 ) -> R {
-    R::from_result(answering.end(tx, result.into_result(), &forms).await.flatten())
+    R::from_result(Box::pin(answering.end(tx, result.into_result(), &forms)).await.flatten())
 }

@@ -10,6 +10,8 @@ mod answers;
 
 #[cfg(feature = "idempotent")]
 pub use self::answers::*;
+#[cfg(feature = "idempotent")]
+use super::Mapped;
 use super::{Holding, Outcome, Watched};
 pub use crate::sql::{
     named::NamedLock,

@@ -192,7 +192,7 @@ impl Answering {
     }
 
     /// Stores the answer and commits. Rolls back without an answer, or if it cannot be stored. Of work that ends with
-    /// an error, only the error is stored. The outer result is an error if nothing was.
+    /// an error, only the error is stored. The outer result is an error if nothing was. Callers box it, as `begin`.
     pub(crate) async fn end<DB, T, E>(
         self,
         mut tx: Tx<DB>,
@@ -214,7 +214,7 @@ impl Answering {
                 let undone = DB::answer_undo(tx.for_query()).await.map_err(check_failed::<DB>);
                 note_answer(&mut tx, undone)?;
             }
-            Box::pin(self.store(&mut tx, &text)).await
+            self.store(&mut tx, &text).await
         };
         if let Err(err) = stored.await {
             tx.undo().await;

@@ -172,7 +172,8 @@ impl Idempotent {
     /// repeated. By default no `Err` is stored, and the next request does the work again.
     ///
     /// An `Err` rolls the work back, as always; only the error is stored. An error that is stored is within
-    /// [`Answered`], which says whether it was stored before; one that is not is the outer result.
+    /// [`Answered`], which says whether it was stored before; one that is not is the outer result. Call it last, right
+    /// before `run` or `outside`.
     ///
     /// # Example
     /// ```
@@ -238,32 +239,34 @@ impl Idempotent {
         E: From<Error>,
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<T, E>,
     {
-        let run = self.run_at(Location::caller(), pool, Forms::of_values(Form::json()), body);
-        async move { run.await.and_then(Answered::value) }
+        self.run_at(Location::caller(), pool, Forms::of_values(Form::json()), body, Answered::value)
     }
 
-    async fn run_at<DB, T, E, F>(
+    /// `given` makes the result of the answer. (A future around this one would be twice as large.)
+    async fn run_at<DB, T, E, F, R>(
         self,
         at: &'static Location<'static>,
         pool: &Pool<DB>,
         forms: Forms<T, E>,
         body: F,
-    ) -> Result<Answered<Result<T, E>>, E>
+        given: fn(Answered<Result<T, E>>) -> Result<R, E>,
+    ) -> Result<R, E>
     where
         DB: IdempotentOps,
         E: From<Error>,
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<T, E>,
     {
-        match self.begin(pool, at, &forms).await? {
-            Begun::Before(stored) => Ok(Answered::Before(stored.read(&forms)?)),
+        given(match Box::pin(self.begin(pool, at, &forms)).await? {
+            Begun::Before(stored) => Answered::Before(stored.read(&forms)?),
             Begun::Now(mut tx, answering) => {
                 let done = answering.record(pool).run(body(&mut tx)).await;
-                answering.end(tx, done, &forms).await.map(Answered::Now)
+                Answered::Now(Box::pin(answering.end(tx, done, &forms)).await?)
             }
-        }
+        })
     }
 
-    /// Looks for the answer, and begins the transaction of the work if there is none.
+    /// Looks for the answer, and begins the transaction of the work if there is none. Callers box it: it is larger than
+    /// most bodies, which come after it.
     pub(crate) async fn begin<DB: IdempotentOps, T, E>(
         self,
         pool: &Pool<DB>,
@@ -273,8 +276,7 @@ impl Idempotent {
         let (answering, wait) = self.checked()?;
         let Answering { key, fingerprint, .. } = &answering;
         let asked = Asked { pool, key, fingerprint: *fingerprint, at };
-        // Boxed: it is larger than most bodies, which come after it.
-        let (mut tx, earlier) = match Box::pin(asked.begin(wait)).await? {
+        let (mut tx, earlier) = match asked.begin(wait).await? {
             Looked::Answer(text) => return Ok(Begun::Before(Stored { key: answering.key, text })),
             Looked::Locked(tx, earlier) => (tx, earlier),
         };
@@ -344,7 +346,7 @@ impl<E: From<Error>> StoresErr<E> {
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<T, E>,
     {
         let Self { request, errs } = self;
-        request.run_at(Location::caller(), pool, Forms::with_errs(Form::json(), errs), body)
+        request.run_at(Location::caller(), pool, Forms::with_errs(Form::json(), errs), body, Ok)
     }
 }
 

@@ -137,8 +137,8 @@ impl Idempotent {
     /// the next one gets [`Attempt::After`]: what was done outside is unknown, so it must look there first.
     ///
     /// No double payment happens if the provider does a request once for each
-    /// [`idempotency_key`](Outside::idempotency_key), or refuses an older fence. If it can only be asked, a request of an
-    /// attempt that lost its lease may arrive after the question.
+    /// [`idempotency_key`](Outside::idempotency_key), or refuses an older fence. If it can only be asked, a request of
+    /// an attempt that lost its lease may arrive after the question.
     ///
     /// Of two requests at the same time, the second waits for the first, and gets its answer. After a crash it waits
     /// for the ttl of the lease as well. `body` is dropped when the lease is lost, as in
@@ -200,29 +200,29 @@ impl Idempotent {
         E: From<Error>,
         F: AsyncFnOnce(&mut Outside<DB>) -> Result<T, E>,
     {
-        let outside = self.outside_at(Location::caller(), leases, Forms::of_values(Form::json()), body);
-        async move { outside.await.and_then(Answered::value) }
+        self.outside_at(Location::caller(), leases, Forms::of_values(Form::json()), body, Answered::value)
     }
 
-    async fn outside_at<DB, T, E, F>(
+    async fn outside_at<DB, T, E, F, R>(
         self,
         at: &'static Location<'static>,
         leases: &Leases<Pool<DB>>,
         forms: Forms<T, E>,
         body: F,
-    ) -> Result<Answered<Result<T, E>>, E>
+        given: fn(Answered<Result<T, E>>) -> Result<R, E>,
+    ) -> Result<R, E>
     where
         DB: IdempotentOps + LeaseOps,
         E: From<Error>,
         F: AsyncFnOnce(&mut Outside<DB>) -> Result<T, E>,
     {
         let (lease, answering, mut work) = match Box::pin(self.claim(leases, at)).await? {
-            Claimed::Before(stored) => return Ok(Answered::Before(stored.read(&forms)?)),
+            Claimed::Before(stored) => return given(Answered::Before(stored.read(&forms)?)),
             Claimed::Now(lease, answering, work) => (lease, answering, work),
         };
         let (watch, record) = lease.watched();
         let done = watch.run(record.run(body(&mut work))).await;
-        Box::pin(end(lease, answering, work, done, &forms)).await.map(Answered::Now)
+        given(Answered::Now(Box::pin(end(lease, answering, work, done, &forms)).await?))
     }
 
     /// Looks for the answer; if there is none, takes the lease and stores that the work has begun.
@@ -295,7 +295,7 @@ impl<E: From<Error>> StoresErr<E> {
         F: AsyncFnOnce(&mut Outside<DB>) -> Result<T, E>,
     {
         let Self { request, errs } = self;
-        request.outside_at(Location::caller(), leases, Forms::with_errs(Form::json(), errs), body)
+        request.outside_at(Location::caller(), leases, Forms::with_errs(Form::json(), errs), body, Ok)
     }
 }
 
@@ -327,7 +327,8 @@ where
     E: From<Error>,
 {
     let Outside { tx, pool, at, .. } = work;
-    // The body was stopped otherwise, and may have left a statement on its way. Dropped, the transaction is rolled back.
+    // Otherwise the body was stopped, and may have left a statement on its way. Dropped, the transaction is rolled
+    // back.
     let tx = tx.filter(|_| lease.is_trusted());
     let Some(text) = forms.written(&done, &answering.key, answering.most) else {
         undo(tx).await;
