@@ -132,16 +132,21 @@ pub(crate) struct Session {
 pub(crate) struct Idempotent {
     pub(crate) on: Expr,
     pub(crate) key: Key,
+    pub(crate) answers: Answers,
+    /// A `Duration` or a `Wait`.
+    pub(crate) wait: Option<TokenStream>,
+    pub(crate) on_busy: Option<Expr>,
+    pub(crate) tx: Ident,
+}
+
+/// What is stored, and for how long.
+pub(crate) struct Answers {
     pub(crate) request: Option<Expr>,
     /// A `Duration`.
     pub(crate) keep: Option<TokenStream>,
     pub(crate) max_answer: Option<Expr>,
     /// A function: whether an error is an answer.
     pub(crate) store_err: Option<Expr>,
-    /// A `Duration` or a `Wait`.
-    pub(crate) wait: Option<TokenStream>,
-    pub(crate) on_busy: Option<Expr>,
-    pub(crate) tx: Ident,
 }
 
 /// One transaction under a lock.

@@ -10,12 +10,13 @@ use crate::with_lock::{
         section::Transaction,
         spans::{at, own, test_of},
     },
-    plan::Idempotent,
+    plan::{Answers, Idempotent},
 };
 
 impl Expander<'_> {
     pub(super) fn idempotent(&self, idempotent: &Idempotent) -> TokenStream {
-        let Idempotent { on, key, request, keep, max_answer, store_err, wait, on_busy, tx } = idempotent;
+        let Idempotent { on, key, answers, wait, on_busy, tx } = idempotent;
+        let Answers { request, keep, max_answer, store_err } = answers;
         let Self { private, blamed, blame, answer, .. } = self;
         let valued = at(private, *answer);
         let mixed = Span::mixed_site();
@@ -32,7 +33,7 @@ impl Expander<'_> {
         let wait = wait.as_ref().map(|it| quote_spanned!(mixed=> .wait(#private::wait(#it))));
         let max_answer = max_answer.as_ref().map(|it| quote_spanned!(mixed=> .max_answer(#it)));
         let form_of = quote_spanned!(*answer=> #valued::answer_form());
-        let forms_of = match store_err {
+        let stored_as = match store_err {
             None => quote_spanned!(mixed=> #private::answers(#form)),
             Some(test) => {
                 let span = test.span().resolved_at(mixed);
@@ -49,7 +50,7 @@ impl Expander<'_> {
         quote_spanned! {mixed=>
             let #pool = #reached;
             let #form = #form_of;
-            let #forms = #forms_of;
+            let #forms = #stored_as;
             let #asked = #private::Idempotent::key(#key) #request #keep #wait #max_answer;
             let (mut #tx, #answering) = match #private::answer_tx(&#pool, #asked, &#forms).await {
                 ::core::result::Result::Ok(#private::Begun::Now(#tx, #answering)) => (#tx, #answering),

@@ -19,7 +19,7 @@ use crate::{
     with_lock::{
         args::Args,
         arguments::Argument,
-        plan::{Idempotent, Lease, Lock, Named, Plan, Section, Session, Terms, Version},
+        plan::{Answers, Idempotent, Lease, Lock, Named, Plan, Section, Session, Terms, Version},
         strategy::Strategy,
         validate::{retry::Retries, rows::Picked},
     },
@@ -122,26 +122,8 @@ impl Plan {
             Strategy::Idempotent => {
                 let (on, tx) = check.transaction(on, tx);
                 let key = check.one_key(key, keys.as_ref());
-                let keep = keep.and_then(|it| check.keep(it));
-                if let Some(Given { name, value }) = &max_answer {
-                    check.number(name, value, "0 bytes hold no answer: even `()` has 4 in JSON");
-                }
-                if let Some(given) = &store_err {
-                    check.test(given, "an error is an answer");
-                }
-                let (request, max_answer) = (request.map(|it| it.value), max_answer.map(|it| it.value));
-                let store_err = store_err.map(|it| it.value);
-                Lock::Idempotent(Idempotent {
-                    on: on?,
-                    key: key?,
-                    request,
-                    keep,
-                    max_answer,
-                    store_err,
-                    wait,
-                    on_busy,
-                    tx: tx?,
-                })
+                let answers = check.answers(request, keep, max_answer, store_err);
+                Lock::Idempotent(Idempotent { on: on?, key: key?, answers, wait, on_busy, tx: tx? })
             }
         };
         errors.is_empty().then_some(Self { krate, map_err, lock })
@@ -248,6 +230,27 @@ impl Checker<'_> {
                 self.fail(name.span(), "`tx` needs `on = &self.db`: the pool to begin the transaction on");
                 None
             }
+        }
+    }
+
+    fn answers(
+        &mut self,
+        request: Option<Given<Expr>>,
+        keep: Option<Given<Expr>>,
+        max_answer: Option<Given<Expr>>,
+        store_err: Option<Given<Expr>>,
+    ) -> Answers {
+        if let Some(Given { name, value }) = &max_answer {
+            self.number(name, value, "0 bytes hold no answer: even `()` has 4 in JSON");
+        }
+        if let Some(given) = &store_err {
+            self.test(given, "an error is an answer");
+        }
+        Answers {
+            request: request.map(|it| it.value),
+            keep: keep.and_then(|it| self.keep(it)),
+            max_answer: max_answer.map(|it| it.value),
+            store_err: store_err.map(|it| it.value),
         }
     }
 

@@ -249,7 +249,7 @@ impl Idempotent {
         pool: &Pool<DB>,
         forms: Forms<T, E>,
         body: F,
-        given: fn(Answered<Result<T, E>>) -> Result<R, E>,
+        given: Gives<T, E, R>,
     ) -> Result<R, E>
     where
         DB: IdempotentOps,
@@ -349,6 +349,9 @@ impl<E: From<Error>> StoresErr<E> {
         request.run_at(Location::caller(), pool, Forms::with_errs(Form::json(), errs), body, Ok)
     }
 }
+
+/// What makes the result of a request.
+type Gives<T, E, R> = fn(Answered<Result<T, E>>) -> Result<R, E>;
 
 /// How a request goes on.
 #[derive(Debug)]

@@ -33,7 +33,7 @@ use crate::{
     sql::{
         LeaseOps,
         idempotent::{
-            Answered, Idempotent, StoresErr,
+            Answered, Gives, Idempotent, StoresErr,
             answer::{Form, Forms, Stored},
             asked::{Answering, Asked, Earlier, Looked, left},
             ops::IdempotentOps,
@@ -209,7 +209,7 @@ impl Idempotent {
         leases: &Leases<Pool<DB>>,
         forms: Forms<T, E>,
         body: F,
-        given: fn(Answered<Result<T, E>>) -> Result<R, E>,
+        given: Gives<T, E, R>,
     ) -> Result<R, E>
     where
         DB: IdempotentOps + LeaseOps,
@@ -218,7 +218,7 @@ impl Idempotent {
     {
         let (lease, answering, mut work) = match Box::pin(self.claim(leases, at)).await? {
             Claimed::Before(stored) => return given(Answered::Before(stored.read(&forms)?)),
-            Claimed::Now(lease, answering, work) => (lease, answering, work),
+            Claimed::Now(claim) => *claim,
         };
         let (watch, record) = lease.watched();
         let done = watch.run(record.run(body(&mut work))).await;
@@ -260,7 +260,7 @@ impl Idempotent {
             Ok(Ok(attempt)) => {
                 let idempotency_key = fingerprint.uuid(key);
                 let work = Outside { attempt, idempotency_key, lease: lease.lent(), pool: pool.clone(), tx: None, at };
-                Ok(Claimed::Now(lease, answering, work))
+                Ok(Claimed::Now(Box::new((lease, answering, work))))
             }
             Ok(Err(text)) => {
                 lease.end_after_body().await;
@@ -304,7 +304,7 @@ enum Claimed<DB: IdempotentOps + LeaseOps> {
     /// With the stored answer.
     Before(Stored),
     /// With its work, under the lease of the key.
-    Now(Lease<Pool<DB>>, Answering, Outside<DB>),
+    Now(Box<(Lease<Pool<DB>>, Answering, Outside<DB>)>),
 }
 
 impl Attempt {
