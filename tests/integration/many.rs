@@ -33,6 +33,56 @@ on_every_database! {
         assert!(matches!(leases.all(nothing).acquire().await, Err(Error::InvalidOption { option: "all", .. })));
     }
 
+    async fn the_first_free_lease_of_several_is_taken<S>(db: TestDb<S>) {
+        let (here, there) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
+        let jobs = ["job:2", "job:1", "job:3", "job:2"];
+        let mut held = vec![there.lease("job:1").acquire().await.unwrap()];
+        for expected in ["job:2", "job:3"] {
+            let lease = here.any(jobs).acquire().await.unwrap();
+            assert_eq!(lease.key(), expected);
+            held.push(lease);
+        }
+        assert!(there.any(jobs).try_acquire().await.unwrap().is_none());
+        let refused = refusal(async || there.any(jobs).wait(MILLIS(50)).acquire().await).await;
+        let Error::Contended { key, holder: Some(holder), .. } = refused else { panic!("{refused:?}") };
+        let named = held.iter().find(|it| *it.key() == key).unwrap();
+        assert_eq!(holder.as_lease().unwrap().fence, named.fence());
+
+        // One that another process releases. The lease is an ordinary one.
+        let waiting = tokio::spawn(here.any(jobs).wait(Duration::from_secs(60)).acquire());
+        sleep(MILLIS(100)).await;
+        held.remove(0).release().await.unwrap();
+        let lease = waiting.await.unwrap().unwrap();
+        assert_eq!(lease.key(), "job:1");
+        assert!(there.lease("job:1").try_acquire().await.unwrap().is_none());
+        lease.commit(lockkit::begin(&db.pool).await.unwrap()).await.unwrap();
+        let body = async |lease: lockkit::Lease<_>| Ok::<_, Error>(lease.key().clone());
+        assert_eq!(there.any(jobs).run(body).await.unwrap(), "job:1");
+        drop(held);
+        db.assert_nothing_left().await;
+    }
+
+    async fn processes_that_share_jobs_without_a_table_never_run_one_twice_at_a_time<S>(db: TestDb<S>) {
+        let running: Arc<[AtomicI64; 6]> = Arc::default();
+        let mut tasks = JoinSet::new();
+        for _ in 0..4 {
+            let (running, leases) = (running.clone(), Leases::new(db.pool.clone()));
+            tasks.spawn(async move {
+                for _ in 0..8 {
+                    let jobs = (0..running.len()).map(|it| format!("job:{it}"));
+                    let lease = leases.any(jobs).wait(Duration::from_secs(60)).acquire().await.unwrap();
+                    let job: usize = lease.key().trim_start_matches("job:").parse().unwrap();
+                    assert_eq!(running[job].fetch_add(1, Ordering::SeqCst), 0, "another process runs job {job}");
+                    sleep(MILLIS(5)).await;
+                    running[job].fetch_sub(1, Ordering::SeqCst);
+                    assert_eq!(lease.release().await.unwrap(), Released::WhileHeld);
+                }
+            });
+        }
+        tasks.join_all().await;
+        db.assert_nothing_left().await;
+    }
+
     async fn a_commit_depends_on_all_of_the_leases<S>(db: TestDb<S>) {
         db.execute("CREATE TABLE t (n INT)").await;
         let leases = Leases::new(db.pool.clone());

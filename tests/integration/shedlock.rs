@@ -218,6 +218,7 @@ on_every_database! {
 
         db.execute(&our_table(S::NAME, "shedlock")).await;
         for (refused, option) in [
+            (leases.any(["job", "other"]).acquire().await.unwrap_err(), "any"),
             (leases.semaphore("job", 2).acquire().await.unwrap_err(), "semaphore"),
             (leases.rw("job").read().acquire().await.unwrap_err(), "rw"),
             (leases.rw("job").write().try_acquire().await.unwrap_err(), "rw"),

@@ -146,7 +146,8 @@ pub struct Profile {
     /// Whether lockkit may keep other leases beside the one that is asked for: tickets of waiting requests, permits,
     /// readers and writers. [`lease_list`](LeaseStore::lease_list) must then show every lease whose grant was answered
     /// before the list was asked for, and fences of different keys must come from one clock. Defaults to `true`.
-    /// Without it, waiting requests only poll, and semaphores, readers and writers, and fair requests are refused.
+    /// Without it, waiting requests only poll, and semaphores, readers and writers, fair requests and requests for any
+    /// of several keys are refused.
     pub side_leases: bool,
     /// Whether the store counts the renewals of a lease. Defaults to `true`. Without it, [`LeaseInfo::renewals`] is
     /// always 0.

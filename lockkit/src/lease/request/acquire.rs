@@ -198,7 +198,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     async fn attempt_once(&self, pending: &Pending<S>, likely_free: bool) -> Result<Outcome<Vec<Lease<S>>>> {
         self.check_not_closed()?;
         let outcome = match &self.mode {
-            Mode::All(_) => self.try_now(pending, likely_free).await,
+            Mode::All(_) | Mode::Any(_) => self.try_now(pending, likely_free).await,
             // The store keeps the order of the waiting claims, or has no room for tickets.
             Mode::Exclusive if self.inner.store().profile().queues || !self.inner.store().profile().side_leases => {
                 self.try_now(pending, likely_free).await
@@ -221,6 +221,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         let outcome = match &self.mode {
             Mode::Exclusive => self.try_keys(pending, slice::from_ref(&self.key), likely_free).await,
             Mode::All(keys) => self.try_keys(pending, keys, likely_free).await,
+            Mode::Any(keys) => self.try_any(pending, keys, likely_free).await,
             Mode::Permit(permits) => self.try_slot(pending, "permit", *permits, likely_free).await,
             Mode::Permits { of, take } => self.try_permits(pending, *of, *take).await,
             Mode::NoPermits => Ok(Outcome::Held { free_in: None }),
@@ -252,7 +253,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     return Ok(Outcome::Silent);
                 }
                 pending.saw(&held);
-                if self.keys().contains(&key) {
+                if self.needs(&key) {
                     pending.set_in_the_way(key);
                 }
                 return Ok(Outcome::Held { free_in: Some(held.info.expires_in) });
@@ -268,7 +269,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Attempt::Granted(leases) => Ok(Outcome::Done(leases)),
             Attempt::Held { key, free_in, place } => {
                 pending.set_place_in_store(place);
-                if self.keys().contains(&key) {
+                if self.needs(&key) {
                     pending.set_in_the_way(key);
                 }
                 Ok(Outcome::Held { free_in })

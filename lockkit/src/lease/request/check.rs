@@ -5,7 +5,7 @@ use crate::{
         bounded::check_ttl,
         request::{
             LeaseRequest,
-            mode::{MAX_PERMITS, Mode},
+            mode::{MAX_CANDIDATES, MAX_PERMITS, Mode},
         },
         store::LeaseStore,
     },
@@ -19,7 +19,9 @@ use crate::{
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(super) fn check(&self) -> Result<()> {
         match &self.mode {
-            Mode::All(keys) => keys.iter().try_for_each(Key::check)?,
+            Mode::All(keys) | Mode::Any(keys) => keys.iter().try_for_each(Key::check)?,
+            // Refused below. The key may be the combination of several.
+            Mode::NoPermits => {}
             _ => self.key.check()?,
         }
         check_ttl(self.inner.store(), self.ttl)?;
@@ -30,6 +32,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::All(keys) if keys.is_empty() => {
                 let reason = "has no keys; give it at least one".to_owned();
                 Err(Error::InvalidOption { option: "all", reason })
+            }
+            Mode::Any(keys) if keys.is_empty() || keys.len() > MAX_CANDIDATES => {
+                let reason = format!("has {} keys; give it 1 to {MAX_CANDIDATES}", keys.len());
+                Err(Error::InvalidOption { option: "any", reason })
             }
             Mode::NoPermits => {
                 let reason = "is for the permits of a semaphore; ask for several keys with `Leases::all`".to_owned();
@@ -51,17 +57,19 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 let reason = format!("asks for {take} permits, and the semaphore has {of}; take {of} at most");
                 Err(Error::InvalidOption { option: "take", reason })
             }
-            Mode::Permit(_) | Mode::Permits { .. } | Mode::Read | Mode::Write if self.fair => {
-                let reason = "is for single leases; semaphores and readers have no queue among processes".to_owned();
+            Mode::Any(_) | Mode::Permit(_) | Mode::Permits { .. } | Mode::Read | Mode::Write if self.fair => {
+                let reason =
+                    "is for single leases; semaphores, readers and `any` have no queue among processes".to_owned();
                 Err(Error::InvalidOption { option: "fair", reason })
             }
             _ => Ok(()),
         }
     }
 
-    /// Refuses what needs leases beside the one that is asked for, if the store does not keep them.
+    /// Refuses what needs leases beside the one that is asked for, if the store does not keep or list them.
     fn check_side_leases(&self) -> Result<()> {
         let option = match self.mode {
+            Mode::Any(_) => "any",
             Mode::Permit(_) | Mode::Permits { .. } => "semaphore",
             Mode::Read | Mode::Write => "rw",
             Mode::Exclusive | Mode::All(_) if self.fair => "fair",
@@ -70,8 +78,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if self.inner.store().profile().side_leases {
             return Ok(());
         }
-        let reason = "needs further leases beside the key's own, which this store cannot keep or list; use one server \
-                      of it, or a database";
+        let reason = "needs to list leases, or to keep further ones beside the key's own, which this store cannot; use \
+                      one server of it, or a database";
         Err(Error::InvalidOption { option, reason: reason.to_owned() })
     }
 

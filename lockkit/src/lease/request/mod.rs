@@ -1,6 +1,7 @@
 //! A request for one lease or several: what is asked for, and on which terms.
 
 mod acquire;
+mod any;
 mod check;
 mod claim;
 pub(super) mod mode;
@@ -30,9 +31,9 @@ use crate::{
 };
 
 /// A request for one lease, made by [`Leases::lease`](crate::Leases::lease),
-/// [`Leases::semaphore`](crate::Leases::semaphore) or [`Leases::rw`](crate::Leases::rw); or for several leases
-/// together, made by [`Leases::all`](crate::Leases::all) or [`take`](Self::take). `L` is the type that it yields: a
-/// [`Lease`] or a [`MultiLease`].
+/// [`Leases::any`](crate::Leases::any), [`Leases::semaphore`](crate::Leases::semaphore) or
+/// [`Leases::rw`](crate::Leases::rw); or for several leases together, made by [`Leases::all`](crate::Leases::all) or
+/// [`take`](Self::take). `L` is the type that it yields: a [`Lease`] or a [`MultiLease`].
 #[must_use = "a request does nothing until `acquire`, `try_acquire` or `run` is awaited"]
 pub struct LeaseRequest<S: LeaseStore, L = Lease<S>> {
     pub(in crate::lease) inner: Arc<Inner<S>>,
@@ -114,16 +115,21 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(in crate::lease) fn keys(&self) -> &[Key] {
         match &self.mode {
             Mode::Exclusive => std::slice::from_ref(&self.key),
-            Mode::All(keys) => keys,
+            Mode::All(keys) | Mode::Any(keys) => keys,
             _ => &[],
         }
+    }
+
+    /// Whether the request cannot be granted without the lease of this key.
+    pub(in crate::lease) fn needs(&self, key: &Key) -> bool {
+        !matches!(self.mode, Mode::Any(_)) && self.keys().contains(key)
     }
 
     /// The key of the request's queue in this process. Readers and writers of one key share one queue. Requests for the
     /// same key set share one queue, separate from the single keys' queues.
     pub(in crate::lease) fn queue_key(&self) -> Key {
         match self.mode {
-            Mode::Exclusive | Mode::All(_) => self.key.clone(),
+            Mode::Exclusive | Mode::All(_) | Mode::Any(_) => self.key.clone(),
             Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => format!("{}/permit", self.key).into(),
             Mode::Read | Mode::Write => format!("{}/rw", self.key).into(),
         }
@@ -140,7 +146,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::All(_) => Waiters::OfKeyByStore,
             // Its order is that of all processes.
             Mode::Exclusive if self.fair => Waiters::OfKeyByStore,
-            Mode::Exclusive => Waiters::OfKey,
+            Mode::Exclusive | Mode::Any(_) => Waiters::OfKey,
             _ => Waiters::Of(self.queue_key()),
         };
         Terms { renew_every: inner.renew_every, min_hold: *min_hold, on_lost: *on_lost, waiters }

@@ -5,6 +5,9 @@ use crate::value::key::Key;
 /// Maximum number of permits of one key.
 pub(super) const MAX_PERMITS: u32 = 10_000;
 
+/// Maximum number of keys of which a request takes any. A waiting request is notified of releases of each of them.
+pub(super) const MAX_CANDIDATES: usize = 1_000;
+
 /// The leases that are requested under the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::lease) enum Mode {
@@ -12,6 +15,8 @@ pub(in crate::lease) enum Mode {
     Exclusive,
     /// The leases of these keys, which are sorted and unique. The request's key is the combination of them.
     All(Vec<Key>),
+    /// The lease of one of these keys, the first that is free. They are unique, in the order of preference.
+    Any(Vec<Key>),
     /// One permit of a semaphore with this many permits.
     Permit(u32),
     /// Several permits together.

@@ -45,11 +45,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             let held = keys.iter().find(|key| held(&|it| it == *key) > 0);
             return held.map_or(Ok(()), |key| Err(Error::Reentrant { lock: LEASE, key: key.clone(), hint: SHARE }));
         }
-        let (waits_for_itself, lock, hint) = match self.mode {
+        let (waits_for_itself, lock, hint) = match &self.mode {
             Mode::All(_) | Mode::NoPermits => (false, LEASE, SHARE),
+            Mode::Any(keys) => (keys.iter().all(|key| held(&|it| it == key) > 0), LEASE, SHARE),
             Mode::Exclusive => (held(&|it| *it == self.key) > 0, LEASE, SHARE),
-            Mode::Permit(of) => (keeps_too_many(of, 1), "semaphore", SHARE_PERMIT),
-            Mode::Permits { of, take } => (keeps_too_many(of, take), "semaphore", SHARE_PERMIT),
+            Mode::Permit(of) => (keeps_too_many(*of, 1), "semaphore", SHARE_PERMIT),
+            Mode::Permits { of, take } => (keeps_too_many(*of, *take), "semaphore", SHARE_PERMIT),
             Mode::Read => (held(&|it| *it == writer) > 0, "write lease", SHARE_WRITER),
             Mode::Write if held(&|it| *it == writer) > 0 => (true, "write lease", SHARE),
             Mode::Write => (held(&|it| self.number_of("reader", it).is_some()) > 0, "read lease", WRITE_FIRST),
@@ -57,8 +58,12 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
         if waits_for_itself { Err(Error::Reentrant { lock, key: self.key.clone(), hint }) } else { Ok(()) }
     }
 
-    /// The leases that the body which makes this request runs under.
+    /// The leases that the body which makes this request runs under. None for a request for any of several keys, which
+    /// waits for no particular one.
     pub(super) fn under(&self) -> Vec<Key> {
+        if matches!(self.mode, Mode::Any(_)) {
+            return Vec::new();
+        }
         let realm = self.inner.realm();
         leases(|it| it.realm == realm).into_iter().map(|(key, _)| key).collect()
     }

@@ -66,7 +66,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             return self.silence(pending).await;
         }
         let key = match &self.mode {
-            Mode::All(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
+            Mode::All(_) | Mode::Any(_) => held.as_ref().map(|it| it.info.key.clone()).or_else(|| pending.in_the_way()),
             _ => None,
         };
         let holder = held.map(|it| Box::new(self.inner.shown(it).into()));
@@ -105,6 +105,13 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                     }
                 }
                 None
+            }
+            Mode::Any(keys) => {
+                let mut held = self.held_among(keys).await?;
+                held.retain(|it| !pending.has_claimed(it.token));
+                // One that is free, or may be, is in nobody's way.
+                let are_held = held.len() == keys.len();
+                held.into_iter().filter(|_| are_held).min_by_key(|it| it.info.expires_in)
             }
             Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => {
                 self.first_of(&format!("{}/permit/", self.key)).await?

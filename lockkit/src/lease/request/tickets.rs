@@ -277,7 +277,7 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::Permit(permits) | Mode::Permits { of: permits, .. } => {
                 Order { front: permits.saturating_add(1).min(16), ..LOOSE }
             }
-            Mode::Exclusive | Mode::All(_) | Mode::NoPermits | Mode::Read | Mode::Write => LOOSE,
+            Mode::Exclusive | Mode::All(_) | Mode::Any(_) | Mode::NoPermits | Mode::Read | Mode::Write => LOOSE,
         }
     }
 

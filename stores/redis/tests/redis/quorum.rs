@@ -249,12 +249,13 @@ async fn what_needs_a_list_is_refused() {
     let servers = independent(3);
     let leases = Leases::builder(quorum(&servers, TTL).await).ttl(TTL).build().unwrap();
     let refused = [
+        leases.any(["k", "l"]).acquire().await.err(),
         leases.semaphore("k", 2).acquire().await.err(),
         leases.rw("k").read().acquire().await.err(),
         leases.rw("k").write().acquire().await.err(),
         leases.lease("k").fair().acquire().await.err(),
     ];
-    for (refused, expected) in refused.into_iter().zip(["semaphore", "rw", "rw", "fair"]) {
+    for (refused, expected) in refused.into_iter().zip(["any", "semaphore", "rw", "rw", "fair"]) {
         let Some(Error::InvalidOption { option, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!(option, expected);
     }
