@@ -42,7 +42,8 @@
 //! - the events `acquired`, `contended` (`waited`), `renewed` (`leases`, `took`), `released` (`fence`, `held`),
 //!   `committed`, `retrying` (`attempt`, `pause`, `error`) and `swept` (`keys`);
 //! - the warning `lost` (`fence`, `held`, `reason`), once for each lease or session lock;
-//! - one warning for each outage in which renewals fail;
+//! - one warning for each outage in which renewals fail, or in which a process cannot wait to
+//!   [lead](LeaseRequest::lead);
 //! - a warning for two bodies of one process that acquire two leases in opposite orders (`key`, `other`);
 //! - a warning for a row lock that scans its table or names a view, with [`PlanCheck::Warn`];
 //! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster and for a binary log

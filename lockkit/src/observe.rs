@@ -116,6 +116,11 @@ pub(crate) fn outage_over() {
     tracing::info!(target: TARGET, "renewing leases again");
 }
 
+/// The first of perhaps many requests for the lease of a leader that the store did not answer.
+pub(crate) fn cannot_campaign(key: &Key, error: &(dyn StdError + 'static)) {
+    tracing::warn!(target: TARGET, %key, error, "cannot ask to lead");
+}
+
 /// Old keys were forgotten.
 pub(crate) fn swept(keys: u64) {
     tracing::debug!(target: TARGET, keys, "swept");

@@ -61,6 +61,7 @@ on_every_database! {
         is_send("LeaseRequest::acquire", leases.lease("k").acquire());
         is_send("LeaseRequest::try_acquire", leases.lease("k").try_acquire());
         is_send("LeaseRequest::run", leases.lease("k").run(|_| async { Ok::<_, Error>(()) }));
+        is_send("LeaseRequest::lead", leases.lease("k").lead(|_| async { Ok::<_, Error>(()) }));
         is_send("LeaseRequest::acquire", leases.any(["k", "l"]).acquire());
         is_send("LeaseRequest::acquire", leases.semaphore("k", 2).take(2).acquire());
         is_send("LeaseRequest::try_acquire", leases.semaphore("k", 2).take(2).try_acquire());

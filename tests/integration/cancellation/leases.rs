@@ -19,29 +19,31 @@ on_every_database! {
         let bench = Bench::<S>::new(db).await;
         let Bench { db, leases, pool } = &bench;
 
-        let requests: [(&str, &dyn Fn() -> Request<S>); 5] = [
+        let requests: [(&str, &dyn Fn() -> Request<S>); 6] = [
             ("of a lease", &|| leases.lease("k").wait(PATIENCE)),
             ("fair", &|| leases.lease("k").wait(PATIENCE).fair()),
             ("of a permit", &|| leases.semaphore("k", 2).wait(PATIENCE)),
             ("to read", &|| leases.rw("k").read().wait(PATIENCE)),
             ("to write", &|| leases.rw("k").write().wait(PATIENCE)),
+            ("of any of two keys", &|| leases.any(["k", "l"]).wait(PATIENCE)),
         ];
+        let body = async |lease: Made<S>| {
+            let mut tx = lockkit::begin(pool).await?;
+            lease.verify(&mut tx).await?;
+            yield_now().await;
+            tx.commit().await
+        };
         for (which, request) in requests {
             bench.drop_everywhere(("LeaseRequest::acquire", which), async || (request().acquire(), ()), nothing).await;
             bench
                 .drop_everywhere(("LeaseRequest::try_acquire", which), async || (request().try_acquire(), ()), nothing)
                 .await;
-            let run = async || {
-                let body = async |lease: Made<S>| {
-                    let mut tx = lockkit::begin(pool).await?;
-                    lease.verify(&mut tx).await?;
-                    yield_now().await;
-                    tx.commit().await
-                };
-                (Box::pin(request().run(body)), ())
-            };
+            let run = async || (Box::pin(request().run(body)), ());
             bench.drop_everywhere(("LeaseRequest::run", which), run, nothing).await;
         }
+
+        let lead = async || (Box::pin(leases.lease("k").lead(body)), ());
+        bench.drop_everywhere("LeaseRequest::lead", lead, nothing).await;
 
         // Somebody else holds it, and releases it after the drop: it must not be granted to who is gone.
         let others = Leases::new(db.pool.clone());
@@ -52,6 +54,21 @@ on_every_database! {
             let blocked = async || (request().acquire(), others.lease("k").acquire().await.unwrap());
             bench.drop_blocked(("LeaseRequest::acquire", format!("{which} that is held")), blocked, release).await;
         }
+        let both = async || {
+            let both = [others.lease("k").acquire().await.unwrap(), others.lease("l").acquire().await.unwrap()];
+            (requests[5].1().acquire(), both)
+        };
+        let release_both = async |both: [Made<S>; 2], _: bool| {
+            for other in both {
+                other.release().await.unwrap();
+            }
+        };
+        bench.drop_blocked(("LeaseRequest::acquire", "of any of two that are held"), both, release_both).await;
+        let standby = async || {
+            let leader = others.lease("k").acquire().await.unwrap();
+            (leases.lease("k").lead(async |_| Ok::<_, Error>(())), leader)
+        };
+        bench.drop_blocked(("LeaseRequest::lead", "while another process leads"), standby, release).await;
         let reader = async || (requests[4].1().acquire(), others.rw("k").read().acquire().await.unwrap());
         bench.drop_blocked(("LeaseRequest::acquire", "to write while others read"), reader, release).await;
         let writer = async || (requests[3].1().acquire(), others.rw("k").write().acquire().await.unwrap());

@@ -2,7 +2,7 @@
 
 use lockkit::{Error, Leases};
 use support::{Server, TestDb, on_every_database};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::MILLIS;
 
@@ -60,5 +60,37 @@ on_every_database! {
         };
         let (stopped, ()) = tokio::join!(body, thief);
         assert!(matches!(stopped, Err(Error::Lost { .. })), "{stopped:?}");
+    }
+
+    async fn a_leader_that_is_deposed_is_replaced_and_leads_again_in_its_turn<S>(db: TestDb<S>) {
+        let (first, second) = (Leases::new(db.pool.clone()), Leases::new(db.pool.clone()));
+        let (led, mut leaders) = tokio::sync::mpsc::unbounded_channel();
+        let lead = |name: &'static str, leases: &Leases<_>| {
+            let led = led.clone();
+            tokio::spawn(leases.lease("k").ttl(MILLIS(1000)).lead(move |lease| {
+                led.send((name, lease.fence())).unwrap();
+                std::future::pending::<Result<(), Error>>()
+            }))
+        };
+        let mut next = async || timeout(MILLIS(60_000), leaders.recv()).await.unwrap().unwrap();
+        let leading = lead("first", &first);
+        let (name, mut fence) = next().await;
+        assert_eq!(name, "first");
+        let standby = lead("second", &second);
+        for _ in 0..4 {
+            first.steal_if("k", fence).await.unwrap().expect("it led");
+            let later = next().await.1;
+            assert!(later > fence);
+            fence = later;
+        }
+        // The other one leads when one ends.
+        let leads = first.show("k").await.unwrap().unwrap();
+        let (gone, left, heir) =
+            if leads.is_this_process { (leading, standby, "second") } else { (standby, leading, "first") };
+        gone.abort();
+        assert_eq!(next().await.0, heir);
+        left.abort();
+        drop((gone.await, left.await));
+        db.assert_nothing_left().await;
     }
 }

@@ -133,8 +133,9 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
         E: From<Error>,
     {
         let lease = self.acquire().await?;
-        let body = body(lease.borrowed());
-        lease.end_with(Box::pin(body)).await
+        let result = lease.run_body(Box::pin(body(lease.borrowed()))).await;
+        lease.end_after_body().await;
+        result
     }
 
     /// Marks the leases as returned to the caller. `min_hold` does not apply to a lease that is released before that.

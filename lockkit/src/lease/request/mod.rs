@@ -4,6 +4,7 @@ mod acquire;
 mod any;
 mod check;
 mod claim;
+mod lead;
 pub(super) mod mode;
 mod pending;
 mod permits;
@@ -132,6 +133,22 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::Exclusive | Mode::All(_) | Mode::Any(_) => self.key.clone(),
             Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => format!("{}/permit", self.key).into(),
             Mode::Read | Mode::Write => format!("{}/rw", self.key).into(),
+        }
+    }
+
+    /// The same request again.
+    pub(in crate::lease) fn again(&self) -> Self {
+        let Self { inner, key, mode, ttl, wait, min_hold, on_lost, fair, yields } = self;
+        Self {
+            inner: inner.clone(),
+            key: key.clone(),
+            mode: mode.clone(),
+            ttl: *ttl,
+            wait: *wait,
+            min_hold: *min_hold,
+            on_lost: *on_lost,
+            fair: *fair,
+            yields: *yields,
         }
     }
 

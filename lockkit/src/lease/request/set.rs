@@ -171,6 +171,10 @@ impl<S: LeaseStore> Yields for MultiLease<S> {
         (self.watch(), Record::new(self.leases.iter().map(Lease::lock)))
     }
 
+    fn is_lost(&self) -> bool {
+        self.leases.iter().any(|it| it.check_body().is_err())
+    }
+
     async fn end_after_body(self) {
         release_failed(self.release().await);
     }

@@ -35,22 +35,22 @@ pub trait Yields: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn watched(&self) -> (Watch<'_>, Record);
 
+    /// Whether one of the leases is lost. A lease that the body has released is not.
+    #[doc(hidden)]
+    fn is_lost(&self) -> bool;
+
     /// Releases the leases after their body. A failed release does not change the result of the body.
     #[doc(hidden)]
     fn end_after_body(self) -> impl Future<Output = ()>;
 
-    /// Runs `body` under the leases, drops it when a lease is lost, and releases the leases.
+    /// Runs `body` under the leases, and drops it when a lease is lost.
     #[doc(hidden)]
-    fn end_with<T, E: From<Error>>(
-        self,
+    fn run_body<T, E: From<Error>>(
+        &self,
         body: impl Future<Output = Result<T, E>>,
     ) -> impl Future<Output = Result<T, E>> {
-        async move {
-            let (watch, record) = self.watched();
-            let result = watch.run(record.run(body)).await;
-            self.end_after_body().await;
-            result
-        }
+        let (watch, record) = self.watched();
+        watch.run(record.run(body))
     }
 }
 
@@ -77,6 +77,10 @@ impl<S: LeaseStore> Yields for Lease<S> {
 
     fn watched(&self) -> (Watch<'_>, Record) {
         (self.watch(), Record::new(once_with(|| self.lock())))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.check_body().is_err()
     }
 
     async fn end_after_body(self) {

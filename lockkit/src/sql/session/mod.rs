@@ -85,9 +85,10 @@ const HINT: &str = "hand the session that it holds (`&session`; `as = session` n
 /// free at once: there is no ttl to wait for. It needs no table.
 ///
 /// **A holder that is stopped is not replaced.** While a process is suspended (SIGSTOP, a frozen container, a
-/// debugger), its connection lives, and the lock with it: another process waits until the process continues or ends. A
-/// lease ends with its ttl, whatever became of its holder, so use a [lease](crate::Leases) for a leader that must be
-/// replaced in every case.
+/// debugger), its connection lives, and the lock with it, until the process continues or ends. A frozen machine keeps
+/// the lock until the server's TCP keepalive ends the session, which takes more than two hours by the defaults of
+/// Linux. A lease ends with its ttl, whatever became of its holder, so use a lease for a leader that must be replaced
+/// in every case: [`LeaseRequest::lead`](crate::LeaseRequest::lead).
 ///
 /// Use a lease instead where the lock protects data in the same database. A lease can make a commit
 /// depend on still being held; a session lock cannot. A holder that was stopped, or cut off from the server, learns of
