@@ -27,6 +27,7 @@ fn has_function(source: &str, name: &str) -> bool {
 fn every_trap_has_the_test_that_the_table_names() {
     let mut sources = files("tests/integration", ".rs");
     sources.extend(files("tests/axum", ".rs"));
+    sources.extend(files("tests/jobs", ".rs"));
     sources.extend(files("tests/macros", ".rs"));
     sources.extend(files("tests/pooled", ".rs"));
     sources.extend(files("tests/sqlx_cli", ".rs"));
