@@ -26,4 +26,12 @@ on_databases! { [postgres, sqlite]
     async fn tokio_cron_scheduler_runs_each_fire_time_once_or_reports_it<S>(db: TestDb<S>) {
         run(&db, "cron_tokio").await;
     }
+
+    async fn a_queue_has_one_result_for_each_job_and_puts_aside_what_kills_its_workers<S>(db: TestDb<S>) {
+        run(&db, "job_queue").await;
+    }
+
+    async fn a_leader_that_is_stopped_killed_or_deposed_is_replaced<S>(db: TestDb<S>) {
+        run(&db, "leader").await;
+    }
 }
