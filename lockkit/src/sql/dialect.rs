@@ -246,14 +246,14 @@ where
     DB::TransactionManager::begin(conn, Some(text)).await
 }
 
-/// Corrects sqlx's count of a transaction that has ended. It rolls an empty one back, because the server would warn of a
-/// ROLLBACK without any.
+/// Corrects sqlx's count of a transaction that has ended, by one that is empty. It begins with this text, because a
+/// server would warn of a ROLLBACK outside of any.
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
-pub(crate) async fn uncount<DB: Database>(conn: &mut DB::Connection) -> sqlx::Result<()>
+pub(crate) async fn uncount<DB: Database>(conn: &mut DB::Connection, text: impl SqlSafeStr) -> sqlx::Result<()>
 where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
-    conn.execute("BEGIN").await?;
+    conn.execute(text.into_sql_str()).await?;
     DB::TransactionManager::start_rollback(conn);
     Ok(())
 }

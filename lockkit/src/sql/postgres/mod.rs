@@ -232,7 +232,7 @@ impl Driver for Postgres {
     }
 
     async fn restore_ended(conn: &mut PgConnection) -> sqlx::Result<()> {
-        uncount::<Self>(conn).await
+        uncount::<Self>(conn, "BEGIN").await
     }
 
     async fn restore_session(_conn: &mut PgConnection) -> sqlx::Result<()> {

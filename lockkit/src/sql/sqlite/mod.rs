@@ -211,7 +211,7 @@ impl Driver for Sqlite {
     }
 
     async fn restore_ended(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        uncount::<Self>(conn).await
+        uncount::<Self>(conn, "BEGIN").await
     }
 
     async fn restore_session(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
