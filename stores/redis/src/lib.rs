@@ -84,10 +84,10 @@
 //! most 10. Without Sentinel, also set [`RedisStoreBuilder::quarantine`] to the longest ttl plus `min-replicas-max-lag`
 //! plus 2 s, because Redis counts the lag in whole seconds.
 //!
-//! **Eviction.** A server that may evict a lock is refused. Each new connection looks at its `maxmemory-policy`, and one
-//! acquisition each second; so does one that finds a lock gone before its time. If the server has evicted keys since,
-//! the quarantine begins. A server that is set to evict, and before the next look evicts
-//! a lock together with the row beside it, or a lock of another client, is not detected.
+//! **Eviction.** A server that may evict a lock is refused. Each new connection looks at its `maxmemory-policy`, and
+//! one acquisition each second; so does one that finds a lock gone before its time. If the server has evicted keys
+//! since, the quarantine begins. A server that is set to evict, and before the next look evicts a lock together with
+//! the row beside it, or a lock of another client, is not detected.
 //!
 //! # Clocks
 //!
