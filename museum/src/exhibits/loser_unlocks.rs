@@ -1,0 +1,75 @@
+//! A `finally` that deletes the lock of the winner.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::with_leases::{asks, sells};
+use crate::{
+    exhibit::{Exhibit, Play},
+    run::Run,
+    stage::{Actor, Stage},
+    world::{LeaseWorld, Toy},
+};
+
+const KEY: &str = "product_001";
+const TTL: Duration = Duration::from_secs(30);
+
+pub(super) fn exhibit() -> Exhibit {
+    Exhibit {
+        slug: "05-loser-unlocks",
+        title: "The loser unlocks the winner",
+        recipe: "\
+try:
+    if SETNX product_001 <me> = 0: return \"busy\"
+    sell
+finally:
+    DEL product_001            # so that an exception does not lock for ever",
+        happens: "A has the lock. B does not get it and returns. But `finally` runs on every way out of the \
+                  function, so also on this one: B deletes A's lock. C finds no lock and enters while A is still \
+                  inside.",
+        remedy: "`finally` itself was the remedy, for exceptions between the lock and its release. It is right only \
+                  if the block begins after the lock was taken. And it does not run at all when the process is \
+                  killed.",
+        lockkit: "B gets an error, `Contended`, and nothing that it could release. The lease is a value that only A \
+                  has. It is released when A is done with that value.",
+        more: ("leases", "../guide.md#leases"),
+        broken: Play::in_memory(|| Box::pin(broken())),
+        cured: Play::in_memory(|| Box::pin(cured())),
+    }
+}
+
+async fn broken() -> Result<Run> {
+    on_redis(Toy::default(), seller).await
+}
+
+async fn on_redis<F>(redis: Toy, seller: fn(Actor, Toy) -> F) -> Result<Run>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let watched = redis.clone();
+    let stage = Stage::new("lock", move || watched.clone().view(KEY));
+    let stage = stage.actor("A", |me| seller(me, redis.clone())).actor("B", |me| seller(me, redis.clone()));
+    stage.actor("C", |me| seller(me, redis)).play("A B B C").await
+}
+
+async fn seller(me: Actor, redis: Toy) -> Result<()> {
+    let won = me.step(format!("SETNX product_001 {}", me.name()), redis.set_nx(KEY, me.name())).await;
+    if won == 1 {
+        me.enters();
+        me.step("sell", async {}).await;
+        me.leaves();
+    } else {
+        me.mark("\"busy\"");
+    }
+    me.step("finally: DEL product_001", redis.del(KEY)).await;
+    Ok(())
+}
+
+async fn cured() -> Result<Run> {
+    let world = LeaseWorld::new(TTL);
+    let (a, b, c) = (world.process("A")?, world.process("B")?, world.process("C")?);
+    let stage = Stage::new("lease", move || world.clone().view(KEY));
+    let stage = stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| asks(me, b, KEY));
+    stage.actor("C", |me| asks(me, c, KEY)).play("A B C A C").await
+}

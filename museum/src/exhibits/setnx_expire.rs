@@ -1,0 +1,72 @@
+//! SETNX, then EXPIRE: a crash between the two leaves a lock that never expires.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::with_leases::{is_killed, waits};
+use crate::{
+    exhibit::{Exhibit, Play},
+    run::Run,
+    stage::{Actor, Stage},
+    world::{LeaseWorld, Toy},
+};
+
+const KEY: &str = "product_001";
+const TTL: Duration = Duration::from_secs(30);
+
+pub(super) fn exhibit() -> Exhibit {
+    Exhibit {
+        slug: "04-setnx-expire",
+        title: "A crash between two commands locks for ever",
+        recipe: "\
+if SETNX product_001 <me> = 1:
+    EXPIRE product_001 30      # so that a crash does not lock for ever
+    sell
+    DEL product_001",
+        happens: "The first command gives A the lock. A's process is killed before the second command, which would \
+                  have set the end of the lock. So this lock has no end. After an hour B is still refused, and every \
+                  later customer will be, until the key is deleted by hand.",
+        remedy: "Redis can do both in one command: `SET product_001 <me> NX PX 30000`. Some libraries keep the two \
+                  commands and return \"not taken\" when EXPIRE fails. They leave a lock without an end even when no \
+                  process is killed.",
+        lockkit: "One statement grants a lease, together with its end. When A's process is killed, the lease is no \
+                  longer renewed. It expires after its ttl (time to live, here 30 s), and B gets it.",
+        more: ("leases", "../guide.md#leases"),
+        broken: Play::in_memory(|| Box::pin(broken())),
+        cured: Play::in_memory(|| Box::pin(cured())),
+    }
+}
+
+async fn broken() -> Result<Run> {
+    let redis = Toy::default();
+    let watched = redis.clone();
+    let stage = Stage::new("lock", move || watched.clone().view(KEY)).bound(TTL * 2);
+    let stage = stage.actor("A", |me| crashes(me, redis.clone())).actor("B", |me| asks(me, redis));
+    stage.play("A A B +3600s B").await
+}
+
+async fn crashes(me: Actor, redis: Toy) -> Result<()> {
+    me.step("SETNX product_001 A", redis.set_nx(KEY, me.name())).await;
+    me.enters();
+    me.step("killed before EXPIRE", async {}).await;
+    me.stops("killed");
+    Ok(())
+}
+
+async fn asks(me: Actor, redis: Toy) -> Result<()> {
+    me.wants();
+    while me.step("SETNX product_001 B", redis.set_nx(KEY, me.name())).await == 0 {
+        me.mark("\"busy\"");
+    }
+    me.enters();
+    Ok(())
+}
+
+async fn cured() -> Result<Run> {
+    let world = LeaseWorld::new(TTL);
+    let (here, there) = (world.process("A")?, world.process("B")?);
+    let stage = Stage::new("lease", move || world.clone().view(KEY)).bound(TTL * 2);
+    let stage = stage.actor("A", |me| is_killed(me, here, KEY)).actor("B", |me| waits(me, there, KEY));
+    stage.play("A A B~ +31s B").await
+}

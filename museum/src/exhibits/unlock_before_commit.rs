@@ -1,0 +1,107 @@
+//! A lock that is freed before the commit that it protects.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use lockkit::{NamedLock, Tx};
+use sqlx::Sqlite;
+
+use crate::{
+    exhibit::{Exhibit, Play},
+    run::Run,
+    stage::{Actor, Stage, View},
+    world::{Shop, Toy},
+};
+
+const KEY: &str = "order:7";
+const TTL: Duration = Duration::from_secs(1200);
+const COUNT: &str = "SELECT count(*) FROM orders WHERE customer = 7";
+const INSERT: &str = "INSERT INTO orders VALUES (7)";
+
+pub(super) fn exhibit() -> Exhibit {
+    Exhibit {
+        slug: "16-unlock-before-commit",
+        title: "Unlocked, and not committed yet",
+        recipe: "\
+@Transactional                          # the commit comes after the function
+order(customer):
+    if not tryLock(\"order:\" + customer, 1200 s): return \"busy\"
+    try:     if SELECT count(*) FROM orders … = 0: INSERT INTO orders …
+    finally: unlock",
+        happens: "A customer clicks twice; one order per customer is allowed. A inserts the order and frees the \
+                  lock. The commit comes later, outside of the function. In between, B gets the lock and counts the \
+                  orders. A's order is not committed, so B counts 0. Both orders are committed.",
+        remedy: "The lock and the check are both correct. Only the order is wrong: the lock must cover the commit. \
+                  The 1200 s have a price, too: after a crash the customer is refused for 20 minutes.",
+        lockkit: "A named lock belongs to the transaction, so the commit frees it, and so does a crash. B waits for \
+                  A's commit, counts 1, and orders nothing. (For repeated requests, `Idempotent` returns A's answer \
+                  to B.)",
+        more: ("requests that are repeated", "../guide.md#requests-that-are-repeated"),
+        broken: Play::on_sqlite(|| Box::pin(broken())),
+        cured: Play::on_sqlite(|| Box::pin(cured())),
+    }
+}
+
+async fn books(shop: Shop) -> Result<View> {
+    let orders = shop.number(COUNT).await?;
+    Ok(View { state: orders.to_string(), breach: (orders > 1).then(|| format!("{orders} orders of one customer")) })
+}
+
+async fn broken() -> Result<Run> {
+    let shop = Shop::open("CREATE TABLE orders (customer INTEGER NOT NULL)").await?;
+    let redis = Toy::default();
+    let watched = shop.clone();
+    let stage = Stage::new("orders", move || books(watched.clone()));
+    let stage = stage.actor("A", |me| orders(me, redis.clone(), shop.clone()));
+    stage.actor("B", |me| orders(me, redis, shop)).play("A A A A B B B~ A B B B").await
+}
+
+async fn orders(me: Actor, redis: Toy, shop: Shop) -> Result<()> {
+    let mut tx = shop.pool.begin().await?;
+    let got = me.step("SET order:7 NX PX 1200000", redis.set_nx_px(KEY, me.name(), TTL)).await;
+    if got.is_none() {
+        me.mark("\"busy\"");
+        return Ok(());
+    }
+    if me.step("count the orders", shop.number(COUNT)).await? > 0 {
+        me.mark("\"has ordered\"");
+        return Ok(());
+    }
+    me.step("INSERT order", sqlx::query(INSERT).execute(&mut *tx)).await?;
+    me.step("finally: unlock", redis.delete_if(KEY, me.name())).await;
+    me.step("COMMIT", tx.commit()).await?;
+    me.mark("orders");
+    Ok(())
+}
+
+async fn cured() -> Result<Run> {
+    let shop = Shop::open("CREATE TABLE orders (customer INTEGER NOT NULL)").await?;
+    let watched = shop.clone();
+    let stage = Stage::new("orders", move || books(watched.clone()));
+    let stage = stage.actor("A", |me| under_name(me, shop.clone())).actor("B", |me| under_name(me, shop));
+    stage.play("A A A B~ A B B B").await
+}
+
+async fn under_name(me: Actor, shop: Shop) -> Result<()> {
+    let lock = async {
+        let mut tx: Tx<Sqlite> = lockkit::begin(&shop.pool).await?;
+        NamedLock::new(KEY).lock(&mut tx).await?;
+        me.enters();
+        Ok::<_, lockkit::Error>(tx)
+    };
+    let mut tx = me.step("begin, lock `order:7`", lock).await?;
+    let count = sqlx::query_scalar(COUNT).fetch_one(&mut *tx);
+    let ordered: i64 = me.step("count the orders", count).await?;
+    if ordered > 0 {
+        me.stops("\"has ordered\"");
+        me.step("rollback", tx.rollback()).await?;
+        return Ok(());
+    }
+    me.step("INSERT order", sqlx::query(INSERT).execute(&mut *tx)).await?;
+    let commit = async {
+        me.stops("orders");
+        tx.commit().await
+    };
+    me.step("commit", commit).await?;
+    Ok(())
+}
