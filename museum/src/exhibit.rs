@@ -40,13 +40,13 @@ impl fmt::Debug for Play {
 }
 
 impl Play {
-    /// On a clock that jumps: an hour passes at once.
+    /// On Tokio's paused clock: an hour passes at once.
     pub(crate) fn in_memory(script: fn() -> Boxed<Result<Run>>) -> Self {
         Self { is_paused: true, script }
     }
 
-    /// On a database. It answers on threads of its own, which a clock that jumps does not wait for. So the clock of the
-    /// database is moved instead.
+    /// On a database. It runs on its own threads, and a paused clock does not wait for them. So the clock runs, and the
+    /// times in the database are moved.
     pub(crate) fn on_sqlite(script: fn() -> Boxed<Result<Run>>) -> Self {
         Self { is_paused: false, script }
     }
@@ -57,7 +57,7 @@ impl Play {
     }
 }
 
-/// Both runs of an exhibit, which did what they are there for.
+/// Both runs of an exhibit: the recipe broke, and lockkit did not.
 #[derive(Debug)]
 pub(crate) struct Shows {
     pub(crate) broken: Run,

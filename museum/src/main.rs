@@ -49,7 +49,7 @@ fn list(exhibits: &[Exhibit]) {
     }
 }
 
-/// Runs all of them, although one fails.
+/// Runs all of them, even if one fails.
 fn all(exhibits: &[Exhibit]) -> ExitCode {
     let mut failures = Vec::new();
     for (at, exhibit) in exhibits.iter().enumerate() {

@@ -14,12 +14,15 @@ use crate::{
     text::{Style, timeline, wrapped},
 };
 
-const INTRODUCTION: &str = "\
-People learn to lock from recipes, and many recipes are broken. Each exhibit is one of them: it breaks in front of you, \
-in a run that is the same every time, and the same schedule runs beside it with lockkit. You need not know Rust. \
-A schedule says who takes the next step, so nothing depends on luck or on the speed of the machine. The recipes run on \
-a small model of Redis and on SQLite; lockkit is the real library. The pages are made by the command that runs the \
-exhibits, and a test fails when a recipe no longer breaks, when lockkit does, or when a page differs from its run.";
+const INTRODUCTION: [&str; 3] = [
+    "Many recipes for locks are broken. Each page shows one: the recipe, a run in which it breaks, what its usual remedy \
+     misses, and the same schedule with lockkit. You need not know Rust.",
+    "A, B and C are processes, or customers whose requests run at the same time. A participant is *inside* from taking a \
+     lock until it is done, and at most one may be inside. `<waiting>` marks a step that has begun and cannot finish \
+     yet. A schedule decides whose step is next and how much time passes, so every run is the same. The recipes run on a \
+     small model of Redis and on SQLite; lockkit is the real library.",
+    "`all` fails if a recipe no longer breaks, or if lockkit does. A test compares these pages with the runs.",
+];
 
 /// Where the pages are.
 pub(crate) fn folder() -> PathBuf {
@@ -47,15 +50,15 @@ pub(crate) fn write(exhibits: &[Exhibit], shows: &[Shows]) -> Result<()> {
 }
 
 fn index(exhibits: &[Exhibit], shows: &[Shows]) -> String {
+    let introduction = INTRODUCTION.map(|it| wrapped(it, 120)).join("\n");
     let mut text = format!(
-        "# The museum of broken locks\n\n{}\n\
+        "# The museum of broken locks\n\n{introduction}\n\
          ```text\n\
          cargo run -p museum              # the list\n\
          cargo run -p museum 5            # one exhibit\n\
-         cargo run -p museum all          # all of them, in a few seconds; fails if one does not show what it should\n\
+         cargo run -p museum all          # all of them, in a few seconds\n\
          ```\n\n\
-         | exhibit | what breaks |\n|---|---|\n",
-        wrapped(INTRODUCTION, 120) + "\n"
+         | exhibit | what breaks |\n|---|---|\n"
     );
     for (at, (exhibit, shows)) in exhibits.iter().zip(shows).enumerate() {
         let Exhibit { slug, title, .. } = exhibit;
@@ -68,7 +71,8 @@ fn index(exhibits: &[Exhibit], shows: &[Shows]) -> String {
 fn page(number: usize, exhibit: &Exhibit, shows: &Shows) -> String {
     let Exhibit { slug, title, recipe, happens, remedy, lockkit, more: (topic, address), .. } = exhibit;
     let source = slug.split_once('-').map_or(*slug, |it| it.1).replace('-', "_");
-    let (happens, remedy, lockkit) = (wrapped(happens, 120), wrapped(remedy, 120), wrapped(lockkit, 120));
+    let (happens, lockkit) = (wrapped(happens, 120), wrapped(lockkit, 120));
+    let remedy = wrapped(&format!("**What the usual remedy misses.** {remedy}"), 120);
     let (broken, cured) = (timeline(&shows.broken, Style::Plain), timeline(&shows.cured, Style::Plain));
     format!(
         "# {number}. {title}\n\n\
@@ -77,7 +81,7 @@ fn page(number: usize, exhibit: &Exhibit, shows: &Shows) -> String {
          {happens}\n\
          ![Who is inside, step by step: the recipe, and the same schedule with lockkit]({slug}.svg)\n\n\
          ```text\n{broken}```\n\n\
-         **What the usual remedy misses.** {remedy}\n\
+         {remedy}\n\
          ## The same schedule with lockkit\n\n\
          {lockkit}\n\
          ```text\n{cured}```\n\n\

@@ -14,6 +14,7 @@ use crate::{
 const WIDTH: usize = 400;
 /// From one lane to the next.
 const LANE: usize = 40;
+const MARGIN: usize = 4;
 const LINE: usize = 16;
 /// The width of a character in bold, where the font is wide.
 const CHARACTER: usize = 8;
@@ -38,13 +39,13 @@ pub(crate) fn picture(shows: &Shows) -> String {
 /// Draws a run below this height, and returns where it ends.
 fn draw(svg: &mut String, top: usize, title: &str, run: &Run) -> usize {
     let lanes = run.names.len();
-    let lane = |at: usize| WIDTH - LANE * (lanes - at) + LANE / 2;
+    let lane = |at: usize| WIDTH - MARGIN - LANE * (lanes - at) + LANE / 2;
     let _ = writeln!(svg, "<text x=\"4\" y=\"{}\" font-size=\"15\" font-weight=\"bold\">{title}</text>", top + 18);
     for (at, name) in run.names.iter().enumerate() {
         let (x, y) = (lane(at), top + 40);
         let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" text-anchor=\"middle\" font-weight=\"bold\">{name}</text>");
     }
-    let room = (WIDTH - LANE * lanes) / CHARACTER;
+    let room = (WIDTH - MARGIN - LANE * lanes) / CHARACTER;
     let mut y = top + 46;
     for (number, line) in run.lines.iter().enumerate() {
         let texts = texts(number + 1, line, run, room);

@@ -18,7 +18,7 @@ pub(crate) struct Line {
     /// One for each participant.
     pub(crate) cells: Vec<Cell>,
     pub(crate) state: String,
-    /// How many believe that they alone have the lock.
+    /// How many participants are inside.
     pub(crate) inside: usize,
     /// What broke with this step.
     pub(crate) breach: Option<String>,
@@ -27,7 +27,7 @@ pub(crate) struct Line {
 /// A participant after a step.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Cell {
-    /// What has just become of it, in a word.
+    /// What this step did to it, in a word.
     pub(crate) mark: String,
     pub(crate) inside: bool,
     pub(crate) waiting: bool,

@@ -7,7 +7,7 @@ use crate::{
     run::Run,
 };
 
-/// How text that broke is shown.
+/// Whether the text has colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
     Plain,

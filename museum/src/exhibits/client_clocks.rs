@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::time::Instant;
 
-use super::with_leases::{asks, sells};
+use super::with_leases::{sells, tries};
 use crate::{
     exhibit::{Exhibit, Play},
     run::Run,
@@ -76,7 +76,7 @@ async fn cured() -> Result<Run> {
     let world = LeaseWorld::new(TTL);
     let (a, b) = (world.process("A")?, world.process("B")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY));
-    stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| asks(me, b, KEY)).play("A B A B").await
+    stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| tries(me, b, KEY)).play("A B A B").await
 }
 
 #[cfg(test)]

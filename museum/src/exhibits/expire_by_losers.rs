@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::with_leases::{asks, is_killed};
+use super::with_leases::{is_killed, tries};
 use crate::{
     exhibit::{Exhibit, Play},
     run::Run,
@@ -29,7 +29,7 @@ if won = 0: return \"busy\"
 sell
 DEL product_001",
         happens: "The lock should end 10 s after its holder died. But EXPIRE comes before the check, so every \
-                  request that is refused sets the end of the lock to 10 s from now. A is dead. B asks every 8 s, \
+                  request that is refused sets the end of the lock to 10 s from now. A is dead. B tries every 8 s, \
                   and each time A's lock lives on. With many customers the lock never ends.",
         remedy: "With the two lines in the right order, a crash between them leaves a lock without an end (exhibit \
                   4). The remedy is one command for both: `SET … NX PX`.",
@@ -82,6 +82,6 @@ async fn cured() -> Result<Run> {
     let world = LeaseWorld::new(TTL);
     let (here, there) = (world.process("A")?, world.process("B")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY)).bound(BOUND);
-    let stage = stage.actor("A", |me| is_killed(me, here, KEY)).actor("B", |me| asks(me, there, KEY));
+    let stage = stage.actor("A", |me| is_killed(me, here, KEY)).actor("B", |me| tries(me, there, KEY));
     stage.play("A A B +8s B +8s B").await
 }

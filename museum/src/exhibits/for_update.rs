@@ -35,7 +35,7 @@ COMMIT",
                   the row hangs, and each of them keeps a connection. The recipe also lacks `AND nums >= 1` in its \
                   UPDATE.",
         lockkit: "Every lock of lockkit has a limit: 10 s by default, 50 ms in this run. B gets the error \
-                  `Contended` and can answer its customer. When it asks again after A's commit, it gets the lock.",
+                  `Contended` and can answer its customer. When it tries again after A's commit, it gets the lock.",
         more: ("row locks", "../guide.md#row-and-named-locks"),
         broken: Play::on_sqlite(|| Box::pin(broken())),
         cured: Play::on_sqlite(|| Box::pin(cured())),

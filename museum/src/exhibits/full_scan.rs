@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use lockkit::{Error, RowLock};
+use lockkit::{Error, PlanCheck, RowLock};
 
 use crate::{
     exhibit::{Exhibit, Play},
@@ -34,7 +34,7 @@ COMMIT",
                   book. The mistake is found by the first test.",
         more: ("row locks", "../guide.md#row-and-named-locks"),
         broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        cured: Play::on_sqlite(|| Box::pin(cured(PlanCheck::Deny))),
     }
 }
 
@@ -76,16 +76,16 @@ async fn buyer(me: Actor, shop: Shop, name: &'static str) -> Result<()> {
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
+async fn cured(check: PlanCheck) -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let stage = stage(&shop).actor("A", |me| by_name(me, shop.clone()));
+    let stage = stage(&shop).actor("A", |me| by_name(me, shop.clone(), check));
     stage.actor("B", |me| by_id(me, shop)).play("A B +60s B B").await
 }
 
-async fn by_name(me: Actor, shop: Shop) -> Result<()> {
+async fn by_name(me: Actor, shop: Shop, check: PlanCheck) -> Result<()> {
     let refused = me.step("lock the row by name = 'lamp'", async {
         let mut tx = lockkit::begin(&shop.pool).await?;
-        let locked = RowLock::table("items").by("name", "lamp").lock(&mut tx).await;
+        let locked = RowLock::table("items").by("name", "lamp").check_plan(check).lock(&mut tx).await;
         tx.rollback().await?;
         locked.map(|_rows| ())
     });
@@ -114,4 +114,16 @@ async fn by_id(me: Actor, shop: Shop) -> Result<()> {
     })
     .await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_checks_no_plan_breaks_the_cure() {
+        let planted = Play::on_sqlite(|| Box::pin(cured(PlanCheck::Off)));
+        let err = Exhibit { cured: planted, ..exhibit() }.shows().expect_err("the scan was not refused");
+        assert_eq!(err.root_cause().to_string(), "a scan was not refused");
+    }
 }

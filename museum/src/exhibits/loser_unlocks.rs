@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::with_leases::{asks, sells};
+use super::with_leases::{sells, tries};
 use crate::{
     exhibit::{Exhibit, Play},
     run::Run,
@@ -70,6 +70,6 @@ async fn cured() -> Result<Run> {
     let world = LeaseWorld::new(TTL);
     let (a, b, c) = (world.process("A")?, world.process("B")?, world.process("C")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY));
-    let stage = stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| asks(me, b, KEY));
-    stage.actor("C", |me| asks(me, c, KEY)).play("A B C A C").await
+    let stage = stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| tries(me, b, KEY));
+    stage.actor("C", |me| tries(me, c, KEY)).play("A B C A C").await
 }

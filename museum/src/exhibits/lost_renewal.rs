@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use lockkit::{Error, Leases, testing::MemoryStore};
+use lockkit::{Error, Leases, OnLost, testing::MemoryStore};
 
 use super::with_leases::waits;
 use crate::{
@@ -35,7 +35,7 @@ lock.unlock()",
                   Here that is 29.7 s after the last renewal, before the store can grant the lease to B.",
         more: ("leases", "../guide.md#leases"),
         broken: Play::in_memory(|| Box::pin(broken())),
-        cured: Play::in_memory(|| Box::pin(cured())),
+        cured: Play::in_memory(|| Box::pin(cured(OnLost::Stop))),
     }
 }
 
@@ -65,15 +65,15 @@ async fn takes(me: Actor, redis: Toy) -> Result<()> {
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
+async fn cured(on_lost: OnLost) -> Result<Run> {
     let world = LeaseWorld::new(TTL);
     let (here, there) = (world.process("A")?, world.process("B")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY));
-    let stage = stage.actor("A", |me| runs(me, here)).actor("B", |me| waits(me, there, KEY));
+    let stage = stage.actor("A", |me| runs(me, here, on_lost)).actor("B", |me| waits(me, there, KEY));
     stage.play("A +10s A B~ +31s A B").await
 }
 
-async fn runs(me: Actor, leases: Leases<MemoryStore>) -> Result<()> {
+async fn runs(me: Actor, leases: Leases<MemoryStore>, on_lost: OnLost) -> Result<()> {
     me.step("run the body under the lease", async {}).await;
     let body = async |_lease| {
         me.enters();
@@ -81,10 +81,22 @@ async fn runs(me: Actor, leases: Leases<MemoryStore>) -> Result<()> {
         me.step("goes on writing", async {}).await;
         Ok(())
     };
-    let ended: lockkit::Result<()> = leases.lease(KEY).run(body).await;
+    let ended: lockkit::Result<()> = leases.lease(KEY).on_lost(on_lost).run(body).await;
     me.stops("stopped");
     match me.step("run", async { ended }).await {
         Err(Error::Lost { .. }) => Ok(()),
         ended => bail!("the body of A was not stopped: {ended:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_goes_on_without_its_lease_breaks_the_cure() {
+        let planted = Play::in_memory(|| Box::pin(cured(OnLost::Continue)));
+        let err = Exhibit { cured: planted, ..exhibit() }.shows().expect_err("the body was not stopped");
+        assert_eq!(err.to_string(), "lockkit broke: A and B are inside");
     }
 }

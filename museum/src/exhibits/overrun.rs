@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::with_leases::{asks, sells, waits};
+use super::with_leases::{sells, tries, waits};
 use crate::{
     exhibit::{Exhibit, Play},
     run::Run,
@@ -28,7 +28,7 @@ DEL product_001",
                   are inside. Then A is done and deletes the lock. Its own lock has ended; this one is B's. So C \
                   enters beside B. B will delete C's lock, and so on.",
         remedy: "A different value for each holder keeps A from deleting B's lock. It does not keep B out while A \
-                  works: the lock still ends after 10 s. A longer time makes this rarer, and makes everybody wait \
+                  works: the lock still ends after 10 s. A longer time makes this rarer, and makes the others wait \
                   longer after a crash.",
         lockkit: "lockkit renews the lease every third of its ttl while A's process lives, so the lease does not end \
                   while A works. B waits. C gets an error that names the holder.",
@@ -64,5 +64,5 @@ async fn cured() -> Result<Run> {
     let (a, b, c) = (world.process("A")?, world.process("B")?, world.process("C")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY));
     let stage = stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| waits(me, b, KEY));
-    stage.actor("C", |me| asks(me, c, KEY)).play("A B~ +11s A B C B C").await
+    stage.actor("C", |me| tries(me, c, KEY)).play("A B~ +11s A B C B C").await
 }

@@ -1,4 +1,4 @@
-//! A table as a lock: those who wait for a row keep their connections.
+//! A table as a lock: waiters for a row keep their connections.
 
 use std::{future::ready, time::Duration};
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 use lockkit::Leases;
 use sqlx::{SqlitePool, sqlite::SqliteQueryResult};
 
-use super::with_leases::asks;
+use super::with_leases::tries;
 use crate::{
     exhibit::{Exhibit, Play},
     run::Run,
@@ -87,7 +87,7 @@ async fn cured() -> Result<Run> {
         async move { holder(&watcher, KEY).await }
     });
     let stage = stage.clock(move |time| shop.clone().pass(time)).actor("A", |me| releases_late(me, a));
-    let stage = stage.actor("A2", |me| asks(me, again, KEY)).actor("C", |me| asks(me, c, KEY));
+    let stage = stage.actor("A2", |me| tries(me, again, KEY)).actor("C", |me| tries(me, c, KEY));
     stage.play("A A +31s A2 A C").await
 }
 

@@ -42,7 +42,7 @@ async fn broken() -> Result<Run> {
     let redis = Toy::default();
     let watched = redis.clone();
     let stage = Stage::new("lock", move || watched.clone().view(KEY)).bound(TTL * 2);
-    let stage = stage.actor("A", |me| crashes(me, redis.clone())).actor("B", |me| asks(me, redis));
+    let stage = stage.actor("A", |me| crashes(me, redis.clone())).actor("B", |me| tries(me, redis));
     stage.play("A A B +3600s B").await
 }
 
@@ -54,7 +54,7 @@ async fn crashes(me: Actor, redis: Toy) -> Result<()> {
     Ok(())
 }
 
-async fn asks(me: Actor, redis: Toy) -> Result<()> {
+async fn tries(me: Actor, redis: Toy) -> Result<()> {
     me.wants();
     while me.step("SETNX product_001 B", redis.set_nx(KEY, me.name())).await == 0 {
         me.mark("\"busy\"");

@@ -1,4 +1,4 @@
-//! What participants of several exhibits do with a lease of lockkit.
+//! Scripts with a lease of lockkit, which several exhibits use.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use lockkit::{LeaseStore, Leases, Wait, testing::MemoryStore};
 
 use crate::stage::Actor;
 
-/// How long the patient wait.
+/// The longest wait of [`waits`].
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Has the lease, sells, and releases it.
@@ -31,8 +31,8 @@ pub(super) async fn is_killed(me: Actor, leases: Leases<MemoryStore>, key: &'sta
     Ok(())
 }
 
-/// Asks, does not wait, and asks again, until it has the lease. Then it keeps it.
-pub(super) async fn asks<S: LeaseStore>(me: Actor, leases: Leases<S>, key: &'static str) -> Result<()> {
+/// Tries without waiting, and again, until it has the lease. Then it keeps the lease.
+pub(super) async fn tries<S: LeaseStore>(me: Actor, leases: Leases<S>, key: &'static str) -> Result<()> {
     me.wants();
     loop {
         match me.step("acquire, do not wait", leases.lease(key).wait(Wait::Never).acquire()).await {
@@ -46,7 +46,7 @@ pub(super) async fn asks<S: LeaseStore>(me: Actor, leases: Leases<S>, key: &'sta
     }
 }
 
-/// Waits until it has the lease, and releases it.
+/// Waits for the lease, and releases it.
 pub(super) async fn waits<S: LeaseStore>(me: Actor, leases: Leases<S>, key: &'static str) -> Result<()> {
     let lease = async {
         let lease = leases.lease(key).wait(PATIENCE).acquire().await?;

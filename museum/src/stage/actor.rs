@@ -4,7 +4,7 @@ use std::{future::Future, sync::Arc};
 
 use super::{Shown, board::Board};
 
-/// A participant of a run. Its script awaits a turn before each step, and says what becomes of it in between.
+/// A participant of a run. Its script awaits a turn before each step, and reports its state in between.
 #[derive(Debug, Clone)]
 pub(crate) struct Actor {
     pub(super) who: usize,
@@ -17,7 +17,7 @@ impl Actor {
         self.name
     }
 
-    /// Waits for its turn, does the work, and writes it down with its result.
+    /// Waits for its turn, does the work, and records it with its result.
     pub(crate) async fn step<T: Shown>(&self, text: impl Into<String>, work: impl Future<Output = T>) -> T {
         self.board.turn(self.who, text.into()).await;
         let result = work.await;
@@ -25,22 +25,22 @@ impl Actor {
         result
     }
 
-    /// From now on it believes that it alone has the lock. That is a breach if another one believes so too.
+    /// It is inside from now on. That is a breach if another participant is inside.
     pub(crate) fn enters(&self) {
         self.board.enters(self.who);
     }
 
-    /// It has finished. Called before the step that frees the lock, because others may enter during that step.
+    /// It is no longer inside. Called before the lock is freed, because another participant may enter at once.
     pub(crate) fn leaves(&self) {
         self.board.leaves(self.who, "leaves");
     }
 
-    /// It does nothing more: killed, or stopped by the library.
+    /// As [`leaves`](Self::leaves), with another word in its column.
     pub(crate) fn stops(&self, how: &str) {
         self.board.leaves(self.who, how);
     }
 
-    /// From now on it wants the lock, until it enters or gives up. A step that waits wants it, too.
+    /// It wants the lock from now on, until it enters or gives up. So does a participant whose step waits.
     pub(crate) fn wants(&self) {
         self.board.wants(self.who);
     }
@@ -54,7 +54,7 @@ impl Actor {
         self.board.mark(self.who, mark);
     }
 
-    /// What it got is wrong.
+    /// The result of its step is wrong.
     pub(crate) fn breach(&self, what: impl Into<String>) {
         self.board.breach(self.who, what.into());
     }

@@ -1,4 +1,4 @@
-//! Who has the turn, who is inside, who waits: what the stage and its actors share.
+//! The state that a stage shares with its actors: turns, and which participants are inside or wait.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ struct Seat {
     result: Option<String>,
     mark: String,
     inside: bool,
-    /// As in the lines so far: a participant that entered while another one had the turn is shown as inside on its own
+    /// As the lines show it: a participant that enters during the step of another one is shown inside from its own
     /// next line.
     seen_inside: bool,
     waiting: bool,
@@ -42,11 +42,11 @@ struct Seat {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Runs: has not come to its next step yet.
+    /// Its step runs.
     Working,
     /// At a step, waiting for its turn.
     Resting,
-    /// Was given its turn and has not noticed yet.
+    /// Has its turn, and has not begun the step yet.
     Called,
     Ended,
 }
@@ -88,9 +88,9 @@ impl Board {
         timeout(limit, self.until(|seats| seats[who].is_done())).await.is_ok()
     }
 
+    /// Whether it has begun a step that has no line with its result yet.
     pub(super) fn is_working(&self, who: usize) -> bool {
-        let seat = &self.seats()[who];
-        seat.waiting || seat.phase == Phase::Working
+        self.seats()[who].waiting
     }
 
     pub(super) fn give_turn(&self, who: usize) -> Result<()> {
@@ -103,9 +103,11 @@ impl Board {
 
     /// Whether the step of the participant is waiting. One that waits wants something.
     pub(super) fn waits(&self, who: usize, waiting: bool) {
-        self.seats()[who].waiting = waiting;
-        if waiting {
-            self.wants(who);
+        let waited = std::mem::replace(&mut self.seats()[who].waiting, waiting);
+        match (waited, waiting) {
+            (_, true) => self.wants(who),
+            (true, false) => self.with(who, |seat| seat.wants = None),
+            (false, false) => {}
         }
     }
 
@@ -118,7 +120,7 @@ impl Board {
         }
     }
 
-    /// The cells of the next line, and what the participant whose line it is has found to be wrong.
+    /// The cells of the next line, and the breach of the participant that took the step.
     pub(super) fn cells(&self, who: Option<usize>) -> (Vec<Cell>, Option<String>) {
         let mut breach = None;
         let mut seats = self.seats();
@@ -141,7 +143,7 @@ impl Board {
         self.passed.fetch_add(seconds, Ordering::Relaxed);
     }
 
-    /// Those that have wanted the lock for longer than this.
+    /// Names the participants that have wanted the lock for longer than this.
     pub(super) fn waited_longer_than(&self, bound: Duration) -> Option<String> {
         let now = self.passed.load(Ordering::Relaxed);
         let seats = self.seats();

@@ -10,17 +10,17 @@ mod shown;
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use tokio::{task::JoinHandle, time::sleep};
 
 pub(crate) use self::actor::Actor;
 use self::{board::Board, shown::Shown};
 use crate::run::{Line, Run};
 
-/// How long a step may take, on the clock of the run. One that takes longer was to be marked with `~`.
+/// How long a step may take that is not marked with `~`, on the clock of the run.
 const STEP: Duration = Duration::from_secs(20);
 
-/// How long a step is watched that is expected to wait: a moment, because what it waits for cannot happen meanwhile.
+/// How long a step is watched that is marked with `~`. What it waits for cannot happen meanwhile.
 const MOMENT: Duration = Duration::from_millis(20);
 
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -115,18 +115,13 @@ impl Stage {
             }
             .with_context(|| format!("at `{turn}` of `{schedule}`"))?;
         }
+        // A participant without a further line may have entered beside another one.
         if let (_, Some(breach)) = self.board.cells(None)
             && let Some(last) = self.run.lines.last_mut()
         {
             last.breach.get_or_insert(breach);
         }
-        for task in self.tasks {
-            if task.is_finished() {
-                task.await.context("a participant panicked")??;
-            } else {
-                task.abort();
-            }
-        }
+        self.tasks.iter().for_each(JoinHandle::abort);
         Ok(self.run)
     }
 
@@ -156,10 +151,8 @@ impl Stage {
     /// Adds a line to the record.
     async fn note(&mut self, who: Option<usize>, text: String) -> Result<()> {
         let View { state, breach } = (self.watch)().await?;
-        if let Some(failed) = self.tasks.iter_mut().find(|it| it.is_finished()) {
-            // A script that has ended well may be looked at once only.
-            let ended = std::mem::replace(failed, tokio::spawn(async { Ok(()) }));
-            ended.await.context("a participant panicked")??;
+        while let Some(ended) = self.tasks.iter().position(JoinHandle::is_finished) {
+            self.tasks.swap_remove(ended).await.context("a participant panicked")??;
         }
         let (cells, claimed) = self.board.cells(who);
         let waited_too_long = self.board.waited_longer_than(self.bound);
@@ -168,8 +161,61 @@ impl Stage {
             .or(breach)
             .or(waited_too_long)
             .filter(|it| self.run.lines.iter().all(|line| line.breach.as_ref() != Some(it)));
-        ensure!(cells.len() == self.run.names.len(), "participants join before the first step");
         self.run.lines.push(Line { who, text, cells, state, inside, breach });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    fn stage() -> Stage {
+        Stage::new("", || ready(Ok(View::default())))
+    }
+
+    async fn enters_and_stays(me: Actor) -> Result<()> {
+        me.step("enter", async { me.enters() }).await;
+        me.step("stay", async {}).await;
+        Ok(())
+    }
+
+    async fn hangs(me: Actor) -> Result<()> {
+        me.step("hang", pending::<()>()).await;
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_at_once_inside_are_a_breach_of_the_second_one() {
+        let stage = stage().actor("A", enters_and_stays).actor("B", enters_and_stays);
+        let run = stage.play("A B").await.expect("both have a step");
+        assert_eq!(run.lines.iter().map(|it| it.inside).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(run.lines[1].breach.as_deref(), Some("A and B are inside"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_is_a_breach_when_it_is_longer_than_the_bound() {
+        let wait = async |schedule| {
+            let stage = stage().bound(Duration::from_secs(10)).actor("A", hangs);
+            stage.play(schedule).await.expect("A waits").breach().map(str::to_owned)
+        };
+        assert_eq!(wait("A~ +10s").await, None);
+        assert_eq!(wait("A~ +10s +1s").await.as_deref(), Some("A waited 11 s"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_schedule_that_does_not_fit_is_an_error() {
+        for (schedule, problem) in [
+            ("A", "A was expected to finish its step and waits"),
+            ("B B B", "B has no step left"),
+            ("C", "no participant is called C"),
+            ("+1h", "a time is as in `+30s`"),
+        ] {
+            let played = stage().actor("A", hangs).actor("B", enters_and_stays).play(schedule).await;
+            let err = played.map(|_run| ()).expect_err(schedule);
+            assert_eq!(err.root_cause().to_string(), problem);
+        }
     }
 }

@@ -104,7 +104,7 @@ impl Named for anyhow::Error {
     }
 }
 
-/// The variant of the error, and who is in the way.
+/// The variant of the error, and the holder of the lease.
 fn name(err: &Error) -> String {
     match err {
         Error::Contended { holder: Some(holder), .. } => match holder.as_ref() {
