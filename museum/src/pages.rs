@@ -15,12 +15,12 @@ use crate::{
 };
 
 const INTRODUCTION: [&str; 3] = [
-    "Many recipes for locks are broken. Each page shows one: the recipe, a run in which it breaks, what its usual remedy \
-     misses, and the same schedule with lockkit. You need not know Rust.",
-    "A, B and C are processes, or customers whose requests run at the same time. A participant is *inside* from taking a \
-     lock until it is done, and at most one may be inside. `<waiting>` marks a step that has begun and cannot finish \
-     yet. A schedule decides whose step is next and how much time passes, so every run is the same. The recipes run on a \
-     small model of Redis and on SQLite; lockkit is the real library.",
+    "Many recipes for locks are broken. Each page shows one: the recipe, a run in which it breaks, what its usual \
+     remedy misses, and the same schedule with lockkit. You need not know Rust.",
+    "A, B and C are processes, or customers whose requests run at the same time. A participant is *inside* from taking \
+     a lock until it is done, and at most one may be inside. `<waiting>` marks a step that has begun and cannot finish \
+     yet. A schedule decides whose step is next and how much time passes, so every run is the same. The recipes run \
+     on a small model of Redis and on SQLite; lockkit is the real library.",
     "`all` fails if a recipe no longer breaks, or if lockkit does. A test compares these pages with the runs.",
 ];
 
@@ -65,7 +65,9 @@ fn index(exhibits: &[Exhibit], shows: &[Shows]) -> String {
         let breach = shows.broken.breach().unwrap_or_default();
         let _ = writeln!(text, "| {}. [{title}]({slug}.md) | {breach} |", at + 1);
     }
-    text + "\n[recipes.md](recipes.md) lists 45 recipes, what is wrong with each, and the exhibit or test that shows it.\n"
+    let recipes = "[recipes.md](recipes.md) lists 45 recipes, what is wrong with each, and the exhibit or test that \
+                   shows it.";
+    text + "\n" + recipes + "\n"
 }
 
 fn page(number: usize, exhibit: &Exhibit, shows: &Shows) -> String {
@@ -85,7 +87,8 @@ fn page(number: usize, exhibit: &Exhibit, shows: &Shows) -> String {
          ## The same schedule with lockkit\n\n\
          {lockkit}\n\
          ```text\n{cured}```\n\n\
-         The code: [{source}.rs](../../museum/src/exhibits/{source}.rs). The guide: [{topic}]({address}).\n"
+         The code: [{source}.rs](../../museum/src/exhibits/{source}.rs).\n\
+         The guide: [{topic}]({address}).\n"
     )
 }
 
