@@ -77,14 +77,9 @@ fn draw(path: &Path, server: &str, verdicts: &[Verdict]) -> Result<(), Box<dyn S
 
 /// What was given out, and what of it is too much.
 fn label(it: &Verdict) -> String {
-    let mut label = it.given_out.to_string();
-    if it.oversold > 0 {
-        label += &format!(", {} too many", it.oversold);
-    }
-    if it.double_wins > 0 {
-        label += &format!(", {} double wins", it.double_wins);
-    }
-    label
+    let wrong = [(it.oversold, "too many"), (it.double_wins, "double wins")];
+    let wrong = wrong.iter().filter(|it| it.0 > 0).map(|(count, what)| format!(", {count} {what}"));
+    it.given_out.to_string() + &wrong.collect::<Vec<_>>().concat()
 }
 
 /// One horizontal bar below the other, and a line where the bars should end.
