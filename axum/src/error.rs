@@ -18,14 +18,16 @@ use crate::problem::{Problem, TARGET};
 /// | the idempotency key was used for another request ([`Error::Mismatch`]) | 422 | no |
 /// | the row to lock does not exist ([`Error::NoSuchRow`]) | 404 | no |
 /// | the text of a key is not valid ([`Error::InvalidKey`]): a client's part of it, as a rule | 400 | no |
-/// | the lease was lost; the service is closing | 503 | yes |
+/// | the lock was lost: a part of the work may be done | 503 | no |
+/// | the service is closing | 503 | yes |
 /// | the store or the database cannot be used now, the pool is full, or retries ran out | 503 | yes |
 /// | anything else, such as a mistake in the program | 500 | no |
 ///
-/// [`Error::OutcomeUnknown`] is a 500, so that no client repeats by itself what may have been done. The body is JSON of
-/// [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) with the members `type`, `title`, `status` and `detail`, and
-/// names no key, no table and no SQL. All of that goes to [`tracing`](https://docs.rs/tracing), with the target
-/// `lockkit_axum`: at the level `error` for a 500, `warn` for a 503, and `debug` for the others.
+/// After a lost lock no `Retry-After` asks a client to repeat what may have been done, and [`Error::OutcomeUnknown`] is
+/// a 500 for the same reason. The body is JSON of [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) with the members
+/// `type`, `title`, `status` and `detail`, and names no key, no table and no SQL. All of that goes to
+/// [`tracing`](https://docs.rs/tracing), with the target `lockkit_axum`: at the level `error` for a 500, `warn` for a
+/// 503, and `debug` for the others.
 ///
 /// # Example
 /// Alone as the error of a handler, or as the answer of one variant of the service's own error:
@@ -80,9 +82,10 @@ impl LockError {
                 for_now(StatusCode::CONFLICT, "Another request is being processed that excludes this one.")
             }
             err if err.is_conflict() => for_now(StatusCode::CONFLICT, "Another request has changed the data first."),
-            err if err.is_lost() => {
-                for_now(StatusCode::SERVICE_UNAVAILABLE, "The request was stopped, because it lost its lock.")
-            }
+            err if err.is_lost() => problem(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "The request lost its lock and was stopped. A part of it may be done.",
+            ),
             Error::Database { fault: Fault::Contended, .. } => {
                 for_now(StatusCode::CONFLICT, "Another request is using the data.")
             }

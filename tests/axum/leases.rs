@@ -123,7 +123,7 @@ async fn a_lost_lease_ends_the_handler_and_the_answer_is_503() {
     leases.steal("report:a").await.unwrap().expect("it is held");
 
     let answer = request.await.unwrap().unwrap();
-    assert_eq!((answer.status().as_u16(), answer.headers()["retry-after"].as_bytes()), (503, &b"1"[..]));
+    assert_eq!((answer.status().as_u16(), answer.headers().get("retry-after")), (503, None));
     problem(answer).await;
     assert_eq!(told.recv().await, Some("dropped"));
 }

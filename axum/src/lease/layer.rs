@@ -35,7 +35,8 @@ use crate::error::LockError;
 ///   [`wait`](lockkit::LeaseRequest::wait), and is then answered with 409 and `Retry-After`. Set less than the timeout
 ///   of your clients.
 /// - The lease is renewed while the handler runs. If it is lost, the handler is dropped at its next await point, and
-///   the answer is 503. The handler gets the lease by the extractor [`Held`].
+///   the answer is 503, without `Retry-After`: a part of the work may be done, or all of it. The handler gets the
+///   lease by the extractor [`Held`].
 /// - A handler whose client disconnects is dropped, too. In both cases, the lease is released in the background.
 /// - Refusals are those of [`LockError`], and of the extractor, as answers. A request whose `content-type` is that of
 ///   gRPC is refused with the matching `grpc-status`, such as `ABORTED` for 409 and `UNAVAILABLE` for 503.

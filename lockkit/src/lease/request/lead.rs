@@ -39,8 +39,8 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     /// there, until the server ends the transaction.
     ///
     /// While the process waits, errors of a store that is away (a full pool, a connection that is refused or lost, a
-    /// transaction that the database undid) do not end this. Each outage is one warning, and the request is repeated
-    /// after pauses that grow to 5 s.
+    /// server that is read-only, a transaction that the database undid) do not end this. Each outage is one warning,
+    /// and the request is repeated after pauses that grow to 5 s.
     ///
     /// # Errors
     /// The errors of the body while it leads. Errors of the request that do not pass: [`Error::Closed`],
@@ -113,7 +113,9 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 fn passes(err: &Error) -> bool {
     match err {
         Error::PoolStarved { .. } => true,
-        Error::Database { fault, .. } => matches!(fault, Fault::Unavailable | Fault::Contended) || fault.is_transient(),
+        // Read-only is what a node is that was demoted.
+        Error::Database { fault: Fault::Unavailable | Fault::Contended | Fault::ReadOnly, .. } => true,
+        Error::Database { fault, .. } => fault.is_transient(),
         _ => false,
     }
 }
@@ -247,6 +249,13 @@ mod tests {
                 sleep(SECOND).await;
             }
         }
+    }
+
+    #[test]
+    fn an_error_passes_if_another_server_or_a_later_moment_has_none() {
+        let passes = |fault| passes(&Error::database("acquiring lease", None, fault, "?"));
+        assert!([Fault::Unavailable, Fault::Contended, Fault::ReadOnly, Fault::Deadlock].into_iter().all(passes));
+        assert!(![Fault::Other, Fault::Encoding, Fault::NoTable].into_iter().any(passes));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 -- Claims that were not granted at once.
 
-local checks, quarantine = open ~= mark, tonumber(string.match(mark, ' (%d+)$'))
+local checks, quarantine = not is_open, tonumber(string.match(mark, ' (%d+)$'))
 local claims = {}
 for at = 1, count do
   if not answers[at] then
@@ -25,7 +25,10 @@ end
 local free, longest = 0, quarantine
 if checks then
   local eviction = evicts()
-  if eviction then return redis.error_reply('EVICTS ' .. eviction) end
+  if eviction then
+    close()
+    return redis.error_reply('EVICTS ' .. eviction)
+  end
   if not is_mark(open) then return foreign(OPEN, 'mark of lockkit') end
   free, longest = quarantined(quarantine)
   if not free then return foreign(EPOCH, 'record of lockkit') end

@@ -5,7 +5,7 @@ local server, known = incarnation(), epoch()
 if not known then return foreign(EPOCH, 'record of lockkit') end
 if ARGV[1] == 'declare' then
   -- Also forgets the longer ones of clients that are no more. A client that lives sends its own again.
-  if is_mark(redis.pcall('GET', OPEN)) then redis.call('DEL', OPEN) end
+  close()
   set_epoch(server, 0, 0, tonumber(ARGV[2]))
   return 0
 end

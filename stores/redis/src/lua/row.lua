@@ -17,6 +17,8 @@
 local NAMES, TIMES, EPOCH, OPEN = 'lockkit:names', 'lockkit:times', 'lockkit:epoch', 'lockkit:open'
 local VERSION, FREE, HELD = 'lockkit1', '<c8I8I8', 'I4c0I8I8I8I8I8I8I8I4c0I4c0'
 local FREE_LENGTH, ID_AT = 24, 29
+-- How long a check of the server counts, in milliseconds. So long is a change of the eviction policy not seen.
+local CHECKED = 1000
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]

@@ -1,11 +1,9 @@
 -- What the server may have forgotten.
 --
 -- `lockkit:open` says that the server was checked within the last second and grants leases: its run_id, as the client
--- of the connection knows it, and the longest quarantine. It is not replicated, so a server that follows another one
--- loses it, and one that is promoted has none; a restarted server has another run_id, if it was saved to disk.
-
--- How long a check counts, in milliseconds. It bounds how long a change of the eviction policy is not seen.
-local CHECKED = 1000
+-- of the connection knows it, the longest quarantine, and when that was. It is not replicated, so a server that follows
+-- another one loses it, and one that is promoted has none; a restarted server has another run_id, if it was saved to
+-- disk.
 
 -- The server's policy and limit, if it may evict a lock.
 local function evicts()
@@ -46,6 +44,17 @@ local function set_epoch(server, since, free, longest)
     'since', text(since), 'until', text(free), 'longest', text(longest))
 end
 
+-- Whether lockkit can keep its mark here.
+local function is_mark(value)
+  return not value or type(value) == 'string' and string.find(value, '^%x+ %d+ %d+$') ~= nil
+end
+
+-- The next claim checks the server.
+local function close()
+  local value = redis.pcall('GET', OPEN)
+  if value and is_mark(value) then redis.call('DEL', OPEN) end
+end
+
 -- Until when nothing is granted, and the longest quarantine that any client uses. Begins the quarantine of a server
 -- that is another one. nil: the name has something that lockkit did not write.
 local function quarantined(quarantine)
@@ -58,22 +67,21 @@ local function quarantined(quarantine)
   elseif longest > known.longest and since > 0 then
     free = math.max(free, since + longest * 1000)
   elseif longest == known.longest and free <= now + longest * 1000 and server.evicted == known.evicted then
+    if free > now then close() end
     return free, longest
   end
   -- The clock may have been set back.
   free = math.min(free, now + longest * 1000)
   set_epoch(server, since, free, longest)
+  if free > now then close() end
   return free, longest
 end
-
--- Whether lockkit can keep its mark here.
-local function is_mark(value) return not value or type(value) == 'string' and string.find(value, '^%x+ %d+$') ~= nil end
 
 -- Says that the server was checked and grants leases. A server that is full, or does not tell its run_id, is checked
 -- by each claim.
 local function set_open(mark)
-  if not is_mark(mark) then return end
+  if not string.find(mark, '^%x+ %d+$') then return end
   redis.set_repl(redis.REPL_NONE)
-  redis.pcall('SET', OPEN, mark, 'PX', CHECKED)
+  redis.pcall('SET', OPEN, mark .. ' ' .. text(now), 'PX', CHECKED)
   redis.set_repl(redis.REPL_ALL)
 end

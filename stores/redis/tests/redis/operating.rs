@@ -17,7 +17,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::support::{PATIENCE, Row, builder, calls, claim, declared, plain, send, store, take, until};
+use crate::support::{PATIENCE, Row, builder, calls, claim, declared, is_refused, plain, send, store, take, until};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -156,6 +156,31 @@ async fn claims_that_follow_each_other_check_the_server_once() {
     }
     let checks = calls(&mut conn, "info").await - before;
     assert!(checks < CLAIMS, "{checks} calls of INFO");
+}
+
+#[tokio::test]
+async fn a_check_does_not_count_for_longer_because_the_clock_was_set_back() {
+    let server = Redis::start();
+    let (store, mut conn) = (declared(builder(&server)).await, plain(&server).await);
+    take(&store, &claim("k", TTL)).await;
+    // As if the clock had been set back by an hour: keys expire at a time of the clock.
+    assert_eq!(send::<usize>(&mut conn, "PEXPIRE lockkit:open 3600000").await, 1);
+    sleep(Duration::from_millis(1100)).await;
+    let before = calls(&mut conn, "info").await;
+    take(&store, &claim("other", TTL)).await;
+    // One of them counts.
+    assert!(calls(&mut conn, "info").await > before + 1);
+}
+
+#[tokio::test]
+async fn a_quarantine_that_a_list_begins_ends_the_check_before_it() {
+    let server = Redis::start();
+    let (store, mut conn) = (declared(builder(&server)).await, plain(&server).await);
+    take(&store, &claim("k", TTL)).await;
+    // As if it had been another server when the epoch was written.
+    let _written: usize = send(&mut conn, "HSET lockkit:epoch run abc").await;
+    assert!(store.lease_list("", 10).await.is_err(), "it may have forgotten leases");
+    assert!(is_refused(&store, &claim("other", TTL)).await, "nothing is granted in a quarantine");
 }
 
 #[tokio::test]
