@@ -10,7 +10,7 @@
 //! `FOR UPDATE SKIP LOCKED` is for the moment of taking: no transaction stays open while a job runs, which may be for
 //! hours. The lease `job:<id>` is the heartbeat: while it is held, the worker lives. A job that is taken and whose
 //! lease is free has lost its worker; `Leases::any` finds one in a single request. Each attempt is counted before it
-//! begins, so that a job that kills its worker is known after [`ATTEMPTS`].
+//! begins, so that a job that kills its worker is known after `ATTEMPTS`.
 
 #[path = "jobs/disturb.rs"]
 mod disturb;
