@@ -112,9 +112,9 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 /// Whether the store may answer a later request.
 fn passes(err: &Error) -> bool {
     match err {
-        Error::PoolStarved { .. } => true,
         // Read-only is what a node is that was demoted.
-        Error::Database { fault: Fault::Unavailable | Fault::Contended | Fault::ReadOnly, .. } => true,
+        Error::PoolStarved { .. }
+        | Error::Database { fault: Fault::Unavailable | Fault::Contended | Fault::ReadOnly, .. } => true,
         Error::Database { fault, .. } => fault.is_transient(),
         _ => false,
     }
