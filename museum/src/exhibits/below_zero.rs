@@ -44,8 +44,7 @@ async fn books(shop: Shop) -> Result<View> {
 
 async fn broken() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("bonus", move || books(watched.clone()));
+    let stage = Stage::of("bonus", &shop, books);
     stage.actor("A", |me| draws(me, shop.clone())).actor("B", |me| draws(me, shop)).play("A B A B").await
 }
 
@@ -59,8 +58,7 @@ async fn draws(me: Actor, shop: Shop) -> Result<()> {
 
 async fn cured() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("bonus", move || books(watched.clone()));
+    let stage = Stage::of("bonus", &shop, books);
     let stage = stage.actor("A", |me| calls(me, shop.clone())).actor("B", |me| calls(me, shop));
     stage.play("A A B~ A B B").await
 }

@@ -44,8 +44,7 @@ where
     F: Future<Output = Result<()>> + Send + 'static,
 {
     let redis = Toy::default();
-    let watched = redis.clone();
-    let stage = Stage::new("lock", move || watched.clone().view(KEY));
+    let stage = Stage::of("lock", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| unlock(me, redis.clone())).actor("B", |me| takes(me, redis.clone()));
     stage.actor("C", |me| takes(me, redis)).play("A A +11s B A C").await
 }

@@ -42,8 +42,8 @@ else:
 
 async fn broken(ahead: Duration, schedule: &str) -> Result<Run> {
     let redis = Toy::default();
-    let (watched, noon) = (redis.clone(), Instant::now());
-    let stage = Stage::new("lock until", move || watched.clone().view(KEY));
+    let noon = Instant::now();
+    let stage = Stage::of("lock until", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| by_clock(me, redis.clone(), noon));
     stage.actor("B", |me| by_clock(me, redis, noon - ahead)).play(schedule).await
 }

@@ -41,8 +41,7 @@ async fn broken() -> Result<Run> {
                                      (9, 20)",
     )
     .await?;
-    let watched = shop.clone();
-    let stage = Stage::new("stock", move || left(watched.clone()));
+    let stage = Stage::of("stock", &shop, left);
     let stage = stage.actor("20×A", |me| many(me, shop.clone())).actor("B", |me| one(me, shop));
     stage.play("20×A B").await
 }
@@ -86,8 +85,7 @@ async fn cured() -> Result<Run> {
     let shop = Shop::open("").await?;
     let stock = Stock::new(shop.pool, "product").segments(10);
     stock.put(200).await?;
-    let watched = stock.clone();
-    let stage = Stage::new("stock", move || left_in_stock(watched.clone()));
+    let stage = Stage::of("stock", &stock, left_in_stock);
     let stage = stage.actor("20×A", |me| takes(me, stock.clone(), 20)).actor("B", |me| takes(me, stock.clone(), 1));
     let stage = stage.actor("C", |me| takes(me, stock.clone(), 179)).actor("D", |me| comes_late(me, stock));
     stage.play("20×A B C D").await

@@ -43,8 +43,7 @@ DEL product_001",
 
 async fn broken() -> Result<Run> {
     let redis = Toy::default();
-    let watched = redis.clone();
-    let stage = Stage::new("lock", move || watched.clone().view(KEY)).bound(BOUND);
+    let stage = Stage::of("lock", &redis, |it| it.view(KEY)).bound(BOUND);
     let stage = stage.actor("A", |me| dies(me, redis.clone())).actor("B", |me| prolongs(me, redis));
     stage.play("A A B +8s B +8s B +8s B").await
 }

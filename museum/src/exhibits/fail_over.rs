@@ -41,8 +41,7 @@ EVAL \"if GET = <my uuid> then DEL\"",
 
 async fn broken() -> Result<Run> {
     let redis = Toy::default();
-    let watched = redis.clone();
-    let stage = Stage::new("lock", move || watched.clone().view(KEY));
+    let stage = Stage::of("lock", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| orders(me, redis.clone())).actor("B", |me| orders(me, redis.clone()));
     stage.actor("Redis", |me| fails_over(me, redis)).play("A Redis B").await
 }
@@ -65,8 +64,7 @@ async fn fails_over(me: Actor, redis: Toy) -> Result<()> {
 
 async fn cured() -> Result<Run> {
     let shop = Shop::open("CREATE TABLE orders (customer TEXT NOT NULL)").await?;
-    let watched = shop.clone();
-    let stage = Stage::new("orders", move || books(watched.clone()));
+    let stage = Stage::of("orders", &shop, books);
     let stage = stage.actor("A", |me| with_lease(me, shop.clone())).actor("B", |me| with_lease(me, shop.clone()));
     stage.actor("DB", |me| loses_a_commit(me, shop)).play("A DB B B A").await
 }

@@ -54,8 +54,7 @@ async fn reader(me: Actor, shop: Shop) -> Result<()> {
 
 async fn broken() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("items", move || nums(watched.clone())).clock({
+    let stage = Stage::of("items", &shop, nums).clock({
         let shop = shop.clone();
         move |time| shop.clone().pass(time)
     });
@@ -77,8 +76,7 @@ async fn buyer(me: Actor, shop: Shop) -> Result<()> {
 
 async fn cured() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("items", move || nums(watched.clone())).clock({
+    let stage = Stage::of("items", &shop, nums).clock({
         let shop = shop.clone();
         move |time| shop.clone().pass(time)
     });

@@ -48,8 +48,8 @@ async fn stock(shop: Shop) -> Result<View> {
 }
 
 fn stage(shop: &Shop) -> Stage {
-    let (watched, clock) = (shop.clone(), shop.clone());
-    let stage = Stage::new("items", move || stock(watched.clone()));
+    let clock = shop.clone();
+    let stage = Stage::of("items", shop, stock);
     stage.clock(move |time| clock.clone().pass(time)).bound(Duration::from_secs(10))
 }
 

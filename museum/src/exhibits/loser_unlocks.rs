@@ -47,8 +47,7 @@ async fn on_redis<F>(redis: Toy, seller: fn(Actor, Toy) -> F) -> Result<Run>
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
-    let watched = redis.clone();
-    let stage = Stage::new("lock", move || watched.clone().view(KEY));
+    let stage = Stage::of("lock", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| seller(me, redis.clone())).actor("B", |me| seller(me, redis.clone()));
     stage.actor("C", |me| seller(me, redis)).play("A B B C").await
 }

@@ -41,8 +41,7 @@ lock.unlock()",
 
 async fn broken() -> Result<Run> {
     let redis = Toy::default();
-    let watched = redis.clone();
-    let stage = Stage::new("lock", move || watched.clone().view(KEY));
+    let stage = Stage::of("lock", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| with_watchdog(me, redis.clone())).actor("B", |me| takes(me, redis));
     stage.play("A +10s A A +10s A +20s B A").await
 }

@@ -46,8 +46,7 @@ async fn books(shop: Shop) -> Result<View> {
 
 async fn broken() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("prizes", move || books(watched.clone()));
+    let stage = Stage::of("prizes", &shop, books);
     let stage = stage.actor("A", |me| customer(me, shop.clone())).actor("B", |me| customer(me, shop));
     stage.play("A B A B").await
 }
@@ -69,8 +68,7 @@ async fn customer(me: Actor, shop: Shop) -> Result<()> {
 
 async fn cured() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("prizes", move || books(watched.clone()));
+    let stage = Stage::of("prizes", &shop, books);
     let stage = stage.actor("A", |me| with_row_lock(me, shop.clone())).actor("B", |me| with_row_lock(me, shop));
     stage.play("A B~ A A B B").await
 }

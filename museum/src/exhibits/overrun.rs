@@ -40,8 +40,7 @@ DEL product_001",
 
 async fn broken() -> Result<Run> {
     let redis = Toy::default();
-    let watched = redis.clone();
-    let stage = Stage::new("lock", move || watched.clone().view(KEY));
+    let stage = Stage::of("lock", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| seller(me, redis.clone())).actor("B", |me| seller(me, redis.clone()));
     stage.actor("C", |me| seller(me, redis)).play("A +11s B A C").await
 }

@@ -51,8 +51,7 @@ async fn books(shop: Shop) -> Result<View> {
 
 async fn broken() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("items", move || books(watched.clone()));
+    let stage = Stage::of("items", &shop, books);
     let stage = stage.actor("A", |me| by_time(me, shop.clone(), -5)).actor("B", |me| by_time(me, shop.clone(), 10));
     stage.actor("C", |me| by_time(me, shop, 0)).play("C C A B A B").await
 }
@@ -73,8 +72,7 @@ async fn by_time(me: Actor, shop: Shop, more: i64) -> Result<()> {
 
 async fn cured() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("items", move || books(watched.clone()));
+    let stage = Stage::of("items", &shop, books);
     let stage = stage.actor("A", |me| by_number(me, shop.clone(), -5)).actor("B", |me| by_number(me, shop.clone(), 10));
     stage.actor("C", |me| by_number(me, shop, 0)).play("C C A B A B B B").await
 }

@@ -56,8 +56,7 @@ enum Scope {
 
 async fn broken(scope: Scope, schedule: &str) -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("item", move || row(watched.clone()));
+    let stage = Stage::of("item", &shop, row);
     let stage = stage.actor("A", |me| once(me, shop.clone())).actor("B", |me| three_times(me, shop, scope));
     stage.play(schedule).await
 }
@@ -96,8 +95,7 @@ async fn version(conn: &mut SqliteConnection) -> sqlx::Result<i64> {
 
 async fn cured() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let watched = shop.clone();
-    let stage = Stage::new("item", move || row(watched.clone()));
+    let stage = Stage::of("item", &shop, row);
     let stage = stage.actor("A", |me| once(me, shop.clone())).actor("B", |me| retries(me, shop));
     stage.play("B A B B B").await
 }

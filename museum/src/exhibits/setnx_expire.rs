@@ -40,8 +40,7 @@ if SETNX product_001 <me> = 1:
 
 async fn broken() -> Result<Run> {
     let redis = Toy::default();
-    let watched = redis.clone();
-    let stage = Stage::new("lock", move || watched.clone().view(KEY)).bound(TTL * 2);
+    let stage = Stage::of("lock", &redis, |it| it.view(KEY)).bound(TTL * 2);
     let stage = stage.actor("A", |me| crashes(me, redis.clone())).actor("B", |me| tries(me, redis));
     stage.play("A A B +3600s B").await
 }

@@ -54,8 +54,8 @@ async fn books(shop: Shop) -> Result<View> {
 async fn broken() -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
     let redis = Toy::default();
-    let (watched, server) = (shop.clone(), redis.clone());
-    let stage = Stage::new("items", move || books(watched.clone())).clock(move |time| server.clone().pass(time));
+    let server = redis.clone();
+    let stage = Stage::of("items", &shop, books).clock(move |time| server.clone().pass(time));
     let stage = stage.actor("A", |me| seller(me, redis.clone(), shop.clone()));
     stage.actor("B", |me| seller(me, redis, shop)).play("A A +31s B B B B A A").await
 }
@@ -91,8 +91,8 @@ enum Ending {
 
 async fn cured(ending: Ending) -> Result<Run> {
     let shop = Shop::open(TABLES).await?;
-    let (watched, clock) = (shop.clone(), shop.clone());
-    let stage = Stage::new("items", move || books(watched.clone())).clock(move |time| clock.clone().pass(time));
+    let clock = shop.clone();
+    let stage = Stage::of("items", &shop, books).clock(move |time| clock.clone().pass(time));
     let stage = stage.actor("A", |me| with_lease(me, shop.clone(), ending));
     stage.actor("B", |me| with_lease(me, shop, ending)).play("A A +31s B B B A").await
 }

@@ -50,8 +50,7 @@ async fn books(shop: Shop) -> Result<View> {
 async fn broken() -> Result<Run> {
     let shop = Shop::open("CREATE TABLE orders (customer INTEGER NOT NULL)").await?;
     let redis = Toy::default();
-    let watched = shop.clone();
-    let stage = Stage::new("orders", move || books(watched.clone()));
+    let stage = Stage::of("orders", &shop, books);
     let stage = stage.actor("A", |me| orders(me, redis.clone(), shop.clone()));
     stage.actor("B", |me| orders(me, redis, shop)).play("A A A A B B B~ A B B B").await
 }
@@ -76,8 +75,7 @@ async fn orders(me: Actor, redis: Toy, shop: Shop) -> Result<()> {
 
 async fn cured() -> Result<Run> {
     let shop = Shop::open("CREATE TABLE orders (customer INTEGER NOT NULL)").await?;
-    let watched = shop.clone();
-    let stage = Stage::new("orders", move || books(watched.clone()));
+    let stage = Stage::of("orders", &shop, books);
     let stage = stage.actor("A", |me| under_name(me, shop.clone())).actor("B", |me| under_name(me, shop));
     stage.play("A A A B~ A B B B").await
 }

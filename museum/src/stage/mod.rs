@@ -51,6 +51,16 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
+    /// As [`new`](Self::new), with the state that `view` finds in this world.
+    pub(crate) fn of<W, F>(state_title: &'static str, world: &W, view: impl Fn(W) -> F + Send + 'static) -> Self
+    where
+        W: Clone + Send + 'static,
+        F: Future<Output = Result<View>> + Send + 'static,
+    {
+        let world = world.clone();
+        Self::new(state_title, move || view(world.clone()))
+    }
+
     /// A stage whose clock is Tokio's, which must be paused. `watch` returns the state after every step; without a
     /// title it is not shown.
     pub(crate) fn new<F>(state_title: &'static str, watch: impl Fn() -> F + Send + 'static) -> Self
