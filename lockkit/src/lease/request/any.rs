@@ -217,8 +217,8 @@ mod tests {
         }
         let waiting = orders.map(|order| tokio::spawn(here.any(order).wait(60 * SECOND).acquire()));
         sleep(10 * SECOND).await;
-        // One of them asks: 4 times a second after the first pauses. Each would have asked as often.
-        assert!(calls(&here)[1] < 60, "{:?}", calls(&here));
+        // One of them asks: 4 to 8 times a second after the first pauses. Each would have asked as often.
+        assert!(calls(&here)[1] < 120, "{:?}", calls(&here));
         held.release().await.unwrap();
         sleep(SECOND).await;
         let finished = waiting.iter().filter(|it| it.is_finished()).count();
