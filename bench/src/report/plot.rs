@@ -18,7 +18,7 @@ use crate::sample::Sample;
 use crate::scenarios::{REUSE, Scenario};
 use crate::servers::Kind;
 
-/// Of `lockkit`.
+/// Of `lockkit`, or of the table with many rows.
 const STRONG: RGBColor = RGBColor(0, 125, 85);
 
 /// Of lockkit in another form.
@@ -108,16 +108,17 @@ fn subject(scenario: Scenario) -> &'static str {
 /// What is seen: lockkit beside the first of the others, at the end of its curve.
 fn headline(all: &[(String, Points)], is_rate: bool) -> String {
     let last = |points: &Points| points.last().map_or(0.0, |it| it.1);
-    let best = all.iter().find(|it| it.0 == "lockkit").or_else(|| all.last());
-    let Some((_, points)) = best else { return String::new() };
-    let other = all.iter().find(|it| ["polling", "floor"].iter().any(|name| it.0.starts_with(name)));
+    let Some((_, points)) = all.iter().find(|it| color_of(&it.0, 0) == STRONG) else { return String::new() };
+    let other = all.iter().find(|it| ["polling", "floor", "few", "none"].iter().any(|name| it.0.starts_with(name)));
     let Some((name, base)) = other else { return format!("{} at the end", short(last(points))) };
-    let name = if name == "polling" { "polling" } else { "the work by hand" };
-    if is_rate {
-        let ratio = last(points) / last(base);
-        format!("{} times {name}", if ratio >= 10.0 { format!("{ratio:.0}") } else { format!("{ratio:.2}") })
-    } else {
-        format!("{} ms, {name} {} ms", short(last(points)), short(last(base)))
+    let name = if name.starts_with("floor") { "the work by hand" } else { name };
+    if !is_rate {
+        return format!("{} ms, {name} {} ms", short(last(points)), short(last(base)));
+    }
+    match last(points) / last(base) {
+        ratio if ratio >= 10.0 => format!("{ratio:.0} times {name}"),
+        ratio if ratio < 0.1 => format!("{name} is {:.0} times faster", 1.0 / ratio),
+        ratio => format!("{ratio:.2} times {name}"),
     }
 }
 
@@ -245,14 +246,18 @@ fn exponent(points: &[(f64, f64)]) -> f64 {
 
 /// Powers of ten, and what lies between them if there are few.
 fn marks(bottom: f64, top: f64) -> Vec<f64> {
-    let steps: &[f64] = if top / bottom > 300.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let steps: &[f64] = match top / bottom {
+        it if it > 300.0 => &[1.0],
+        it if it > 10.0 => &[1.0, 2.0, 5.0],
+        _ => &[1.0, 2.0, 3.0, 4.0, 5.0, 7.0],
+    };
     let powers = (-3..9).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
     powers.filter(|it| (bottom..=top).contains(it)).collect()
 }
 
 fn color_of(name: &str, others: usize) -> RGBColor {
     match name {
-        "lockkit" => STRONG,
+        name if name == "lockkit" || name.starts_with("many") => STRONG,
         name if name.contains("lockkit") => RELATED,
         _ => OTHERS[others % OTHERS.len()],
     }
