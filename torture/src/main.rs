@@ -8,6 +8,7 @@ mod full_pool;
 mod history;
 mod lane;
 mod oracle;
+mod payments;
 mod probes;
 mod proxy;
 mod rack;
@@ -22,6 +23,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::full_pool::FullPoolArgs;
+use crate::payments::{PaymentsArgs, ServiceArgs};
 use crate::rack::{LongArgs, QuickArgs};
 use crate::worker::WorkerArgs;
 
@@ -40,6 +42,11 @@ enum Form {
     Long(LongArgs),
     /// A service whose pool is full of transactions that wait for a row: how many of its leases it loses.
     FullPool(FullPoolArgs),
+    /// A service that takes payments: how many keys are charged twice while it is killed and its COMMITs are cut.
+    Payments(PaymentsArgs),
+    /// One process of that service; the conductor starts it.
+    #[command(hide = true)]
+    PaymentService(ServiceArgs),
     /// One worker process; the conductor starts it.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -47,16 +54,20 @@ enum Form {
 
 fn main() -> Result<ExitCode> {
     match Args::parse().form {
-        Form::Worker(args) => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            runtime.block_on(worker::run(args))?;
-            Ok(ExitCode::SUCCESS)
-        }
+        Form::Worker(args) => work(worker::run(args)),
+        Form::PaymentService(args) => work(payments::serve(args)),
         // One thread: the servers and workers die with the thread that started them.
         Form::Quick(args) => conduct(rack::quick(args)),
         Form::Long(args) => conduct(rack::long(args)),
         Form::FullPool(args) => conduct(full_pool::run(args)),
+        Form::Payments(args) => conduct(payments::run(args)),
     }
+}
+
+fn work(worker: impl Future<Output = Result<()>>) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(worker)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn conduct(rack: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {

@@ -35,6 +35,8 @@ pub(crate) struct Weather {
     pub(crate) delay: Duration,
     /// Every answer is this much later.
     pub(crate) answers_late: Duration,
+    /// One in this many COMMITs does not reach the server: the connection is reset before.
+    pub(crate) commits_cut: Option<u32>,
     /// The answer to one in this many COMMITs is lost.
     pub(crate) commits_lost: Option<u32>,
     /// The answer to each COMMIT is this late.
@@ -64,6 +66,7 @@ struct Shared {
     cuts: watch::Sender<u32>,
     /// How long a silent connection stays so.
     silence: Duration,
+    commits_cut: Cell<u32>,
     commits_lost: Cell<u32>,
 }
 
@@ -79,6 +82,7 @@ impl Proxy {
             weather: watch::Sender::new(Weather::default()),
             cuts: watch::Sender::new(0),
             silence,
+            commits_cut: Cell::new(0),
             commits_lost: Cell::new(0),
         });
         let accepting = spawn_local(accept(listener, Rc::clone(&shared)));
@@ -101,6 +105,11 @@ impl Proxy {
     /// Leads new connections to another server.
     pub(crate) fn lead_to(&self, address: SocketAddr) {
         *self.shared.upstream.borrow_mut() = address.to_string();
+    }
+
+    /// How many COMMITs did not reach the server.
+    pub(crate) fn commits_cut(&self) -> u32 {
+        self.shared.commits_cut.get()
     }
 
     /// How many answers to COMMIT were lost.
@@ -239,11 +248,14 @@ async fn pump((from, to): &mut (OwnedReadHalf, OwnedWriteHalf), line: &Line, req
         if !requests && let Some(late) = line.late.take() {
             sleep_until(late).await;
         }
-        if requests
-            && !is_lost
-            && now.commits_lost.is_some_and(|one_in| fastrand::u32(0..one_in) == 0)
-            && has_commit(&buffer[..length])
-        {
+        let meets_one = |one_in: Option<u32>| {
+            requests && !is_lost && one_in.is_some_and(|it| fastrand::u32(0..it) == 0) && has_commit(&buffer[..length])
+        };
+        if meets_one(now.commits_cut) {
+            line.shared.commits_cut.set(line.shared.commits_cut.get() + 1);
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        if meets_one(now.commits_lost) {
             line.shared.commits_lost.set(line.shared.commits_lost.get() + 1);
             line.lost.send_replace(if fastrand::bool() { Lost::Reset } else { Lost::Silent });
         }
@@ -251,8 +263,10 @@ async fn pump((from, to): &mut (OwnedReadHalf, OwnedWriteHalf), line: &Line, req
     }
 }
 
+/// Whether a COMMIT is in it, and not only READ COMMITTED.
 fn has_commit(burst: &[u8]) -> bool {
-    burst.windows(6).any(|it| it.eq_ignore_ascii_case(b"COMMIT"))
+    let tail = |at: usize| burst.get(at + 6..at + 9).is_none_or(|it| !it.eq_ignore_ascii_case(b"TED"));
+    (0..burst.len()).any(|at| burst.get(at..at + 6).is_some_and(|it| it.eq_ignore_ascii_case(b"COMMIT")) && tail(at))
 }
 
 #[cfg(test)]
@@ -263,6 +277,8 @@ mod tests {
     fn a_commit_is_seen_in_a_burst() {
         assert!(has_commit(b"Q\0\0\0\x0bCOMMIT\0"));
         assert!(has_commit(b"\x10\0\0\0\x03RELEASE SAVEPOINT a; COMMIT; SET x"));
+        assert!(has_commit(b"Q\0\0\0\x0bBEGIN ISOLATION LEVEL READ COMMITTED; COMMIT"));
+        assert!(!has_commit(b"Q\0\0\0\x0bBEGIN ISOLATION LEVEL READ COMMITTED\0"));
         assert!(!has_commit(b"Q\0\0\0\x0bROLLBACK\0"));
     }
 
