@@ -10,6 +10,10 @@ use crate::floors::{Counted, Floor, STOCK};
 use crate::scenarios;
 use crate::servers::{Kind, Server};
 
+/// The tables that a sample writes.
+const TABLES: [&str; 7] =
+    ["bench_answer", "bench_lease", "bench_row", "bench_stock", "lockkit_answer", "lockkit_lease", "lockkit_stock"];
+
 /// What the database says after a sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct After {
@@ -116,7 +120,7 @@ async fn set_up<DB: Floor>(url: &str, kind: Kind) -> Result<String> {
 async fn reset<DB: Floor>(url: &str, rows: u32) -> Result<()> {
     let pool: Pool<DB> = pool(url).await?;
     let mut conn = pool.acquire().await?;
-    for table in ["bench_lease", "bench_row", "bench_stock", "lockkit_lease", "lockkit_stock"] {
+    for table in TABLES {
         DB::execute(&mut conn, &format!("DELETE FROM {table}")).await?;
     }
     let expired = if DB::NAME == "PostgreSQL" {
@@ -133,7 +137,7 @@ async fn reset<DB: Floor>(url: &str, rows: u32) -> Result<()> {
     DB::execute(&mut conn, &format!("INSERT INTO bench_stock VALUES (0, {STOCK})")).await?;
     if DB::NAME == "PostgreSQL" {
         // So that no sample pays for the rows of the one before.
-        for table in ["bench_lease", "bench_row", "bench_stock", "lockkit_lease", "lockkit_stock"] {
+        for table in TABLES {
             DB::execute(&mut conn, &format!("VACUUM ANALYZE {table}")).await?;
         }
     }

@@ -7,7 +7,7 @@ mod sqlite;
 
 use std::time::Duration;
 
-use lockkit::dialect::{LeaseOps, NamedOps, RowOps, StockOps, VersionOps};
+use lockkit::dialect::{IdempotentOps, LeaseOps, NamedOps, RowOps, StockOps, VersionOps};
 use sqlx::pool::PoolOptions;
 use sqlx::{Pool, Transaction};
 use support::PlainSql;
@@ -24,7 +24,7 @@ pub(crate) const STOCK: u64 = 1_000_000_000;
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
 /// A database with the tables of the floors.
-pub(crate) trait Floor: LeaseOps + NamedOps + PlainSql + RowOps + StockOps + VersionOps {
+pub(crate) trait Floor: IdempotentOps + LeaseOps + NamedOps + PlainSql + RowOps + StockOps + VersionOps {
     /// Makes the tables. Each is one statement.
     const TABLES: &'static [&'static str];
 
@@ -75,6 +75,26 @@ pub(crate) trait Floor: LeaseOps + NamedOps + PlainSql + RowOps + StockOps + Ver
         value: i64,
         version: i64,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+
+    /// One statement, or none where a transaction that writes is alone: locks the name of an answer until the
+    /// transaction ends.
+    fn answer_lock(conn: &mut Self::Connection, name: &str) -> impl Future<Output = sqlx::Result<()>> + Send;
+
+    /// One statement: the answer with this name.
+    fn answer_read(pool: &Pool<Self>, name: &str) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+
+    /// The same in the transaction that has the lock.
+    fn answer_read_locked(
+        conn: &mut Self::Connection,
+        name: &str,
+    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+
+    /// One statement: stores the answer.
+    fn answer_write(
+        conn: &mut Self::Connection,
+        name: &str,
+        answer: &str,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
     /// One guarded statement: takes a piece from the counter if one is left.
     fn stock_take(pool: &Pool<Self>) -> impl Future<Output = sqlx::Result<bool>> + Send;

@@ -19,6 +19,10 @@ const SESSION_LOCK: &str = "SELECT GET_LOCK(?, 60)";
 const SESSION_UNLOCK: &str = "SELECT RELEASE_LOCK(?)";
 const VERSION_READ: &str = "SELECT value, version FROM bench_row WHERE id = ?";
 const VERSION_WRITE: &str = "UPDATE bench_row SET value = ?, version = version + 1 WHERE id = ? AND version = ?";
+// A new row is its lock.
+const ANSWER_LOCK: &str = "INSERT INTO bench_answer (name) VALUES (?) ON DUPLICATE KEY UPDATE name = VALUES(name)";
+const ANSWER_READ: &str = "SELECT CAST(answer AS CHAR) FROM bench_answer WHERE name = ? AND answer IS NOT NULL";
+const ANSWER_WRITE: &str = "UPDATE bench_answer SET answer = ? WHERE name = ?";
 const STOCK_TAKE: &str = "UPDATE bench_stock SET quantity = quantity - 1 WHERE id = 0 AND quantity >= 1";
 const STATEMENTS: &str = "SHOW GLOBAL STATUS LIKE 'Questions'";
 const COMMITS: &str = "SHOW GLOBAL STATUS LIKE 'Com_commit'";
@@ -32,6 +36,7 @@ impl Floor for MySql {
              id BIGINT PRIMARY KEY, value BIGINT NOT NULL, version BIGINT NOT NULL
          ) ENGINE = InnoDB",
         "CREATE TABLE bench_stock (id BIGINT PRIMARY KEY, quantity BIGINT NOT NULL) ENGINE = InnoDB",
+        "CREATE TABLE bench_answer (name VARBINARY(255) PRIMARY KEY, answer LONGBLOB) ENGINE = InnoDB",
     ];
 
     async fn open(job: &Job) -> sqlx::Result<MySqlPool> {
@@ -87,6 +92,22 @@ impl Floor for MySql {
     async fn row_write_if(pool: &MySqlPool, id: i64, value: i64, version: i64) -> sqlx::Result<bool> {
         let written = sqlx::query(VERSION_WRITE).bind(value).bind(id).bind(version).execute(pool).await?;
         Ok(written.rows_affected() == 1)
+    }
+
+    async fn answer_lock(conn: &mut MySqlConnection, name: &str) -> sqlx::Result<()> {
+        sqlx::query(ANSWER_LOCK).bind(name).execute(conn).await.map(drop)
+    }
+
+    async fn answer_read(pool: &MySqlPool, name: &str) -> sqlx::Result<Option<String>> {
+        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(pool).await
+    }
+
+    async fn answer_read_locked(conn: &mut MySqlConnection, name: &str) -> sqlx::Result<Option<String>> {
+        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(conn).await
+    }
+
+    async fn answer_write(conn: &mut MySqlConnection, name: &str, answer: &str) -> sqlx::Result<()> {
+        sqlx::query(ANSWER_WRITE).bind(answer).bind(name).execute(conn).await.map(drop)
     }
 
     async fn stock_take(pool: &MySqlPool) -> sqlx::Result<bool> {

@@ -20,6 +20,8 @@ const SESSION_LOCK: &str = "SELECT pg_advisory_lock(hashtextextended($1, 0))";
 const SESSION_UNLOCK: &str = "SELECT pg_advisory_unlock(hashtextextended($1, 0))";
 const VERSION_READ: &str = "SELECT value, version FROM bench_row WHERE id = $1";
 const VERSION_WRITE: &str = "UPDATE bench_row SET value = $2, version = version + 1 WHERE id = $1 AND version = $3";
+const ANSWER_READ: &str = "SELECT answer FROM bench_answer WHERE name = $1";
+const ANSWER_WRITE: &str = "INSERT INTO bench_answer (name, answer) VALUES ($1, $2)";
 const STOCK_TAKE: &str = "UPDATE bench_stock SET quantity = quantity - 1 WHERE id = 0 AND quantity >= 1";
 const COUNTED: &str = "SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = current_database()";
 
@@ -32,6 +34,7 @@ impl Floor for Postgres {
              id bigint PRIMARY KEY, value bigint NOT NULL, version bigint NOT NULL
          ) WITH (fillfactor = 50)",
         "CREATE TABLE bench_stock (id bigint PRIMARY KEY, quantity bigint NOT NULL) WITH (fillfactor = 20)",
+        "CREATE TABLE bench_answer (name text PRIMARY KEY, answer text NOT NULL)",
     ];
 
     async fn open(job: &Job) -> sqlx::Result<PgPool> {
@@ -86,6 +89,22 @@ impl Floor for Postgres {
     async fn row_write_if(pool: &PgPool, id: i64, value: i64, version: i64) -> sqlx::Result<bool> {
         let written = sqlx::query(VERSION_WRITE).bind(id).bind(value).bind(version).execute(pool).await?;
         Ok(written.rows_affected() == 1)
+    }
+
+    async fn answer_lock(conn: &mut PgConnection, name: &str) -> sqlx::Result<()> {
+        Self::name_lock(conn, name).await
+    }
+
+    async fn answer_read(pool: &PgPool, name: &str) -> sqlx::Result<Option<String>> {
+        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(pool).await
+    }
+
+    async fn answer_read_locked(conn: &mut PgConnection, name: &str) -> sqlx::Result<Option<String>> {
+        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(conn).await
+    }
+
+    async fn answer_write(conn: &mut PgConnection, name: &str, answer: &str) -> sqlx::Result<()> {
+        sqlx::query(ANSWER_WRITE).bind(name).bind(answer).execute(conn).await.map(drop)
     }
 
     async fn stock_take(pool: &Pool<Self>) -> sqlx::Result<bool> {

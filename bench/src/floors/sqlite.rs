@@ -22,6 +22,8 @@ const ROW_READ: &str = "SELECT value FROM bench_row WHERE id = ?1";
 const ROW_WRITE: &str = "UPDATE bench_row SET value = ?2 WHERE id = ?1";
 const VERSION_READ: &str = "SELECT value, version FROM bench_row WHERE id = ?1";
 const VERSION_WRITE: &str = "UPDATE bench_row SET value = ?2, version = version + 1 WHERE id = ?1 AND version = ?3";
+const ANSWER_READ: &str = "SELECT answer FROM bench_answer WHERE name = ?1";
+const ANSWER_WRITE: &str = "INSERT INTO bench_answer (name, answer) VALUES (?1, ?2)";
 const STOCK_TAKE: &str = "UPDATE bench_stock SET quantity = quantity - 1 WHERE id = 0 AND quantity >= 1";
 
 impl Floor for Sqlite {
@@ -33,6 +35,7 @@ impl Floor for Sqlite {
              id INTEGER PRIMARY KEY, value INTEGER NOT NULL, version INTEGER NOT NULL
          ) STRICT",
         "CREATE TABLE bench_stock (id INTEGER PRIMARY KEY, quantity INTEGER NOT NULL) STRICT",
+        "CREATE TABLE bench_answer (name TEXT PRIMARY KEY, answer TEXT NOT NULL) STRICT, WITHOUT ROWID",
     ];
 
     async fn open(job: &Job) -> sqlx::Result<SqlitePool> {
@@ -95,6 +98,22 @@ impl Floor for Sqlite {
     async fn row_write_if(pool: &SqlitePool, id: i64, value: i64, version: i64) -> sqlx::Result<bool> {
         let written = sqlx::query(VERSION_WRITE).bind(id).bind(value).bind(version).execute(pool).await?;
         Ok(written.rows_affected() == 1)
+    }
+
+    async fn answer_lock(_: &mut SqliteConnection, _: &str) -> sqlx::Result<()> {
+        Ok(())
+    }
+
+    async fn answer_read(pool: &SqlitePool, name: &str) -> sqlx::Result<Option<String>> {
+        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(pool).await
+    }
+
+    async fn answer_read_locked(conn: &mut SqliteConnection, name: &str) -> sqlx::Result<Option<String>> {
+        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(conn).await
+    }
+
+    async fn answer_write(conn: &mut SqliteConnection, name: &str, answer: &str) -> sqlx::Result<()> {
+        sqlx::query(ANSWER_WRITE).bind(name).bind(answer).execute(conn).await.map(drop)
     }
 
     async fn stock_take(pool: &SqlitePool) -> sqlx::Result<bool> {

@@ -95,6 +95,8 @@ fn subject(scenario: Scenario) -> &'static str {
         Scenario::Transaction => "Empty transactions",
         Scenario::RowLock => "A row lock for each",
         Scenario::Named => "A named lock for each",
+        Scenario::Idempotent => "A request with a new key for each",
+        Scenario::AnsweredBefore => "An answered request for each",
         Scenario::Optimistic => "One row, many writers",
         Scenario::Stock => "One stock, many buyers",
         Scenario::Held => "One more lease, many held",

@@ -2,6 +2,7 @@
 
 mod compare;
 mod held;
+mod idempotent;
 mod lease;
 mod optimistic;
 mod stock;
@@ -38,6 +39,10 @@ pub(crate) enum Scenario {
     RowLock,
     /// A transaction locks one name.
     Named,
+    /// Work with a new key, whose answer is stored.
+    Idempotent,
+    /// A request whose answer is stored.
+    AnsweredBefore,
     /// Tasks read one row, and write it if it has not changed.
     Optimistic,
     /// Tasks take pieces from one counter.
@@ -82,8 +87,8 @@ impl Scenario {
                 vec!["polling", "session lock", "lockkit without hand-over", "lockkit"]
             }
             Self::HotLease => vec!["polling", "lockkit without hand-over", "lockkit"],
-            Self::Lease | Self::Stock => vec!["floor", "lockkit"],
-            Self::Transaction => vec!["floor", "lockkit", REUSE],
+            Self::Lease | Self::Stock | Self::AnsweredBefore => vec!["floor", "lockkit"],
+            Self::Transaction | Self::Idempotent => vec!["floor", "lockkit", REUSE],
             Self::RowLock | Self::Named => vec!["floor", "lockkit unbounded", "lockkit", REUSE],
             Self::Optimistic => vec!["floor: FOR UPDATE", "blind retry", "lockkit"],
             Self::Held => vec!["none held", "many held"],
@@ -101,7 +106,9 @@ impl Scenario {
             Self::Stock => &[(1, 1), (64, 1), (64, 4)],
             Self::Held | Self::Sweep | Self::TableSize | Self::Uncontended => &[(1, 1)],
             Self::HotRow => &[(16, 4)],
-            Self::Lease | Self::Transaction | Self::RowLock | Self::Named => &[(1, 1), (32, 1)],
+            Self::Lease | Self::Transaction | Self::RowLock | Self::Named | Self::Idempotent | Self::AnsweredBefore => {
+                &[(1, 1), (32, 1)]
+            }
         }
     }
 
@@ -109,8 +116,8 @@ impl Scenario {
     pub(crate) fn keys(self) -> Option<u32> {
         match self {
             Self::HotLease | Self::Optimistic | Self::Stock | Self::HotRow => Some(1),
-            Self::Held | Self::Sweep | Self::TableSize | Self::Uncontended => Some(0),
-            Self::Lease | Self::Transaction | Self::RowLock | Self::Named => None,
+            Self::Held | Self::Sweep | Self::TableSize | Self::Uncontended | Self::Idempotent => Some(0),
+            Self::Lease | Self::Transaction | Self::RowLock | Self::Named | Self::AnsweredBefore => None,
         }
     }
 
@@ -126,7 +133,7 @@ impl Scenario {
             Self::Transaction => Oracle::Commits,
             Self::Optimistic | Self::HotRow => Oracle::Counter,
             Self::Stock => Oracle::Stock,
-            Self::Sweep => Oracle::Worker,
+            Self::Sweep | Self::Idempotent | Self::AnsweredBefore => Oracle::Worker,
         }
     }
 }
@@ -181,6 +188,8 @@ impl<DB: Subject> Work for Bench<DB> {
             Scenario::Transaction => transaction::empty(self).await,
             Scenario::RowLock => transaction::row_lock(self, key).await,
             Scenario::Named => transaction::named(self, key).await,
+            Scenario::Idempotent => idempotent::new_key(self).await,
+            Scenario::AnsweredBefore => idempotent::answered_before(self, key).await,
             Scenario::Optimistic => optimistic::once(self).await,
             Scenario::Stock => stock::once(self).await,
             Scenario::Held | Scenario::TableSize => lease::lockkit(self, key).await,
