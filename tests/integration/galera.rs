@@ -10,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use lockkit::{Error, Fence, Leases, RetryPolicy, Tx};
+use lockkit::{Answered, Error, Fence, Idempotent, Leases, RetryPolicy, Tx, idempotent::Attempt, is_retryable};
 use sqlx::{MySql, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
-use support::{Galera, Proxy, Server, TestDb, on_databases};
+use support::{Galera, Proxy, Server, TestDb, answer_costs, on_databases};
 use tokio::{task::JoinSet, time::Instant};
 
 /// How many clients each node has.
@@ -23,6 +23,12 @@ const SHARED: u64 = 3;
 
 /// How long they write.
 const TIME: Duration = Duration::from_secs(4);
+
+/// How many keys are requested through all nodes.
+const KEYS: u32 = 20;
+
+/// Longer than any request takes.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What clients were told.
 #[derive(Debug, Default)]
@@ -138,7 +144,7 @@ on_databases! {
             });
             let refused = answer.await.unwrap_err();
             assert!(matches!(refused, Error::TransactionEnded { .. }), "after {end}: {refused:?}");
-            assert!(!refused.is_transient() && !lockkit::is_retryable(&refused), "after {end}");
+            assert!(!refused.is_transient() && !is_retryable(&refused), "after {end}");
             let there = format!("SELECT COUNT(*) FROM written WHERE id = {id}");
             assert_eq!(db.fetch_i64(&there).await, Some(1), "after {end}");
         }
@@ -187,6 +193,93 @@ on_databases! {
         }
     }
 
+    // Requests of one key do not wait for each other between nodes. All do the work, and the primary key of the answers
+    // lets the commits fail, except one.
+    async fn a_request_through_all_nodes_is_done_once<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE charges (id BIGINT PRIMARY KEY AUTO_INCREMENT, name VARCHAR(99))").await;
+        let bodies = Arc::new(AtomicU32::new(0));
+        let answers = through_all_nodes(&db, {
+            let bodies = Arc::clone(&bodies);
+            move |pool: MySqlPool, key: String| {
+                let bodies = Arc::clone(&bodies);
+                async move {
+                    Idempotent::key(&*key).wait(PATIENCE).run(&pool, async |tx| {
+                        let charged = format!("INSERT INTO charges (name) VALUES ('{key}')");
+                        Galera::execute(&mut *tx, &charged).await?;
+                        Ok::<_, Failed>(bodies.fetch_add(1, Ordering::SeqCst))
+                    }).await
+                }
+            }
+        });
+        let answers = answers.await;
+        assert_eq!(answers.len(), KEYS as usize, "one answer for each key: {answers:?}");
+        for url in Galera::nodes(&db.url) {
+            let mut conn = Galera::caught_up(&url).await.unwrap();
+            let charges = Galera::fetch_i64(&mut conn, "SELECT COUNT(*) FROM charges").await.unwrap();
+            let of_keys = Galera::fetch_i64(&mut conn, "SELECT COUNT(DISTINCT name) FROM charges").await.unwrap();
+            assert_eq!((charges, of_keys), (Some(KEYS.into()), Some(KEYS.into())), "{url}");
+        }
+        let bodies = bodies.load(Ordering::SeqCst);
+        assert!(bodies > KEYS, "no two requests have met");
+        println!("{KEYS} keys were charged once, by {bodies} attempts");
+    }
+
+    // The lease excludes across nodes. An attempt whose answer met a conflict has charged, which the next one asks for.
+    async fn work_outside_that_is_requested_through_all_nodes_is_done_once<S>(db: TestDb<S>) {
+        let provider = Arc::new(Mutex::new(Vec::new()));
+        let answers = through_all_nodes(&db, {
+            let provider = Arc::clone(&provider);
+            move |pool: MySqlPool, key: String| {
+                let provider = Arc::clone(&provider);
+                async move {
+                    let leases = Leases::builder(pool).ttl(PATIENCE).build()?;
+                    Idempotent::key(&*key).wait(PATIENCE).outside(&leases, async |work| {
+                        let reference = work.idempotency_key().to_owned();
+                        let find = || provider.lock().unwrap().iter().position(|it| *it == reference);
+                        if work.attempt() == Attempt::First || find().is_none() {
+                            tokio::time::sleep(Duration::from_millis(5)).await;
+                            provider.lock().unwrap().push(reference.clone());
+                        }
+                        Ok::<_, Failed>(u32::try_from(find().expect("it was charged")).unwrap())
+                    }).await
+                }
+            }
+        });
+        let answers = answers.await;
+        assert_eq!(answers.len(), KEYS as usize, "one answer for each key: {answers:?}");
+        let charges = provider.lock().unwrap().clone();
+        assert_eq!((charges.len(), BTreeSet::from_iter(charges).len()), (KEYS as usize, KEYS as usize));
+    }
+
+    async fn requests_with_a_stored_answer_cost_what_the_table_says<S>(db: TestDb<S>) {
+        assert_eq!(answer_costs::<MySql>(&Proxy::start(&db.url)).await, [6, 1, 17, 1]);
+    }
+
+    // The release of the lease comes after the begin in the order of the cluster, so a node that sees the lease free
+    // sees the begin.
+    async fn an_attempt_on_another_node_is_told_of_the_first<S>(db: TestDb<S>) {
+        let mut leases = Vec::new();
+        for url in Galera::nodes(&db.url) {
+            Galera::caught_up(&url).await.unwrap();
+            let pool = MySqlPoolOptions::new().max_connections(3).connect(&url).await.unwrap();
+            leases.push(Leases::builder(pool).ttl(PATIENCE).build().unwrap());
+        }
+        for round in 0..12 {
+            let key = format!("k{round}");
+            let request = || Idempotent::key(&*key).wait(PATIENCE);
+            let failed = request().outside(&leases[round % 3], async |_| Err::<u32, _>(Error::conflict())).await;
+            assert!(failed.unwrap_err().is_conflict());
+            let again = RetryPolicy::new().attempts(5).retry(|_| {
+                request().outside(&leases[(round + 1) % 3], async |work| Ok::<_, Error>(work.attempt()  != Attempt::First))
+            });
+            assert_eq!(again.await.unwrap(), Answered::Now(true), "{key}");
+            let answered = RetryPolicy::new().attempts(5).retry(|_| {
+                request().outside(&leases[(round + 2) % 3], async |_| Ok::<_, Error>(false))
+            });
+            assert_eq!(answered.await.unwrap(), Answered::Before(true), "{key}");
+        }
+    }
+
     async fn the_version_that_was_tested_is_on_record<S>(db: TestDb<S>) {
         let version = db.fetch_text(S::VERSION).await.expect("a version");
 
@@ -208,6 +301,44 @@ async fn rival(db: &TestDb<Galera>) -> MySqlConnection {
 async fn undo(rival: &mut MySqlConnection, db: &TestDb<Galera>) {
     Galera::execute(rival, "UPDATE hot SET n = n + 10 WHERE id = 0").await.unwrap();
     Galera::caught_up(&db.url).await.unwrap();
+}
+
+/// Of a request, or of a statement in it.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error("the request failed")]
+    Request(#[from] Error),
+    #[error("a statement failed")]
+    Statement(#[from] sqlx::Error),
+}
+
+/// Requests each key twice through each node, all at the same time, until each request is answered. Returns the
+/// different answers.
+async fn through_all_nodes<F, Asking>(db: &TestDb<Galera>, request: F) -> BTreeSet<(u32, u32)>
+where
+    F: Fn(MySqlPool, String) -> Asking + Clone + Send + 'static,
+    Asking: Future<Output = Result<Answered<u32>, Failed>> + Send,
+{
+    let mut requests = JoinSet::new();
+    for url in Galera::nodes(&db.url) {
+        Galera::caught_up(&url).await.unwrap();
+        let pool = MySqlPoolOptions::new().max_connections(12).connect(&url).await.unwrap();
+        for number in 0..KEYS * 2 {
+            let (pool, request) = (pool.clone(), request.clone());
+            requests.spawn(async move {
+                let key = number / 2;
+                loop {
+                    match request(pool.clone(), format!("pay:{key}")).await {
+                        Err(err) if is_retryable(&err) => {}
+                        // The lease has no queue across nodes.
+                        Err(Failed::Request(err)) if err.is_contended() => {}
+                        answered => break (key, answered.unwrap().into_inner()),
+                    }
+                }
+            });
+        }
+    }
+    requests.join_all().await.into_iter().collect()
 }
 
 /// Runs the work again and again, in clients of all nodes, with a number that is never given twice and one of those

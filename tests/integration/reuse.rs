@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use lockkit::dialect::reuse_connections;
-use lockkit::{Leases, NamedLock, with_lock};
+use lockkit::{Answered, Error, Idempotent, Leases, NamedLock, with_lock};
 use sqlx::Pool;
 use sqlx::pool::PoolOptions;
 use support::{Backend, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
@@ -38,6 +38,21 @@ on_every_server! {
         // BEGIN and COMMIT; on MySQL and MariaDB also whether the transaction is still there. And the first ping.
         let of_each = if S::NAME == "PostgreSQL" { 2 } else { 3 };
         assert!(least <= 10 * of_each + 2, "{least} round trips for 10 transactions on {}", S::NAME);
+    }
+
+    async fn a_kept_connection_that_has_died_costs_a_request_no_more_than_time<S>(db: TestDb<S>) {
+        let proxy = Proxy::start(&db.url);
+        let pool = pool::<S>(proxy.url(), 3).await;
+        for round in 0..20 {
+            for is_before in [false, true] {
+                let request = Idempotent::key(format!("k{round}")).run(&pool, async |_| Ok::<_, Error>(round));
+                let answer = if is_before { Answered::Before(round) } else { Answered::Now(round) };
+                assert_eq!(request.await.unwrap(), answer);
+                proxy.reset();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        db.assert_nothing_left().await;
     }
 
     async fn a_kept_connection_that_has_died_costs_a_transaction_no_more_than_time<S>(db: TestDb<S>) {
@@ -169,6 +184,21 @@ on_every_database! {
         assert_eq!(pool.num_idle(), pool.size() as usize, "on {}", S::NAME);
         assert_eq!(settings().await, before);
         db.assert_nothing_left().await;
+    }
+
+    async fn a_look_for_an_answer_leaves_nothing_on_a_kept_connection<S>(db: TestDb<S>) {
+        let pool = pool::<S>(&db.url, 3).await;
+        let request = async |pool: &Pool<<S as Server>::DB>, key: &str| {
+            Idempotent::key(key).run(pool, async |_| Ok::<_, Error>(())).await.unwrap().is_before()
+        };
+        for round in 0..20 {
+            assert!(!request(&pool, &format!("mine {round}")).await);
+            assert!(request(&pool, &format!("mine {round}")).await);
+            assert_eq!(db.leftovers().await, [""; 0], "on {}", S::NAME);
+            // What others have stored since is found by the next look.
+            assert!(!request(&db.pool, &format!("theirs {round}")).await);
+            assert!(request(&pool, &format!("theirs {round}")).await);
+        }
     }
 
     async fn each_transaction_is_whole_and_sees_what_others_have_committed<S>(db: TestDb<S>) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkit::store::{Acquired, Answer, Claim, LeaseStore, Release, Token};
 use lockkit::{Leases, NamedLock, RowLock, Stock, Wait};
 use sqlx::pool::PoolOptions;
-use support::{Proxy, Server, TestDb, on_every_server};
+use support::{Proxy, Server, TestDb, answer_costs, on_every_server};
 
 /// The round trips of one use of `$operation`, after `$warm` have warmed the statement caches.
 macro_rules! cost {
@@ -151,5 +151,11 @@ on_every_server! {
             assert!(cost <= most, "{operation} took {cost} round trips on {}, not {most}", S::NAME);
             println!("{}: {operation}: {cost}", S::NAME);
         }
+    }
+
+    async fn requests_with_a_stored_answer_cost_what_the_table_says<S>(db: TestDb<S>) {
+        let costs = answer_costs::<<S as Server>::DB>(&Proxy::start(&db.url)).await;
+        let outside = if S::NAME == "PostgreSQL" { 14 } else { 15 };
+        assert_eq!(costs, [6, 1, outside, 1], "on {}", S::NAME);
     }
 }

@@ -2,14 +2,18 @@
 //!
 //! Each test has several pools, as several processes would, that share two sessions of the server.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use lockkit::idempotent::Attempt;
 use lockkit::store::ShedLockTable;
 use lockkit::testing::conformance;
-use lockkit::{Leases, NamedLock, RowLock, Stock, Versioned, VersionedRow, Wait};
+use lockkit::{Error, Idempotent, Leases, NamedLock, RowLock, Stock, Versioned, VersionedRow, Wait};
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::raw_sql;
-use support::{PgBouncer, Postgres, TestDb, on_databases};
+use support::{PgBouncer, Postgres, Proxy, TestDb, answer_costs, on_databases};
 use tokio::task::JoinSet;
 
 /// How often each process does its work.
@@ -198,6 +202,47 @@ on_databases! {
             done.unwrap();
         }
         assert_eq!(db.fetch_i64("SELECT SUM(quantity)::bigint FROM lockkit_stock").await, Some(1));
+    }
+
+    async fn answers_are_stored_once<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE charges (name TEXT)").await;
+        let pooler = start(&db);
+        let (inside, outside) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut processes = JoinSet::new();
+        for _ in 0..PROCESSES {
+            let pool = process(&pooler).await;
+            let (inside, outside) = (Arc::clone(&inside), Arc::clone(&outside));
+            processes.spawn(async move {
+                let leases = Leases::builder(pool.clone()).wait(PATIENCE).build().unwrap();
+                let mut answers = Vec::new();
+                for round in 0..ROUNDS {
+                    // The second look has an answer where the first had none, as a rule.
+                    let paid = Idempotent::key(format!("it's \\ {round}")).request(&round).wait(PATIENCE);
+                    let paid = paid.run(&pool, async |tx| {
+                        raw_sql("INSERT INTO charges VALUES ('x')").execute(&mut **tx).await.unwrap();
+                        Ok::<_, Error>((inside.fetch_add(1, Relaxed), "it's \\".to_owned()))
+                    });
+                    let paid = paid.await.unwrap().into_inner();
+                    let mailed = Idempotent::key(format!("mail \\ {round}")).wait(PATIENCE);
+                    let mailed = mailed.outside(&leases, async |work| {
+                        assert_eq!(work.attempt(), Attempt::First);
+                        raw_sql("INSERT INTO charges VALUES ('y')").execute(&mut **work.tx().await?).await.unwrap();
+                        Ok::<_, Error>(outside.fetch_add(1, Relaxed))
+                    });
+                    answers.push((round, paid, mailed.await.unwrap().into_inner()));
+                }
+                answers
+            });
+        }
+        let answers: HashSet<_> = processes.join_all().await.into_iter().flatten().collect();
+        assert_eq!(answers.len(), ROUNDS, "one answer for each key");
+        assert_eq!((inside.load(Relaxed), outside.load(Relaxed)), (ROUNDS as u64, ROUNDS as u64));
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM charges").await, Some(2 * i64::try_from(ROUNDS).unwrap()));
+    }
+
+    async fn requests_with_a_stored_answer_cost_what_the_table_says<S>(db: TestDb<S>) {
+        let pooler = start(&db);
+        assert_eq!(answer_costs::<sqlx::Postgres>(&Proxy::start(pooler.url())).await, [6, 1, 15, 1]);
     }
 
     async fn migrations_are_applied<S>(_db: TestDb<S>) {

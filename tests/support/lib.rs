@@ -11,6 +11,7 @@
 //! variables `LOCKKIT_POSTGRES_URL`, `LOCKKIT_MARIADB_URL`, `LOCKKIT_MYSQL_URL` and `LOCKKIT_GALERA_URL` name servers
 //! to use instead.
 
+mod answers;
 mod deadlock;
 pub mod draws;
 pub mod migrations;
@@ -30,6 +31,7 @@ mod test_db;
 pub mod throwaway;
 mod user;
 
+pub use crate::answers::answer_costs;
 pub use crate::deadlock::Deadlock;
 pub use crate::mysql::{Galera, MariaDb, MySql};
 pub use crate::pgbouncer::PgBouncer;

@@ -65,14 +65,14 @@ pub(crate) use fence_guard::GUARD_SECONDS;
 #[cfg(feature = "idempotent")]
 pub use idempotent::ops::IdempotentOps;
 #[cfg(feature = "idempotent")]
-pub(crate) use idempotent::ops::{IdempotentStatements, StoredAnswer};
+pub(crate) use idempotent::ops::{IdempotentStatements, Mark, StoredAnswer};
 pub use lease::LeaseOps;
 pub(crate) use lease::LeaseStatements;
 pub use listen::ListenOps;
 #[cfg(feature = "postgres")]
 pub(crate) use listen::ListenStatements;
 pub use named::NamedOps;
-pub(crate) use named::{NamedStatements, Names, Sharing};
+pub(crate) use named::{Granted, NamedStatements, Names, Sharing};
 pub(crate) use pool::{END_LIMIT, Unsettled, check_in, checked_in, checkout, close, connection};
 pub(crate) use query::{By, Columns, RowQuery, SaveQuery, Strength, Values, VersionQuery};
 pub use row::ops::RowOps;

@@ -146,6 +146,11 @@ impl NamedLock {
     /// # Cancel safety
     /// The transaction may or may not have locked the name; roll it back.
     pub async fn lock<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<()> {
+        self.locked(conn).await.map(drop)
+    }
+
+    /// As [`lock`](Self::lock). Returns how the lock was granted.
+    pub(super) async fn locked<DB: NamedOps>(self, conn: &mut impl AsConnection<DB>) -> Result<Granted> {
         let is_begun = conn.is_begun();
         let wait = self.wait.unwrap_or_default();
         self.key.check()?;
@@ -166,22 +171,22 @@ impl NamedLock {
                 return Err(Error::Contended { key: self.key.clone(), waited: waited(), holder: None });
             };
             let taken = match taken {
-                Ok(true) => check_held::<DB>(inside, self.of, &self.key).await.map(|()| true),
+                Ok(Some(granted)) => check_held::<DB>(inside, self.of, &self.key).await.map(|()| Some(granted)),
                 Err(err) if DB::fault(&err) != Fault::Contended => {
                     Err(failed_on_own_table::<DB>(self.of.taking(), Some(&self.key), err))
                 }
-                _ => Ok(false),
+                _ => Ok(None),
             };
-            if note_answer(conn, taken)? {
-                return Ok(());
+            if let Some(granted) = note_answer(conn, taken)? {
+                return Ok(granted);
             }
             let waited = waited();
             let holder = holder::seen(conn, async |conn| DB::named_holder(conn, self.of, &self.key).await).await;
             Err(Error::Contended { key: self.key.clone(), waited, holder })
         };
-        observed(self.of.strategy(), &self.key, taking).await?;
+        let granted = observed(self.of.strategy(), &self.key, taking).await?;
         conn.locked(self.of.kind(), &self.key);
-        Ok(())
+        Ok(granted)
     }
 
     /// The session that holds the lock now, or one of the sessions that share it. `None` when the server reports no
@@ -239,7 +244,7 @@ pub trait NamedOps: Dialect + NamedStatements {}
 
 /// The statements of named locks. Hidden from the docs: users call the strategy.
 pub trait NamedStatements: Database {
-    /// Takes the lock for the rest of the transaction. `false` when another session holds it and `wait` is
+    /// Takes the lock for the rest of the transaction. `None` when another session holds it and `wait` is
     /// [`Wait::Never`].
     fn named_lock(
         conn: &mut Self::Connection,
@@ -247,7 +252,7 @@ pub trait NamedStatements: Database {
         key: &Key,
         sharing: Sharing,
         wait: Wait,
-    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<Granted>>> + Send;
 
     /// What the server calls itself, if it only pretends to hold the lock that it has just granted to this transaction.
     /// Asks nothing once the server is known to lock.
@@ -264,6 +269,15 @@ pub trait NamedStatements: Database {
         of: Names,
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<LockHolder>>> + Send;
+}
+
+/// How a named lock was granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Granted {
+    /// The name may have had a holder before.
+    Known,
+    /// The lock is a row, which this transaction has inserted.
+    New,
 }
 
 /// Whose names they are: two locks of one name in different sets are two locks.

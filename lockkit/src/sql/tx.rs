@@ -116,24 +116,28 @@ pub(crate) async fn begin_within<DB: Dialect>(
 ) -> Result<Tx<DB>> {
     refuse_under_own_lock(pool)?;
     let terms = Terms { wait, deadline, started: Instant::now(), at };
-    let mut reuse = Reuse::of(pool);
-    if let Some((conn, session)) = reuse.as_mut().and_then(Reuse::take) {
-        let kept = Guard::new(Unsettled::new(conn));
-        let limit = if DB::IS_REMOTE { KEPT_LIMIT } else { Duration::MAX };
-        match timeout(limit, begun(kept, session, pool, terms)).await {
-            // It has died since, or is not as it should be. A transaction that has begun on it ends with it.
-            Err(_) | Ok(Err(Error::Database { .. })) => reuse.iter().for_each(Reuse::close_all),
-            Ok(begun) => {
-                let mut tx = begun?;
-                tx.0.get_mut().reuse = reuse;
-                return Ok(tx);
-            }
-        }
+    if let Some(kept) = Opening::kept(pool)
+        && let Some(begun) = if_alive(pool, kept.begin(pool, terms)).await
+    {
+        return begun;
     }
-    let opening = Guard::new(Unsettled::new(connection(pool, BEGINNING, None).await?));
-    let mut tx = begin_on(opening, pool, terms).await?;
-    tx.0.get_mut().reuse = reuse.map(Reuse::of_new);
-    Ok(tx)
+    Opening::new(pool, BEGINNING, None).await?.begin(pool, terms).await
+}
+
+/// What a connection that was kept has answered. `None` if it has died since, or is not as it should be: a transaction
+/// that has begun on it ends with it, and so may the others have died.
+pub(crate) async fn if_alive<DB: Dialect, T>(
+    pool: &Pool<DB>,
+    answer: impl Future<Output = Result<T>>,
+) -> Option<Result<T>> {
+    let limit = if DB::IS_REMOTE { KEPT_LIMIT } else { Duration::MAX };
+    match timeout(limit, answer).await {
+        Err(_) | Ok(Err(Error::Database { .. })) => {
+            Reuse::of(pool).iter().for_each(Reuse::close_all);
+            None
+        }
+        Ok(answer) => Some(answer),
+    }
 }
 
 /// How a transaction begins.
@@ -148,37 +152,68 @@ pub(crate) struct Terms {
     pub(crate) at: &'static Location<'static>,
 }
 
-/// Begins a transaction on this connection of the pool.
-pub(crate) async fn begin_on<DB: Dialect>(
-    mut opening: Guard<Unsettled<DB>>,
-    pool: &Pool<DB>,
-    terms: Terms,
-) -> Result<Tx<DB>> {
-    if timeout(PROBE_LIMIT, DB::probe_named_locks(&mut opening.get_mut().conn, pool)).await.is_err() {
-        return Err(no_answer(BEGINNING, None));
-    }
-    begun(opening, DB::Session::default(), pool, terms).await
+/// A connection on which a transaction may begin.
+pub(crate) struct Opening<DB: Dialect> {
+    conn: Guard<Unsettled<DB>>,
+    session: DB::Session,
+    /// Where the connection may be kept afterwards.
+    reuse: Option<Reuse<DB>>,
 }
 
-async fn begun<DB: Dialect>(
-    mut opening: Guard<Unsettled<DB>>,
-    mut session: DB::Session,
-    pool: &Pool<DB>,
-    Terms { wait, deadline, started, at }: Terms,
-) -> Result<Tx<DB>> {
-    let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
-    let before = session;
-    let begun = DB::begin(&mut opening.get_mut().conn, pool, &mut session, Wait::within(wait, left)).await;
-    match begun {
-        Ok(()) => Ok(Tx(Guard::new(Open::new(opening.defuse().conn, session, at)))),
-        Err(err) if DB::fault(&err) == Fault::Contended => {
-            if DB::is_idle(&mut opening.get_mut().conn).await {
-                // No transaction was begun: the connection can be used again.
-                put_back(opening.defuse().conn, before);
-            }
-            Err(Error::Contended { key: WRITE_LOCK.into(), waited: started.elapsed(), holder: None })
+impl<DB: Dialect> Opening<DB> {
+    /// The connection that was used last, if one is kept.
+    pub(crate) fn kept(pool: &Pool<DB>) -> Option<Self> {
+        let mut reuse = Reuse::of(pool)?;
+        let (conn, session) = reuse.take()?;
+        Some(Self { conn: Guard::new(Unsettled::new(conn)), session, reuse: Some(reuse) })
+    }
+
+    /// A connection of the pool.
+    pub(crate) async fn new(pool: &Pool<DB>, doing: &'static str, key: Option<&Key>) -> Result<Self> {
+        let mut conn = Guard::new(Unsettled::new(connection(pool, doing, key).await?));
+        if timeout(PROBE_LIMIT, DB::probe_named_locks(&mut conn.get_mut().conn, pool)).await.is_err() {
+            return Err(no_answer(doing, key));
         }
-        Err(err) => Err(failed::<DB>(BEGINNING, None, err)),
+        Ok(Self { conn, session: DB::Session::default(), reuse: Reuse::of(pool) })
+    }
+
+    /// The connection, and what is known of its session. If this is dropped, the connection is closed.
+    pub(crate) fn conn(&mut self) -> (&mut DB::Connection, &DB::Session) {
+        (&mut self.conn.get_mut().conn, &self.session)
+    }
+
+    /// Begins the transaction.
+    pub(crate) async fn begin(self, pool: &Pool<DB>, terms: Terms) -> Result<Tx<DB>> {
+        let Self { mut conn, session: before, reuse } = self;
+        let Terms { wait, deadline, started, at } = terms;
+        let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+        let mut session = before;
+        let begun = DB::begin(&mut conn.get_mut().conn, pool, &mut session, Wait::within(wait, left)).await;
+        match begun {
+            Ok(()) => Ok(Tx(Guard::new(Open::new(conn.defuse().conn, session, reuse, at)))),
+            Err(err) if DB::fault(&err) == Fault::Contended => {
+                if DB::is_idle(&mut conn.get_mut().conn).await {
+                    // No transaction was begun: the connection can be used again.
+                    put_back(conn.defuse().conn, before);
+                }
+                Err(Error::Contended { key: WRITE_LOCK.into(), waited: started.elapsed(), holder: None })
+            }
+            Err(err) => Err(failed::<DB>(BEGINNING, None, err)),
+        }
+    }
+
+    /// Returns the connection, on which no transaction was begun.
+    pub(crate) fn put_back(self) {
+        let Self { conn, session, reuse } = self;
+        give_back(conn.defuse().conn, session, reuse);
+    }
+}
+
+/// Keeps the connection for the next transaction where that is allowed, or returns it to its pool.
+fn give_back<DB: Dialect>(conn: PoolConnection<DB>, session: DB::Session, reuse: Option<Reuse<DB>>) {
+    match reuse {
+        Some(reuse) => reuse.keep(conn, session),
+        None => put_back(conn, session),
     }
 }
 
@@ -529,9 +564,14 @@ enum Step {
 }
 
 impl<DB: Dialect> Open<DB> {
-    fn new(conn: PoolConnection<DB>, session: DB::Session, at: &'static Location<'static>) -> Self {
+    fn new(
+        conn: PoolConnection<DB>,
+        session: DB::Session,
+        reuse: Option<Reuse<DB>>,
+        at: &'static Location<'static>,
+    ) -> Self {
         let (since, runtime) = (OpenSince::now(at), Handle::current());
-        Self { conn, step: Step::In, before: Step::In, since, session, reuse: None, runtime }
+        Self { conn, step: Step::In, before: Step::In, since, session, reuse, runtime }
     }
 
     /// Whether nothing can be said on the connection any more.
@@ -542,10 +582,7 @@ impl<DB: Dialect> Open<DB> {
     /// Returns the connection, whose transaction was committed or rolled back by the last statement.
     fn return_to_pool(self) {
         let Self { conn, session, reuse, .. } = self;
-        match reuse {
-            Some(reuse) => reuse.keep(conn, session),
-            None => put_back(conn, session),
-        }
+        give_back(conn, session, reuse);
     }
 }
 

@@ -7,22 +7,21 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     body::{
-        guard::Guard,
         scope::{Lock, Realm, Record, is_under},
         task::no_answer,
     },
     policy::Wait,
     sql::{
-        AsConnection, Dialect, Names, Sharing, Unsettled, check_in, connection, failed, failed_on_own_table,
+        AsConnection, Dialect, Granted, Names, Sharing, failed, failed_on_own_table,
         idempotent::{
             answer::Forms,
             fingerprint::Fingerprint,
-            ops::{IdempotentOps, StoredAnswer},
+            ops::{IdempotentOps, Mark, StoredAnswer},
         },
         is_answered,
         named::NamedLock,
         note_answer,
-        tx::{PASS_TX, Terms, Tx, begin_on, check_failed, refuse_under_own_lock},
+        tx::{Opening, PASS_TX, Terms, Tx, check_failed, if_alive, refuse_under_own_lock},
     },
     value::{
         error::{Error, Fault, Result},
@@ -70,7 +69,7 @@ pub(super) struct Earlier {
 pub(super) enum Looked<DB: Dialect> {
     Answer(Vec<u8>),
     /// No answer, and this transaction has the lock of the key.
-    Locked(Tx<DB>, Option<Earlier>),
+    Locked(Tx<DB>, Option<Mark>, Option<Earlier>),
 }
 
 impl<DB: IdempotentOps> Asked<'_, DB> {
@@ -95,29 +94,32 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
     async fn begin_once(&self, wait: Wait) -> Result<Looked<DB>> {
         let Self { pool, key, at, .. } = *self;
         let started = Instant::now();
-        let (looking, found) = self.look_alone().await?;
+        let (looking, found) = self.look().await?;
         if let Some(Found::Answer(answer)) = found {
-            check_in::<DB>(looking.defuse().conn);
+            looking.put_back();
             return Ok(Looked::Answer(answer));
         }
         let terms = Terms { wait: Some(wait), deadline: None, started, at };
-        let mut tx = begin_on(looking, pool, terms).await?;
+        let mut tx = looking.begin(pool, terms).await?;
         let locked = async {
             // There, the transaction has the one lock of the database.
-            if !DB::ONE_WRITER {
-                NamedLock::of_answer(key.clone(), wait).lock(&mut tx).await?;
+            if !DB::ONE_WRITER && NamedLock::of_answer(key.clone(), wait).locked(&mut tx).await? == Granted::New {
+                // The row of the lock is that of the answer.
+                return Ok((None, None));
             }
             // Another request may have stored its answer since.
-            let found = self.look(tx.for_query()).await;
-            note_answer(&mut tx, found)
+            let looked = DB::answer_look_locked(tx.for_query(), key).await;
+            let looked = looked.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err));
+            let (mark, row) = note_answer(&mut tx, looked)?;
+            Ok((Some(mark), self.found(row)?))
         };
         match locked.await {
-            Ok(Some(Found::Answer(answer))) => {
+            Ok((_, Some(Found::Answer(answer)))) => {
                 tx.undo().await;
                 Ok(Looked::Answer(answer))
             }
-            Ok(Some(Found::Begun(earlier))) => Ok(Looked::Locked(tx, Some(earlier))),
-            Ok(None) => Ok(Looked::Locked(tx, None)),
+            Ok((mark, Some(Found::Begun(earlier)))) => Ok(Looked::Locked(tx, mark, Some(earlier))),
+            Ok((mark, None)) => Ok(Looked::Locked(tx, mark, None)),
             Err(err) => {
                 tx.undo().await;
                 Err(err)
@@ -127,8 +129,8 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
 
     /// The stored answer, if there is one. Takes no lock.
     pub(super) async fn answer(&self) -> Result<Option<Vec<u8>>> {
-        let (looking, found) = self.look_alone().await?;
-        check_in::<DB>(looking.defuse().conn);
+        let (looking, found) = self.look().await?;
+        looking.put_back();
         Ok(match found {
             Some(Found::Answer(answer)) => Some(answer),
             Some(Found::Begun(_)) | None => None,
@@ -136,15 +138,27 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
     }
 
     /// Looks outside of a transaction, and returns the connection.
-    async fn look_alone(&self) -> Result<(Guard<Unsettled<DB>>, Option<Found>)> {
-        let mut looking = Guard::new(Unsettled::new(connection(self.pool, LOOKING, Some(self.key)).await?));
-        match self.look(&mut looking.get_mut().conn).await {
+    async fn look(&self) -> Result<(Opening<DB>, Option<Found>)> {
+        let Self { pool, key, .. } = *self;
+        if let Some(kept) = Opening::kept(pool)
+            && let Some(looked) = if_alive(pool, self.look_on(kept)).await
+        {
+            return looked;
+        }
+        self.look_on(Opening::new(pool, LOOKING, Some(key)).await?).await
+    }
+
+    async fn look_on(&self, mut looking: Opening<DB>) -> Result<(Opening<DB>, Option<Found>)> {
+        let (conn, session) = looking.conn();
+        let row = DB::answer_look(conn, session, self.key).await;
+        let row = row.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(self.key), err));
+        match row.and_then(|row| self.found(row)) {
             Ok(found) => Ok((looking, found)),
             // Another process has locked the database, even for readers: it is waited for as the wait says.
             Err(Error::Database { fault: Fault::Contended, .. }) if DB::ONE_WRITER => Ok((looking, None)),
             Err(err) => {
                 if is_answered(&err) {
-                    check_in::<DB>(looking.defuse().conn);
+                    looking.put_back();
                 }
                 Err(err)
             }
@@ -152,11 +166,9 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
     }
 
     /// What is stored for this request.
-    async fn look(&self, conn: &mut DB::Connection) -> Result<Option<Found>> {
+    fn found(&self, row: Option<StoredAnswer>) -> Result<Option<Found>> {
         let Self { key, fingerprint, .. } = *self;
-        let stored = DB::answer_look(conn, key).await;
-        let stored = stored.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err))?;
-        let Some(StoredAnswer { fingerprint: of, answer, made_us: begun_us, age_us }) = stored else { return Ok(None) };
+        let Some(StoredAnswer { fingerprint: of, answer, made_us: begun_us, age_us }) = row else { return Ok(None) };
         if of != fingerprint.as_bytes() {
             return Err(Error::Mismatch { key: key.clone() });
         }
@@ -177,6 +189,8 @@ pub struct Answering {
     pub(super) fingerprint: Fingerprint,
     pub(super) keep: Duration,
     pub(super) most: usize,
+    /// Of the transaction of the work.
+    pub(super) mark: Option<Mark>,
 }
 
 impl Answering {
@@ -226,7 +240,7 @@ impl Answering {
 
     /// Stores that the work has begun.
     pub(super) async fn begin<DB: IdempotentOps>(&self, tx: &mut Tx<DB>) -> Result<()> {
-        let Self { key, fingerprint, keep, most: _ } = self;
+        let Self { key, fingerprint, keep, most: _, mark: _ } = self;
         let begun = DB::answer_begin(tx.for_query(), key, fingerprint.as_bytes(), (*keep).clamp(BEGUN, LONGEST)).await;
         note_answer(tx, begun.map_err(|err| failed_on_own_table::<DB>(BEGINNING, Some(key), err)))
     }
@@ -246,21 +260,34 @@ impl Answering {
         note_answer(tx, locked)
     }
 
-    /// Stores the answer, if the transaction of the lock is still open.
+    /// Stores the answer, if the transaction of the work is still open.
     pub(super) async fn store<DB: IdempotentOps>(&self, tx: &mut Tx<DB>, answer: &[u8]) -> Result<()> {
-        let Self { key, fingerprint, keep, most: _ } = self;
+        let Self { key, fingerprint, keep, most: _, mark } = self;
         let stored = async {
             let conn = tx.for_query();
             // Otherwise an answer would be stored whose work the body has rolled back. Where the commit checks, nothing
             // that runs after the end of a transaction is committed.
-            if !DB::CHECKED_LAST {
+            if !DB::CHECKED_LAST && mark.is_none() {
                 DB::check_open(conn).await.map_err(check_failed::<DB>)?;
             }
-            let stored = DB::answer_store(conn, key, fingerprint.as_bytes(), answer, (*keep).min(LONGEST)).await;
-            stored.map_err(|err| failed_on_own_table::<DB>(STORING, Some(key), err))
+            let keep = (*keep).min(LONGEST);
+            match DB::answer_store(conn, key, fingerprint.as_bytes(), answer, keep, *mark).await {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(Error::TransactionEnded { source: OtherTransaction.into() }),
+                // The table was there when the mark was made.
+                Err(err) if mark.is_some() && matches!(DB::fault(&err), Fault::NoTransaction | Fault::NoTable) => {
+                    Err(check_failed::<DB>(err))
+                }
+                Err(err) => Err(failed_on_own_table::<DB>(STORING, Some(key), err)),
+            }
         };
         // It waits for nobody, unless the body has overlooked that the database ended its transaction.
         let stored = timeout(STORE_LIMIT, stored).await.unwrap_or_else(|_| Err(no_answer(STORING, Some(key))));
         note_answer(tx, stored)
     }
 }
+
+/// Why an answer is not stored.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not the transaction in which the work began")]
+struct OtherTransaction;

@@ -6,7 +6,9 @@
 //! A request looks before it begins a transaction: an answer that is stored costs one statement. It looks once more
 //! when it has the lock of the key, because another request may have stored its answer since. The lock is that of a
 //! named lock, in a set of names of its own. On MySQL and MariaDB its row is the row of the answer, so that a key
-//! leaves no second row behind; see `mysql/named` for what its waiters do. Between nodes of a Galera cluster the lock
+//! leaves no second row behind, and a lock whose row is new has no answer to look for; see `mysql/named` for what its
+//! waiters do. The second look also gets a mark of its transaction. The statement that stores the answer compares it:
+//! otherwise an answer would be stored whose work the body has rolled back. Between nodes of a Galera cluster the lock
 //! excludes nobody; there the primary key of the answers lets one of two transactions fail when it commits.
 //!
 //! Work in the database has that lock from its begin to its commit. Work outside of it has a lease (`outside`); its
@@ -273,13 +275,14 @@ impl Idempotent {
         at: &'static Location<'static>,
         forms: &Forms<T, E>,
     ) -> Result<Begun<DB>> {
-        let (answering, wait) = self.checked()?;
+        let (mut answering, wait) = self.checked()?;
         let Answering { key, fingerprint, .. } = &answering;
         let asked = Asked { pool, key, fingerprint: *fingerprint, at };
-        let (mut tx, earlier) = match asked.begin(wait).await? {
+        let (mut tx, mark, earlier) = match asked.begin(wait).await? {
             Looked::Answer(text) => return Ok(Begun::Before(Stored { key: answering.key, text })),
-            Looked::Locked(tx, earlier) => (tx, earlier),
+            Looked::Locked(tx, mark, earlier) => (tx, mark, earlier),
         };
+        answering.mark = mark;
         let marked = match earlier {
             Some(_) => Err(of_outside()),
             None if forms.have_errs() => answering.mark(&mut tx).await,
@@ -311,7 +314,7 @@ impl Idempotent {
             option: "request",
             reason: format!("cannot be written as JSON, so its hash cannot be stored: {err}"),
         })?;
-        Ok((Answering { key, fingerprint, keep, most }, wait))
+        Ok((Answering { key, fingerprint, keep, most, mark: None }, wait))
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::{future::Future, time::Duration};
 
-use sqlx::Database;
-
-use crate::{sql::NamedOps, value::key::Key};
+use crate::{
+    sql::{Driver, NamedOps},
+    value::key::Key,
+};
 
 /// Stored answers.
 #[diagnostic::on_unimplemented(
@@ -18,12 +19,19 @@ use crate::{sql::NamedOps, value::key::Key};
 pub trait IdempotentOps: NamedOps + IdempotentStatements {}
 
 /// The statements of stored answers. Hidden from the docs: users call [`Idempotent`](crate::Idempotent).
-pub trait IdempotentStatements: Database {
-    /// The row of this key, if there is one that has not expired.
+pub trait IdempotentStatements: Driver {
+    /// The row of this key, if there is one that has not expired. Outside of a transaction, and leaves none open.
     fn answer_look(
         conn: &mut Self::Connection,
+        session: &Self::Session,
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<StoredAnswer>>> + Send;
+
+    /// The same in the transaction that has the lock of the key, and a mark of this transaction.
+    fn answer_look_locked(
+        conn: &mut Self::Connection,
+        key: &Key,
+    ) -> impl Future<Output = sqlx::Result<(Mark, Option<StoredAnswer>)>> + Send;
 
     /// Stores that work has begun, in place of an answer that has expired. Keeps the time of an attempt that began
     /// before. The transaction has the lock of the key, and has found no answer.
@@ -36,13 +44,16 @@ pub trait IdempotentStatements: Database {
 
     /// Stores the answer, in place of one that has expired or of work that has begun. The transaction has the lock of
     /// the key.
+    ///
+    /// With a mark, stores nothing and fails or returns `false` if another transaction is open, or none.
     fn answer_store(
         conn: &mut Self::Connection,
         key: &Key,
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+        mark: Option<Mark>,
+    ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Marks the place in the transaction that `answer_undo` returns to.
     fn answer_mark(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
@@ -51,6 +62,11 @@ pub trait IdempotentStatements: Database {
     /// transaction has ended since.
     fn answer_undo(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
+
+/// What tells the transaction that has the lock of a key from others on its connection. Means what the database makes
+/// of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Mark(pub(crate) i64);
 
 /// The row of a key.
 #[derive(Debug)]

@@ -2,26 +2,38 @@
 
 use std::time::Duration;
 
-use sqlx::{Executor, MySql, MySqlConnection, Row, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row, mysql::MySqlRow};
 
 use super::{
-    NOW,
-    text::{Value, named},
+    NOW, Session,
+    text::{Statement, Value, named},
 };
 use crate::{
-    sql::{IdempotentStatements, StoredAnswer, units::micros},
+    sql::{IdempotentStatements, Mark, StoredAnswer, history::hex, units::micros},
     value::key::Key,
 };
 
 impl IdempotentStatements for MySql {
-    async fn answer_look(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
-        let look = named!(
-            "SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us
-             FROM lockkit_answer
-             WHERE name = :name AND keep_until_us > {NOW}"
-        );
-        let row = look.with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?;
+    async fn answer_look(
+        conn: &mut MySqlConnection,
+        session: &Session,
+        key: &Key,
+    ) -> sqlx::Result<Option<StoredAnswer>> {
+        let row = match session {
+            Session::OfUser => look().with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?,
+            // There, the look begins a transaction. A message of several statements takes no bound values.
+            Session::OfBegin => {
+                let look = look_at(&format!("X'{}'", hex(key.as_bytes())));
+                sqlx::raw_sql(AssertSqlSafe(look + "; COMMIT")).fetch_all(conn).await?.pop()
+            }
+        };
         row.as_ref().map(stored).transpose()
+    }
+
+    async fn answer_look_locked(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+        // The mark of a transaction is the savepoint of `begin`, which the commit looks for.
+        let row = look().with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?;
+        Ok((Mark(0), row.as_ref().map(stored).transpose()?))
     }
 
     async fn answer_begin(
@@ -50,7 +62,8 @@ impl IdempotentStatements for MySql {
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-    ) -> sqlx::Result<()> {
+        _mark: Option<Mark>,
+    ) -> sqlx::Result<bool> {
         // The row is there: the lock has inserted it, if no answer had expired. But its transaction may have been
         // rolled back since, which the commit will report.
         let store = named!(
@@ -64,7 +77,7 @@ impl IdempotentStatements for MySql {
         let name = key.as_bytes();
         let values: &[(&str, &dyn Value)] =
             &[("name", &name), ("fingerprint", &fingerprint), ("answer", &answer), ("keep", &keep)];
-        store.with(values).execute(conn).await.map(drop)
+        store.with(values).execute(conn).await.map(|_| true)
     }
 
     async fn answer_mark(conn: &mut MySqlConnection) -> sqlx::Result<()> {
@@ -74,6 +87,18 @@ impl IdempotentStatements for MySql {
     async fn answer_undo(conn: &mut MySqlConnection) -> sqlx::Result<()> {
         conn.execute("ROLLBACK TO SAVEPOINT lockkit_answer").await.map(drop)
     }
+}
+
+fn look() -> &'static Statement {
+    named!("{}", look_at(":name"))
+}
+
+fn look_at(name: &str) -> String {
+    format!(
+        "SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us
+         FROM lockkit_answer
+         WHERE name = {name} AND keep_until_us > {NOW}"
+    )
 }
 
 fn stored(row: &MySqlRow) -> sqlx::Result<StoredAnswer> {

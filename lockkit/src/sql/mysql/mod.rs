@@ -263,8 +263,8 @@ impl Driver for MySql {
         MySqlTransactionManager::rollback(conn).await
     }
 
-    fn must_restore(_session: &Session) -> bool {
-        true
+    fn must_restore(session: &Session) -> bool {
+        matches!(session, Session::OfBegin)
     }
 
     async fn restore_ended(conn: &mut MySqlConnection) -> sqlx::Result<()> {

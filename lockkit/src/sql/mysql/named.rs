@@ -5,6 +5,8 @@
 //! `innodb_lock_wait_timeout`. So a wait of 1 s or more sets that variable around the INSERT, in one message; MariaDB
 //! bounds the INSERT alone. A shared lock is bounded in its SELECT.
 //!
+//! The lock of an answer is inserted first, by a statement that never waits: nearly each has a new name.
+//!
 //! A wait of less than 1 s looks first, with a bound in the SELECT, and then inserts with a statement that never waits;
 //! if another transaction created the row in between, it looks again. If two inserts still meet, MySQL lets the second
 //! wait whatever the statement says: lockkit gives up 2 s after the bound and closes the connection.
@@ -17,7 +19,7 @@ use super::{
 };
 use crate::{
     policy::Wait,
-    sql::{Driver, NamedStatements, Names, Sharing, history::hex},
+    sql::{Driver, Granted, NamedStatements, Names, Sharing, history::hex},
     value::{error::Fault, holder::LockHolder, key::Key},
 };
 
@@ -32,8 +34,8 @@ fn table(of: Names) -> &'static str {
 /// Locks the row, and inserts it if it does not exist. Never waits for another session's lock.
 ///
 /// It takes no separate read first, which would lock the gap. On a duplicate it locks the row exclusively, where a
-/// plain INSERT takes a shared lock. Each server has its own way not to wait, as in the statement that acquires a
-/// lease.
+/// plain INSERT takes a shared lock, and `LAST_INSERT_ID` is 1. Each server has its own way not to wait, as in the
+/// statement that acquires a lease.
 fn named_at_once(of: Names) -> &'static Statement {
     match of {
         Names::Locks => named!("{}", insert_at_once(table(Names::Locks))),
@@ -47,7 +49,7 @@ fn insert_at_once(table: &str) -> String {
          INSERT INTO {table} (name)
          SELECT :name
          FROM {source}
-         ON DUPLICATE KEY UPDATE name = VALUES(name)",
+         ON DUPLICATE KEY UPDATE name = IF(LAST_INSERT_ID(1), VALUES(name), VALUES(name))",
         at_once = settings_on_maria("innodb_lock_wait_timeout = 0"),
         source = for_each(
             &format!("(SELECT 1 AS one) AS o LEFT JOIN {table} AS l ON l.name = :name FOR UPDATE OF l NOWAIT"),
@@ -91,7 +93,7 @@ impl NamedStatements for MySql {
         key: &Key,
         sharing: Sharing,
         wait: Wait,
-    ) -> sqlx::Result<bool> {
+    ) -> sqlx::Result<Option<Granted>> {
         // An INSERT that waits for the transaction that inserted the name keeps a gap lock if that is rolled back, and
         // so would wait for new names of others, and they for it. A named lock meets that once for each name. Nearly
         // each answer has a new name, so its waiters wait in a SELECT.
@@ -99,13 +101,13 @@ impl NamedStatements for MySql {
         if inserts && wait == Wait::Unbounded {
             let lock = named!("INSERT INTO lockkit_named (name) VALUES (:name) ON DUPLICATE KEY UPDATE name = name");
             lock.with(&[("name", &key.as_bytes())]).execute(conn).await?;
-            return Ok(true);
+            return Ok(Some(Granted::Known));
         }
         if let Wait::AtMost(bound) = wait
             && inserts
             && bound.as_secs() > 0
         {
-            return named_lock_within(conn, key, bound.as_secs()).await.map(|()| true);
+            return named_lock_within(conn, key, bound.as_secs()).await.map(|()| Some(Granted::Known));
         }
         let (before, hint) = bounded(wait);
         let strength = match sharing {
@@ -116,14 +118,20 @@ impl NamedStatements for MySql {
         let look =
             format!("{before}SELECT {hint}1 FROM {table} WHERE name = :name {strength} {waiting}", table = table(of));
         let look = Statement::new(&look);
+        // Most answers have a new name, most other locks a known one.
+        let mut inserts_next = of == Names::Answers;
         loop {
-            if look.with(&[("name", &key.as_bytes())]).fetch_optional(&mut *conn).await?.is_some() {
-                return Ok(true);
+            if !std::mem::replace(&mut inserts_next, false)
+                && look.with(&[("name", &key.as_bytes())]).fetch_optional(&mut *conn).await?.is_some()
+            {
+                return Ok(Some(Granted::Known));
             }
             match named_at_once(of).with(&[("name", &key.as_bytes())]).execute(&mut *conn).await {
-                // Another transaction inserted the row concurrently: wait for that row now.
+                // Another transaction has inserted or locked the row: wait for that row now.
                 Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
-                made => return made.map(|_| true),
+                made => {
+                    return made.map(|it| Some(if it.last_insert_id() == 0 { Granted::New } else { Granted::Known }));
+                }
             }
         }
     }

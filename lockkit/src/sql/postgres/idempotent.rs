@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use sqlx::{Executor, PgConnection, Postgres, Row, postgres::PgRow};
 
-use super::{NOW, pooler};
+use super::{NOW, Session, pooler};
 use crate::{
-    sql::{IdempotentStatements, StoredAnswer, statement::statement, units::micros},
+    sql::{IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
     value::key::Key,
 };
 
 impl IdempotentStatements for Postgres {
-    async fn answer_look(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
+    async fn answer_look(conn: &mut PgConnection, _: &Session, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
         let look = statement!(
             "SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us
              FROM lockkit_answer
@@ -19,6 +19,19 @@ impl IdempotentStatements for Postgres {
         );
         let row = pooler::query(look).bind(key.as_str()).fetch_optional(conn).await?;
         row.as_ref().map(stored).transpose()
+    }
+
+    async fn answer_look_locked(conn: &mut PgConnection, key: &Key) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+        // `pg_current_xact_id` is not in PostgreSQL 12.
+        let look = statement!(
+            "SELECT txid_current() AS mark, a.fingerprint, a.answer, a.made_us, {NOW} - a.made_us AS age_us
+             FROM (SELECT 1) AS one
+             LEFT JOIN lockkit_answer AS a ON a.name = $1 AND a.keep_until_us > {NOW}"
+        );
+        let row = pooler::query(look).bind(key.as_str()).fetch_one(conn).await?;
+        let is_there = row.try_get::<Option<i64>, _>("made_us")?.is_some();
+        let found = is_there.then(|| stored(&row)).transpose()?;
+        Ok((Mark(row.try_get("mark")?), found))
     }
 
     async fn answer_begin(conn: &mut PgConnection, key: &Key, fingerprint: &[u8], keep: Duration) -> sqlx::Result<()> {
@@ -40,16 +53,20 @@ impl IdempotentStatements for Postgres {
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-    ) -> sqlx::Result<()> {
+        mark: Option<Mark>,
+    ) -> sqlx::Result<bool> {
+        // No transaction has the number 0. A transaction that has failed refuses the statement.
         let store = statement!(
             "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
-             VALUES ($1, $2, $3, {NOW}, {NOW} + $4)
+             SELECT $1, $2, $3, {NOW}, {NOW} + $4
+             WHERE $5 IN (0, txid_current())
              ON CONFLICT (name) DO UPDATE SET
                  fingerprint = excluded.fingerprint, answer = excluded.answer,
                  made_us = excluded.made_us, keep_until_us = excluded.keep_until_us"
         );
+        let Mark(mark) = mark.unwrap_or(Mark(0));
         let store = pooler::query(store).bind(key.as_str()).bind(fingerprint).bind(answer);
-        store.bind(micros(keep)).execute(conn).await.map(drop)
+        Ok(store.bind(micros(keep)).bind(mark).execute(conn).await?.rows_affected() == 1)
     }
 
     async fn answer_mark(conn: &mut PgConnection) -> sqlx::Result<()> {

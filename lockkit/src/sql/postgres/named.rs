@@ -5,7 +5,7 @@ use sqlx::{PgConnection, Postgres, Row};
 use super::{advisory_number, feigned, holder, holder_since, lock_timeout, pooler};
 use crate::{
     policy::Wait,
-    sql::{NamedStatements, Names, Sharing, statement::statement},
+    sql::{Granted, NamedStatements, Names, Sharing, statement::statement},
     value::{holder::LockHolder, key::Key},
 };
 
@@ -44,7 +44,7 @@ impl NamedStatements for Postgres {
         key: &Key,
         sharing: Sharing,
         wait: Wait,
-    ) -> sqlx::Result<bool> {
+    ) -> sqlx::Result<Option<Granted>> {
         let number = number(of, key);
         let (lock, lock_if_free) = lock_functions(sharing);
         let granted = match wait {
@@ -56,7 +56,7 @@ impl NamedStatements for Postgres {
             Wait::AtMost(_) => {
                 // Most locks are free. Setting and restoring a bound costs as much as the lock.
                 if pooler::query(lock_if_free).bind(number).fetch_one(&mut *conn).await?.try_get(0)? {
-                    return Ok(true);
+                    return Ok(Some(Granted::Known));
                 }
                 let sql = match sharing {
                     Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
@@ -66,7 +66,7 @@ impl NamedStatements for Postgres {
                 true
             }
         };
-        Ok(granted)
+        Ok(granted.then_some(Granted::Known))
     }
 
     async fn named_feigned(conn: &mut PgConnection, of: Names, key: &Key) -> sqlx::Result<Option<String>> {

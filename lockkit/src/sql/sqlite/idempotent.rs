@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use sqlx::{Executor, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
-use super::NOW;
+use super::{NOW, Session};
 use crate::{
-    sql::{IdempotentStatements, StoredAnswer, statement::statement, units::micros},
+    sql::{IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
     value::key::Key,
 };
 
 impl IdempotentStatements for Sqlite {
-    async fn answer_look(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
+    async fn answer_look(conn: &mut SqliteConnection, _: &Session, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
         let look = statement!(
             "SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us
              FROM lockkit_answer
@@ -19,6 +19,19 @@ impl IdempotentStatements for Sqlite {
         );
         let row = sqlx::query(look).bind(key.as_str()).fetch_optional(conn).await?;
         row.as_ref().map(stored).transpose()
+    }
+
+    async fn answer_look_locked(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+        // The savepoint ends with its transaction, and is the place that `answer_undo` returns to. In one message: each
+        // costs a change of threads.
+        let look = statement!(
+            "SAVEPOINT lockkit_answer;
+             SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us
+             FROM lockkit_answer
+             WHERE name = ?1 AND keep_until_us > {NOW}"
+        );
+        let row = sqlx::query(look).bind(key.as_str()).fetch_optional(conn).await?;
+        Ok((Mark(0), row.as_ref().map(stored).transpose()?))
     }
 
     async fn answer_begin(
@@ -45,20 +58,29 @@ impl IdempotentStatements for Sqlite {
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-    ) -> sqlx::Result<()> {
-        let store = statement!(
-            "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
-             VALUES (?1, ?2, ?3, {NOW}, {NOW} + ?4)
-             ON CONFLICT (name) DO UPDATE SET
-                 fingerprint = excluded.fingerprint, answer = excluded.answer,
-                 made_us = excluded.made_us, keep_until_us = excluded.keep_until_us"
-        );
+        mark: Option<Mark>,
+    ) -> sqlx::Result<bool> {
+        macro_rules! store {
+            ($before:literal) => {
+                statement!(
+                    "{before}INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
+                     VALUES (?1, ?2, ?3, {NOW}, {NOW} + ?4)
+                     ON CONFLICT (name) DO UPDATE SET
+                         fingerprint = excluded.fingerprint, answer = excluded.answer,
+                         made_us = excluded.made_us, keep_until_us = excluded.keep_until_us",
+                    before = $before
+                )
+            };
+        }
+        // If a statement fails, the rest of the message is not run.
+        let store = if mark.is_some() { store!("RELEASE lockkit_answer; ") } else { store!("") };
         let store = sqlx::query(store).bind(key.as_str()).bind(fingerprint).bind(answer);
-        store.bind(micros(keep)).execute(conn).await.map(drop)
+        store.bind(micros(keep)).execute(conn).await.map(|_| true)
     }
 
-    async fn answer_mark(conn: &mut SqliteConnection) -> sqlx::Result<()> {
-        conn.execute("SAVEPOINT lockkit_answer").await.map(drop)
+    async fn answer_mark(_conn: &mut SqliteConnection) -> sqlx::Result<()> {
+        // The look has made the savepoint.
+        Ok(())
     }
 
     async fn answer_undo(conn: &mut SqliteConnection) -> sqlx::Result<()> {

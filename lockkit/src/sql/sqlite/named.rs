@@ -5,7 +5,7 @@ use sqlx::{Sqlite, SqliteConnection};
 use super::take_write_lock;
 use crate::{
     policy::Wait,
-    sql::{NamedStatements, Names, Sharing},
+    sql::{Granted, NamedStatements, Names, Sharing},
     value::{holder::LockHolder, key::Key},
 };
 
@@ -16,9 +16,9 @@ impl NamedStatements for Sqlite {
         _key: &Key,
         _sharing: Sharing,
         wait: Wait,
-    ) -> sqlx::Result<bool> {
+    ) -> sqlx::Result<Option<Granted>> {
         take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
-        Ok(true)
+        Ok(Some(Granted::Known))
     }
 
     async fn named_feigned(_conn: &mut SqliteConnection, _of: Names, _key: &Key) -> sqlx::Result<Option<String>> {

@@ -1,0 +1,48 @@
+//! What requests with a stored answer cost.
+
+use lockkit::dialect::{IdempotentOps, LeaseOps, reuse_connections};
+use lockkit::{Error, Idempotent, Leases};
+use sqlx::pool::PoolOptions;
+use sqlx::{Database, Pool};
+
+use crate::Proxy;
+
+/// How often each is counted. The least counts: a message that arrives in two pieces can be answered in between, which
+/// looks like one round trip more.
+const ROUNDS: usize = 8;
+
+/// Round trips of requests: of `run` with a new key and with one that was answered before, then of `outside`.
+///
+/// Nothing is done in their bodies, and no connection is pinged or restored: that is the price of the pool.
+///
+/// # Panics
+/// If a request fails.
+pub async fn answer_costs<DB>(proxy: &Proxy) -> [u64; 4]
+where
+    DB: Database + IdempotentOps + LeaseOps,
+{
+    let pool: Pool<DB> = PoolOptions::new().max_connections(3).connect(proxy.url()).await.expect("a pool");
+    reuse_connections(&pool);
+    let leases = Leases::new(pool.clone());
+    let run = async |key: String| {
+        Idempotent::key(key).run(&pool, async |_| Ok::<_, Error>(())).await.expect("an answer").is_before()
+    };
+    let outside = async |key: String| {
+        Idempotent::key(key).outside(&leases, async |_| Ok::<_, Error>(())).await.expect("an answer").is_before()
+    };
+    let mut least = [u64::MAX; 4];
+    for round in 0..ROUNDS {
+        let mut before = proxy.round_trips();
+        let mut count = |number: usize, is_before: bool| {
+            assert_eq!(is_before, number % 2 == 1, "a key is new, and answered before the next time");
+            let now = proxy.round_trips();
+            least[number] = least[number].min(now - before);
+            before = now;
+        };
+        count(0, run(format!("run {round}")).await);
+        count(1, run(format!("run {round}")).await);
+        count(2, outside(format!("outside {round}")).await);
+        count(3, outside(format!("outside {round}")).await);
+    }
+    least
+}
