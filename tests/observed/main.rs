@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -140,6 +141,38 @@ async fn a_loss_is_told_once_however_it_comes() {
     leases.lease("k").run(async |_| Ok::<_, Error>(())).await.unwrap();
     leases.close().await.unwrap();
     assert_eq!(told(), []);
+}
+
+/// How often a process could not ask to lead.
+#[derive(Clone, Default)]
+struct Campaigns(Arc<AtomicU32>);
+
+impl<S: Subscriber> Layer<S> for Campaigns {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        self.0.fetch_add(u32::from(fields.message == "cannot ask to lead"), Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_outage_of_a_store_is_told_once_by_a_process_that_waits_to_lead() {
+    let campaigns = Campaigns::default();
+    let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(campaigns.clone()));
+    let store = MemoryStore::new();
+    let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+    let _held = there.lease("k").acquire().await.unwrap();
+    let leading = tokio::spawn(here.lease("k").lead(async |_| Ok::<_, Error>(())));
+    for outages in 1..=3 {
+        here.store().faults().partition();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(campaigns.0.load(Ordering::Relaxed), outages);
+        here.store().faults().heal();
+        // Another campaign ends in that time, and finds that the lease is held.
+        tokio::time::sleep(Duration::from_secs(180)).await;
+    }
+    assert!(!leading.is_finished());
+    leading.abort();
 }
 
 #[tokio::test]

@@ -3,12 +3,18 @@
 //! A body whose commit is in flight is not stopped when its lease is lost, because a caller that gets `Lost` repeats
 //! the work. Until the answer to the COMMIT arrives, no loss of trust ends the body, and the answer decides. A commit
 //! that does not depend on the lease is also waited for; the loss is reported after it. The deadline of a `RetryPolicy`
-//! follows the same rule (`Deadline` in `retry::bounds`), for 30 s at most.
+//! follows the same rule (`Deadline` in `retry::bounds`). Neither waits for longer than [`COMMIT_LIMIT`].
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
+
+/// How long a body that is to end may wait for the answer to its commit.
+pub(crate) const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
 tokio::task_local! {
     /// The commits of the running body.

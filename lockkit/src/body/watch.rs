@@ -8,27 +8,41 @@ use std::{
     task::{Context, Poll},
 };
 
+use tokio::{
+    task::{Unconstrained, unconstrained},
+    time::{Sleep, sleep},
+};
 use tracing::Span;
 
 use crate::{
-    body::commits::Commits,
+    body::{
+        commits::{COMMIT_LIMIT, Commits},
+        task::timed_out,
+    },
     policy::OnLost,
     value::error::{Error, Result},
 };
 
 /// Runs a body, and ends it with an error when its lock is lost.
 ///
-/// A body with a commit in flight is not ended. Otherwise the caller could repeat work that was committed.
+/// A body with a commit in flight is not ended before the answer, which is waited for at most [`COMMIT_LIMIT`] after
+/// the loss. Otherwise the caller could repeat work that was committed. Without an answer the outcome is unknown.
 ///
 /// The body is passed to each poll as a `dyn Future`. So this code is compiled once instead of once per body, and the
 /// future that runs a body is `Send` if the body is.
 pub struct Watch<'a> {
     on_lost: OnLost,
     check: Box<dyn Fn() -> Result<()> + Send + Sync + 'a>,
-    lost: Pin<Box<dyn Future<Output = Error> + Send + 'a>>,
+    losses: Box<dyn Fn() -> Lost<'a> + Send + Sync + 'a>,
+    lost: Lost<'a>,
     commits: Arc<Commits>,
+    /// How long the answer to a commit is still waited for. `None` before the loss.
+    patience: Option<Pin<Box<Unconstrained<Sleep>>>>,
     span: Span,
 }
+
+/// Completes when the lock is lost.
+type Lost<'a> = Pin<Box<dyn Future<Output = Error> + Send + 'a>>;
 
 impl fmt::Debug for Watch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,13 +51,18 @@ impl fmt::Debug for Watch<'_> {
 }
 
 impl<'a> Watch<'a> {
-    /// `check` fails if the lock is no longer held. `lost` completes when the lock is lost.
-    pub(crate) fn new(
+    /// `check` fails if the lock is no longer held. The futures of `lost` complete when the lock is lost.
+    pub(crate) fn new<F>(
         on_lost: OnLost,
         check: impl Fn() -> Result<()> + Send + Sync + 'a,
-        lost: impl Future<Output = Error> + Send + 'a,
-    ) -> Self {
-        Self { on_lost, check: Box::new(check), lost: Box::pin(lost), commits: Commits::new(), span: Span::none() }
+        lost: impl Fn() -> F + Send + Sync + 'a,
+    ) -> Self
+    where
+        F: Future<Output = Error> + Send + 'a,
+    {
+        let losses = Box::new(move || Box::pin(lost()) as Lost<'a>);
+        let (check, lost, commits) = (Box::new(check), losses(), Commits::new());
+        Self { on_lost, check, losses, lost, commits, patience: None, span: Span::none() }
     }
 
     /// Runs the body in this span.
@@ -59,8 +78,8 @@ impl<'a> Watch<'a> {
         is_ok: impl FnOnce(&R) -> bool,
         fail: impl FnOnce(Error) -> R,
     ) -> Poll<R> {
-        let committing = self.commits.are_unanswered();
-        if let Err(err) = self.before(committing, context) {
+        let was_committing = self.commits.are_unanswered();
+        if let Err(err) = self.before(was_committing, context) {
             return Poll::Ready(fail(err));
         }
         let polled = match self.on_lost {
@@ -69,8 +88,10 @@ impl<'a> Watch<'a> {
         };
         let after = match &polled {
             Poll::Ready(result) if is_ok(result) => (self.check)(),
-            Poll::Ready(_) => Ok(()),
-            Poll::Pending => self.after(committing, context),
+            Poll::Pending if self.commits.are_unanswered() => self.committing(context),
+            // The commit was answered during this poll. From here on, the loss must wake the body again.
+            Poll::Pending if was_committing => self.lost(context),
+            Poll::Ready(_) | Poll::Pending => Ok(()),
         };
         match after {
             Ok(()) => polled,
@@ -87,12 +108,26 @@ impl<'a> Watch<'a> {
         self.lost(context)
     }
 
-    /// Polls for a loss if the commit was answered during this poll. From here on, the loss must wake the body again.
-    fn after(&mut self, was_committing: bool, context: &mut Context<'_>) -> Result<()> {
-        if was_committing && !self.commits.are_unanswered() { self.lost(context) } else { Ok(()) }
+    /// Waits for the answer to a commit, after a loss with a limit.
+    fn committing(&mut self, context: &mut Context<'_>) -> Result<()> {
+        let patience = match &mut self.patience {
+            Some(patience) => patience,
+            None if self.lost.as_mut().poll(context).is_pending() => return Ok(()),
+            // Unconstrained by tokio's cooperative budget, so that a body that is always ready cannot starve it.
+            unlimited => unlimited.insert(Box::pin(unconstrained(sleep(COMMIT_LIMIT)))),
+        };
+        match patience.as_mut().poll(context) {
+            Poll::Ready(()) => Err(Error::OutcomeUnknown { source: timed_out().into() }),
+            Poll::Pending => Ok(()),
+        }
     }
 
+    /// Fails if the lock is lost, and otherwise lets its loss wake the body.
     fn lost(&mut self, context: &mut Context<'_>) -> Result<()> {
+        if self.patience.take().is_some() {
+            // The commit may have ended the lease whose loss was seen, which is no loss then.
+            self.lost = (self.losses)();
+        }
         match self.lost.as_mut().poll(context) {
             Poll::Ready(err) => Err(err),
             Poll::Pending => Ok(()),

@@ -250,7 +250,7 @@ impl<S: LeaseStore> Lease<S> {
     /// The watch that runs a body under this lease.
     pub(super) fn watch(&self) -> Watch<'_> {
         self.inner.keeper.visit();
-        let lost = async { self.lost_error(self.kept.wait_until_lost().await) };
+        let lost = move || async move { self.lost_error(self.kept.wait_until_lost().await) };
         let span = holding(Strategy::Lease, self.key());
         Watch::new(self.kept.terms.on_lost, || self.check_body(), lost).in_span(span)
     }

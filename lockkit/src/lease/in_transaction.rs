@@ -157,9 +157,15 @@ impl<S: LeaseStore> Hold for Committing<S> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::sleep;
+    use std::future::pending;
 
-    use crate::{Error, Leases, body::commits::CommitSent, testing::MemoryStore};
+    use tokio::time::{Instant, sleep};
+
+    use crate::{
+        Error, Leases,
+        body::commits::{COMMIT_LIMIT, CommitSent},
+        testing::MemoryStore,
+    };
 
     use super::*;
 
@@ -193,10 +199,58 @@ mod tests {
             leases.store().faults().heal();
             Committing::committed(committing);
             drop(sent);
+            sleep(2 * COMMIT_LIMIT).await;
             Ok::<_, Error>(())
         });
         ran.await.unwrap();
         drop(leases.lease("k").acquire().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loss_waits_for_the_answer_to_a_commit_and_not_for_ever() {
+        for (answered, limit) in [(Some(COMMIT_LIMIT - TTL), COMMIT_LIMIT), (None, COMMIT_LIMIT + TTL)] {
+            let (leases, started) = (leases(), Instant::now());
+            let body = async |_| {
+                let sent = CommitSent::now();
+                leases.store().steal("k");
+                match answered {
+                    Some(answered) => sleep(answered).await,
+                    None => pending().await,
+                }
+                drop(sent);
+                pending::<Result<(), Error>>().await
+            };
+            let ran = timeout(10 * COMMIT_LIMIT, leases.lease("k").run(body)).await;
+            let err = ran.expect("the body is stopped").unwrap_err();
+            assert_eq!(
+                (err.is_lost(), matches!(err, Error::OutcomeUnknown { .. })),
+                match answered {
+                    Some(_) => (true, false),
+                    None => (false, true),
+                }
+            );
+            // The next renewal finds the loss.
+            assert!(started.elapsed() >= answered.unwrap_or(COMMIT_LIMIT) && started.elapsed() < limit);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_loss_of_one_of_several_leases_stops_a_body_after_the_commit_of_another() {
+        let leases = leases();
+        let ran = leases.all(["k", "l"]).run(async |both| {
+            both.leases()[1].extend(20 * TTL).await?;
+            let committing = both.leases()[0].begin_commit(false);
+            let sent = CommitSent::now();
+            leases.store().faults().partition();
+            sleep(2 * TTL).await;
+            leases.store().faults().heal();
+            Committing::committed(committing);
+            drop(sent);
+            leases.store().steal("l");
+            pending::<Result<(), Error>>().await
+        });
+        let err = timeout(COMMIT_LIMIT, ran).await.expect("the body is stopped").unwrap_err();
+        assert!(matches!(&err, Error::Lost { key, .. } if key == "l"), "{err:?}");
     }
 
     #[tokio::test(start_paused = true)]

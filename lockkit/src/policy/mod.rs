@@ -127,7 +127,10 @@ impl From<Duration> for Wait {
 /// What happens to a body when its lease is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnLost {
-    /// The body is dropped at its next await point.
+    /// The body is dropped at its next await point. If a commit of the body is on its way then (of a
+    /// [`Tx`](crate::Tx), or of a lease), its answer is waited for first, for 30 s at most: a caller that gets
+    /// [`Error::Lost`](crate::Error::Lost) repeats the work. Without an answer the error is
+    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown).
     #[default]
     Stop,
     /// The body runs to its end, for work that must not stop half-way. It can check

@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use tokio::{
@@ -15,12 +14,12 @@ use tokio::{
 };
 
 use crate::{
-    body::{commits::Commits, scope::Record},
+    body::{
+        commits::{COMMIT_LIMIT, Commits},
+        scope::Record,
+    },
     retry::context::Attempts,
 };
-
-/// How long after its deadline a body may wait for the answer to its commit.
-const COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs a body until a deadline. Yields `None` if the deadline comes first. A commit that is on its way then is waited
 /// for, because only its answer tells whether the work was done.

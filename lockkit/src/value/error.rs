@@ -422,6 +422,16 @@ impl Error {
         Self::Conflict { table: None, expected: None, found: None, source: Raced { row: None } }
     }
 
+    /// For crates that build on lockkit: the value of an option is invalid. The text is `` `{option}` {reason} ``.
+    ///
+    /// ```
+    /// let err = lockkit::Error::invalid_option("for_user", "needs the name of a user");
+    /// assert_eq!(err.to_string(), "`for_user` needs the name of a user");
+    /// ```
+    pub fn invalid_option(option: &'static str, reason: impl Into<String>) -> Self {
+        Self::InvalidOption { option, reason: reason.into() }
+    }
+
     /// The lock, the lease, the stock or the table that the error is about, where it is about one.
     ///
     /// ```
@@ -506,6 +516,18 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         self.any(|it| matches!(it, Self::Database { fault, .. } if fault.is_transient()))
     }
+
+    /// Whether the store may answer a later request: it was away, or another transaction was in the way.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::PoolStarved { .. } => true,
+            // Read-only is what a node is that was demoted.
+            Self::Database { fault, .. } => {
+                matches!(fault, Fault::Unavailable | Fault::ReadOnly) || fault.is_of_the_moment()
+            }
+            _ => false,
+        }
+    }
 }
 
 /// The error and its sources, outermost first.
@@ -579,6 +601,15 @@ mod tests {
         assert!(exhausted(Box::new(Error::conflict())).is_conflict());
         assert!(exhausted(Box::new(Error::database("x", None, Fault::Deadlock, "y"))).is_transient());
         assert!(!exhausted("not of lockkit".into()).is_contended());
+    }
+
+    #[test]
+    fn an_error_passes_if_another_server_or_a_later_moment_has_none() {
+        let passes = |fault| Error::database("acquiring lease", None, fault, "?").may_pass();
+        assert!([Fault::Unavailable, Fault::Contended, Fault::ReadOnly, Fault::Deadlock].into_iter().all(passes));
+        assert!(![Fault::Other, Fault::Encoding, Fault::NoTable].into_iter().any(passes));
+        assert!(Error::PoolStarved { held: 1, waiting: 1, size: 1, hint: "?" }.may_pass());
+        assert!(!Error::OutcomeUnknown { source: "?".into() }.may_pass());
     }
 
     #[test]

@@ -102,11 +102,14 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
 
     /// Acquires the lease, runs `body`, and releases the lease.
     ///
-    /// When the lease is lost, the body is dropped at its next await point, and the result is [`Error::Lost`]. The body
-    /// gets its own [`Lease`] handle, to verify or commit with. Dropping that handle releases nothing.
+    /// When the lease is lost, the body is dropped at its next await point, and the result is [`Error::Lost`]. If a
+    /// commit of the body is on its way then, its answer is waited for first, for 30 s at most, see
+    /// [`OnLost::Stop`](crate::OnLost::Stop). The body gets its own [`Lease`] handle, to verify or commit with.
+    /// Dropping that handle releases nothing.
     ///
     /// # Errors
-    /// Those of [`acquire`](Self::acquire), [`Error::Lost`], and the errors of the body.
+    /// Those of [`acquire`](Self::acquire), [`Error::Lost`], and the errors of the body. [`Error::OutcomeUnknown`] when
+    /// the lease was lost, and a commit of the body was not answered within 30 s.
     ///
     /// # Cancel safety
     /// Dropping this future drops the body and releases the lease in the background.

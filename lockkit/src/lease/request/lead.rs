@@ -12,7 +12,7 @@ use crate::{
     },
     observe,
     policy::{Backoff, half_jitter},
-    value::error::{Error, Fault, Result},
+    value::error::{Error, Result},
 };
 
 /// How long one campaign waits for the lease. A store that never answers is reported at its end.
@@ -28,8 +28,11 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     /// When the lease is lost, the body is dropped at its next await point, the process waits for the lease again, and
     /// calls `body` anew with the new lease. So the body must be written to be repeated: it begins by reading how far
     /// the last leader came. The first `Ok` or `Err` that the body returns while it leads ends everything: the lease is
-    /// released, and the result is returned. A result that comes after the loss is dropped, and the body is called
-    /// anew.
+    /// released, and the result is returned, even if the lease is lost right after it. A result that comes after the
+    /// loss is dropped, and the body is called anew: another process may lead by then.
+    ///
+    /// A body whose [`Tx::commit`](crate::Tx::commit) or [`Lease::commit`](crate::Lease::commit) has no answer yet is
+    /// dropped when the answer has come, and 30 s after the loss at the latest.
     ///
     /// Another process leads as soon as this one returns or releases the lease, and a [`ttl`](Self::ttl) after this one
     /// dies, is cut off from the store or is *stopped* (SIGSTOP, a frozen virtual machine). A process that goes on
@@ -81,10 +84,12 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     {
         loop {
             let lease = Box::pin(self.campaign()).await?;
-            let result = lease.run_body(Box::pin(body(lease.borrowed()))).await;
-            let is_lost = lease.is_lost();
+            let mut running = Box::pin(body(lease.borrowed()));
+            // Looks at the lease once, at the moment of the result.
+            let ended: Result<_> = lease.run_body(async { Ok(running.as_mut().await) }).await;
+            drop(running);
             lease.end_after_body().await;
-            if !is_lost {
+            if let Ok(result) = ended {
                 return result;
             }
         }
@@ -96,7 +101,7 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
         loop {
             match self.again().wait(CAMPAIGN).acquire().await {
                 Err(err) if err.is_contended() => failed = 0,
-                Err(err) if passes(&err) => {
+                Err(err) if err.may_pass() => {
                     if failed == 0 {
                         observe::cannot_campaign(&self.key, &err);
                     }
@@ -109,30 +114,21 @@ impl<S: LeaseStore, L: Yields<Store = S>> LeaseRequest<S, L> {
     }
 }
 
-/// Whether the store may answer a later request.
-fn passes(err: &Error) -> bool {
-    match err {
-        // Read-only is what a node is that was demoted.
-        Error::PoolStarved { .. }
-        | Error::Database { fault: Fault::Unavailable | Fault::Contended | Fault::ReadOnly, .. } => true,
-        Error::Database { fault, .. } => fault.is_transient(),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
         future::pending,
+        pin::{Pin, pin},
         sync::{
             Arc,
             atomic::{AtomicU32, Ordering},
         },
+        task::{Context, Poll, Waker},
     };
 
     use tokio::{
         task::{JoinHandle, yield_now},
-        time::{Instant, timeout},
+        time::{Instant, advance, timeout},
     };
 
     use super::*;
@@ -226,6 +222,39 @@ mod tests {
         }
     }
 
+    /// A body that has returned, and lets the lease expire while it is dropped: before anybody can look at the lease
+    /// again.
+    struct EndsLate;
+
+    impl Future for EndsLate {
+        type Output = Result<&'static str>;
+
+        fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+            Poll::Ready(Ok("done"))
+        }
+    }
+
+    impl Drop for EndsLate {
+        fn drop(&mut self) {
+            let passing = pin!(advance(2 * TTL));
+            assert!(passing.poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has passed");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_result_that_came_before_the_loss_is_returned_however_late_the_loss_is_seen() {
+        for on_lost in [OnLost::Stop, OnLost::Continue] {
+            let mut calls = 0;
+            let body = |_| {
+                calls += 1;
+                assert_eq!(calls, 1, "it has ended");
+                EndsLate
+            };
+            let leading = leases(&MemoryStore::new()).lease("k").on_lost(on_lost).lead(body).await;
+            assert_eq!(leading.unwrap(), "done");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_store_that_is_away_ends_no_campaign() {
         let store = MemoryStore::new();
@@ -251,11 +280,19 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_error_passes_if_another_server_or_a_later_moment_has_none() {
-        let passes = |fault| passes(&Error::database("acquiring lease", None, fault, "?"));
-        assert!([Fault::Unavailable, Fault::Contended, Fault::ReadOnly, Fault::Deadlock].into_iter().all(passes));
-        assert!(![Fault::Other, Fault::Encoding, Fault::NoTable].into_iter().any(passes));
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_of_the_request_has_no_effect() {
+        let store = MemoryStore::new();
+        let (here, there) = (leases(&store), leases(&store));
+        let held = there.lease("k").acquire().await.unwrap();
+        here.store().faults().slow(SECOND / 1000);
+        let leading = tokio::spawn(here.lease("k").wait(Duration::ZERO).lead(async |_| Ok::<_, Error>(())));
+        sleep(60 * SECOND).await;
+        // It polls as a request does that waits.
+        let calls = here.store().faults().calls(Operation::Look);
+        assert!((60..1000).contains(&calls), "{calls}");
+        held.release().await.unwrap();
+        leading.await.unwrap().unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -140,7 +140,7 @@ impl<S: LeaseStore> MultiLease<S> {
     /// The watch that runs a body under these leases.
     fn watch(&self) -> Watch<'_> {
         let check = || self.leases.iter().try_for_each(Lease::check_body);
-        let lost = async {
+        let lost = move || async move {
             let key = self.lost().await;
             let lost = self.get(&key).and_then(|it| it.check_trusted().err());
             lost.expect("BUG: a lease that was lost stays lost")
@@ -169,10 +169,6 @@ impl<S: LeaseStore> Yields for MultiLease<S> {
 
     fn watched(&self) -> (Watch<'_>, Record) {
         (self.watch(), Record::new(self.leases.iter().map(Lease::lock)))
-    }
-
-    fn is_lost(&self) -> bool {
-        self.leases.iter().any(|it| it.check_body().is_err())
     }
 
     async fn end_after_body(self) {

@@ -35,10 +35,6 @@ pub trait Yields: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn watched(&self) -> (Watch<'_>, Record);
 
-    /// Whether one of the leases is lost. A lease that the body has released is not.
-    #[doc(hidden)]
-    fn is_lost(&self) -> bool;
-
     /// Releases the leases after their body. A failed release does not change the result of the body.
     #[doc(hidden)]
     fn end_after_body(self) -> impl Future<Output = ()>;
@@ -77,10 +73,6 @@ impl<S: LeaseStore> Yields for Lease<S> {
 
     fn watched(&self) -> (Watch<'_>, Record) {
         (self.watch(), Record::new(once_with(|| self.lock())))
-    }
-
-    fn is_lost(&self) -> bool {
-        self.check_body().is_err()
     }
 
     async fn end_after_body(self) {

@@ -419,7 +419,7 @@ impl<DB: Database> Session<DB> {
 
     /// Runs a body under this lock, and drops the body when the lock is found to be lost.
     pub(crate) fn watch(&self) -> Watch<'_> {
-        let lost = async {
+        let lost = move || async move {
             self.lost().await;
             Error::SessionLost { key: self.key.clone(), source: None }
         };
