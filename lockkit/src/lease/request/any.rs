@@ -1,9 +1,11 @@
 //! The first free lease of several.
 //!
 //! The candidates are ordinary leases. A request claims the first one, and if that is held, reads which are held and
-//! claims the first of the others: one statement when the first candidate is free, three when others are held. The
-//! requests of one process for one set of candidates share a queue, in whatever order they prefer them; a release of
-//! any of the candidates wakes it. The request takes no tickets.
+//! claims the first of the others: one statement when the first candidate is free, three when others are held. Where
+//! the list is cut, because too many other leases are below the common prefix, it also reads the candidates that the
+//! list does not name, one by one until one is free. The requests of one process for one set of candidates share a
+//! queue, in whatever order they prefer them; a release of any of the candidates wakes it. The request takes no
+//! tickets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,11 +21,15 @@ use super::{
 use crate::lease::{held::Lease, leases::Leases};
 use crate::{
     lease::{
+        bounded::limit_for,
         queue::wait::Outcome,
         store::{LeaseRecord, LeaseStore},
     },
     value::{error::Result, key::Key},
 };
+
+/// How often a request claims a candidate in one try.
+const CLAIMS: u32 = 2;
 
 impl<S: LeaseStore> Leases<S> {
     /// A request for the lease of one of these keys: the first one that is free.
@@ -32,7 +38,9 @@ impl<S: LeaseStore> Leases<S> {
     /// has. The keys are tried in the order given, and a repeated key counts once; [`Lease::key`] is the key that was
     /// taken. Where the order does not matter, shuffle the keys, so that processes that ask at the same moment do not
     /// all claim the same one first. If the first key is free, the request sends one statement. Otherwise it reads the
-    /// held leases below the longest common prefix of the keys, so give them one of their own, such as `report:`.
+    /// held leases below the longest common prefix of the keys, so give them one of their own, such as `report:`. If
+    /// 10,000 leases or more are held below it, the request also reads, one by one until one is free, the keys that it
+    /// has not seen among them.
     ///
     /// The request waits while all keys are held, without a place in the queues of the single keys: a request for one
     /// of them, or a process that asks more often, may take it first. It counts a key that the calling body itself
@@ -70,44 +78,61 @@ impl<S: LeaseStore> Leases<S> {
 impl<S: LeaseStore, L> LeaseRequest<S, L> {
     /// Tries to take one of the leases. If the first one is likely to be free, claims it, and then the first that the
     /// store reports as free. Refused if none is free, or if others were faster [`TRIES`] times.
+    ///
+    /// A lease that the store reports as free may be refused nevertheless: another request was faster, or a transaction
+    /// has its row locked. It is claimed again if it is still free and no other one is, [`CLAIMS`] times at most.
     pub(super) async fn try_any(
         &self,
         pending: &Pending<S>,
         candidates: &[Key],
         likely_free: bool,
     ) -> Result<Outcome<Vec<Lease<S>>>> {
-        // Those that were found held by a claim. A list may be too short to name them.
-        let mut refused = BTreeMap::new();
+        let mut refusals: BTreeMap<&Key, u32> = BTreeMap::new();
         let mut next = candidates.first().filter(|_| likely_free);
         for _ in 0..TRIES {
             if let Some(key) = next {
                 match self.try_keys(pending, slice::from_ref(key), true).await? {
-                    Outcome::Held { free_in } => refused.insert(key, free_in),
+                    Outcome::Held { .. } => *refusals.entry(key).or_default() += 1,
                     outcome => return Ok(outcome),
-                };
+                }
             }
-            let held = self.held_among(candidates).await?;
-            let is_free = |key: &&Key| !refused.contains_key(key) && held.iter().all(|it| it.info.key != **key);
-            next = candidates.iter().find(is_free);
+            let claims = |key: &&Key| refusals.get(*key).copied().unwrap_or_default();
+            let mut left: Vec<&Key> = candidates.iter().filter(|key| claims(key) < CLAIMS).collect();
+            // Stable, so in the order of preference otherwise.
+            left.sort_by_key(claims);
+            let (free, held) = self.first_free(candidates, left).await?;
+            next = free;
             if next.is_none() {
                 // A grant that came too late is being released. No other holder has that lease.
                 if held.iter().any(|it| pending.has_claimed(it.token)) {
                     return Ok(Outcome::Silent);
                 }
-                let listed = held.iter().map(|it| it.info.expires_in);
-                return Ok(Outcome::Held { free_in: listed.chain(refused.into_values().flatten()).min() });
+                return Ok(Outcome::Held { free_in: held.iter().map(|it| it.info.expires_in).min() });
             }
         }
         // Other requests were faster each time.
         Ok(Outcome::Held { free_in: None })
     }
 
-    /// The held leases of these keys, in the order of the keys.
-    pub(super) async fn held_among(&self, candidates: &[Key]) -> Result<Vec<LeaseRecord>> {
+    /// The first of these candidates that is free, and the held leases among the candidates that were read before it.
+    ///
+    /// One list shows all of them, unless more leases are held below their common prefix than a list names.
+    pub(super) async fn first_free<'k>(
+        &self,
+        candidates: &[Key],
+        in_order: impl IntoIterator<Item = &'k Key>,
+    ) -> Result<(Option<&'k Key>, Vec<LeaseRecord>)> {
         let mut held = self.list(common_prefix(candidates), MAX_PERMITS).await?;
+        let is_whole = held.len() < MAX_PERMITS as usize;
         let candidates: BTreeSet<&Key> = candidates.iter().collect();
         held.retain(|it| candidates.contains(&it.info.key));
-        Ok(held)
+        let listed: BTreeSet<Key> = held.iter().map(|it| it.info.key.clone()).collect();
+        for key in in_order.into_iter().filter(|it| !listed.contains(*it)) {
+            let unlisted = if is_whole { None } else { self.inner.store().look(key, limit_for(self.ttl)).await? };
+            let Some(record) = unlisted else { return Ok((Some(key), held)) };
+            held.push(record);
+        }
+        Ok((None, held))
     }
 }
 
@@ -122,14 +147,16 @@ fn common_prefix(keys: &[Key]) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use tokio::time::{Instant, sleep};
 
     use super::*;
     use crate::{
         Error, Fault,
+        lease::store::{Acquired, Answer, Claim, Renewal},
         testing::{Failure, MemoryStore, Operation},
+        value::token::Token,
     };
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -242,15 +269,144 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_list_is_too_short_to_name_is_found_by_claims() {
+    async fn candidates_that_a_list_is_too_short_to_name_are_looked_up() {
         let store = MemoryStore::new();
         let leases = Leases::new(store.client());
         let crowd = leases.all((0..MAX_PERMITS).map(|it| format!("a{it}"))).acquire().await.unwrap();
-        let _held = leases.lease("x").acquire().await.unwrap();
-        let lease = leases.any(["x", "y", "a1"]).try_acquire().await.unwrap().unwrap();
+        let held: Vec<_> = (0..2 * TRIES).map(|it| format!("x{it:02}")).collect();
+        let _held = leases.all(held.clone()).acquire().await.unwrap();
+        let before = calls(&leases);
+        let candidates = || held.clone().into_iter().chain(["y".to_owned(), "a1".to_owned()]);
+        let lease = leases.any(candidates()).try_acquire().await.unwrap().unwrap();
         assert_eq!(lease.key(), "y");
-        assert!(leases.any(["x", "y", "a1"]).try_acquire().await.unwrap().is_none());
+        let [claims, lists, looks] = [0, 1, 2].map(|it| calls(&leases)[it] - before[it]);
+        // The claim of the first one has told that it is held.
+        assert_eq!((claims, lists, looks), (2, 1, u64::from(2 * TRIES)));
+        assert!(leases.any(candidates()).try_acquire().await.unwrap().is_none());
+        let refused = leases.any(["x00", "y"]).wait(SECOND).acquire().await.unwrap_err();
+        assert!(matches!(refused, Error::Contended { holder: Some(_), .. }), "{refused:?}");
+        // The crowd is not below this prefix.
+        let _held = leases.lease("job:c").acquire().await.unwrap();
+        let before = calls(&leases);
+        assert_eq!(leases.any(JOBS).try_acquire().await.unwrap().unwrap().key(), "job:a");
+        assert_eq!(calls(&leases)[2], before[2]);
         drop(crowd);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_candidate_that_became_free_after_its_claim_was_refused_is_taken() {
+        let leases = Leases::new(MemoryStore::new());
+        let held = leases.lease("job:c").acquire().await.unwrap();
+        leases.store().faults().script(Operation::List, [Failure::Slow(SECOND)]);
+        let trying = tokio::spawn(leases.any(["job:c"]).try_acquire());
+        sleep(SECOND / 4).await;
+        assert_eq!(calls(&leases), [2, 1, 0], "the claim was refused, and the list is on its way");
+        held.release().await.unwrap();
+        assert_eq!(trying.await.unwrap().unwrap().expect("it is free").key(), "job:c");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_candidate_that_became_free_after_the_wait_names_no_holder() {
+        let leases = Leases::new(MemoryStore::new());
+        let (held, _other) = (leases.lease("job:c").acquire().await.unwrap(), leases.lease("job:a").acquire().await);
+        let millis = Duration::from_millis;
+        leases.store().faults().script(Operation::List, [Failure::None, Failure::Slow(millis(20))]);
+        let waiting = tokio::spawn(leases.any(["job:c", "job:a"]).wait(Duration::ZERO).acquire());
+        sleep(millis(5)).await;
+        assert_eq!(calls(&leases), [3, 2, 0], "it looks for the holder");
+        held.release().await.unwrap();
+        let refused = waiting.await.unwrap().unwrap_err();
+        assert!(matches!(refused, Error::Contended { holder: None, .. }), "{refused:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_claim_of_the_request_is_no_other_holder() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        let _held = there.lease("job:a").ttl(5 * SECOND).acquire().await.unwrap();
+        // The answers to the claim and to its release come too late.
+        here.store().faults().script(Operation::Acquire, [Failure::Slow(8 * SECOND)]);
+        here.store().faults().script(Operation::Release, [Failure::Silent; 1000]);
+        let err = here.any(["job:c", "job:a"]).wait(20 * SECOND).acquire().await.unwrap_err();
+        assert!(there.show("job:c").await.unwrap().is_some());
+        assert!(matches!(err, Error::Database { fault: Fault::Unavailable, .. }), "{err:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_that_are_no_candidates_are_in_nobodys_way() {
+        let leases = Leases::new(MemoryStore::new());
+        let _other = leases.lease("job:b2").ttl(SECOND).acquire().await.unwrap();
+        let _held = leases.all(JOBS).acquire().await.unwrap();
+        let refused = leases.any(JOBS).wait(SECOND).acquire().await.unwrap_err();
+        let Error::Contended { key, .. } = refused else { panic!("{refused:?}") };
+        assert!(JOBS.contains(&key.as_str()), "{key}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_for_any_does_not_queue_behind_one_for_all() {
+        let leases = Leases::new(MemoryStore::new());
+        let _held = leases.lease("job:a").acquire().await.unwrap();
+        let all = tokio::spawn(leases.all(JOBS).wait(60 * SECOND).acquire());
+        sleep(SECOND).await;
+        let asked = Instant::now();
+        let any = leases.any(JOBS).acquire().await.unwrap();
+        assert_eq!((any.key().as_str(), asked.elapsed()), ("job:c", Duration::ZERO));
+        assert!(!all.is_finished());
+        all.abort();
+    }
+
+    /// A store that refuses the claims of some keys, as a database does while a transaction has pinned a lease that has
+    /// expired, and shows them as free.
+    #[derive(Clone)]
+    struct Pinned {
+        store: MemoryStore,
+        pinned: Arc<Vec<Key>>,
+    }
+
+    impl LeaseStore for Pinned {
+        async fn lease_acquire(&self, claim: &Claim) -> Result<Acquired> {
+            let acquired = self.store.lease_acquire(claim).await?;
+            if self.pinned.contains(&claim.key) {
+                self.store.lease_release(&claim.key, claim.token, Duration::ZERO).await?;
+                return Ok(Acquired::Held { free_in: Some(SECOND) });
+            }
+            Ok(acquired)
+        }
+
+        async fn lease_look(&self, key: &Key) -> Result<Option<LeaseRecord>> {
+            self.store.lease_look(key).await
+        }
+
+        async fn lease_renew(&self, renewals: &[Renewal]) -> Result<Vec<Answer>> {
+            self.store.lease_renew(renewals).await
+        }
+
+        async fn lease_release(&self, key: &Key, token: Token, min_hold: Duration) -> Result<Answer> {
+            self.store.lease_release(key, token, min_hold).await
+        }
+
+        async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
+            self.store.lease_list(prefix, limit).await
+        }
+
+        async fn lease_sweep(&self, retention: Duration, limit: u32) -> Result<u64> {
+            self.store.lease_sweep(retention, limit).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_candidate_that_looks_free_and_cannot_be_claimed_is_passed_over() {
+        let store = MemoryStore::new();
+        let leases = |pinned: &[&'static str]| {
+            let pinned = pinned.iter().copied().map(Key::from).collect();
+            Leases::new(Pinned { store: store.clone(), pinned: Arc::new(pinned) })
+        };
+        let claims = || store.faults().calls(Operation::Acquire);
+        let lease = leases(&["job:c", "job:a"]).any(JOBS).try_acquire().await.unwrap().unwrap();
+        assert_eq!((lease.key().as_str(), claims()), ("job:b", 3));
+        lease.release().await.unwrap();
+        assert!(leases(&JOBS).any(JOBS).try_acquire().await.unwrap().is_none());
+        assert_eq!(claims(), 3 + 3 * u64::from(CLAIMS), "each a few times");
     }
 
     #[tokio::test(start_paused = true)]
@@ -274,6 +430,8 @@ mod tests {
         };
         assert_eq!(refused(leases.any([""; 0])).await, "any");
         assert_eq!(refused(leases.any((0..1001).map(|it| format!("job:{it}")))).await, "any");
+        let repeated = (0..1001).map(|it| format!("job:{}", it % 1000));
+        assert_eq!(leases.any(repeated).acquire().await.unwrap().key(), "job:0");
         assert_eq!(refused(leases.any(JOBS).fair()).await, "fair");
         let permits = leases.any((0..100).map(|it| format!("job:{it}"))).take(2).acquire().await.unwrap_err();
         assert!(matches!(permits, Error::InvalidOption { option: "take", .. }), "{permits:?}");

@@ -107,10 +107,9 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
                 None
             }
             Mode::Any(keys) => {
-                let mut held = self.held_among(keys).await?;
-                held.retain(|it| !pending.has_claimed(it.token));
+                let (free, held) = self.first_free(keys, keys).await?;
                 // One that is free, or may be, is in nobody's way.
-                let are_held = held.len() == keys.len();
+                let are_held = free.is_none() && !held.iter().any(|it| pending.has_claimed(it.token));
                 held.into_iter().filter(|_| are_held).min_by_key(|it| it.info.expires_in)
             }
             Mode::Permit(_) | Mode::Permits { .. } | Mode::NoPermits => {
