@@ -24,12 +24,14 @@ use crate::{
         request::MultiLease,
         store::Answer,
     },
-    sql::{END_LIMIT, LeaseOps, failed_on_own_table, in_transaction, is_answered, tx::AnyTx},
+    sql::{END_LIMIT, LeaseOps, failed_on_own_table, in_step, in_transaction, is_answered, tx::AnyTx},
     value::{
         error::{Error, Fault, LossReason, Result},
         key::Key,
     },
 };
+
+const COMMITTING: &str = "committing with lease";
 
 /// Lower and upper limit of the time for a commit; between them the limit is the lease's ttl.
 const LEAST_COMMIT: Duration = Duration::from_secs(5);
@@ -153,8 +155,9 @@ async fn commit<DB: LeaseOps, T: AnyTx<DB>>(leases: &[Lease<Pool<DB>>], mut tx: 
         }
         Ok(None)
     };
-    let row_released = timeout(limit, row_released).await;
-    let unanswered = || Err(no_answer("committing with lease", leases.first().map(Lease::key)));
+    let key = leases.first().map(Lease::key);
+    let row_released = timeout(limit, in_step::<DB, _>(COMMITTING, key, row_released)).await;
+    let unanswered = || Err(no_answer(COMMITTING, key));
     let refused = match row_released.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
             // From here on only the answer decides whether the commit happened.
@@ -215,6 +218,6 @@ async fn undo<DB: LeaseOps, T: AnyTx<DB>>(tx: T) {
 fn release_failed<DB: LeaseOps>(key: &Key, source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         Fault::NoTransaction => Error::TransactionEnded { source: source.into() },
-        _ => failed_on_own_table::<DB>("committing with lease", Some(key), source),
+        _ => failed_on_own_table::<DB>(COMMITTING, Some(key), source),
     }
 }

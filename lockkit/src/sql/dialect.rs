@@ -1,11 +1,19 @@
 //! A database that lockkit supports: its faults, its transactions, its schema, and its connection types.
 
-use std::{fmt::Debug, future::Future, time::Duration};
+use std::{
+    fmt::Debug,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 
 use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
 use sqlx::{Executor, SqlSafeStr};
 use sqlx_core::transaction::TransactionManager;
+use tokio::time::timeout;
 
 use crate::{
     policy::Wait,
@@ -207,6 +215,37 @@ where
     }
     result
 }
+
+/// Runs statements of lockkit on a connection that the application has had. Where the driver does not
+/// [keep step](Driver::KEEPS_STEP), it waits for ever or panics here if the application has dropped the future of a
+/// statement: the statements have no answer then.
+pub(crate) async fn in_step<DB: Dialect, T>(
+    doing: &'static str,
+    key: Option<&Key>,
+    statements: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    if DB::KEEPS_STEP {
+        return statements.await;
+    }
+    let mut statements = pin!(statements);
+    let lost_step = || Error::database(doing, key, Fault::Unavailable, LostStep);
+    let answered = poll_fn(|context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| statements.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(lost_step())))
+    });
+    timeout(STEP_LIMIT, answered).await.unwrap_or_else(|_| Err(lost_step()))
+}
+
+/// Longest wait for an answer on a connection whose driver may have lost its step.
+const STEP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a connection cannot be used any more.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no answer came, as when the future of a statement on this connection was dropped before its answer, after which \
+     sqlx cannot use it: do not put `timeout` around a statement of a transaction that continues"
+)]
+struct LostStep;
 
 /// Whether this is the server's answer. Otherwise the last statement may still be on its way.
 pub(crate) fn is_answered(err: &Error) -> bool {

@@ -40,7 +40,7 @@ use crate::{
     policy::Wait,
     sql::{
         AsConnection, Dialect, END_LIMIT, Unsettled, checked_in, close, connection, counted_depth, depth, failed,
-        is_answered,
+        in_step, is_answered,
         long::OpenSince,
         reuse::{Reuse, put_back},
         sealed,
@@ -58,6 +58,8 @@ const PROBE_LIMIT: Duration = Duration::from_secs(5);
 const KEPT_LIMIT: Duration = Duration::from_secs(1);
 
 const BEGINNING: &str = "beginning a transaction";
+const COMMITTING: &str = "committing";
+const ROLLING_BACK: &str = "rolling back";
 
 /// The key of the error when SQLite's write lock is held.
 const WRITE_LOCK: &str = "the write lock of the database";
@@ -259,7 +261,8 @@ pub(crate) fn refuse_under_own_lock<DB: Dialect>(pool: &Pool<DB>) -> Result<()> 
 /// that. [`rollback`](Self::rollback) keeps it.
 ///
 /// So on MySQL and MariaDB, drop the `Tx` after you have dropped the future of a statement, as `timeout` does. `commit`
-/// and `rollback` would use the connection, on which sqlx 0.9 may panic.
+/// and `rollback` would use the connection, on which sqlx 0.9 may wait for ever or panic: they return
+/// [`Error::Database`] instead, after 10 s at most, and nothing is committed.
 #[must_use = "a transaction that is dropped is rolled back; end it with `commit` or `rollback`"]
 pub struct Tx<DB: Dialect>(Guard<Open<DB>>);
 
@@ -300,14 +303,17 @@ impl<DB: Dialect> Tx<DB> {
         }
         let Open { conn, step, reuse, .. } = self.0.get_mut();
         *step = Step::Querying;
-        let rolled_back = if counted_depth::<DB>(conn) > 0 {
-            roll_back::<DB>(conn).await
-        } else {
-            // sqlx has rolled back already. What ran since then is in a transaction that it does not count.
-            *reuse = None;
-            DB::restore_session(conn).await
+        let rolling_back = async {
+            let rolled_back = if counted_depth::<DB>(conn) > 0 {
+                roll_back::<DB>(conn).await
+            } else {
+                // sqlx has rolled back already. What ran since then is in a transaction that it does not count.
+                *reuse = None;
+                DB::restore_session(conn).await
+            };
+            rolled_back.map_err(|err| failed::<DB>(ROLLING_BACK, None, err))
         };
-        rolled_back.map_err(|err| failed::<DB>("rolling back", None, err))?;
+        in_step::<DB, _>(ROLLING_BACK, None, rolling_back).await?;
         self.0.defuse().return_to_pool();
         Ok(())
     }
@@ -369,11 +375,14 @@ fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
 /// Fails when the database has already ended the transaction of `begin`: with a transient error if it is known to have
 /// rolled it back.
 async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
-    let Err(err) = DB::check_begun(conn).await else { return Ok(()) };
-    if DB::fault(&err) == Fault::NoTransaction && DB::was_undone(conn).await {
-        return Err(Error::database("committing", None, Fault::Deadlock, RolledBack(err)));
-    }
-    Err(check_failed::<DB>(err))
+    let checking = async {
+        let Err(err) = DB::check_begun(conn).await else { return Ok(()) };
+        if DB::fault(&err) == Fault::NoTransaction && DB::was_undone(conn).await {
+            return Err(Error::database(COMMITTING, None, Fault::Deadlock, RolledBack(err)));
+        }
+        Err(check_failed::<DB>(err))
+    };
+    in_step::<DB, _>(COMMITTING, None, checking).await
 }
 
 /// A transaction was rolled back, and no statement reported it.
@@ -389,7 +398,7 @@ pub(crate) fn check_failed<DB: Dialect>(source: sqlx::Error) -> Error {
     match DB::fault(&source) {
         // SQLite has no code of its own for a statement that needs a transaction.
         Fault::NoTransaction | Fault::NoTable => Error::TransactionEnded { source: source.into() },
-        _ => failed::<DB>("committing", None, source),
+        _ => failed::<DB>(COMMITTING, None, source),
     }
 }
 
@@ -486,7 +495,7 @@ impl<DB: Dialect> EndTx<DB> for Tx<DB> {
 
     async fn check_open(&mut self) -> Result<()> {
         if self.0.has_lost_step() {
-            return Err(no_answer("committing", None));
+            return Err(no_answer(COMMITTING, None));
         }
         check_depth::<DB>(self).await?;
         if DB::CHECKED_LAST { Ok(()) } else { check_begun::<DB>(self).await }
@@ -533,7 +542,7 @@ impl<DB: Dialect> EndTx<DB> for Transaction<'_, DB> {
     }
 
     async fn roll_back(self) -> Result<()> {
-        Self::rollback(self).await.map_err(|err| failed::<DB>("rolling back", None, err))
+        Self::rollback(self).await.map_err(|err| failed::<DB>(ROLLING_BACK, None, err))
     }
 }
 
