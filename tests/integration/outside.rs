@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkit::idempotent::{Attempt, Outside};
-use lockkit::{Answered, Error, Idempotent, Leases, LossReason, Tx, dialect::IdempotentOps};
+use lockkit::{Answered, Error, Fault, Idempotent, Leases, LossReason, Tx, dialect::IdempotentOps};
 use rustix::process::Signal;
 use sqlx::Pool;
 use sqlx::pool::PoolOptions;
+use sqlx::postgres::PgConnectOptions;
 use support::provider::{self, Recipe};
-use support::{Backend, PlainSql, Process, Proxy, Server, TestDb, on_every_database, on_every_server};
+use support::{Backend, PlainSql, Process, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -466,7 +467,111 @@ on_every_database! {
     }
 }
 
+on_databases! { [postgres]
+    async fn a_statement_that_the_body_left_behind_is_not_waited_for_without_bound<S>(db: TestDb<S>) {
+        let leave = async |tx: &mut Tx<_>| {
+            let sleeping = sqlx::query("SELECT pg_sleep(300)").execute(&mut **tx);
+            assert!(timeout(Duration::from_millis(200), sleeping).await.is_err(), "it sleeps");
+        };
+        let leases = Leases::new(db.pool.clone());
+        let outside = Idempotent::key("outside").outside(&leases, async |work| {
+            leave(work.tx().await?).await;
+            Ok::<_, Error>(7)
+        });
+        let run = Idempotent::key("run").store_err(PayError::is_declined).run(&db.pool, async |tx| {
+            leave(tx).await;
+            Err::<u32, _>(PayError::Declined("no funds".to_owned()))
+        });
+        let ended = timeout(PATIENCE, async { tokio::join!(outside, run) }).await;
+        let (outside, run) = ended.expect("a bound");
+        let unanswered = "database error while storing the answer";
+        assert!(outside.unwrap_err().to_string().starts_with(unanswered));
+        assert!(matches!(run, Err(PayError::Failed(text)) if text.starts_with(unanswered)));
+        assert_eq!((rows(&db).await, leases.list("").await.unwrap()), ((1, 0), Vec::new()));
+    }
+
+    async fn that_work_has_begun_is_on_disk_before_the_work<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE committed (with_setting TEXT)").await;
+        db.execute(
+            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 INSERT INTO committed VALUES (current_setting('synchronous_commit'));
+                 RETURN NULL;
+             END $$",
+        )
+        .await;
+        // Runs in the COMMIT.
+        db.execute(
+            "CREATE CONSTRAINT TRIGGER note AFTER INSERT OR UPDATE ON lockkit_answer
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()",
+        )
+        .await;
+        let committed = async || db.fetch_text("SELECT string_agg(with_setting, ', ') FROM committed").await.unwrap();
+        for (setting, of_begin) in [("off", "on"), ("local", "local"), ("on", "on"), ("remote_apply", "remote_apply")] {
+            let options: PgConnectOptions = db.url.parse().unwrap();
+            let options = options.options([("synchronous_commit", setting)]);
+            let pool = PoolOptions::<sqlx::Postgres>::new().max_connections(1).connect_with(options).await.unwrap();
+            let leases = Leases::new(pool);
+            for round in 0..2 {
+                let paid = Idempotent::key(setting).outside(&leases, async |_| {
+                    assert_eq!(committed().await, of_begin);
+                    if round == 0 { Err(Error::conflict()) } else { Ok(()) }
+                });
+                assert_eq!(paid.await.is_ok(), round == 1);
+                // The setting is that of one transaction.
+                let of_both = format!("{of_begin}, {setting}");
+                assert_eq!(committed().await, if round == 0 { of_begin } else { &of_both });
+                db.execute("DELETE FROM committed").await;
+            }
+        }
+    }
+}
+
 on_every_server! {
+    async fn an_answer_is_stored_although_the_connection_breaks<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE written (n INT)").await;
+        let proxy = Proxy::start(&db.url);
+        // Breaks all connections when the server has been sent this text, and before its answer. The connections are
+        // new: the text of a statement that one has prepared is not sent again.
+        let pay = async |key: &'static str, sent: &'static str, writes: bool| {
+            let options = PoolOptions::<<S as Server>::DB>::new().max_connections(3);
+            let leases = Leases::new(options.connect(proxy.url()).await.unwrap());
+            let paid = Idempotent::key(key).outside(&leases, async |work| {
+                let is_first = work.attempt() == Attempt::First;
+                if writes {
+                    write(work.tx().await?).await;
+                }
+                if is_first {
+                    proxy.hold_replies_to(sent);
+                }
+                Ok::<_, Error>(7)
+            });
+            let breaks = async {
+                proxy.replies_are_held().await;
+                proxy.reset();
+                proxy.pass_replies();
+                std::future::pending::<()>().await;
+            };
+            tokio::select! { paid = paid => paid, () = breaks => unreachable!("it is pending") }
+        };
+        let storing = "INSERT INTO lockkit_answer (name";
+        assert_eq!(pay("again", storing, false).await.unwrap(), Answered::Now(7));
+        assert_eq!(rows(&db).await, (0, 1));
+
+        // The work of the body in its transaction is gone, and is not stored without it.
+        let gone = pay("once", storing, true).await.unwrap_err();
+        assert!(matches!(gone, Error::Database { fault: Fault::Unavailable, .. }), "{gone:?}");
+        assert_eq!((rows(&db).await, db.fetch_i64("SELECT COUNT(*) FROM written").await), ((1, 1), Some(0)));
+        assert_eq!(pay("once", storing, true).await.unwrap(), Answered::Now(7));
+        assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM written").await, Some(1));
+
+        // Whether a commit happened is not guessed. The text is not a part of `READ COMMITTED`.
+        let commit = if S::NAME == support::Postgres::NAME { "COMMIT\0" } else { "\u{3}COMMIT" };
+        let unknown = pay("unknown", commit, false).await.unwrap_err();
+        assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
+        assert_eq!(pay("unknown", commit, false).await.unwrap(), Answered::Before(7));
+    }
+
     async fn after_a_lost_answer_of_a_commit_the_next_request_knows<S>(db: TestDb<S>) {
         provider::create(&db).await;
         let proxy = Proxy::start(&db.url);

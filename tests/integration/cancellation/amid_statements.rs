@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use lockkit::{RowLock, Stock};
+use lockkit::{Error, Fault, Idempotent, Leases, RowLock, Stock, Tx};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgPool};
 use support::{Proxy, Server, TestDb, on_databases};
 use tokio::time::{sleep, timeout};
 
-use super::{note_panics, panics};
+use super::{PATIENCE, note_panics, panics};
 
 /// Long enough for a statement to be sent, and for whatever follows a drop.
 const MOMENT: Duration = Duration::from_millis(300);
@@ -76,6 +76,90 @@ on_databases! { [mariadb, mysql]
         assert_eq!(spoken_after_the_drop(&proxy, amid).await, 0);
 
         assert_eq!(panics(), Vec::<String>::new());
+        db.assert_nothing_left().await;
+    }
+
+    async fn a_body_that_dropped_a_statement_gets_a_result_and_commits_all_or_nothing<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE written (n INT)").await;
+        let proxy = Proxy::start(&db.url);
+        let pool = sqlx::Pool::<<S as Server>::DB>::connect(proxy.url()).await.unwrap();
+        let leases = Leases::new(pool.clone());
+        let one_at_a_time = tokio::sync::Mutex::new(());
+        // Writes, and drops a statement amid its PREPARE or its EXECUTE.
+        let leave = async |tx: &mut Tx<_>, amid: &str| {
+            let _alone = one_at_a_time.lock().await;
+            sqlx::query("INSERT INTO written VALUES (1)").execute(&mut **tx).await.unwrap();
+            let sql = "SELECT 1 AS a, 2 AS b, 3 AS c, 4 AS d FROM DUAL WHERE ? <> '' AND ? <> '' AND ? <> ''";
+            let query = |text: &'static str| sqlx::query(sql).bind(text).bind("x").bind("y");
+            match amid {
+                "a short PREPARE" => proxy.hold_replies_to("SELECT 1 AS lockkit_amid"),
+                "PREPARE" => proxy.hold_replies_to("SELECT 1 AS a, 2 AS b"),
+                _ => {
+                    query("prepares it").fetch_all(&mut **tx).await.unwrap();
+                    proxy.hold_replies_to(STATEMENT);
+                }
+            }
+            let short = "SELECT 1 AS lockkit_amid, 2 AS b FROM DUAL WHERE 1 = ?";
+            let sent = async {
+                if amid == "a short PREPARE" {
+                    sqlx::query(short).bind(1).fetch_all(&mut **tx).await
+                } else {
+                    query(STATEMENT).fetch_all(&mut **tx).await
+                }
+            };
+            assert!(timeout(MOMENT, sent).await.is_err(), "its answer is held back");
+            proxy.pass_replies();
+        };
+        let written = async || db.fetch_i64("SELECT COUNT(*) FROM written").await.unwrap();
+        for amid in ["a short PREPARE", "PREPARE", "EXECUTE"] {
+            // What the body has failed with is what its caller gets.
+            let run = Idempotent::key("run").run(&pool, async |tx| {
+                leave(tx, amid).await;
+                Err::<(), _>(Error::conflict())
+            });
+            let outside = Idempotent::key("outside").outside(&leases, async |work| {
+                leave(work.tx().await?, amid).await;
+                Err::<(), _>(Error::conflict())
+            });
+            let failed = timeout(PATIENCE, async { tokio::join!(run, outside) }).await.expect("an end");
+            assert!(failed.0.unwrap_err().is_conflict() && failed.1.unwrap_err().is_conflict(), "{amid}");
+            assert_eq!(written().await, 0);
+
+            // What is committed is all of it.
+            let run = Idempotent::key(format!("run {amid}")).run(&pool, async |tx| {
+                leave(tx, amid).await;
+                Ok::<_, Error>(())
+            });
+            let outside = Idempotent::key(format!("outside {amid}")).outside(&leases, async |work| {
+                leave(work.tx().await?, amid).await;
+                Ok::<_, Error>(())
+            });
+            let by_hand = async |commits: bool| {
+                let mut tx = lockkit::begin(&pool).await?;
+                leave(&mut tx, amid).await;
+                if commits { tx.commit().await } else { tx.rollback().await }
+            };
+            let ended = async { tokio::join!(run, outside, by_hand(true), by_hand(false)) };
+            let (run, outside, committed, rolled_back) = timeout(PATIENCE, Box::pin(ended)).await.expect("an end");
+            let committed = [run.map(drop), outside.map(drop), committed];
+            println!("{}, {amid}: {committed:?}, {rolled_back:?}", S::NAME);
+            let has_answer = |it: &Result<(), Error>| {
+                let is_unanswered = matches!(it, Err(Error::Database { fault: Fault::Unavailable, .. }));
+                assert!(it.is_ok() || is_unanswered, "{it:?}");
+                it.is_ok()
+            };
+            let _answered = has_answer(&rolled_back);
+            let commits = committed.iter().filter(|it| has_answer(it)).count();
+            assert_eq!(written().await, i64::try_from(commits).unwrap());
+            db.execute("DELETE FROM written").await;
+            // No connection in the pool has lost its step.
+            let mut conns = Vec::new();
+            for _ in 0..5 {
+                let mut conn = pool.acquire().await.unwrap();
+                assert_eq!(S::fetch_i64(&mut conn, "SELECT 7").await.unwrap(), Some(7));
+                conns.push(conn);
+            }
+        }
         db.assert_nothing_left().await;
     }
 

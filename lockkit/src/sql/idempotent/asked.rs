@@ -1,6 +1,6 @@
 //! A request: the look for its answer, the transaction that has the lock of its key, and what is stored in that.
 
-use std::{iter::once_with, panic::Location, time::Duration};
+use std::{future::Future, iter::once_with, panic::Location, time::Duration};
 
 use sqlx::Pool;
 use tokio::time::{Instant, timeout};
@@ -18,7 +18,7 @@ use crate::{
             fingerprint::Fingerprint,
             ops::{IdempotentOps, Mark, StoredAnswer},
         },
-        is_answered,
+        in_step, is_answered,
         named::NamedLock,
         note_answer,
         tx::{Opening, PASS_TX, Terms, Tx, check_failed, if_alive, refuse_under_own_lock},
@@ -35,7 +35,7 @@ const MARKING: &str = "marking where the work begins";
 const STORING: &str = "storing the answer";
 
 /// Longest time to store an answer.
-const STORE_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const STORE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Far longer than an answer is useful, and far from the end of what a clock in microseconds can count.
 const LONGEST: Duration = Duration::from_hours(24 * 36_500);
@@ -230,12 +230,19 @@ impl Answering {
             }
             self.store(&mut tx, &text).await
         };
-        if let Err(err) = stored.await {
+        if let Err(err) = self.in_time::<DB, _>(stored).await {
             tx.undo().await;
             return Err(err.into());
         }
         tx.commit().await?;
         Ok(done)
+    }
+
+    /// Bounds the statements that store the answer. They wait for nobody, unless the body has left a statement on its
+    /// way, or has overlooked that the database ended its transaction.
+    pub(super) async fn in_time<DB: Dialect, T>(&self, storing: impl Future<Output = Result<T>>) -> Result<T> {
+        let stored = timeout(STORE_LIMIT, in_step::<DB, _>(STORING, Some(&self.key), storing)).await;
+        stored.unwrap_or_else(|_| Err(no_answer(STORING, Some(&self.key))))
     }
 
     /// Stores that the work has begun.
@@ -260,7 +267,7 @@ impl Answering {
         note_answer(tx, locked)
     }
 
-    /// Stores the answer, if the transaction of the work is still open.
+    /// Stores the answer, if the transaction of the work is still open. Callers [bound](Self::in_time) it.
     pub(super) async fn store<DB: IdempotentOps>(&self, tx: &mut Tx<DB>, answer: &[u8]) -> Result<()> {
         let Self { key, fingerprint, keep, most: _, mark } = self;
         let stored = async {
@@ -281,8 +288,7 @@ impl Answering {
                 Err(err) => Err(failed_on_own_table::<DB>(STORING, Some(key), err)),
             }
         };
-        // It waits for nobody, unless the body has overlooked that the database ended its transaction.
-        let stored = timeout(STORE_LIMIT, stored).await.unwrap_or_else(|_| Err(no_answer(STORING, Some(key))));
+        let stored = stored.await;
         note_answer(tx, stored)
     }
 }

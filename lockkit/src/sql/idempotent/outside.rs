@@ -25,17 +25,17 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     lease::{Yields, held::Lease, leases::Leases},
-    policy::Wait,
+    policy::{Backoff, Wait, half_jitter},
     sql::{
         LeaseOps,
         idempotent::{
             Answered, Gives, Idempotent, StoresErr,
             answer::{Form, Forms, Stored},
-            asked::{Answering, Asked, Earlier, Looked, left},
+            asked::{Answering, Asked, Earlier, Looked, STORE_LIMIT, left},
             ops::IdempotentOps,
         },
         tx::{Tx, begin_within},
@@ -47,13 +47,19 @@ use crate::{
     },
 };
 
+/// The pauses between attempts to store an answer: from half of these to the whole.
+const PAUSES: Backoff = Backoff { base: Duration::from_millis(100), cap: Duration::from_secs(5) };
+
 /// Shortest wait for the lock of a key whose lease is held: no other request is at work then.
 const LEAST_WAIT: Duration = Duration::from_secs(10);
 
 /// What is known of earlier attempts at this work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// There was none.
+    /// There was none that the database remembers. That an attempt has begun is as durable as a commit there: a
+    /// failover may lose it, and so may a crash of the server that writes its log late
+    /// (`innodb_flush_log_at_trx_commit` other than 1 on MySQL and MariaDB, `PRAGMA synchronous` below `FULL` on SQLite
+    /// if the power fails). On PostgreSQL it is on the server's disk even with `synchronous_commit = off`.
     First,
     /// An earlier attempt has begun and left no answer: its process crashed or lost the lease, or its body failed or
     /// was dropped. It may have done all of its work, a part, or nothing, and a request that it has sent may still
@@ -144,6 +150,10 @@ impl Idempotent {
     /// for the ttl of the lease as well. `body` is dropped when the lease is lost, as in
     /// [`LeaseRequest::run`](crate::LeaseRequest::run); bound the calls in it by a timeout of their own.
     ///
+    /// If the database is away or busy when the body has ended, the answer is stored in later attempts, for 30 s at
+    /// most and while the lease is held. There is one attempt if the body has used [`tx`](Outside::tx), whose work
+    /// cannot be repeated, and none after a commit whose outcome is unknown.
+    ///
     /// That work has begun is known for 90 days from the last attempt on, or for [`keep`](Self::keep) if that is
     /// longer; the answer for [`keep`](Self::keep).
     ///
@@ -153,6 +163,8 @@ impl Idempotent {
     /// - [`Error::Contended`] when another request with this key is still at work after the wait.
     /// - [`Error::Mismatch`] when the key was used for another request, also if that one has only begun.
     /// - [`Error::Lost`] when the lease was lost. Nothing is stored.
+    /// - [`Error::OutcomeUnknown`] when the commit of the answer was not answered. The next request finds out whether
+    ///   it is stored. Also when the lease was lost and a commit of `body` was not answered within 30 s.
     /// - [`Error::Answer`], [`Error::InvalidKey`] (`/answer` needs 7 bytes of the key's 255), and all else as
     ///   [`run`](Self::run) and [`LeaseRequest::acquire`](crate::LeaseRequest::acquire).
     ///
@@ -335,36 +347,68 @@ where
         lease.end_after_body().await;
         return done.map(Ok);
     };
-    let keeps_work = done.is_ok();
-    let stored = async {
-        let text = text?;
-        let mut tx = match tx {
-            Some(tx) if keeps_work => tx,
-            tx => {
-                undo(tx).await;
-                begin_within(&pool, None, None, at).await?
-            }
-        };
-        let stored = async {
-            answering.lock(&mut tx).await?;
-            answering.store(&mut tx, &text).await
-        };
-        match stored.await {
-            Ok(()) => Ok(tx),
-            Err(err) => {
-                tx.undo().await;
-                Err(err)
-            }
+    let storing = Storing { lease: &lease, answering: &answering };
+    let stored = match (text, tx) {
+        // What the body has done in its transaction cannot be done again here.
+        (Ok(text), Some(tx)) if done.is_ok() => storing.store(tx, &text).await,
+        (Ok(text), tx) => {
+            undo(tx).await;
+            storing.store_alone(&pool, at, &text).await
+        }
+        (Err(err), tx) => {
+            undo(tx).await;
+            Err(err)
         }
     };
-    match stored.await {
-        Ok(tx) => {
-            lease.commit(tx).await?;
-            Ok(done)
+    // Nothing, if it has ended with the commit.
+    lease.end_after_body().await;
+    stored?;
+    Ok(done)
+}
+
+/// An answer that ends the lease of its work.
+struct Storing<'a, DB: IdempotentOps + LeaseOps> {
+    lease: &'a Lease<Pool<DB>>,
+    answering: &'a Answering,
+}
+
+impl<DB: IdempotentOps + LeaseOps> Storing<'_, DB> {
+    /// Stores the answer in this transaction.
+    async fn store(&self, mut tx: Tx<DB>, text: &[u8]) -> Result<()> {
+        let Self { lease, answering } = *self;
+        let stored = async {
+            answering.lock(&mut tx).await?;
+            answering.store(&mut tx, text).await
+        };
+        if let Err(err) = answering.in_time::<DB, _>(stored).await {
+            tx.undo().await;
+            return Err(err);
         }
-        Err(err) => {
-            lease.end_after_body().await;
-            Err(err.into())
+        lease.share().commit(tx).await
+    }
+
+    /// Stores the answer in a transaction of its own, again after a failure that may pass and has stored nothing: for
+    /// [`STORE_LIMIT`], while the lease is held. What the body has done outside is not undone, and the next request
+    /// would not know of it.
+    async fn store_alone(&self, pool: &Pool<DB>, at: &'static Location<'static>, text: &[u8]) -> Result<()> {
+        let started = Instant::now();
+        let mut failed = 0;
+        loop {
+            let stored = async {
+                let tx = self.answering.in_time::<DB, _>(begin_within(pool, None, None, at)).await?;
+                self.store(tx, text).await
+            };
+            let err = match stored.await {
+                Err(err) if err.is_contended() || err.may_pass() => err,
+                stored => return stored,
+            };
+            let pause = half_jitter(PAUSES.ceiling(failed));
+            if started.elapsed() + pause >= STORE_LIMIT {
+                return Err(err);
+            }
+            sleep(pause).await;
+            self.lease.check_trusted()?;
+            failed += 1;
         }
     }
 }

@@ -35,13 +35,18 @@ impl IdempotentStatements for Postgres {
     }
 
     async fn answer_begin(conn: &mut PgConnection, key: &Key, fingerprint: &[u8], keep: Duration) -> sqlx::Result<()> {
+        // What is done outside must not outlive the knowledge that it has begun. Every setting but `off` waits for the
+        // server's own disk. https://www.postgresql.org/docs/current/runtime-config-wal.html#GUC-SYNCHRONOUS-COMMIT
         let begin = statement!(
             "INSERT INTO lockkit_answer AS a (name, fingerprint, answer, made_us, keep_until_us)
              VALUES ($1, $2, NULL, {NOW}, {NOW} + $3)
              ON CONFLICT (name) DO UPDATE SET
                  fingerprint = excluded.fingerprint, answer = NULL,
                  made_us = CASE WHEN a.keep_until_us > {NOW} THEN a.made_us ELSE excluded.made_us END,
-                 keep_until_us = excluded.keep_until_us"
+                 keep_until_us = excluded.keep_until_us
+             RETURNING CASE current_setting('synchronous_commit')
+                 WHEN 'off' THEN set_config('synchronous_commit', 'on', true)
+             END"
         );
         let begin = pooler::query(begin).bind(key.as_str()).bind(fingerprint).bind(micros(keep));
         begin.execute(conn).await.map(drop)
