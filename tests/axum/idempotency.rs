@@ -345,6 +345,28 @@ async fn no_two_users_make_one_key() {
 }
 
 #[tokio::test]
+async fn a_user_without_a_name_is_refused_and_nothing_is_done() {
+    let pool = sqlite().await;
+    for user in ["", " ", "\t"] {
+        let handler = {
+            let pool = pool.clone();
+            async move |key: IdempotencyKey| {
+                let request = key.for_user(user).request(&()).keep(Duration::from_secs(60)).wait(Duration::ZERO);
+                let run = request.run(&pool, async |_| -> Result<&str, LockError> { panic!("for nobody") });
+                let refused = run.await.unwrap_err();
+                assert!(refused.to_string().starts_with("`for_user` needs the name of a user"), "{refused}");
+                Err::<(), _>(refused)
+            }
+        };
+        let server = Server::of(Router::new().route("/", post(handler))).await;
+        // A mistake in the program.
+        assert_eq!(server.post("/").header("idempotency-key", "a").send().await.unwrap().status(), 500);
+    }
+    let answers: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM lockkit_answer").fetch_one(&pool).await.unwrap();
+    assert_eq!(answers, 0);
+}
+
+#[tokio::test]
 async fn an_answer_that_was_stored_by_other_code_is_an_error_and_the_work_is_not_done() {
     let pool = sqlite().await;
     let handler = {

@@ -55,17 +55,26 @@ async fn a_service_of_grpc_is_called_under_its_lease_and_refused_in_its_own_way(
     assert_eq!(whole.to_bytes(), "rpc:/billing.Invoices/Close");
 
     let held = leases.lease("rpc:/billing.Invoices/Close").acquire().await.unwrap();
-    for content_type in ["application/grpc", "application/grpc+proto"] {
+    for (content_type, answered) in [
+        ("application/grpc", "application/grpc"),
+        ("application/grpc+proto", "application/grpc"),
+        ("application/grpc; charset=utf-8", "application/grpc"),
+        ("application/grpc-web", "application/grpc-web"),
+        ("application/grpc-web+proto", "application/grpc-web+proto"),
+        ("application/grpc-web-text", "application/grpc-web-text"),
+        ("application/grpc-web-text+proto", "application/grpc-web-text+proto"),
+    ] {
         let refused = service.clone().oneshot(call(content_type)).await.unwrap();
         assert_eq!(refused.status(), 200);
-        for (name, value) in [("grpc-status", "10"), ("grpc-message", "Conflict"), ("content-type", "application/grpc")]
-        {
-            assert_eq!(refused.headers()[name], value);
+        for (name, value) in [("grpc-status", "10"), ("grpc-message", "Conflict"), ("content-type", answered)] {
+            assert_eq!(refused.headers()[name], value, "{content_type}");
         }
         assert!(to_bytes(refused.into_body(), 1).await.unwrap().is_empty());
     }
-    let refused = service.clone().oneshot(call("application/json")).await.unwrap();
-    assert_eq!((refused.status().as_u16(), refused.headers()["retry-after"].as_bytes()), (409, &b"1"[..]));
+    for content_type in ["application/json", "application/grpcish", "application/grpc-other"] {
+        let refused = service.clone().oneshot(call(content_type)).await.unwrap();
+        assert_eq!((refused.status().as_u16(), refused.headers()["retry-after"].as_bytes()), (409, &b"1"[..]));
+    }
     held.release().await.unwrap();
     leases.close().await.unwrap();
     let refused = service.oneshot(call("application/grpc")).await.unwrap();

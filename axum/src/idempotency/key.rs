@@ -99,12 +99,16 @@ impl IdempotencyKey {
     /// The answer is stored as `http:{user}:{key}`, with `%3A` for a colon in `user` and `%25` for a `%`. If several
     /// services share one database, make their names part of it, as in `for_user(format!("billing/{id}"))`. User and
     /// key have at most 249 bytes together; hash an id that may be longer than 121. A longer name is
-    /// [`Error::InvalidKey`](lockkit::Error::InvalidKey).
+    /// [`Error::InvalidKey`](lockkit::Error::InvalidKey). An empty name is
+    /// [`Error::InvalidOption`](lockkit::Error::InvalidOption): all who have none would be one user. Both are errors of
+    /// [`run`](IdempotentRequest::run), which does nothing then.
     pub fn for_user(self, user: impl Display) -> UserKey {
         let Self { text, method, uri } = self;
+        let user = user.to_string();
+        let is_nobody = user.trim().is_empty();
         // The first colon is the end of the user, so that two users cannot make one key.
-        let user = user.to_string().replace('%', "%25").replace(':', "%3A");
-        UserKey { key: format!("http:{user}:{text}"), method, uri }
+        let user = user.replace('%', "%25").replace(':', "%3A");
+        UserKey { key: format!("http:{user}:{text}"), is_nobody, method, uri }
     }
 
     /// The key as the client has sent it, without quotes.
@@ -144,6 +148,8 @@ impl<State: Sync> OptionalFromRequestParts<State> for IdempotencyKey {
 #[must_use = "a key does nothing until `request` and `run` are called"]
 pub struct UserKey {
     key: String,
+    /// The name of the user is empty.
+    is_nobody: bool,
     method: Method,
     uri: Uri,
 }
@@ -155,9 +161,9 @@ impl UserKey {
     /// Another request with the same key is refused with 422, so that a client that uses a key twice by mistake does
     /// not get the answer to something else. As in [`Idempotent::request`], the order of fields does not count.
     pub fn request(self, payload: &(impl Serialize + ?Sized)) -> IdempotentRequest {
-        let Self { key, method, uri } = self;
+        let Self { key, is_nobody, method, uri } = self;
         let target = uri.path_and_query().map_or("/", |it| it.as_str());
-        IdempotentRequest::new(Idempotent::key(key).request(&(method.as_str(), target, payload)))
+        IdempotentRequest::new(Idempotent::key(key).request(&(method.as_str(), target, payload)), is_nobody)
     }
 
     /// As [`request`](Self::request), with the bytes of the body. JSON with other spaces is another request then.

@@ -26,14 +26,16 @@ const MOST: usize = 1 << 20;
 #[must_use = "nothing is done until `run` is awaited"]
 pub struct IdempotentRequest {
     request: Idempotent,
+    /// It has no user, so it is refused.
+    is_nobodys: bool,
     stored: Vec<HeaderName>,
     most: usize,
 }
 
 impl IdempotentRequest {
-    pub(super) fn new(request: Idempotent) -> Self {
+    pub(super) fn new(request: Idempotent, is_nobodys: bool) -> Self {
         // The limit of this type counts the bytes of the body, not those of its JSON.
-        Self { request: request.max_answer(usize::MAX), stored: STORED.to_vec(), most: MOST }
+        Self { request: request.max_answer(usize::MAX), is_nobodys, stored: STORED.to_vec(), most: MOST }
     }
 
     /// How long the answer is kept. Defaults to 24 h. After that the work is done again. Tell it to your clients.
@@ -81,6 +83,7 @@ impl IdempotentRequest {
     /// - [`Error::OutcomeUnknown`] when the answer to COMMIT was lost. The repeated request finds out what happened.
     /// - [`Error::Answer`] when the answer cannot be stored, because its body is a stream, which has no length, or is
     ///   larger than [`max_answer`](Self::max_answer): the work is rolled back. `LockError` answers it by 500.
+    /// - [`Error::InvalidOption`] when [`for_user`](crate::IdempotencyKey::for_user) got an empty name. 500, too.
     ///
     /// # Cancel safety
     /// A dropped future leaves neither the work nor an answer, unless COMMIT was sent; then both are there or none. A
@@ -93,12 +96,17 @@ impl IdempotentRequest {
         E: From<Error>,
         F: AsyncFnOnce(&mut Tx<DB>) -> Result<R, E>,
     {
-        let Self { request, stored, most } = self;
+        let Self { request, is_nobodys, stored, most } = self;
         let running = request.run(pool, async move |tx: &mut Tx<DB>| {
             let answer = body(tx).await?.into_response();
             Ok::<_, E>(Answer::of(answer, stored, most).await)
         });
-        async {
+        async move {
+            if is_nobodys {
+                let reason = "needs the name of a user, and got an empty one: all who have none would share their \
+                              answers";
+                return Err(Error::invalid_option("for_user", reason).into());
+            }
             Ok(match running.await? {
                 Answered::Now(answer) => answer.into_response(),
                 Answered::Before(answer) => answer.replayed(),

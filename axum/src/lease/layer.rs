@@ -36,14 +36,21 @@ use crate::error::LockError;
 ///   of your clients.
 /// - The lease is renewed while the handler runs. If it is lost, the handler is dropped at its next await point, and
 ///   the answer is 503, without `Retry-After`: a part of the work may be done, or all of it. The handler gets the
-///   lease by the extractor [`Held`].
+///   lease by the extractor [`Held`]. A commit of lockkit that is on its way is waited for first, for 30 s at most;
+///   without its answer, the outcome is unknown, and the answer is 500.
 /// - A handler whose client disconnects is dropped, too. In both cases, the lease is released in the background.
 /// - Refusals are those of [`LockError`], and of the extractor, as answers. A request whose `content-type` is that of
-///   gRPC is refused with the matching `grpc-status`, such as `ABORTED` for 409 and `UNAVAILABLE` for 503.
+///   gRPC or gRPC-Web is refused with the matching `grpc-status`, such as `ABORTED` for 409 and `UNAVAILABLE` for 503.
 ///
 /// **The lease covers the handler, and not the body of its answer.** It is released when the handler has returned its
 /// answer, whose body is sent after that. A body that is a stream, and does its work while it is being sent, does that
-/// without the lease: finish the work in the handler, or acquire the lease there and move it into the stream.
+/// without the lease: finish the work in the handler, or acquire the lease there and move it into the stream. The same
+/// holds for a connection that is upgraded: a handler of a WebSocket returns 101 at once, and what runs on the
+/// connection after that has no lease.
+///
+/// Nor does the lease cover tasks that the handler spawns. They go on when the handler has returned, and when it is
+/// dropped because the lease is lost or the client disconnects. Await them in the handler, in a `JoinSet`, which stops
+/// them when the handler is dropped.
 ///
 /// The body of the *request* is read by the handler, so under the lease. A client that sends slowly keeps the lease:
 /// put a timeout below this layer.
@@ -162,12 +169,14 @@ where
         let inner = mem::replace(&mut self.inner, next);
         let wanted = self.layer.wanted.clone();
         Box::pin(async move {
-            let is_grpc = grpc::is_call(request.headers());
+            let of_grpc = grpc::answered_as(request.headers());
             match handle(inner, &*wanted, request).await {
                 Ok(answer) => Ok(answer.map(Body::new)),
                 Err(Ended::Failed(err)) => Err(err),
-                Err(Ended::Refused(refusal)) if is_grpc => Ok(grpc::trailers_only(&refusal)),
-                Err(Ended::Refused(refusal)) => Ok(*refusal),
+                Err(Ended::Refused(refusal)) => Ok(match of_grpc {
+                    Some(content_type) => grpc::trailers_only(&refusal, content_type),
+                    None => *refusal,
+                }),
             }
         })
     }
