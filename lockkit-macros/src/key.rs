@@ -20,7 +20,11 @@ pub(crate) fn key(tokens: TokenStream) -> TokenStream {
     })
     .parse2(tokens);
     match parsed {
-        Ok((krate, (template, span))) => of_template(&quote!(#krate::__private), &template, span),
+        Ok((krate, (template, span))) => {
+            let key = of_template(&quote!(#krate::__private), &template, span);
+            // Ends the temporaries here: `Arguments` are not `Send`, and the statement around the macro may await.
+            quote_spanned!(Span::mixed_site()=> { let key = #key; key })
+        }
         Err(err) => err.into_compile_error(),
     }
 }
