@@ -58,4 +58,22 @@ on_databases! {
         assert_eq!(after, before, "after the drop of the transaction");
         holder.rollback().await.unwrap();
     }
+
+    async fn the_bound_of_a_text_that_failed_stays_until_the_next_one_or_until_it_is_restored<S>(db: TestDb<S>) {
+        let mut holder = lockkit::begin(&db.pool).await.unwrap();
+        NamedLock::new("held").lock(&mut *holder).await.unwrap();
+        let text = |name| NamedLock::new(name).wait(Duration::from_secs(1)).sql::<<S as Server>::DB>().unwrap();
+        let mut conn = db.pool.acquire().await.unwrap();
+        let before = S::fetch_text(&mut conn, SETTING).await.unwrap();
+        for restores in ["SET innodb_lock_wait_timeout = DEFAULT, @lockkit_wait = NULL", &text("free")] {
+            let mut tx = sqlx::Connection::begin(&mut *conn).await.unwrap();
+            S::execute(&mut tx, &text("held")).await.unwrap_err();
+            tx.rollback().await.unwrap();
+            let stays = S::fetch_text(&mut conn, SETTING).await.unwrap();
+            assert_eq!(stays == before, S::NAME == "MariaDB", "{stays:?}");
+            S::execute(&mut conn, restores).await.unwrap();
+            assert_eq!(S::fetch_text(&mut conn, SETTING).await.unwrap(), before, "{restores}");
+        }
+        holder.rollback().await.unwrap();
+    }
 }

@@ -189,6 +189,51 @@ impl NamedLock {
         Ok(granted)
     }
 
+    /// [`lock`](Self::lock) as a text for a client that is not sqlx (`SeaORM`, Diesel, psql). It takes the lock in that
+    /// client's transaction, and excludes `lock` of the same key in others. It fails if another transaction keeps the
+    /// lock for longer than the wait.
+    ///
+    /// Send it first in a transaction; outside of one it locks nothing. Send it as plain text in one message, by
+    /// `execute_unprepared` of `SeaORM` or `batch_execute` of Diesel: on MySQL and MariaDB it has three statements, which
+    /// set, use and restore a bound. Its values are literals: numbers and hexadecimal digits.
+    ///
+    /// | database | waits at most | fails after the wait | fails in a deadlock |
+    /// |---|---|---|---|
+    /// | PostgreSQL | the [wait](Self::wait), at least 1 ms | SQLSTATE 55P03 | 40P01 |
+    /// | MySQL, MariaDB | the wait in whole seconds, at least 1 s unless it is [`Wait::Never`] | 1205; on MySQL 3572 for [`Wait::Never`] | 1213 |
+    /// | SQLite | the connection's busy timeout, whatever the wait is | `SQLITE_BUSY` (5) | `SQLITE_BUSY`, at once |
+    ///
+    /// What `lock` does, and this text leaves to the caller:
+    /// - Roll the transaction back after an error; a new one may succeed. In a deadlock, MySQL and MariaDB have rolled it
+    ///   back already: they would commit the next statement by itself.
+    /// - When two transactions use a new name for the first time in the same instant, [`Wait::Never`] waits on MySQL as
+    ///   [`Wait::Unbounded`] does.
+    /// - After an error on MySQL, `innodb_lock_wait_timeout` stays at the wait in this session. The next text restores it,
+    ///   and so does `SET innodb_lock_wait_timeout = DEFAULT, @lockkit_wait = NULL`.
+    /// - [`Wait::Unbounded`] leaves the bound to the session: `lock_timeout`, `innodb_lock_wait_timeout`.
+    /// - On PostgreSQL use READ COMMITTED, the default. In REPEATABLE READ, a transaction that has waited reads what was
+    ///   committed before its wait. On SQLite, `SQLITE_BUSY` comes without a wait once the transaction has read.
+    /// - [`share`](Self::share) has an effect on PostgreSQL alone. Elsewhere the text takes the lock exclusively.
+    /// - A server that only pretends to lock is not detected, nor a task that waits for its own lock.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`], [`Error::InvalidOption`].
+    ///
+    /// # Example
+    /// ```
+    /// # fn main() -> Result<(), lockkit::Error> {
+    /// let lock = lockkit::NamedLock::new("order:42").wait(std::time::Duration::from_secs(2));
+    /// let sql: String = lock.sql::<sqlx::Sqlite>()?;
+    /// assert_eq!(sql, "DELETE FROM lockkit_lease WHERE 0"); // takes the write lock, and changes nothing
+    /// # Ok(()) }
+    /// ```
+    pub fn sql<DB: NamedOps>(&self) -> Result<String> {
+        let wait = self.wait.unwrap_or_default();
+        self.key.check()?;
+        wait.check()?;
+        Ok(DB::named_text(self.of, &self.key, self.sharing, wait))
+    }
+
     /// The session that holds the lock now, or one of the sessions that share it. `None` when the server reports no
     /// holder. For operators: the lock may be released before the answer arrives.
     ///
@@ -253,6 +298,9 @@ pub trait NamedStatements: Database {
         sharing: Sharing,
         wait: Wait,
     ) -> impl Future<Output = sqlx::Result<Option<Granted>>> + Send;
+
+    /// The same as a text with literals, which fails where the lock is not granted within the wait.
+    fn named_text(of: Names, key: &Key, sharing: Sharing, wait: Wait) -> String;
 
     /// What the server calls itself, if it only pretends to hold the lock that it has just granted to this transaction.
     /// Asks nothing once the server is known to lock.

@@ -38,46 +38,62 @@ fn table(of: Names) -> &'static str {
 /// statement that acquires a lease.
 fn named_at_once(of: Names) -> &'static Statement {
     match of {
-        Names::Locks => named!("{}", insert_at_once(table(Names::Locks))),
-        Names::Answers => named!("{}", insert_at_once(table(Names::Answers))),
+        Names::Locks => named!("{}", insert_at_once(Names::Locks, ":name")),
+        Names::Answers => named!("{}", insert_at_once(Names::Answers, ":name")),
     }
 }
 
-fn insert_at_once(table: &str) -> String {
+fn insert_at_once(of: Names, name: &str) -> String {
     format!(
         "{at_once}
          INSERT INTO {table} (name)
-         SELECT :name
+         SELECT {name}
          FROM {source}
          ON DUPLICATE KEY UPDATE name = IF(LAST_INSERT_ID(1), VALUES(name), VALUES(name))",
         at_once = settings_on_maria("innodb_lock_wait_timeout = 0"),
+        table = table(of),
         source = for_each(
-            &format!("(SELECT 1 AS one) AS o LEFT JOIN {table} AS l ON l.name = :name FOR UPDATE OF l NOWAIT"),
-            "DUAL WHERE :name IS NOT NULL"
+            &format!(
+                "(SELECT 1 AS one) AS o LEFT JOIN {table} AS l ON l.name = {name} FOR UPDATE OF l NOWAIT",
+                table = table(of)
+            ),
+            &format!("DUAL WHERE {name} IS NOT NULL")
         ),
     )
+}
+
+/// Locks the row, and inserts it if it does not exist. Waits for as long as the session lets a statement wait.
+fn insert(of: Names, name: &str) -> String {
+    format!("INSERT INTO {table} (name) VALUES ({name}) ON DUPLICATE KEY UPDATE name = name", table = table(of))
 }
 
 /// Locks the row, and inserts it if it does not exist, like an insert without a bound. The servers count the bound in
 /// seconds. On MariaDB it applies to the statement; on MySQL it is set for the session during this one message. A
 /// message of several statements takes no bound values, so the name is a literal in it. A timeout that an interrupted
 /// message has not restored yet is kept for a later restore.
-async fn named_lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
+fn insert_within(of: Names, key: &Key, seconds: u64) -> String {
     // The largest value that the servers accept.
     let seconds = seconds.min(1_073_741_824);
-    let name = hex(key.as_bytes());
-    let sql = format!(
+    format!(
         "SET @lockkit_wait = {kept};
          {within}
-             INSERT INTO lockkit_named (name) VALUES (X'{name}') ON DUPLICATE KEY UPDATE name = name;
+             {insert};
          {RESTORE_WAIT}",
         kept = for_each(
             &format!("IFNULL(@lockkit_wait, @@innodb_lock_wait_timeout), innodb_lock_wait_timeout = {seconds}"),
             "NULL"
         ),
         within = settings_on_maria(&format!("innodb_lock_wait_timeout = {seconds}")),
-    );
-    let locked = conn.execute(AssertSqlSafe(sql)).await;
+        insert = insert(of, &literal(key)),
+    )
+}
+
+fn literal(key: &Key) -> String {
+    format!("X'{}'", hex(key.as_bytes()))
+}
+
+async fn named_lock_within(conn: &mut MySqlConnection, of: Names, key: &Key, seconds: u64) -> sqlx::Result<()> {
+    let locked = conn.execute(AssertSqlSafe(insert_within(of, key, seconds))).await;
     if locked.is_err() {
         // If a statement fails, the rest of the message is not run. If the connection broke, there is no session to
         // restore.
@@ -99,7 +115,7 @@ impl NamedStatements for MySql {
         // each answer has a new name, so its waiters wait in a SELECT.
         let inserts = (of, sharing) == (Names::Locks, Sharing::Alone);
         if inserts && wait == Wait::Unbounded {
-            let lock = named!("INSERT INTO lockkit_named (name) VALUES (:name) ON DUPLICATE KEY UPDATE name = name");
+            let lock = named!("{}", insert(Names::Locks, ":name"));
             lock.with(&[("name", &key.as_bytes())]).execute(conn).await?;
             return Ok(Some(Granted::Known));
         }
@@ -107,7 +123,7 @@ impl NamedStatements for MySql {
             && inserts
             && bound.as_secs() > 0
         {
-            return named_lock_within(conn, key, bound.as_secs()).await.map(|()| Some(Granted::Known));
+            return named_lock_within(conn, of, key, bound.as_secs()).await.map(|()| Some(Granted::Known));
         }
         let (before, hint) = bounded(wait);
         let strength = match sharing {
@@ -133,6 +149,15 @@ impl NamedStatements for MySql {
                     return made.map(|it| Some(if it.last_insert_id() == 0 { Granted::New } else { Granted::Known }));
                 }
             }
+        }
+    }
+
+    fn named_text(of: Names, key: &Key, _sharing: Sharing, wait: Wait) -> String {
+        // To share a row that may not exist yet takes several statements, each of which depends on the last answer.
+        match wait {
+            Wait::Never => insert_at_once(of, &literal(key)),
+            Wait::AtMost(bound) => insert_within(of, key, bound.as_secs().max(1)),
+            Wait::Unbounded => insert(of, &literal(key)),
         }
     }
 

@@ -69,6 +69,18 @@ impl NamedStatements for Postgres {
         Ok(granted.then_some(Granted::Known))
     }
 
+    fn named_text(of: Names, key: &Key, sharing: Sharing, wait: Wait) -> String {
+        let number = format!("CAST('{}' AS bigint)", number(of, key));
+        let sql = match (wait, sharing) {
+            (Wait::Unbounded, _) => lock_functions(sharing).0.to_owned(),
+            (_, Sharing::Alone) => bounded("pg_advisory_xact_lock"),
+            (_, Sharing::Shared) => bounded("pg_advisory_xact_lock_shared"),
+        };
+        // 0 would switch the bound off.
+        let bound = if wait == Wait::Never { "1ms".to_owned() } else { lock_timeout(wait) };
+        sql.replace("$1", &number).replace("$2", &format!("'{bound}'"))
+    }
+
     async fn named_feigned(conn: &mut PgConnection, of: Names, key: &Key) -> sqlx::Result<Option<String>> {
         feigned::feigned(conn, number(of, key)).await
     }

@@ -9,6 +9,9 @@ use crate::{
     value::{holder::LockHolder, key::Key},
 };
 
+/// Changes nothing, under the write lock.
+const LOCK: &str = "DELETE FROM lockkit_lease WHERE 0";
+
 impl NamedStatements for Sqlite {
     async fn named_lock(
         conn: &mut SqliteConnection,
@@ -17,8 +20,13 @@ impl NamedStatements for Sqlite {
         _sharing: Sharing,
         wait: Wait,
     ) -> sqlx::Result<Option<Granted>> {
-        take_write_lock(conn, wait, "DELETE FROM lockkit_lease WHERE 0".to_owned()).await?;
+        take_write_lock(conn, wait, LOCK.to_owned()).await?;
         Ok(Some(Granted::Known))
+    }
+
+    fn named_text(_of: Names, _key: &Key, _sharing: Sharing, _wait: Wait) -> String {
+        // The busy timeout of the connection cannot be restored by a statement.
+        LOCK.to_owned()
     }
 
     async fn named_feigned(_conn: &mut SqliteConnection, _of: Names, _key: &Key) -> sqlx::Result<Option<String>> {
