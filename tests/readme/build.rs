@@ -20,7 +20,7 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where to write"));
     fs::write(out.join("readme.rs"), code).expect("write the snippets");
-    // Apart, because they need the crates of the stores, which only `stores/tests` has.
+    // Apart, because they need the crates of the stores, of ORMs and of Actix Web, which only `stores/tests` has.
     fs::write(out.join("modules.rs"), modules).expect("write the snippets");
 }
 

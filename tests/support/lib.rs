@@ -14,6 +14,7 @@
 mod answers;
 mod deadlock;
 pub mod draws;
+mod example;
 pub mod migrations;
 mod mysql;
 mod on_every_database;
@@ -33,6 +34,7 @@ mod user;
 
 pub use crate::answers::answer_costs;
 pub use crate::deadlock::Deadlock;
+pub use crate::example::run_example;
 pub use crate::mysql::{Galera, MariaDb, MySql};
 pub use crate::pgbouncer::PgBouncer;
 pub use crate::plain_sql::PlainSql;
