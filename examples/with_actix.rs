@@ -1,5 +1,5 @@
-//! Actix Web and lockkit: payments that a client may send again, and a handler under a lease, with errors as HTTP answers
-//! that name no key and no SQL.
+//! Actix Web and lockkit: payments that a client may send again, and a handler under a lease, with errors as HTTP
+//! answers that name no key and no SQL.
 //!
 //! ```text
 //! DATABASE_URL=postgres://user:password@localhost/shop cargo run --example with_actix
@@ -7,8 +7,8 @@
 //! curl -i -X POST 127.0.0.1:3000/items/1/restock
 //! ```
 //!
-//! With `--check` a client sends requests at once, disconnects and repeats them, to these handlers and to naive ones, and
-//! counts the rows. The example creates its tables, named `t_…`, in an empty database.
+//! With `--check` a client sends requests at once, disconnects and repeats them, to these handlers and to naive ones,
+//! and counts the rows. The example creates its tables, named `t_…`, in an empty database.
 
 #[path = "actix/check.rs"]
 mod check;
@@ -57,8 +57,8 @@ async fn pay(
     Ok(HttpResponse::Created().insert_header(("idempotent-replayed", is_before)).json(paid.into_inner()))
 }
 
-/// `POST /items/{item_id}/restock`: one at a time for each item, in all processes. The body is dropped when the lease is
-/// lost, and commits only if it still has it.
+/// `POST /items/{item_id}/restock`: one at a time for each item, in all processes. The body is dropped when the lease
+/// is lost, and commits only if it still has it.
 async fn restock(shop: web::Data<Shop>, item_id: web::Path<i64>) -> Result<HttpResponse, ApiError> {
     let lease = shop.leases.lease(lockkit::key!("restock:{item_id}")).wait(Duration::from_secs(2));
     lease

@@ -1,5 +1,5 @@
-//! Diesel on its own connections, and lockkit beside it: leases, a guard that refuses a stale holder, and named locks, in
-//! Diesel's transactions.
+//! Diesel on its own connections, and lockkit beside it: leases, a guard that refuses a stale holder, and named locks,
+//! in Diesel's transactions.
 //!
 //! ```text
 //! DATABASE_URL=postgres://user:password@localhost/shop cargo run --example with_diesel

@@ -194,8 +194,8 @@ impl NamedLock {
     /// lock for longer than the wait.
     ///
     /// Send it first in a transaction; outside of one it locks nothing. Send it as plain text in one message, by
-    /// `execute_unprepared` of `SeaORM` or `batch_execute` of Diesel: on MySQL and MariaDB it has three statements, which
-    /// set, use and restore a bound. Its values are literals: numbers and hexadecimal digits.
+    /// `execute_unprepared` of `SeaORM` or `batch_execute` of Diesel: on MySQL and MariaDB it has three statements,
+    /// which set, use and restore a bound. Its values are literals: numbers and hexadecimal digits.
     ///
     /// | database | waits at most | fails after the wait | fails in a deadlock |
     /// |---|---|---|---|
@@ -204,15 +204,15 @@ impl NamedLock {
     /// | SQLite | the connection's busy timeout, whatever the wait is | `SQLITE_BUSY` (5) | `SQLITE_BUSY`, at once |
     ///
     /// What `lock` does, and this text leaves to the caller:
-    /// - Roll the transaction back after an error; a new one may succeed. In a deadlock, MySQL and MariaDB have rolled it
-    ///   back already: they would commit the next statement by itself.
+    /// - Roll the transaction back after an error; a new one may succeed. In a deadlock, MySQL and MariaDB have rolled
+    ///   it back already: they would commit the next statement by itself.
     /// - When two transactions use a new name for the first time in the same instant, [`Wait::Never`] waits on MySQL as
     ///   [`Wait::Unbounded`] does.
-    /// - After an error on MySQL, `innodb_lock_wait_timeout` stays at the wait in this session. The next text restores it,
-    ///   and so does `SET innodb_lock_wait_timeout = DEFAULT, @lockkit_wait = NULL`.
+    /// - After an error on MySQL, `innodb_lock_wait_timeout` stays at the wait in this session. The next text restores
+    ///   it, and so does `SET innodb_lock_wait_timeout = DEFAULT, @lockkit_wait = NULL`.
     /// - [`Wait::Unbounded`] leaves the bound to the session: `lock_timeout`, `innodb_lock_wait_timeout`.
-    /// - On PostgreSQL use READ COMMITTED, the default. In REPEATABLE READ, a transaction that has waited reads what was
-    ///   committed before its wait. On SQLite, `SQLITE_BUSY` comes without a wait once the transaction has read.
+    /// - Use READ COMMITTED on PostgreSQL: in REPEATABLE READ, a transaction that has waited reads what was committed
+    ///   before its wait. On SQLite, `SQLITE_BUSY` comes without a wait once the transaction has read.
     /// - [`share`](Self::share) has an effect on PostgreSQL alone. Elsewhere the text takes the lock exclusively.
     /// - A server that only pretends to lock is not detected, nor a task that waits for its own lock.
     ///
