@@ -36,7 +36,8 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     /// Takes the lease if it is free, expired, or already held by this claim.
     fn lease_acquire(&self, claim: &Claim) -> impl Future<Output = Result<Acquired>> + Send;
 
-    /// Takes all of the leases or none. The claims are in the order of their keys, without duplicates.
+    /// Takes all of the leases or none. The claims are in the order of their keys, without duplicates: lockkit never
+    /// names a key twice, and a caller of the store must not do so either.
     ///
     /// By default, takes one after the other, and releases the taken ones if one is held.
     fn lease_acquire_all(&self, claims: &[Claim]) -> impl Future<Output = Result<AcquiredAll>> + Send {

@@ -79,6 +79,11 @@
 //! longest ttl plus 20 s, and no shorter one is accepted. With several replicas, Sentinel switches only after they
 //! follow the new master: add 10 s for each replica after the first with [`RedisStoreBuilder::quarantine`].
 //!
+//! A master that became a replica refuses renewals at once, also on connections that stayed open, and acquisitions from
+//! the next check of the server. With `replica-read-only no`, which is not the default, it accepts writes, and so may
+//! grant leases for one second more. The 20 s behind Sentinel include it. Without Sentinel, add to the quarantine the
+//! time from the promotion of the new master to the demotion of the old one, and with that setting 1 s more.
+//!
 //! A master that is cut off from its replicas and from Sentinel goes on renewing while its replica is promoted, and
 //! only its own settings can end that. Set `min-replicas-to-write 1` on the servers, and `min-replicas-max-lag` to at
 //! most 10. Without Sentinel, also set [`RedisStoreBuilder::quarantine`] to the longest ttl plus `min-replicas-max-lag`
@@ -89,12 +94,22 @@
 //! since, the quarantine begins. A server that is set to evict, and before the next look evicts a lock together with
 //! the row beside it, or a lock of another client, is not detected.
 //!
+//! **Two databases that are exchanged.** `SWAPDB` takes the locks and the records of the server away with the data. If
+//! the other database has no data of lockkit, the server looks like a new one, and the quarantine begins. If it has
+//! them, such as after a second `SWAPDB`, this is not noticed, and leases that were granted in between may have two
+//! holders. Keep leases in a database that is not exchanged, or stop all processes for the longest ttl.
+//!
+//! **A full server.** At its `maxmemory`, a server that evicts nothing grants no lease: requests of free leases fail
+//! with its error, `OOM`. Everything else goes on, because it only changes or deletes values: renewals, repeated claims
+//! of a lease that is held, releases, also with `min_hold`, lists and the sweep.
+//!
 //! # Clocks
 //!
 //! Leases expire by the server's clock. If it is set back, the next operation that meets a lease cuts its expiry to the
 //! ttl of its last grant or renewal. A lock of another client lives longer by the step. If the clock is set forward,
-//! leases expire early, and a lease may have two holders. This also holds for one server of a [`Quorum`], if only a
-//! bare majority has the lease. If a clock is set back and the memory is lost, the next fence is lower by the step.
+//! leases expire early, and a lease may have two holders. In a [`Quorum`] this takes a majority of servers that
+//! forgot the lease early or do not have it. If a clock is set back and the memory is lost, the next fence is lower by
+//! the step.
 //!
 //! # Servers that do not answer
 //!

@@ -1,7 +1,7 @@
 -- Claims that were not granted at once.
 
 local checks, quarantine = not is_open, tonumber(string.match(mark, ' (%d+)$'))
-local claims = {}
+local claims, claimed = {}, {}
 for at = 1, count do
   if not answers[at] then
     local it = {
@@ -9,7 +9,11 @@ for at = 1, count do
       id = ARGV[at * 3], holder = ARGV[at * 3 + 1], ttl = tonumber(ARGV[at * 3 + 2]),
     }
     it.holds, it.known = holder_of(it.name), record_of(it.row)
-    if it.holds == nil or it.known == nil then
+    local first = claimed[it.name]
+    claimed[it.name] = first or it
+    if first then
+      it.refused = {first.ttl}
+    elseif it.holds == nil or it.known == nil then
       if all and it.holds == nil then return foreign(it.name, 'lock of this layout') end
       if all then return foreign(it.row, 'record of lockkit') end
       -- The claim is sent again alone, and gets this error.
@@ -24,6 +28,8 @@ end
 
 local free, longest = 0, quarantine
 if checks then
+  local demoted = follows()
+  if demoted then return demoted end
   local eviction = evicts()
   if eviction then
     close()
@@ -82,10 +88,8 @@ for _, it in ipairs(claims) do
     answers[it.at] = it.refused or {}
   else
     if it.again then
-      if it.left < it.ttl then
-        redis.call('PEXPIRE', it.name, text(it.ttl))
-        known.used, known.ttl = now, it.ttl
-      end
+      extend(it.name, it.left, it.ttl)
+      if it.left < it.ttl then known.used, known.ttl = now, it.ttl end
       known.renewals = known.renewals + 1
     else
       local before_fence, before_expired, before = 0, 0, ''

@@ -17,6 +17,14 @@ local function foreign(name, expected)
   return redis.error_reply('FOREIGN `' .. name .. what .. expected)
 end
 
+-- The error of a server that follows another one, after which the client looks for the master. A replica may accept
+-- writes.
+local function follows()
+  if string.find(redis.call('INFO', 'replication'), 'role:slave', 1, true) then
+    return redis.error_reply('READONLY the server follows another one now')
+  end
+end
+
 -- Whether lockkit can keep a sorted set here.
 local function is_set(name)
   local kind = type_of(name)
@@ -74,3 +82,7 @@ local function lives(name, row, it)
   write(row, it)
   return it.ttl
 end
+
+-- Extends the expiry of a lock to the ttl, if it is nearer. Writes it even if it is not, because a full server accepts
+-- the other writes of a script only after one that needs no memory.
+local function extend(name, left, ttl) redis.call('PEXPIRE', name, text(math.max(left, ttl))) end

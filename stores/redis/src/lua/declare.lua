@@ -1,6 +1,8 @@
 -- Declares that the server has forgotten no lease, or reads how long it grants nothing. ARGV: `declare` or `read`, and
 -- the quarantine in ms. Answers the time that is left, in ms.
 
+local demoted = follows()
+if demoted then return demoted end
 local server, known = incarnation(), epoch()
 if not known then return foreign(EPOCH, 'record of lockkit') end
 if ARGV[1] == 'declare' then

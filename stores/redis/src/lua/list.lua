@@ -26,6 +26,8 @@ local function see(key, all)
   return true
 end
 
+local demoted = follows()
+if demoted then return demoted end
 local free = quarantined(tonumber(ARGV[1]))
 if not free then return foreign(EPOCH, 'record of lockkit') end
 local left = math.ceil((free - now) / 1000)

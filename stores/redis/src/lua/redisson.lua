@@ -19,18 +19,18 @@ local function holder_of(name)
   return table.concat(holders, ',')
 end
 
--- Takes a lock that is free. Returns false, and does nothing, if the name has a value.
+-- Takes a lock that is free. Returns whether it was, and the server accepted the write.
 local function take_free(name, id, ttl)
-  if redis.call('EXISTS', name) == 1 then return false end
-  redis.call('HSET', name, id, '1')
+  if redis.call('EXISTS', name) == 1 or type(redis.pcall('HSET', name, id, '1')) ~= 'number' then return false end
   redis.call('PEXPIRE', name, ttl)
   return true
 end
 
--- Takes a lock that is free or has this id.
+-- Takes a lock that is free or has this id. A full server accepts the HSET after the DEL, which needs no memory.
 local function take(name, id, ttl)
   redis.call('DEL', name)
-  take_free(name, id, ttl)
+  redis.call('HSET', name, id, '1')
+  redis.call('PEXPIRE', name, ttl)
 end
 
 -- Wakes waiters, on the channel of Redisson. Those of a user who may not publish poll.

@@ -19,7 +19,8 @@ for _, key in ipairs(keys) do
     redis.call('ZREM', TIMES, key)
     forgotten = forgotten + 1
   else
-    -- Only a new row writes to the sorted set.
+    -- Only a new row writes to the sorted set. A full server accepts the ZADD after the ZREM, which needs no memory.
+    redis.call('ZREM', TIMES, key)
     redis.call('ZADD', TIMES, text(since), key)
   end
 end

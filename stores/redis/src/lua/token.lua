@@ -10,11 +10,17 @@ local function holder_of(name)
   return value
 end
 
--- Takes a lock that is free. Returns false, and does nothing, if the name has a value.
-local function take_free(name, id, ttl) return redis.call('SET', name, id, 'PX', ttl, 'NX') end
+-- Takes a lock that is free. Returns whether it was, and the server accepted the write.
+local function take_free(name, id, ttl)
+  local taken = redis.pcall('SET', name, id, 'PX', ttl, 'NX')
+  return taken and taken.ok
+end
 
--- Takes a lock that is free or has this id.
-local function take(name, id, ttl) redis.call('SET', name, id, 'PX', ttl) end
+-- Takes a lock that is free or has this id. A full server accepts the SET after the DEL, which needs no memory.
+local function take(name, id, ttl)
+  redis.call('DEL', name)
+  redis.call('SET', name, id, 'PX', ttl)
+end
 
 -- Wakes waiters. Those of a user who may not publish poll.
 local function publish(_, row) redis.pcall('PUBLISH', row, 'freed') end

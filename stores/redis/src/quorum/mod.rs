@@ -41,16 +41,18 @@ const LIST_LIMIT: u32 = 10_000;
 /// All processes must name the same servers: majorities of different servers need not have one in common, and a lease
 /// would have two holders. To change the servers, stop all processes for the longest ttl.
 ///
-/// **Clocks.** Each server counts the ttl by its own clock. If only a bare majority has the lease, and the clock of one
-/// of these servers is set forward, that server forgets the lease early, and a rival finds a majority: the lease then
-/// has two holders.
+/// **Clocks.** Each server counts the ttl by its own clock. A server whose clock is set forward forgets a lease early.
+/// A lease has one holder as long as these servers and the servers without the lease are not a majority together. So
+/// one clock is enough for two holders if only a bare majority has the lease, and a majority of clocks if all have it.
 ///
 /// **No repair.** A server that forgot a lease does not get it back by a renewal. If one of three servers forgets a
 /// lease, the loss of a second one ends it, though the first one is back. Leases that are acquired after the first
 /// server's quarantine are on all three again.
 ///
-/// **Limit.** If a majority forgets at once and the clocks differ, a fence can be lower than an earlier one, by the
-/// difference of the clocks.
+/// **Limit.** Fences rise as long as each majority has a server that remembers the last one. A server that did not
+/// answer its grant never knew it, and one that forgot it, however long ago, does not learn it until the next grant.
+/// Once such servers are a majority, a fence can be lower than an earlier one, by the difference of the clocks. If one
+/// of three servers was down for a grant, it is enough that a second one restarts without its data.
 ///
 /// # Example
 /// ```no_run

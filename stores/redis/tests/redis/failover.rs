@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit::store::{Answer, LeaseStore, Renewal};
+use lockkit::{
+    Error, Fault,
+    store::{Answer, LeaseStore, Renewal},
+};
 use lockkit_redis::{RedisStore, RedisStoreBuilder};
 use lockkit_store_servers::redis::{Redis, Sentinels};
 use redis::sentinel::{SentinelClient, SentinelServerType};
@@ -234,6 +237,37 @@ async fn a_server_that_followed_another_one_for_a_while_has_a_quarantine_though_
     let rival = builder(&first).connect().await.unwrap();
     assert!(is_refused(&rival, &claim("k", TTL)).await);
     assert!(rival.quarantined_for().await.unwrap() > TTL / 2);
+}
+
+#[tokio::test]
+async fn a_master_that_became_a_replica_grants_and_renews_nothing_on_connections_that_stayed_open() {
+    const TTL: Duration = Duration::from_mins(1);
+    // With `no`, it goes on accepting writes.
+    for read_only in ["yes", "no"] {
+        let server = Redis::with(&["--replica-read-only", read_only]);
+        // One connection for each operation, because the refusal ends it.
+        let connect = async || builder(&server).connect().await.unwrap();
+        let (holder, rival, reader, operator) = (connect().await, connect().await, connect().await, connect().await);
+        let without = builder(&server).without_quarantine().connect().await.unwrap();
+        operator.declare_new().await.unwrap();
+        let held = claim("k", TTL);
+        take(&holder, &held).await;
+        // Its master cannot be reached, so it keeps its data.
+        send::<()>(&mut plain(&server).await, "REPLICAOF 127.0.0.1 1").await;
+        let is_read_only = |it: Option<Error>| matches!(it, Some(Error::Database { fault: Fault::ReadOnly, .. }));
+        let renewed = holder.lease_renew(&[Renewal::new("k", held.token, TTL)]).await;
+        assert!(is_read_only(renewed.err()), "{read_only}: renewed");
+        assert!(is_read_only(reader.lease_list("", 10).await.err()), "{read_only}: listed");
+        assert!(is_read_only(operator.declare_new().await.err()), "{read_only}: declared new");
+        if read_only == "no" {
+            // So long the check of the last grant counts.
+            sleep(Duration::from_secs(1)).await;
+        }
+        for store in [rival, without] {
+            let granted = store.lease_acquire(&claim("other", TTL)).await;
+            assert!(is_read_only(granted.err()), "{read_only}: granted by {store:?}");
+        }
+    }
 }
 
 #[tokio::test]

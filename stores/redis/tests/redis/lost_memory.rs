@@ -115,6 +115,23 @@ async fn a_server_that_was_saved_to_disk_right_before_it_died_has_a_quarantine()
 }
 
 #[tokio::test]
+async fn a_swap_of_databases_has_a_quarantine_unless_the_other_one_has_leases_of_its_own() {
+    let server = Redis::start();
+    let ttl = Duration::from_mins(1);
+    let store = declared(builder(&server).longest_ttl(ttl)).await;
+    take(&store, &claim("k", ttl)).await;
+    let mut conn = plain(&server).await;
+    send::<()>(&mut conn, "SWAPDB 0 1").await;
+    assert!(is_refused(&store, &claim("k", ttl)).await, "its holder trusts it");
+    store.declare_new().await.unwrap();
+    take(&store, &claim("other", ttl)).await;
+    // What comes back has the record of this server. The documents name this limit.
+    send::<()>(&mut conn, "SWAPDB 0 1").await;
+    assert!(is_refused(&store, &claim("k", ttl)).await);
+    take(&store, &claim("other", ttl)).await;
+}
+
+#[tokio::test]
 async fn a_new_server_grants_nothing_until_it_is_declared_new() {
     let server = Redis::start();
     let store = builder(&server).connect().await.unwrap();

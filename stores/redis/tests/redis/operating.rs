@@ -4,7 +4,7 @@ use std::{process::Stdio, time::Duration};
 
 use lockkit::{
     Leases, Released,
-    store::{Answer, Claim, LeaseStore, Release, Renewal},
+    store::{Acquired, AcquiredAll, Answer, Claim, LeaseStore, Release, Renewal},
     testing::Oracle,
 };
 use lockkit_redis::{Quorum, RedisStore, RedisStoreBuilder};
@@ -156,6 +156,24 @@ async fn claims_that_follow_each_other_check_the_server_once() {
     }
     let checks = calls(&mut conn, "info").await - before;
     assert!(checks < CLAIMS, "{checks} calls of INFO");
+}
+
+#[tokio::test]
+async fn a_key_that_one_request_names_twice_is_granted_once() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    // The first claim checks the server, the later ones do not.
+    for round in ["checks", "does not check"] {
+        let twice = [claim("k", TTL), claim("k", TTL)];
+        let answers = store.lease_acquire_each(&twice).await.unwrap();
+        let [Some(Acquired::Granted(_)), Some(Acquired::Held { .. })] = &answers[..] else {
+            panic!("{round}: {answers:?}")
+        };
+        store.lease_release(&twice[0].key, twice[0].token, Duration::ZERO).await.unwrap();
+        let all = store.lease_acquire_all(&twice).await.unwrap();
+        assert!(matches!(all, AcquiredAll::Held { .. }), "{round}: {all:?}");
+        assert_eq!(send::<usize>(&mut conn, "EXISTS k").await, 0, "{round}");
+    }
 }
 
 #[tokio::test]

@@ -7,12 +7,12 @@ use lockkit::{
     store::{Acquired, Answer, LeaseStore, Renewal},
     testing::Oracle,
 };
-use lockkit_redis::RedisStore;
+use lockkit_redis::{Layout, RedisStore};
 use lockkit_store_servers::redis::Redis;
 use redis::Client;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Network, builder, claim, declared, plain, send, store, take, until, until_granted};
+use crate::support::{Network, builder, claim, declared, is_refused, plain, send, store, take, until, until_granted};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -211,26 +211,44 @@ async fn leases_of_two_processes_stay_exclusive_while_the_server_stops_and_dies(
 }
 
 #[tokio::test]
-async fn a_full_server_still_renews_and_releases() {
-    let server = Redis::start();
-    let store = store(&server).await;
-    let held = claim("k", 30 * SECOND);
-    take(&store, &held).await;
-    // The scripts are loaded before the server is full.
-    store.lease_renew(&[Renewal::new("k", held.token, 30 * SECOND)]).await.unwrap();
-    let other = claim("released", SECOND);
-    take(&store, &other).await;
-    store.lease_release(&other.key, other.token, Duration::ZERO).await.unwrap();
+async fn a_full_server_grants_nothing_new_and_does_all_else() {
+    const TTL: Duration = Duration::from_secs(30);
+    for layout in [Layout::Token, Layout::Redisson] {
+        let server = Redis::start();
+        let store = declared(builder(&server).layout(layout)).await;
+        let (held, briefly, free) = (claim("held", TTL), claim("briefly", TTL), claim("free", TTL));
+        for it in [&held, &briefly, &free] {
+            take(&store, it).await;
+        }
+        store.lease_release(&free.key, free.token, Duration::ZERO).await.unwrap();
+        let mut conn = plain(&server).await;
+        send::<()>(&mut conn, "CONFIG SET maxmemory 1").await;
 
-    let mut conn = plain(&server).await;
-    send::<()>(&mut conn, "CONFIG SET maxmemory 1").await;
-    let refused = store.lease_acquire(&claim("new", SECOND)).await.unwrap_err();
-    let source = std::error::Error::source(&refused).expect("what the server says").to_string();
-    assert!(source.contains("OOM") && !source.contains("lockkit:names"), "{source}");
-    let renewed = store.lease_renew(&[Renewal::new("k", held.token, 60 * SECOND)]).await;
-    assert_eq!(renewed.unwrap(), [Answer::Done]);
-    assert_eq!(store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap(), Answer::Done);
-    send::<()>(&mut conn, "CONFIG SET maxmemory 0").await;
-    let free = store.lease_acquire(&claim("new", SECOND)).await;
-    assert!(matches!(free, Ok(Acquired::Granted(_))), "{free:?}");
+        let refused = store.lease_acquire(&claim("new", TTL)).await.unwrap_err();
+        let source = std::error::Error::source(&refused).expect("what the server says").to_string();
+        assert!(source.contains("OOM") && !source.contains("lockkit:names"), "{source}");
+        assert_eq!(store.lease_acquire_each(&[claim("new", TTL)]).await.unwrap(), [None]);
+        assert!(is_refused(&store, &claim("held", TTL)).await);
+        // The second ttl does not prolong it.
+        let mut again = held.clone();
+        for ttl in [2 * TTL, SECOND] {
+            again.ttl = ttl;
+            let renewed = store.lease_renew(&[Renewal::new("held", held.token, ttl)]).await;
+            assert_eq!(renewed.unwrap(), [Answer::Done], "{ttl:?}");
+            take(&store, &again).await;
+        }
+        let info = store.lease_look(&held.key).await.unwrap().expect("it is held").info;
+        assert!(info.expires_in > TTL && info.renewals == 4, "{info:?}");
+        assert_eq!(store.lease_list("", 10).await.unwrap().len(), 2);
+        // The keys in use come first.
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(store.lease_sweep(Duration::from_millis(1), 10).await.unwrap(), 1, "`free`");
+        assert_eq!(store.lease_release(&briefly.key, briefly.token, TTL).await.unwrap(), Answer::Done);
+        assert!(is_refused(&store, &claim("briefly", TTL)).await, "it stays taken for the least holding time");
+        assert_eq!(store.lease_release(&briefly.key, briefly.token, TTL).await.unwrap(), Answer::Gone);
+        assert_eq!(store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap(), Answer::Done);
+
+        send::<()>(&mut conn, "CONFIG SET maxmemory 0").await;
+        take(&store, &claim("held", TTL)).await;
+    }
 }
