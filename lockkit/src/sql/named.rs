@@ -137,7 +137,8 @@ impl NamedLock {
     /// # Errors
     /// [`Error::Contended`] after the wait; [`Error::InvalidKey`]; [`Error::InvalidOption`], also outside a
     /// transaction; [`Error::NotMigrated`] on MySQL, MariaDB and SQLite; [`Error::FeignedLock`] on a server behind
-    /// PostgreSQL's protocol that has no advisory locks; [`Error::Database`]. Roll the transaction back after an error.
+    /// PostgreSQL's protocol that has no advisory locks; [`Error::Database`], also on a standby of PostgreSQL. Roll the
+    /// transaction back after an error.
     ///
     /// [`Error::Contended`] names the holder where it is known. On PostgreSQL that is for [`Wait::Never`] and under
     /// `#[with_lock]`: after a wait that timed out, the transaction answers no further statement. For the other

@@ -106,6 +106,11 @@ pub(super) fn fault_of(err: &PgDatabaseError) -> Fault {
     }
 }
 
+/// The server has advisory locks of its own, which exclude nobody on its primary.
+#[derive(Debug, thiserror::Error)]
+#[error("the server is a standby, whose locks are not those of its primary")]
+struct Standby;
+
 impl super::sealed::Sealed for Postgres {}
 impl super::sealed::Sealed for PgConnection {}
 
@@ -160,6 +165,7 @@ impl Driver for Postgres {
     fn fault(err: &sqlx::Error) -> Fault {
         match err {
             sqlx::Error::Database(err) => err.try_downcast_ref().map_or(Fault::Other, fault_of),
+            sqlx::Error::Configuration(err) if err.is::<Standby>() => Fault::ReadOnly,
             other => connection_fault(other),
         }
     }

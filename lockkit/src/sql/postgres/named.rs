@@ -1,8 +1,8 @@
 //! Named locks on PostgreSQL.
 
-use sqlx::{PgConnection, Postgres, Row};
+use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
-use super::{advisory_number, feigned, holder, holder_since, lock_timeout, pooler};
+use super::{Standby, advisory_number, feigned, holder, holder_since, lock_timeout, pooler};
 use crate::{
     policy::Wait,
     sql::{Granted, NamedStatements, Names, Sharing, statement::statement},
@@ -17,11 +17,18 @@ fn number(of: Names, key: &Key) -> i64 {
     advisory_number(namespace, key)
 }
 
-/// The functions that take an advisory lock until the end of the transaction: one that waits, and one that only tries.
+/// The statements that take an advisory lock until the end of the transaction: one that waits, and one that only tries.
+/// Each also says whether the server is a standby: a pooler may send a function there.
 fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
     match sharing {
-        Sharing::Alone => ("SELECT pg_advisory_xact_lock($1)", "SELECT pg_try_advisory_xact_lock($1)"),
-        Sharing::Shared => ("SELECT pg_advisory_xact_lock_shared($1)", "SELECT pg_try_advisory_xact_lock_shared($1)"),
+        Sharing::Alone => (
+            "SELECT pg_advisory_xact_lock($1), pg_is_in_recovery()",
+            "SELECT pg_try_advisory_xact_lock($1), pg_is_in_recovery()",
+        ),
+        Sharing::Shared => (
+            "SELECT pg_advisory_xact_lock_shared($1), pg_is_in_recovery()",
+            "SELECT pg_try_advisory_xact_lock_shared($1), pg_is_in_recovery()",
+        ),
     }
 }
 
@@ -33,8 +40,14 @@ fn bounded(function: &str) -> String {
          ), bound AS MATERIALIZED (
              SELECT was.v, set_config('lock_timeout', $2, true) FROM was
          )
-         SELECT set_config('lock_timeout', CASE WHEN {function}($1) IS NULL THEN v ELSE v END, true) FROM bound"
+         SELECT set_config('lock_timeout', CASE WHEN {function}($1) IS NULL THEN v ELSE v END, true),
+                pg_is_in_recovery()
+         FROM bound"
     )
+}
+
+fn refuse_standby(row: &PgRow) -> sqlx::Result<()> {
+    if row.try_get(1)? { Err(sqlx::Error::Configuration(Standby.into())) } else { Ok(()) }
 }
 
 impl NamedStatements for Postgres {
@@ -47,22 +60,27 @@ impl NamedStatements for Postgres {
     ) -> sqlx::Result<Option<Granted>> {
         let number = number(of, key);
         let (lock, lock_if_free) = lock_functions(sharing);
+        let tries = async |conn: &mut PgConnection| {
+            let row = pooler::query(lock_if_free).bind(number).fetch_one(conn).await?;
+            refuse_standby(&row)?;
+            row.try_get(0)
+        };
         let granted = match wait {
             Wait::Unbounded => {
-                pooler::query(lock).bind(number).execute(conn).await?;
+                refuse_standby(&pooler::query(lock).bind(number).fetch_one(conn).await?)?;
                 true
             }
-            Wait::Never => pooler::query(lock_if_free).bind(number).fetch_one(conn).await?.try_get(0)?,
+            Wait::Never => tries(conn).await?,
             Wait::AtMost(_) => {
                 // Most locks are free. Setting and restoring a bound costs as much as the lock.
-                if pooler::query(lock_if_free).bind(number).fetch_one(&mut *conn).await?.try_get(0)? {
+                if tries(&mut *conn).await? {
                     return Ok(Some(Granted::Known));
                 }
                 let sql = match sharing {
                     Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
                     Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),
                 };
-                pooler::query(sql).bind(number).bind(lock_timeout(wait)).execute(conn).await?;
+                refuse_standby(&pooler::query(sql).bind(number).bind(lock_timeout(wait)).fetch_one(conn).await?)?;
                 true
             }
         };
