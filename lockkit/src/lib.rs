@@ -46,8 +46,8 @@
 //!   [lead](LeaseRequest::lead);
 //! - a warning for two bodies of one process that acquire two leases in opposite orders (`key`, `other`);
 //! - a warning for a row lock that scans its table or names a view, with [`PlanCheck::Warn`];
-//! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster and for a binary log
-//!   of statements.
+//! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster, for a member of a
+//!   replication group with several primaries, and for a binary log of statements.
 //!
 //! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`: the counters `lockkit_acquired_total`,
 //! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms

@@ -9,7 +9,7 @@ use lockkit::testing::MemoryStore;
 use lockkit::{Error, Fence, Leases, begin, forget_fences, guard, with_lock};
 use sqlx::pool::PoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
-use support::{Galera, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
+use support::{Cluster, Proxy, Server, TestDb, on_databases, on_every_database, on_every_server};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -428,16 +428,16 @@ on_every_server! {
     }
 }
 
-on_databases! { [galera]
-    // Galera checks what a transaction has changed, and not what it has locked.
+on_databases! { [galera, group]
+    // A cluster checks what a transaction has changed, and not what it has locked.
     async fn on_two_nodes_fences_commit_in_order_and_no_update_is_lost<S>(db: TestDb<S>) {
         lockkit::migrate(&db.pool).await.unwrap();
         db.execute("CREATE TABLE t_counter (id INT PRIMARY KEY, n BIGINT NOT NULL)").await;
         db.execute("CREATE TABLE t_log (n BIGINT PRIMARY KEY, fence BIGINT NOT NULL)").await;
         db.execute("INSERT INTO t_counter VALUES (1, 0)").await;
         let mut nodes = Vec::new();
-        for url in Galera::nodes(&db.url) {
-            Galera::caught_up(&url).await.unwrap();
+        for url in S::nodes(&db.url) {
+            S::caught_up(&url).await.unwrap();
             nodes.push(sqlx::MySqlPool::connect(&url).await.unwrap());
         }
         let transaction = async |node: &sqlx::MySqlPool, number| {
@@ -468,7 +468,7 @@ on_databases! { [galera]
         }
         println!("{committed} committed, {refused} refused");
         assert!(committed >= 60, "{committed}");
-        let mut conn = Galera::caught_up(&Galera::nodes(&db.url)[1]).await.unwrap();
+        let mut conn = S::caught_up(&S::nodes(&db.url)[1]).await.unwrap();
         let (n,): (i64,) = sqlx::query_as("SELECT n FROM t_counter").fetch_one(&mut conn).await.unwrap();
         assert_eq!(n, committed, "an update was lost");
         let log: Vec<(i64,)> = sqlx::query_as("SELECT fence FROM t_log ORDER BY n").fetch_all(&mut conn).await.unwrap();

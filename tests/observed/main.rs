@@ -297,7 +297,16 @@ async fn a_body_under_several_leases_runs_in_a_span_as_one_under_a_single_lease_
 
 #[tokio::test]
 async fn a_cluster_with_several_nodes_is_warned_of_once() {
-    let Some(db) = TestDb::<support::Galera>::unless_left_out().await else { return };
+    warns_once_of::<support::Galera>("Galera cluster").await;
+}
+
+#[tokio::test]
+async fn a_group_with_several_primaries_is_warned_of_once() {
+    warns_once_of::<support::Group>("replication group").await;
+}
+
+async fn warns_once_of<S: support::Cluster>(what: &str) {
+    let Some(db) = TestDb::<S>::unless_left_out().await else { return };
     for is_told in [true, false] {
         let told = Told::default();
         {
@@ -305,7 +314,7 @@ async fn a_cluster_with_several_nodes_is_warned_of_once() {
             lockkit::begin(&db.pool_of(1).await).await.unwrap().rollback().await.unwrap();
         }
         let told = told.0.lock().unwrap();
-        assert_eq!(told.keys().any(|it| it.contains("Galera cluster")), is_told, "{:?}", told.keys());
+        assert_eq!(told.keys().any(|it| it.contains(what)), is_told, "{:?}", told.keys());
     }
 }
 

@@ -35,7 +35,7 @@ mod user;
 pub use crate::answers::answer_costs;
 pub use crate::deadlock::Deadlock;
 pub use crate::example::run_example;
-pub use crate::mysql::{Galera, MariaDb, MySql};
+pub use crate::mysql::{Cluster, Galera, Group, MariaDb, MySql};
 pub use crate::pgbouncer::PgBouncer;
 pub use crate::plain_sql::PlainSql;
 pub use crate::postgres::{Postgres, pool_of_a_pretender};

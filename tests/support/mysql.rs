@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sqlx::{Connection, MySqlConnection, Result};
 use url::Url;
 
-use crate::throwaway::{GALERA_NODES, SharedServer};
+use crate::throwaway::{GALERA_NODES, GROUP_MEMBERS, SharedServer};
 use crate::{PlainSql, Server};
 
 /// `MariaDB`, a throwaway one or the one at `LOCKKIT_MARIADB_URL`.
@@ -21,9 +21,65 @@ pub struct MySql;
 #[derive(Clone, Copy, Debug)]
 pub struct Galera;
 
+/// A throwaway replication group of `MySQL` in which each member is a primary. A test's database is reached by the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Group;
+
+/// Servers that all take writes, and that replicate between themselves.
+pub trait Cluster: Server<DB = sqlx::MySql> {
+    /// How many there are. Their ports follow each other.
+    const NODES: u16;
+
+    /// SQL after which a session's statements wait for what all nodes have committed before them. Without the wait, a
+    /// node may not have applied yet what another one has answered as committed.
+    const CATCHES_UP: &'static str;
+
+    /// The URLs of the database with this URL, by way of each node.
+    ///
+    /// # Panics
+    /// If the URL is none of [`Server::create_database`].
+    fn nodes(url: &str) -> Vec<String> {
+        let url = Url::parse(url).expect("a URL");
+        let port = url.port().expect("a URL with a port");
+        let node = |number| {
+            let mut url = url.clone();
+            url.set_port(Some(port + number)).expect("a URL with a port");
+            url.into()
+        };
+        (0..Self::NODES).map(node).collect()
+    }
+
+    /// A connection to this node on which each statement waits for what all nodes have committed before it.
+    ///
+    /// # Errors
+    /// Those of the database.
+    fn caught_up(url: &str) -> impl Future<Output = Result<MySqlConnection>> + Send {
+        async move {
+            let mut conn = MySqlConnection::connect(url).await?;
+            sqlx::MySql::execute(&mut conn, Self::CATCHES_UP).await?;
+            // A wait of its own: a table that is not there yet is an error.
+            sqlx::MySql::execute(&mut conn, "SELECT 1").await?;
+            Ok(conn)
+        }
+    }
+}
+
+impl Cluster for Galera {
+    const NODES: u16 = GALERA_NODES;
+
+    const CATCHES_UP: &'static str = "SET SESSION wsrep_sync_wait = 15";
+}
+
+impl Cluster for Group {
+    const NODES: u16 = GROUP_MEMBERS;
+
+    const CATCHES_UP: &'static str = "SET SESSION group_replication_consistency = 'BEFORE'";
+}
+
 static MARIADB: SharedServer = SharedServer::new("mariadb", "LOCKKIT_MARIADB_URL");
 static MYSQL: SharedServer = SharedServer::new("mysql", "LOCKKIT_MYSQL_URL");
 static GALERA: SharedServer = SharedServer::new("galera", "LOCKKIT_GALERA_URL");
+static GROUP: SharedServer = SharedServer::new("group", "LOCKKIT_GROUP_URL");
 
 impl Server for MariaDb {
     type DB = sqlx::MySql;
@@ -81,7 +137,7 @@ impl Server for Galera {
     async fn create_database() -> String {
         let url = GALERA.create_database::<sqlx::MySql>().await;
         for node in Self::nodes(&url) {
-            wait_for_node(&node).await;
+            wait_for_node::<Self>(&node).await;
         }
         url
     }
@@ -95,41 +151,66 @@ impl Server for Galera {
     }
 }
 
-impl Galera {
-    /// The URLs of the database with this URL, by way of each node.
-    ///
-    /// # Panics
-    /// If the URL is none of [`Server::create_database`].
-    pub fn nodes(url: &str) -> Vec<String> {
-        let url = Url::parse(url).expect("a URL");
-        let port = url.port().expect("a URL with a port");
-        let node = |number| {
-            let mut url = url.clone();
-            url.set_port(Some(port + number)).expect("a URL with a port");
-            url.into()
-        };
-        (0..GALERA_NODES).map(node).collect()
+impl Server for Group {
+    type DB = sqlx::MySql;
+
+    const NAME: &'static str = "group replication";
+
+    fn left_out() -> Option<String> {
+        let one = std::env::var_os("LOCKKIT_MYSQL_URL").map(|_| "LOCKKIT_MYSQL_URL is one server".to_owned());
+        MySql::left_out().or(one)
     }
 
-    /// A connection to this node on which each statement waits for what all nodes have committed before it. Without the
-    /// wait, a node may not have applied yet what another one has answered as committed.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn caught_up(url: &str) -> Result<MySqlConnection> {
-        let mut conn = MySqlConnection::connect(url).await?;
-        sqlx::MySql::execute(&mut conn, "SET SESSION wsrep_sync_wait = 15").await?;
-        // A wait of its own: a table that is not there yet is an error.
-        sqlx::MySql::execute(&mut conn, "SELECT 1").await?;
-        Ok(conn)
+    async fn create_database() -> String {
+        let mut first = GROUP.url().clone();
+        first.set_path("");
+        for node in Self::nodes(first.as_str()) {
+            join(&node).await;
+        }
+        let url = GROUP.create_database::<sqlx::MySql>().await;
+        for node in Self::nodes(&url) {
+            wait_for_node::<Self>(&node).await;
+        }
+        url
+    }
+
+    async fn drop_database(_url: &str) -> Result<()> {
+        // A member that is still to write into it what another one has committed would leave the group.
+        Ok(())
+    }
+
+    async fn leftovers(conn: &mut MySqlConnection) -> Result<Vec<String>> {
+        leftovers(conn).await
+    }
+}
+
+/// Waits until a member takes part in the group. One that looked for the group before there was one is told again.
+async fn join(url: &str) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let state = async {
+            let mut conn = MySqlConnection::connect(url).await?;
+            let sql = "SELECT member_state FROM performance_schema.replication_group_members
+                       WHERE member_id IN (@@server_uuid, '')";
+            let state = Group::fetch_text(&mut conn, sql).await?.unwrap_or_default();
+            if state == "OFFLINE" || state == "ERROR" {
+                Group::execute(&mut conn, "START GROUP_REPLICATION").await?;
+            }
+            Ok::<_, sqlx::Error>(state)
+        };
+        match state.await {
+            Ok(state) if state == "ONLINE" => return,
+            state => assert!(Instant::now() < deadline, "{url} is not in the group: {state:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
 /// Waits until the node has the database and takes statements.
-async fn wait_for_node(url: &str) {
+async fn wait_for_node<S: Cluster>(url: &str) {
     let deadline = Instant::now() + Duration::from_mins(1);
     loop {
-        match Galera::caught_up(url).await {
+        match S::caught_up(url).await {
             Ok(_) => return,
             Err(err) => assert!(Instant::now() < deadline, "{url} is not ready: {err}"),
         }

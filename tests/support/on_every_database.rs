@@ -65,6 +65,10 @@ macro_rules! tests_on {
         $crate::test_on!(mysql MySql $($body)*);
         $crate::tests_on!([$($more),*] $($body)*);
     };
+    ([group $(, $more:ident)*] $($body:tt)*) => {
+        $crate::test_on!(group Group $($body)*);
+        $crate::tests_on!([$($more),*] $($body)*);
+    };
     ([galera $(, $more:ident)*] $($body:tt)*) => {
         $crate::test_on!(galera Galera $($body)*);
         $crate::tests_on!([$($more),*] $($body)*);

@@ -13,7 +13,9 @@ mod rendezvous;
 mod shared_server;
 mod supervisor;
 
-pub use self::launch::{GALERA_NODES, Launch, free_ports, ports, prepare};
+pub use self::launch::{
+    GALERA_NODES, GROUP_MEMBERS, Launch, REPLICATOR, forget_its_number, free_ports, make_member, ports, prepare,
+};
 pub(crate) use self::launch::{free_port, prepare_pgbouncer};
 pub(crate) use self::shared_server::SharedServer;
 pub use self::supervisor::supervise;

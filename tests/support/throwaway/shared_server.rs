@@ -60,7 +60,8 @@ impl SharedServer {
         Ok(())
     }
 
-    fn url(&self) -> &Url {
+    /// The administrator's URL.
+    pub(crate) fn url(&self) -> &Url {
         let found = self.found.get_or_init(|| match env::var(self.variable) {
             Ok(url) => found(&url, None),
             Err(_) => match rendezvous::meet(self.name) {

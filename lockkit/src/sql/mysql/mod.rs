@@ -62,7 +62,9 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         // 1317 is KILL QUERY. It interrupted a GET_LOCK or a lock wait, and nothing was changed.
         1205 | 3572 | 1969 | 3024 | 1317 => Fault::Contended,
         1213 => Fault::Deadlock,
-        1020 => Fault::Serialization,
+        1180 if is_victim(err) => Fault::Deadlock,
+        // 3101: a replication group with several primaries committed a conflicting transaction of another one first.
+        1020 | 3101 => Fault::Serialization,
         1062 => Fault::Duplicate,
         1146 | 1054 => Fault::NoTable,
         // The savepoint does not exist: either that of `begin`, or that of `check_open`, which does not last in
@@ -78,6 +80,14 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         }
         _ => Fault::Other,
     }
+}
+
+/// Whether COMMIT found that the engine had rolled the transaction back for a conflicting one, as a member of a
+/// replication group does for another primary's. Only the text has the engine's own number, before its words.
+fn is_victim(err: &MySqlDatabaseError) -> bool {
+    // https://github.com/mysql/mysql-server/blob/trunk/include/my_base.h
+    const HA_ERR_LOCK_DEADLOCK: &str = "149";
+    err.message().split(|it: char| !it.is_ascii_digit()).find(|it| !it.is_empty()) == Some(HA_ERR_LOCK_DEADLOCK)
 }
 
 /// Restores the lock wait timeout after a named lock, also after an interrupted one. The CAST is needed because MariaDB

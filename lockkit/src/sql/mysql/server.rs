@@ -32,6 +32,10 @@ const OF_A_CLUSTER: &str = "the server is a node of a Galera cluster: row locks,
                             exclude nobody who uses another node; of two transactions that write the same row, one is \
                             a deadlock victim, at the latest in its commit";
 
+const OF_A_GROUP: &str = "the server is a member of a replication group with several primaries: row locks, named locks \
+                          and session locks exclude nobody who uses another primary; of two transactions that write \
+                          the same row, one is rolled back, at the latest in its commit";
+
 const LOGS_STATEMENTS: &str = "the server writes its binary log as statements, and refuses writes in the READ \
                                COMMITTED transactions of `begin` (error 1665): set `binlog_format` to ROW or MIXED";
 
@@ -46,9 +50,10 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) -> s
     }
     let asked = "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'; \
                  SHOW VARIABLES WHERE Variable_name IN \
-                 ('max_statement_time', 'wsrep_on', 'group_replication_group_name', 'log_bin', 'binlog_format')";
+                 ('max_statement_time', 'wsrep_on', 'group_replication_group_name', \
+                  'group_replication_single_primary_mode', 'log_bin', 'binlog_format')";
     let (mut grammar, mut nodes, mut kind) = (Grammar::MySql, 0, Kind::Alone);
-    let (mut has_log, mut logs_statements) = (false, false);
+    let (mut has_log, mut logs_statements, mut one_primary) = (false, false, true);
     for row in sqlx::raw_sql(asked).fetch_all(conn).await? {
         let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
         match &*name.to_ascii_lowercase() {
@@ -57,6 +62,7 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) -> s
             // A cluster of one node may grow, and a node that has lost the others knows no size.
             "wsrep_on" if value == "ON" => kind = Kind::Galera,
             "group_replication_group_name" if !value.is_empty() => kind = Kind::Group,
+            "group_replication_single_primary_mode" => one_primary = value == "ON",
             "log_bin" => has_log = value == "ON",
             "binlog_format" => logs_statements = value == "STATEMENT",
             _ => {}
@@ -71,6 +77,9 @@ pub(super) async fn look_at(conn: &mut MySqlConnection, pool: &Pool<MySql>) -> s
     }
     if nodes > 1 {
         observe::caveat(OF_A_CLUSTER);
+    }
+    if kind == Kind::Group && !one_primary {
+        observe::caveat(OF_A_GROUP);
     }
     Ok(grammar)
 }

@@ -1,6 +1,7 @@
 //! The command lines: how each server is set up in a folder and started, tuned for tests that lose nothing by a crash.
 
 mod galera;
+mod group;
 mod mariadb;
 mod mysql;
 mod pgbouncer;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
+pub use self::group::{REPLICATOR, forget_its_number, make_member};
 pub(crate) use self::pgbouncer::prepare as prepare_pgbouncer;
 
 /// A server that is ready to be started.
@@ -28,13 +30,20 @@ pub struct Launch {
 
 /// How many ports the server needs, which follow each other.
 pub fn ports(name: &str) -> u16 {
-    if name == "galera" { galera::PORTS } else { 1 }
+    match name {
+        "galera" => galera::PORTS,
+        "group" => group::PORTS,
+        _ => 1,
+    }
 }
 
 /// How many nodes a throwaway Galera cluster has.
 pub const GALERA_NODES: u16 = galera::NODES;
 
-/// Sets a server up in an empty folder: `postgres`, `mariadb`, `mysql` or `galera`.
+/// How many members a throwaway replication group has.
+pub const GROUP_MEMBERS: u16 = group::MEMBERS;
+
+/// Sets a server up in an empty folder: `postgres`, `mariadb`, `mysql`, `galera` or `group`.
 ///
 /// # Errors
 /// If the server's programs are missing or fail.
@@ -44,6 +53,7 @@ pub fn prepare(name: &str, folder: &Path, port: u16) -> io::Result<Launch> {
         "mariadb" => mariadb::prepare(folder, port),
         "mysql" => mysql::prepare(folder, port),
         "galera" => galera::prepare(folder, port),
+        "group" => group::prepare(folder, port),
         _ => Err(io::Error::other(format!("unknown server {name}"))),
     }
 }

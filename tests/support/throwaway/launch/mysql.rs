@@ -7,7 +7,7 @@ use std::{env, fs, io};
 use crate::throwaway::launch::mariadb::server_arguments;
 use crate::throwaway::launch::{Launch, cache, is_root, option, run, supervised};
 
-const STOP: &str = "KILL";
+pub(super) const STOP: &str = "KILL";
 
 pub(super) fn prepare(folder: &Path, port: u16) -> io::Result<Launch> {
     let root = unpacked_root()?;
@@ -64,6 +64,7 @@ fn mysqld(root: &Path) -> io::Result<Command> {
     command
         .args(["--no-defaults", "--secure-file-priv=NULL"])
         .arg(option("basedir", &root.join("usr")))
+        .arg(option("plugin-dir", &root.join("usr/lib/mysql/plugin")))
         .arg(option("lc-messages-dir", &root.join("usr/share/mysql")));
     Ok(command)
 }
