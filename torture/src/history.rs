@@ -61,6 +61,8 @@ pub(crate) struct History {
     /// From the heal to the end of the lane, where the lane has a time to heal.
     pub(crate) healing: Option<(u64, u64)>,
     pub(crate) ttl: u64,
+    /// When the workers were started.
+    pub(crate) began: u64,
     /// When the workers were told to end.
     pub(crate) ended: u64,
 }

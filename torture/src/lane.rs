@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::{self, SECOND};
+use crate::cluster::{Cluster, Engine};
 use crate::crew::{Crew, Recipe};
 use crate::event::Kind;
 use crate::faults::{Fault, Mark, Stage};
@@ -41,6 +42,7 @@ pub(crate) struct Plan {
 /// Where the database is.
 pub(crate) enum Site {
     Private(Box<PrivateServer>),
+    Cluster(Box<Cluster>),
     /// A server that is somebody else's, by an administrator's URL.
     Given(String),
     /// `SQLite`, in a folder.
@@ -50,6 +52,7 @@ pub(crate) enum Site {
 /// What came of a lane.
 #[derive(Debug)]
 pub(crate) struct Lane {
+    pub(crate) database: &'static str,
     pub(crate) fault: Fault,
     pub(crate) began: u64,
     pub(crate) ended: u64,
@@ -65,11 +68,24 @@ impl Site {
         !matches!(self, Self::Given(_))
     }
 
+    fn engine(&self) -> Option<Engine> {
+        match self {
+            Self::Cluster(cluster) => Some(cluster.engine),
+            _ => None,
+        }
+    }
+
     /// Makes an empty database, and returns the administrator's and the workers' URLs of it.
     pub(crate) async fn database<S: Rig>(&self, name: &str) -> Result<(String, String)> {
         let server = match self {
             Self::Private(server) => &server.url,
             Self::Given(url) => url,
+            Self::Cluster(cluster) => {
+                let maintenance = if S::CODE == support::Postgres::CODE { "postgres" } else { "" };
+                execute::<S>(&cluster.url(maintenance).await?, &format!("CREATE DATABASE {name}")).await?;
+                let url = cluster.url(name).await?;
+                return Ok((url.clone(), url));
+            }
             Self::Folder(folder) => {
                 let url = format!("sqlite://{}?mode=rwc", folder.path().join(name).display());
                 execute::<S>(&url, "PRAGMA journal_mode = WAL").await?;
@@ -105,6 +121,14 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
     let (url, workers) = site.database::<S>(name).await?;
     prepare::<S>(&url).await?;
     catch_up::<S>(&url).await?;
+    let led = match site {
+        Site::Cluster(cluster) => {
+            cluster.catch_up().await?;
+            cluster.open(name, ttl).await?
+        }
+        _ => Vec::new(),
+    };
+    let engine = site.engine();
     let pooler = if fault == Fault::PgBouncer {
         let url = workers.clone();
         Some(tokio::task::spawn_blocking(move || PgBouncer::start(&url, "transaction")).await?)
@@ -112,7 +136,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         None
     };
     // The workers of a cluster use all of its nodes.
-    let proxy = if S::HAS_SERVER && S::NODES == 1 {
+    let proxy = if S::HAS_SERVER && S::NODES == 1 && engine.is_none() {
         let url = pooler.as_ref().map_or(&*workers, |it| it.url());
         Some(Proxy::start(url, ttl * 3).await?)
     } else {
@@ -122,6 +146,7 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         server: S::CODE,
         urls: match &proxy {
             Some(proxy) => vec![proxy.url().to_owned()],
+            None if !led.is_empty() => led,
             None if S::NODES > 1 => nodes::<S>(&workers)?,
             None => vec![workers],
         },
@@ -144,13 +169,14 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         crew.add().await?;
     }
     sleep(WARM_UP).await;
-    let server = match site {
-        Site::Private(server) => Some(&mut **server),
-        _ => None,
+    let (server, cluster) = match site {
+        Site::Private(server) => (Some(&mut **server), None),
+        Site::Cluster(cluster) => (None, Some(&mut **cluster)),
+        _ => (None, None),
     };
-    let mut stage = Stage { server, proxy: proxy.as_ref(), crew: &mut crew, url, ttl, marks: Vec::new() };
+    let mut stage = Stage { server, cluster, proxy: proxy.as_ref(), crew: &mut crew, url, ttl, marks: Vec::new() };
     stage.inject::<S>(fault, lasts).await?;
-    let (url, mut marks) = (stage.url, stage.marks);
+    let (mut url, mut marks) = (stage.url, stage.marks);
     if let Some(proxy) = &proxy {
         proxy.set(Weather::default());
     }
@@ -170,6 +196,11 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
     // What a worker had goes with its connections and its leases' ttl.
     drop(proxy);
     drop(pooler);
+    if let Site::Cluster(cluster) = site {
+        cluster.close();
+        cluster.catch_up().await?;
+        url = cluster.url(name).await?;
+    }
     // An expiry that a clock step left far ahead ends a ttl after the first look that follows the step.
     drop(held::<S>(&url).await);
     sleep(ttl + Duration::from_millis(300)).await;
@@ -178,16 +209,18 @@ pub(crate) async fn run<S: Rig>(site: &mut Site, plan: &Plan, name: &str) -> Res
         sections: sections(&events, &crew.lives),
         lives: std::mem::take(&mut crew.lives),
         panics: crew.panics(),
+        began,
         healing: is_healing.then_some((healed, ended)),
         ttl: u64::try_from(ttl.as_nanos())?,
         ended,
         ..History::default()
     };
     read_database::<S>(&url, &mut history).await?;
-    let violations = oracle::judge(&history, fault.excuses::<S>());
+    let violations = oracle::judge(&history, fault.excuses::<S>(engine));
     let controls = oracle::controls(&history);
     site.forget::<S>(name).await?;
-    Ok(Lane { fault, began, ended, history, marks, violations, controls })
+    let database = engine.map_or(S::NAME, Engine::name);
+    Ok(Lane { database, fault, began, ended, history, marks, violations, controls })
 }
 
 /// Whether all workers have committed again since the heal.

@@ -1,6 +1,7 @@
 //! The rack: worker processes on a database, faults, and oracles that say what broke. See `README.md`.
 
 mod clock;
+mod cluster;
 mod crew;
 mod event;
 mod faults;

@@ -76,6 +76,7 @@ impl Proxy {
         let mut url = Url::parse(url)?;
         let upstream = format!("{}:{}", url.host_str().context("a host")?, url.port().context("a port")?);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
+        url.set_host(Some("127.0.0.1"))?;
         url.set_port(Some(listener.local_addr()?.port())).ok().context("a URL with a port")?;
         let shared = Rc::new(Shared {
             upstream: RefCell::new(upstream),

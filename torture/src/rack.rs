@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
 use url::Url;
 
+use crate::cluster::{Cluster, Engine};
 use crate::faults::Fault;
 use crate::lane::{self, Plan, Site};
 use crate::probes::{self, Found};
@@ -24,7 +25,8 @@ use crate::server::{PrivateServer, Settings};
 #[derive(Args, Clone, Debug)]
 struct Common {
     /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB; etcd, which gets
-    /// its probes alone.
+    /// its probes alone. Clusters whose leader changes, in the long form: patroni, patroni-sync, group (of MySQL, with
+    /// one primary) and group-multi (with three). pgpool gets probes alone: pgpool-II before a standby that lags behind.
     #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "galera", "sqlite", ETCD])]
     databases: Vec<String>,
     /// How many worker processes compete.
@@ -84,6 +86,7 @@ const QUICK: [Turn; 8] = [
 
 /// As the command line names it.
 const ETCD: &str = "etcd";
+const PGPOOL: &str = "pgpool";
 
 /// How often the controls get another lane if they were not violated.
 const AGAIN: u32 = 2;
@@ -133,14 +136,23 @@ async fn run(common: Common, turns: Vec<Turn>, fresh: bool, probes: bool, url: O
         let (rack, at_once) = (Rc::clone(&rack), Rc::clone(&at_once));
         running.push(spawn_local(async move {
             let _turn = at_once.acquire().await?;
-            match database.as_str() {
-                Postgres::CODE => Box::pin(rack.torture::<Postgres>()).await,
-                MariaDb::CODE => Box::pin(rack.torture::<MariaDb>()).await,
-                MySql::CODE => Box::pin(rack.torture::<MySql>()).await,
-                Sqlite::CODE => Box::pin(rack.torture::<Sqlite>()).await,
-                Galera::CODE => Box::pin(rack.torture::<Galera>()).await,
-                ETCD => Ok(rack.probe_etcd().await),
-                other => bail!("{other} is none of postgres, mariadb, mysql, sqlite, galera, etcd"),
+            match (database.as_str(), Engine::of(&database)) {
+                (_, Some(engine)) if engine.is_patroni() => Box::pin(rack.torture::<Postgres>(Some(engine))).await,
+                (_, Some(engine)) => Box::pin(rack.torture::<MySql>(Some(engine))).await,
+                (Postgres::CODE, _) => Box::pin(rack.torture::<Postgres>(None)).await,
+                (MariaDb::CODE, _) => Box::pin(rack.torture::<MariaDb>(None)).await,
+                (MySql::CODE, _) => Box::pin(rack.torture::<MySql>(None)).await,
+                (Sqlite::CODE, _) => Box::pin(rack.torture::<Sqlite>(None)).await,
+                (Galera::CODE, _) => Box::pin(rack.torture::<Galera>(None)).await,
+                (ETCD, _) => Ok(rack.probe_alone(ETCD, probes::of_etcd()).await),
+                (PGPOOL, _) => Ok(match probes::pgpool_left_out() {
+                    Some(reason) => vec![Row::left_out(PGPOOL, "all", reason)],
+                    None => rack.probe_alone(PGPOOL, probes::of_pgpool()).await,
+                }),
+                (other, _) => bail!(
+                    "{other} is none of postgres, mariadb, mysql, sqlite, galera, etcd, patroni, patroni-sync, group, \
+                     group-multi, pgpool"
+                ),
             }
         }));
     }
@@ -153,15 +165,17 @@ async fn run(common: Common, turns: Vec<Turn>, fresh: bool, probes: bool, url: O
 }
 
 impl Rack {
-    async fn torture<S: Rig>(&self) -> Result<Vec<Row>> {
-        if let Some(reason) = S::left_out() {
+    /// All turns on one database, or on a cluster of it.
+    async fn torture<S: Rig>(&self, engine: Option<Engine>) -> Result<Vec<Row>> {
+        let database = engine.map_or(S::NAME, Engine::name);
+        if let Some(reason) = S::left_out().or_else(|| engine.and_then(Engine::left_out)) {
             self.bar.inc(self.turns.len() as u64);
-            return Ok(vec![Row::left_out(S::NAME, "all", &reason)]);
+            return Ok(vec![Row::left_out(database, "all", &reason)]);
         }
         let mut rows = Vec::new();
         let mut site = None;
         // What they look for has nothing to do with a second node.
-        if self.probes && S::NODES == 1 {
+        if self.probes && S::NODES == 1 && engine.is_none() {
             self.bar.set_message(format!("{}: probes", S::NAME));
             match self.probe::<S>(&mut site).await {
                 Ok(found) => rows.extend(found.into_iter().map(|it| Row::probe(S::NAME, it))),
@@ -184,10 +198,10 @@ impl Rack {
                 continue;
             };
             number += 1;
-            self.bar.set_message(format!("{}: {}", S::NAME, fault.name()));
+            self.bar.set_message(format!("{database}: {}", fault.name()));
             let private = self.url.is_none();
-            let row = if let Some(reason) = fault.left_out::<S>(private) {
-                Row::left_out(S::NAME, &fault.name(), reason)
+            let row = if let Some(reason) = fault.left_out::<S>(private, engine) {
+                Row::left_out(database, &fault.name(), reason)
             } else {
                 if self.fresh {
                     site = None;
@@ -200,8 +214,8 @@ impl Rack {
                     ttl: Duration::from_millis(self.common.ttl_ms),
                 };
                 let name = format!("lockkit_torture_{}_{number}", std::process::id());
-                match self.one::<S>(&mut site, &plan, &name).await {
-                    Ok(lane) => Row::of::<S>(&lane),
+                match self.one::<S>(&mut site, engine, &plan, &name).await {
+                    Ok(lane) => Row::of(&lane),
                     // A server that could not be started says nothing about lockkit.
                     Err(_) if site.is_none() && restarts > 0 => {
                         restarts -= 1;
@@ -211,7 +225,7 @@ impl Rack {
                     Err(err) => {
                         // The next lane gets another server.
                         site = None;
-                        Row::broken(S::NAME, &fault.name(), &format!("{err:#}"))
+                        Row::broken(database, &fault.name(), &format!("{err:#}"))
                     }
                 }
             };
@@ -221,19 +235,20 @@ impl Rack {
         Ok(rows)
     }
 
-    async fn probe_etcd(&self) -> Vec<Row> {
+    /// The probes of what gets nothing else.
+    async fn probe_alone(&self, name: &str, probes: impl Future<Output = Vec<Found>>) -> Vec<Row> {
         self.bar.inc(self.turns.len() as u64);
         if !self.probes {
             return Vec::new();
         }
-        self.bar.set_message("etcd: probes");
-        let found = probes::of_etcd().await;
+        self.bar.set_message(format!("{name}: probes"));
+        let found = Box::pin(probes).await;
         self.bar.inc(1);
-        found.into_iter().map(|it| Row::probe("etcd", it)).collect()
+        found.into_iter().map(|it| Row::probe(name, it)).collect()
     }
 
     async fn probe<S: Rig>(&self, site: &mut Option<Site>) -> Result<Vec<Found>> {
-        let site = self.site::<S>(site, &Settings::default()).await?;
+        let site = self.site::<S>(site, None, &Settings::default()).await?;
         let name = format!("lockkit_torture_{}_probes", std::process::id());
         let (url, _) = site.database::<S>(&name).await?;
         let found = probes::all::<S>(&url).await;
@@ -241,24 +256,36 @@ impl Rack {
         found
     }
 
-    async fn one<S: Rig>(&self, site: &mut Option<Site>, plan: &Plan, name: &str) -> Result<lane::Lane> {
+    async fn one<S: Rig>(
+        &self,
+        site: &mut Option<Site>,
+        engine: Option<Engine>,
+        plan: &Plan,
+        name: &str,
+    ) -> Result<lane::Lane> {
         let settings = if self.fresh { plan.fault.settings::<S>() } else { Settings::default() };
-        lane::run::<S>(self.site::<S>(site, &settings).await?, plan, name).await
+        lane::run::<S>(self.site::<S>(site, engine, &settings).await?, plan, name).await
     }
 
     /// The site, made if there is none.
-    async fn site<'a, S: Rig>(&self, site: &'a mut Option<Site>, settings: &Settings) -> Result<&'a mut Site> {
+    async fn site<'a, S: Rig>(
+        &self,
+        site: &'a mut Option<Site>,
+        engine: Option<Engine>,
+        settings: &Settings,
+    ) -> Result<&'a mut Site> {
         if site.is_none() {
-            *site = Some(match &self.url {
-                Some(url) => Site::Given(url.clone()),
-                None if S::HAS_SERVER => {
+            *site = Some(match (&self.url, engine) {
+                (Some(url), _) => Site::Given(url.clone()),
+                (None, Some(engine)) => Site::Cluster(Box::new(Cluster::start(engine).await?)),
+                (None, None) if S::HAS_SERVER => {
                     let server = PrivateServer::start(S::CODE, settings).await?;
                     for node in nodes::<S>(&server.url)? {
                         answers::<S>(&node).await?;
                     }
                     Site::Private(Box::new(server))
                 }
-                None => Site::Folder(tempfile::tempdir()?),
+                (None, None) => Site::Folder(tempfile::tempdir()?),
             });
         }
         site.as_mut().context("a site")

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lockkit::{RowLock, Session, SessionLock, Version, Versioned, VersionedRow};
 use sqlx::{AssertSqlSafe, Connection as _, Database, Pool, raw_sql};
-use support::{Backend, Galera, MariaDb, MySql, Postgres, Sqlite};
+use support::{Backend, Cluster as _, Galera, MariaDb, MySql, Postgres, Sqlite};
 use tokio::time::{Instant, sleep};
 use url::Url;
 

@@ -1,5 +1,6 @@
 //! The faults: what each one does to the workers, the server or the network between, and what it excuses.
 
+mod leader;
 mod network;
 mod processes;
 mod server;
@@ -13,6 +14,7 @@ use support::Server as _;
 use tokio::time::Instant;
 
 use crate::clock;
+use crate::cluster::{Cluster, Engine};
 use crate::crew::{Crew, Recipe};
 use crate::oracle::Excuses;
 use crate::proxy::Proxy;
@@ -81,6 +83,15 @@ pub(crate) enum Fault {
     PromoteSync,
     /// The workers' connections go through `PgBouncer` in transaction mode.
     PgBouncer,
+    /// An operator makes another member of a cluster the leader.
+    SwitchOver,
+    /// SIGKILL of all processes of a cluster's leader, and their restart.
+    KillLeader,
+    /// SIGSTOP of all processes of a cluster's leader until another one leads, and longer. Half of the workers stay with
+    /// it.
+    FreezeLeader,
+    /// No packet passes between a cluster's leader and the other members. Half of the workers stay with it.
+    CutLeader,
 }
 
 impl Fault {
@@ -89,7 +100,7 @@ impl Fault {
     }
 
     /// Why it cannot be injected here.
-    pub(crate) fn left_out<S: Rig>(self, on_a_private_server: bool) -> Option<&'static str> {
+    pub(crate) fn left_out<S: Rig>(self, on_a_private_server: bool, engine: Option<Engine>) -> Option<&'static str> {
         use Fault::{
             Abort, Clock, Connections, DiskFull, Drop, Freeze, Isolation, Kill, None as Nothing, PgBouncer, PoolOfOne,
             PoolOfTwo, Promote, PromoteSync, ReadOnly, Restart, Steal, Stop, Sweep, Timeouts,
@@ -97,6 +108,16 @@ impl Fault {
         let of_processes = matches!(self, Nothing | Kill | Stop | Abort | Drop | Steal | Sweep | PoolOfOne | PoolOfTwo);
         if !S::HAS_SERVER && !of_processes {
             return Some("there is no server");
+        }
+        match (self.is_of_a_leader(), engine) {
+            (true, None) if S::NODES > 1 && self == Self::CutLeader && on_a_private_server => return None,
+            (true, None) => return Some("for clusters whose leader changes"),
+            (false, Some(_)) if !of_processes => return Some("for single servers only"),
+            (true, Some(engine)) if engine.has_several_primaries() && self == Self::SwitchOver => {
+                return Some("each member is a primary");
+            }
+            (true, _) => return None,
+            _ => {}
         }
         if S::NODES > 1 && !of_processes {
             return Some("for single servers only");
@@ -158,25 +179,33 @@ impl Fault {
     }
 
     /// What nobody can promise under it.
-    pub(crate) fn excuses<S: Rig>(self) -> Excuses {
+    pub(crate) fn excuses<S: Rig>(self, engine: Option<Engine>) -> Excuses {
         use Fault::{
             Abort, Clock, Drop, Freeze, Isolation, Kill, None as Nothing, PoolOfOne, PoolOfTwo, Promote, PromoteSync,
             Slow, Steal, Stop, Sweep,
         };
+        // A new leader that has received whatever was acknowledged decides as the old one did.
+        let forgets = self.is_of_a_leader() && engine.is_some_and(Engine::forgets);
         let beliefs = match self {
             Steal => Some("an operator took the lease by force"),
             Clock => Some("the clock that decides was moved"),
             Promote | PromoteSync => Some("another server decides"),
+            _ if forgets => Some("an asynchronous standby had not heard of the grant"),
             _ => None,
         };
-        let missing = (self == Promote).then_some("an asynchronous replica had not heard of it");
+        let missing = (self == Promote || forgets).then_some("an asynchronous replica had not heard of it");
         let keeps_sessions =
             [Nothing, Kill, Stop, Abort, Drop, Freeze, Steal, Sweep, Isolation, PoolOfOne, PoolOfTwo, Slow, Clock];
         let sessions =
             (!keeps_sessions.contains(&self)).then_some("a session lock ends with its connection, unheard at first");
         // Their locks are those of one node.
-        let nodes = (S::NODES > 1).then_some("this lock excludes nobody on another node");
+        let many = S::NODES > 1 || engine.is_some_and(Engine::has_several_primaries);
+        let nodes = many.then_some("this lock excludes nobody on another node");
         Excuses { beliefs, missing, sessions: sessions.or(nodes), names: nodes }
+    }
+
+    fn is_of_a_leader(self) -> bool {
+        matches!(self, Self::SwitchOver | Self::KillLeader | Self::FreezeLeader | Self::CutLeader)
     }
 
     /// Whether the network and server are well at the end, so that every process must work again.
@@ -188,6 +217,7 @@ impl Fault {
 /// Where a fault happens.
 pub(crate) struct Stage<'a> {
     pub(crate) server: Option<&'a mut PrivateServer>,
+    pub(crate) cluster: Option<&'a mut Cluster>,
     pub(crate) proxy: Option<&'a Proxy>,
     pub(crate) crew: &'a mut Crew,
     /// The lane's database, not by way of the proxy.
@@ -246,6 +276,10 @@ impl Stage<'_> {
             Fault::DiskFull => self.fill_the_disk::<S>(end).await,
             Fault::Clock => self.move_the_clock(end).await,
             Fault::Promote | Fault::PromoteSync => self.promote_the_replica(fault, end).await,
+            Fault::CutLeader if S::NODES > 1 => self.isolate_a_node::<S>(end).await,
+            Fault::SwitchOver | Fault::KillLeader | Fault::FreezeLeader | Fault::CutLeader => {
+                self.change_the_leader(fault, end).await
+            }
         }
     }
 }

@@ -95,6 +95,15 @@ pub(crate) fn longest_take_over(history: &History) -> Option<f64> {
     longest.map(seconds)
 }
 
+/// The longest time in which no worker was granted any lease.
+pub(crate) fn longest_without_a_grant(history: &History) -> Option<f64> {
+    let leases = history.sections.iter().filter(|it| it.kind.is_lease());
+    let mut grants: Vec<_> = leases.flat_map(|it| it.granted.iter().map(|(_, _, at)| *at)).collect();
+    grants.extend([history.began, history.ended]);
+    grants.sort_unstable();
+    grants.windows(2).map(|pair| pair[1] - pair[0]).max().map(seconds)
+}
+
 /// The grants of the contended lease, by worker, as shares of all.
 pub(crate) fn shares(history: &History) -> BTreeMap<u32, f64> {
     let mut grants: BTreeMap<u32, f64> = history.lives.keys().map(|id| (*id, 0.0)).collect();
@@ -192,6 +201,17 @@ mod tests {
         history.sections.push(own_commit(2, 18 * SECOND));
         assert_eq!(never_recovered(&history), []);
         assert_eq!(seconds_to_recover(&history), Some(8.0));
+    }
+
+    #[test]
+    fn the_longest_time_without_a_grant_counts_the_begin_and_the_end() {
+        let mut history = clean();
+        (history.began, history.ended) = (SECOND, 4 * SECOND);
+        assert_eq!(longest_without_a_grant(&history), Some(1.0));
+        history.ended = 8 * SECOND;
+        assert_eq!(longest_without_a_grant(&history), Some(4.9));
+        history.sections.clear();
+        assert_eq!(longest_without_a_grant(&history), Some(7.0));
     }
 
     #[test]

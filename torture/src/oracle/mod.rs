@@ -14,7 +14,9 @@ use serde::Serialize;
 use crate::event::Kind;
 use crate::history::History;
 
-pub(crate) use self::liveness::{longest_take_over, never_recovered, seconds, seconds_to_recover, shares};
+pub(crate) use self::liveness::{
+    longest_take_over, longest_without_a_grant, never_recovered, seconds, seconds_to_recover, shares,
+};
 
 /// A promise that was broken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -60,6 +62,7 @@ pub(crate) fn judge(history: &History, excuses: Excuses) -> Vec<Violation> {
     found.extend(commits::refused_but_committed(history));
     found.extend(overlap::of_committed_sections(history));
     found.extend(overlap::of_beliefs(history));
+    found.extend(overlap::fences_of_grants(history));
     found.extend(liveness::left_locked(history));
     found.extend(never_recovered(history));
     found.extend(liveness::never_taken_over(history));

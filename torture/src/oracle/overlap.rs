@@ -8,6 +8,7 @@ use crate::oracle::Violation;
 
 pub(super) const SECTIONS: &str = "overlap of committed sections";
 pub(super) const BELIEFS: &str = "overlap of beliefs";
+pub(super) const GRANTS: &str = "fence of a later grant that is not higher";
 
 /// Committed sections under a lease: from the grant to the moment before the commit is sent, nobody else gets the key.
 pub(super) fn of_committed_sections(history: &History) -> Vec<Violation> {
@@ -20,6 +21,33 @@ pub(super) fn of_committed_sections(history: &History) -> Vec<Violation> {
 pub(super) fn of_beliefs(history: &History) -> Vec<Violation> {
     let held = |it: &&Section| it.kind.is_held() && it.kind != Kind::PlainCommit;
     overlaps(BELIEFS, history.sections.iter().filter(held).map(|it| (it, it.believed_until)))
+}
+
+/// A grant that was asked for after another grant of the key had come has a higher fence, whatever became of either.
+pub(super) fn fences_of_grants(history: &History) -> Vec<Violation> {
+    let mut keys: BTreeMap<&str, Vec<(u64, i64, &Section)>> = BTreeMap::new();
+    for section in history.sections.iter().filter(|it| it.kind.is_lease()) {
+        for (key, fence, at) in &section.granted {
+            keys.entry(key).or_default().push((*at, *fence, section));
+        }
+    }
+    let mut found = Vec::new();
+    for (key, mut granted) in keys {
+        granted.sort_by_key(|it| it.0);
+        let mut asked = granted.clone();
+        asked.sort_by_key(|it| it.2.asked);
+        let (mut earlier, mut highest) = (granted.into_iter().peekable(), None);
+        for (at, fence, section) in asked {
+            while let Some((_, earlier_fence, _)) = earlier.next_if(|it| it.0 < section.asked) {
+                highest = highest.max(Some(earlier_fence));
+            }
+            if let Some(highest) = highest.filter(|it| fence <= *it) {
+                let text = format!("{key}: operation {} got {fence} after {highest} was granted", section.op);
+                found.push(Violation::new(GRANTS, section.kind, at, text));
+            }
+        }
+    }
+    found
 }
 
 /// Two intervals of one key that overlap. O(n log n).
@@ -80,6 +108,19 @@ mod tests {
         let mut history = clean();
         history.sections[0].believed_until = history.sections[1].granted[0].2 + 1;
         assert_eq!(of_beliefs(&history).len(), 1);
+    }
+
+    #[test]
+    fn a_later_grant_with_a_fence_that_is_not_higher_is_seen() {
+        assert_eq!(fences_of_grants(&clean()), []);
+        for fence in [100, 99] {
+            let mut history = clean();
+            history.sections[2].granted[0].1 = fence;
+            assert_eq!(fences_of_grants(&history).len(), 1);
+            // What was asked for before the others came may have any.
+            history.sections[2].asked = history.sections[0].asked;
+            assert_eq!(fences_of_grants(&history), []);
+        }
     }
 
     #[test]

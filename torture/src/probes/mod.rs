@@ -4,6 +4,7 @@ mod etcd;
 mod leases;
 mod mysql;
 mod network;
+mod pgpool;
 mod postgres;
 mod sqlite;
 mod transactions;
@@ -20,6 +21,7 @@ use crate::rig::Rig;
 
 pub(crate) use self::etcd::of_etcd;
 pub(crate) use self::mysql::of_the_mysql_family;
+pub(crate) use self::pgpool::{left_out as pgpool_left_out, of_pgpool};
 pub(crate) use self::postgres::of_postgres;
 pub(crate) use self::sqlite::of_sqlite;
 

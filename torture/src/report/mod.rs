@@ -13,9 +13,8 @@ use serde::Serialize;
 
 use crate::clock::SECOND;
 use crate::lane::Lane;
-use crate::oracle::{Violation, longest_take_over, seconds_to_recover, shares};
+use crate::oracle::{Violation, longest_take_over, longest_without_a_grant, seconds_to_recover, shares};
 use crate::probes::Found;
-use crate::rig::Rig;
 
 use self::timeline::Panel;
 
@@ -39,6 +38,8 @@ pub(crate) struct Row {
     longest_take_over: Option<f64>,
     /// In seconds, from the heal to the last process's next commit.
     recovered_after: Option<f64>,
+    /// In seconds, in which no worker was granted any lease.
+    longest_without_a_grant: Option<f64>,
     /// The smallest and largest share of a worker that lived as long as the lane.
     shares: Option<(f64, f64)>,
     /// Violations of the controls: no lock, and a commit beside the lease. `None` for a probe.
@@ -53,7 +54,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn of<S: Rig>(lane: &Lane) -> Self {
+    pub(crate) fn of(lane: &Lane) -> Self {
         // Those that lived as long as the lane.
         let from_the_begin = |it: &crate::crew::Life| it.killed.is_none() && it.began < lane.began + 2 * SECOND;
         let lasting: Vec<_> = lane.history.lives.iter().filter(|(_, it)| from_the_begin(it)).collect();
@@ -61,7 +62,7 @@ impl Row {
         let shares = lasting.iter().filter_map(|(id, _)| shares.get(id).copied());
         let (smallest, largest) = shares.fold((1.0, 0.0), |(low, high), it| (f64::min(low, it), f64::max(high, it)));
         Self {
-            database: S::NAME.into(),
+            database: lane.database.into(),
             fault: lane.fault.name(),
             seconds: lane.seconds(),
             acquisitions: lane.acquisitions(),
@@ -69,6 +70,7 @@ impl Row {
             violations: lane.violations.clone(),
             longest_take_over: longest_take_over(&lane.history),
             recovered_after: seconds_to_recover(&lane.history),
+            longest_without_a_grant: longest_without_a_grant(&lane.history),
             shares: (lasting.len() > 1).then_some((smallest, largest)),
             controls: Some(lane.controls),
             answers: lane.answers(),
@@ -137,7 +139,7 @@ impl Report {
         fs::write(folder.join("table.md"), &table)?;
         serde_json::to_writer_pretty(File::create(folder.join("report.json"))?, &self)?;
         for (database, panels) in self.panels() {
-            let file = folder.join(format!("timeline-{}.svg", database.to_lowercase()));
+            let file = folder.join(format!("timeline-{}.svg", database.to_lowercase().replace(' ', "-")));
             fs::write(file, timeline::svg(&database, &panels))?;
         }
         println!("Timelines and report.json are in {}.", folder.display());
@@ -173,8 +175,8 @@ impl Report {
     fn table(&self) -> String {
         let mut table = String::from(
             "| fault | database | seconds | acquisitions | committed | violations | longest take-over | recovered \
-             after \
-             | shares of the lease | controls: no lock, plain commit |\n|---|---|---|---|---|---|---|---|---|---|\n",
+             after | longest without a grant \
+             | shares of the lease | controls: no lock, plain commit |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
         );
         for row in self.rows.iter().filter(|it| it.left_out.is_none()) {
             let seconds = |it: Option<f64>| it.map(|it| format!("{it:.2} s")).unwrap_or_default();
@@ -182,7 +184,7 @@ impl Report {
             let controls = row.controls.map(|(no_lock, plain)| format!("{no_lock}, {plain}"));
             writeln!(
                 table,
-                "| {} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 row.fault,
                 row.database,
                 row.seconds,
@@ -191,6 +193,7 @@ impl Report {
                 row.verdict(),
                 seconds(row.longest_take_over),
                 seconds(row.recovered_after),
+                seconds(row.longest_without_a_grant),
                 shares.unwrap_or_default(),
                 controls.unwrap_or_default()
             )
