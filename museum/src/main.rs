@@ -5,14 +5,19 @@
 //! cargo run -p museum 5            # one exhibit
 //! cargo run -p museum all          # all of them; fails if one does not show what it should
 //! cargo run -p museum write        # the pages in docs/museum
+//!
+//! cargo run -p museum all --url postgres://… --redis redis://…/9   # on servers
 //! ```
 
+mod comparison;
 mod exhibit;
 mod exhibits;
 mod pages;
 mod picture;
 mod run;
 mod stage;
+#[cfg(test)]
+mod tests;
 mod text;
 mod world;
 
@@ -23,21 +28,43 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use clap::Parser;
+use tokio::runtime::Builder;
 
-use crate::{exhibit::Exhibit, text::Style};
+use crate::{exhibit::Exhibit, text::Style, world::Servers};
+
+/// Locks that break, each beside the same schedule under lockkit.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// `list`, `all`, `write` (the pages in docs/museum), or the number of an exhibit.
+    #[arg(default_value = "list")]
+    what: String,
+    /// Runs what is on SQLite on this server: `postgres://…`, or `mysql://…` for MySQL and MariaDB. Each run makes a
+    /// database, and drops it.
+    #[arg(long)]
+    url: Option<String>,
+    /// Runs what is on the toy Redis on this server, also lockkit's leases. The database, such as `/9`, must be empty,
+    /// and is emptied after each run.
+    #[arg(long)]
+    redis: Option<String>,
+}
 
 fn main() -> Result<ExitCode> {
+    let Arguments { what, url, redis } = Arguments::parse();
     let exhibits = exhibits::all();
-    let argument = env::args().nth(1).unwrap_or_else(|| "list".to_owned());
-    match argument.as_str() {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let servers = runtime.block_on(Servers::find(url.as_deref(), redis.as_deref()))?;
+    drop(runtime);
+    match what.as_str() {
         "list" => list(&exhibits),
-        "all" => return Ok(all(&exhibits)),
+        "all" => return Ok(all(&exhibits, &servers)),
         "write" => write(&exhibits)?,
         number => {
             let Some(at) = number.parse().ok().filter(|it| (1..=exhibits.len()).contains(it)) else {
-                bail!("usage: museum [list | all | write | 1 … {}]", exhibits.len());
+                bail!("there is no exhibit `{number}`: `list`, `all`, `write`, or 1 to {}", exhibits.len());
             };
-            println!("{}", text::exhibit(at, &exhibits[at - 1], &exhibits[at - 1].shows()?, style()));
+            let exhibit = &exhibits[at - 1];
+            println!("{}", text::exhibit(at, exhibit, &exhibit.shows(&servers)?, &servers, style()));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -50,11 +77,11 @@ fn list(exhibits: &[Exhibit]) {
 }
 
 /// Runs all of them, even if one fails.
-fn all(exhibits: &[Exhibit]) -> ExitCode {
+fn all(exhibits: &[Exhibit], servers: &Servers) -> ExitCode {
     let mut failures = Vec::new();
     for (at, exhibit) in exhibits.iter().enumerate() {
-        match exhibit.shows() {
-            Ok(shows) => println!("{}\n", text::exhibit(at + 1, exhibit, &shows, style())),
+        match exhibit.shows(servers) {
+            Ok(shows) => println!("{}\n", text::exhibit(at + 1, exhibit, &shows, servers, style())),
             Err(err) => failures.push(format!("{}. {}: {err:#}", at + 1, exhibit.title)),
         }
     }
@@ -65,8 +92,9 @@ fn all(exhibits: &[Exhibit]) -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// The pages show the runs that need no server.
 fn write(exhibits: &[Exhibit]) -> Result<()> {
-    let show = |it: &Exhibit| it.shows().with_context(|| it.title);
+    let show = |it: &Exhibit| it.shows(&Servers::default()).with_context(|| it.title);
     pages::write(exhibits, &exhibits.iter().map(show).collect::<Result<Vec<_>>>()?)
 }
 

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use crate::{
-    exhibit::{Exhibit, Shows},
+    exhibit::{Exhibit, Shows, Uses},
     run::Run,
+    world::Servers,
 };
 
 /// Whether the text has colours.
@@ -31,20 +32,32 @@ impl Style {
 }
 
 /// The whole exhibit, for a terminal.
-pub(crate) fn exhibit(number: usize, exhibit: &Exhibit, shows: &Shows, style: Style) -> String {
-    let Exhibit { title, recipe, happens, remedy, lockkit, .. } = exhibit;
+pub(crate) fn exhibit(number: usize, exhibit: &Exhibit, shows: &Shows, servers: &Servers, style: Style) -> String {
+    let Exhibit { title, recipe, happens, remedy, lockkit, broken, cured, .. } = exhibit;
     let recipe: String = recipe.lines().fold(String::new(), |text, line| text + "    " + line + "\n");
-    [
+    let mut parts = vec![
         style.bold(&format!("{number} · {title}")),
         recipe,
+        style.bold(&format!("The recipe, on {}", broken.place(servers))),
         timeline(&shows.broken, style),
         wrapped(happens, 100),
+    ];
+    if let (Uses::Toy(reason), true) = (broken.uses, servers.redis.is_some()) {
+        parts.push(wrapped(&format!("The recipe runs on the toy only: {reason}."), 100));
+    }
+    if let Some(elsewhere) = exhibit.elsewhere(servers) {
+        parts.push(wrapped(&elsewhere.text(), 100));
+    }
+    if let (Some(also), Some(run)) = (exhibit.also(servers), &shows.also) {
+        parts.extend([wrapped(also.happens, 100), timeline(run, style)]);
+    }
+    parts.extend([
         format!("{}\n{}", style.bold("What the usual remedy misses"), wrapped(remedy, 100)),
-        style.bold("The same schedule with lockkit"),
+        style.bold(&format!("The same schedule with lockkit, on {}", cured.place(servers))),
         timeline(&shows.cured, style),
         wrapped(lockkit, 100),
-    ]
-    .join("\n")
+    ]);
+    parts.join("\n")
 }
 
 /// A line a step, a column a participant. What broke stands below its step.

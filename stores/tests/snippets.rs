@@ -1,4 +1,4 @@
-//! The Rust snippets of `docs/stores.md`, compiled as they stand there.
+//! The Rust snippets of the documents that need the clients of the stores, compiled as they stand there.
 
 #![allow(dead_code, unused_imports, unused_variables, missing_debug_implementations, clippy::all, clippy::pedantic)]
 

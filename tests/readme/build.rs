@@ -1,4 +1,5 @@
-//! Takes the Rust snippets out of README.md and the pages in `docs/`, so that they are compiled as they stand there.
+//! Takes the Rust snippets out of README.md and the pages in `docs/` and `docs/guide/`, so that they are compiled as
+//! they stand there.
 //!
 //! A comment before each says where a reader pastes it: `items` into one file for all pages, `statements` into an
 //! `async fn` of that file, `module` into a file of its own.
@@ -24,12 +25,14 @@ fn main() {
     fs::write(out.join("modules.rs"), modules).expect("write the snippets");
 }
 
-/// README.md and the pages of `docs/`, in the order of their names.
+/// README.md and the pages of `docs/` and `docs/guide/`, in the order of their names.
 fn pages(repository: &Path) -> Vec<PathBuf> {
-    let folder = repository.join("docs");
-    println!("cargo::rerun-if-changed={}", folder.display());
-    let entries = fs::read_dir(folder).expect("read docs/").map(|it| it.expect("read docs/").path());
-    let mut pages: Vec<_> = entries.filter(|it| it.extension().is_some_and(|it| it == "md")).collect();
+    let mut pages = Vec::new();
+    for folder in ["docs", "docs/guide"].map(|it| repository.join(it)) {
+        println!("cargo::rerun-if-changed={}", folder.display());
+        let entries = fs::read_dir(folder).expect("read the pages").map(|it| it.expect("read the pages").path());
+        pages.extend(entries.filter(|it| it.extension().is_some_and(|it| it == "md")));
+    }
     pages.sort();
     pages.insert(0, repository.join("README.md"));
     pages

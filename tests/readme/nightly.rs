@@ -1,4 +1,4 @@
-//! `test-nightly`: a process that runs the nightly job of `docs/guide.md`, as it is written there, when it is told
+//! `test-nightly`: a process that runs the nightly job of `docs/guide/jobs.md`, as it is written there, when it is told
 //! `go`.
 
 #![allow(dead_code, unused_imports, unused_variables, missing_debug_implementations, clippy::all, clippy::pedantic)]

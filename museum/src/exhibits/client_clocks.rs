@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::with_leases::{sells, tries};
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, Play, Uses},
     run::Run,
     stage::{Actor, Stage},
-    world::{LeaseWorld, Toy},
+    world::{LeaseWorld, Place, Redis},
 };
 
 const KEY: &str = "bonus";
@@ -35,13 +35,15 @@ else:
         lockkit: "lockkit never compares the clocks of two machines. The clock of the store decides when a lease has \
                   expired. A process only measures how much time has passed since its own last renewal.",
         more: ("leases", "../guide.md#leases"),
-        broken: Play::in_memory(|| Box::pin(broken(Duration::from_secs(60), "A B B B"))),
-        cured: Play::in_memory(|| Box::pin(cured())),
+        broken: Play::new(Uses::Redis, |place| Box::pin(broken(place, Duration::from_secs(60), "A B B B"))),
+        cured: Play::new(Uses::Leases, |place| Box::pin(cured(place))),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn broken(ahead: Duration, schedule: &str) -> Result<Run> {
-    let redis = Toy::default();
+async fn broken(place: Place, ahead: Duration, schedule: &str) -> Result<Run> {
+    let redis = Redis::open(&place).await?;
     let noon = Instant::now();
     let stage = Stage::of("lock until", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| by_clock(me, redis.clone(), noon));
@@ -49,44 +51,39 @@ async fn broken(ahead: Duration, schedule: &str) -> Result<Run> {
 }
 
 /// `noon` is when the clock of this client shows 12:00:00.
-async fn by_clock(me: Actor, redis: Toy, noon: Instant) -> Result<()> {
+async fn by_clock(me: Actor, redis: Redis, noon: Instant) -> Result<()> {
     let clock = |later: Duration| {
         let seconds = (noon.elapsed() + later).as_secs();
         format!("12:{:02}:{:02}", seconds / 60, seconds % 60)
     };
     let deadline = clock(TTL);
-    if me.step(format!("SETNX bonus {deadline}"), redis.set_nx(KEY, &deadline)).await == 1 {
+    if me.step(format!("SETNX bonus {deadline}"), redis.set_nx(KEY, &deadline)).await? == 1 {
         me.enters();
         return Ok(());
     }
-    let found = me.step("GET bonus", redis.get(KEY)).await.unwrap_or_default();
+    let found = me.step("GET bonus", redis.get(KEY)).await?.unwrap_or_default();
     if found > clock(Duration::ZERO) {
         me.gives_up("\"busy\"");
         return Ok(());
     }
     me.mark("\"over\"");
-    let before = me.step(format!("GETSET bonus {deadline}"), redis.get_set(KEY, &deadline)).await;
+    let before = me.step(format!("GETSET bonus {deadline}"), redis.get_set(KEY, &deadline)).await?;
     if before.as_deref() == Some(&found) {
         me.enters();
     }
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let world = LeaseWorld::new(TTL);
+async fn cured(place: Place) -> Result<Run> {
+    let world = LeaseWorld::open(&place, TTL).await?;
     let (a, b) = (world.process("A")?, world.process("B")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY));
     stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| tries(me, b, KEY)).play("A B A B").await
 }
 
+/// With clocks that agree, the recipe does not break.
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn with_clocks_that_agree_the_recipe_does_not_break() {
-        let planted = Play::in_memory(|| Box::pin(broken(Duration::ZERO, "A B B")));
-        let err = Exhibit { broken: planted, ..exhibit() }.shows().expect_err("the recipe was cured");
-        assert_eq!(err.to_string(), "the recipe does not break any more");
-    }
+pub(super) fn planted() -> (Exhibit, &'static str) {
+    let broken = Play::new(Uses::Redis, |place| Box::pin(broken(place, Duration::ZERO, "A B B")));
+    (Exhibit { broken, ..exhibit() }, "the recipe does not break any more")
 }

@@ -2,13 +2,12 @@
 
 use anyhow::{Result, bail};
 use lockkit::{Error, Stock};
-use sqlx::Sqlite;
 
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, on_database},
     run::Run,
     stage::{Actor, Stage, View},
-    world::Shop,
+    world::{Changed, Place, Shop, Sql},
 };
 
 pub(super) fn exhibit() -> Exhibit {
@@ -28,34 +27,37 @@ if 0 rows: return \"sold out\"",
                   must not take a locked segment for an empty one.",
         lockkit: "`Stock` takes from any segment that is not locked. It reports `SoldOut` only after it has counted \
                   all segments, the locked ones included. All 200 pieces are sold, and none twice.",
-        more: ("stock", "../guide.md#stock"),
-        broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        more: ("a flash sale", "../guide/flash-sale.md"),
+        broken: on_database!(Database, broken),
+        cured: on_database!(Database, cured),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn broken() -> Result<Run> {
-    let shop = Shop::open(
-        "CREATE TABLE segments (segment INTEGER PRIMARY KEY, nums INTEGER NOT NULL);
+async fn broken<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(
+        &place,
+        "CREATE TABLE segments (segment BIGINT PRIMARY KEY, nums BIGINT NOT NULL);
          INSERT INTO segments VALUES (0, 20), (1, 20), (2, 20), (3, 20), (4, 20), (5, 20), (6, 20), (7, 20), (8, 20),
                                      (9, 20)",
     )
     .await?;
-    let stage = Stage::of("stock", &shop, left);
+    let stage = shop.stage("stock", left);
     let stage = stage.actor("20×A", |me| many(me, shop.clone())).actor("B", |me| one(me, shop));
     stage.play("20×A B").await
 }
 
-async fn left(shop: Shop) -> Result<View> {
+async fn left<DB: Sql>(shop: Shop<DB>) -> Result<View> {
     Ok(format!("{} left", shop.number("SELECT sum(nums) FROM segments").await?).into())
 }
 
-async fn buy(shop: &Shop) -> sqlx::Result<i64> {
-    let take = sqlx::query("UPDATE segments SET nums = nums - 1 WHERE segment = 3 AND nums > 0");
-    Ok(i64::from(take.execute(&shop.pool).await?.rows_affected() == 1))
+async fn buy<DB: Sql>(shop: &Shop<DB>) -> sqlx::Result<i64> {
+    let taken = shop.execute("UPDATE segments SET nums = nums - 1 WHERE segment = 3 AND nums > 0").await?;
+    Ok(i64::from(taken == Changed(1)))
 }
 
-async fn many(me: Actor, shop: Shop) -> Result<()> {
+async fn many<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let all = async {
         let mut bought = 0;
         for _customer in 0..20 {
@@ -68,7 +70,7 @@ async fn many(me: Actor, shop: Shop) -> Result<()> {
     Ok(())
 }
 
-async fn one(me: Actor, shop: Shop) -> Result<()> {
+async fn one<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     if me.step("UPDATE segment 3", buy(&shop)).await? == 1 {
         me.mark("buys");
         return Ok(());
@@ -81,8 +83,8 @@ async fn one(me: Actor, shop: Shop) -> Result<()> {
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let shop = Shop::open("").await?;
+async fn cured<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, "").await?;
     let stock = Stock::new(shop.pool, "product").segments(10);
     stock.put(200).await?;
     let stage = Stage::of("stock", &stock, left_in_stock);
@@ -91,17 +93,17 @@ async fn cured() -> Result<Run> {
     stage.play("20×A B C D").await
 }
 
-async fn left_in_stock(stock: Stock<Sqlite>) -> Result<View> {
+async fn left_in_stock<DB: Sql>(stock: Stock<DB>) -> Result<View> {
     Ok(format!("{} left", stock.left().await?).into())
 }
 
-async fn takes(me: Actor, stock: Stock<Sqlite>, pieces: u64) -> Result<()> {
+async fn takes<DB: Sql>(me: Actor, stock: Stock<DB>, pieces: u64) -> Result<()> {
     me.step(format!("take {pieces}"), stock.take(pieces)).await?;
     me.mark("buys");
     Ok(())
 }
 
-async fn comes_late(me: Actor, stock: Stock<Sqlite>) -> Result<()> {
+async fn comes_late<DB: Sql>(me: Actor, stock: Stock<DB>) -> Result<()> {
     match me.step("take 1", stock.take(1)).await {
         Err(Error::SoldOut { left: 0, .. }) => me.mark("\"sold out\""),
         taken => bail!("the last one was sold before, and D got {taken:?}"),

@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use super::with_leases::{is_killed, tries};
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, Play, Uses},
     run::Run,
     stage::{Actor, Stage},
-    world::{LeaseWorld, Toy},
+    world::{LeaseWorld, Place, Redis},
 };
 
 const KEY: &str = "product_001";
@@ -36,40 +36,42 @@ DEL product_001",
         lockkit: "A renewal names the random token of the grant, which only the holder has. So B's requests change \
                   nothing, and B gets the lease when A's 10 s are over.",
         more: ("leases", "../guide.md#leases"),
-        broken: Play::in_memory(|| Box::pin(broken())),
-        cured: Play::in_memory(|| Box::pin(cured())),
+        broken: Play::new(Uses::Redis, |place| Box::pin(broken(place))),
+        cured: Play::new(Uses::Leases, |place| Box::pin(cured(place))),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn broken() -> Result<Run> {
-    let redis = Toy::default();
+async fn broken(place: Place) -> Result<Run> {
+    let redis = Redis::open(&place).await?;
     let stage = Stage::of("lock", &redis, |it| it.view(KEY)).bound(BOUND);
     let stage = stage.actor("A", |me| dies(me, redis.clone())).actor("B", |me| prolongs(me, redis));
     stage.play("A A B +8s B +8s B +8s B").await
 }
 
-async fn dies(me: Actor, redis: Toy) -> Result<()> {
+async fn dies(me: Actor, redis: Redis) -> Result<()> {
     me.step("SETNX product_001 A, EXPIRE 10", async {
-        let won = redis.set_nx(KEY, me.name()).await;
-        redis.expire(KEY, TTL).await;
-        won
+        let won = redis.set_nx(KEY, me.name()).await?;
+        redis.expire(KEY, TTL).await?;
+        anyhow::Ok(won)
     })
-    .await;
+    .await?;
     me.enters();
     me.step("killed", async {}).await;
     me.stops("killed");
     Ok(())
 }
 
-async fn prolongs(me: Actor, redis: Toy) -> Result<()> {
+async fn prolongs(me: Actor, redis: Redis) -> Result<()> {
     me.wants();
     loop {
         let won = me.step("SETNX product_001 B, EXPIRE 10", async {
-            let won = redis.set_nx(KEY, me.name()).await;
-            redis.expire(KEY, TTL).await;
-            won
+            let won = redis.set_nx(KEY, me.name()).await?;
+            redis.expire(KEY, TTL).await?;
+            anyhow::Ok(won)
         });
-        if won.await == 1 {
+        if won.await? == 1 {
             me.enters();
         } else {
             me.mark("\"busy\"");
@@ -77,8 +79,8 @@ async fn prolongs(me: Actor, redis: Toy) -> Result<()> {
     }
 }
 
-async fn cured() -> Result<Run> {
-    let world = LeaseWorld::new(TTL);
+async fn cured(place: Place) -> Result<Run> {
+    let world = LeaseWorld::open(&place, TTL).await?;
     let (here, there) = (world.process("A")?, world.process("B")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY)).bound(BOUND);
     let stage = stage.actor("A", |me| is_killed(me, here, KEY)).actor("B", |me| tries(me, there, KEY));

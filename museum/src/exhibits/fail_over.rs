@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use lockkit::{Leases, Tx};
-use sqlx::{Sqlite, SqlitePool};
 
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, Play, Uses, on_database},
     run::Run,
     stage::{Actor, Stage, View},
-    world::{Shop, Toy},
+    world::{Changed, Place, Shop, Sql, Toy},
 };
 
 const KEY: &str = "order:7";
 const TTL: Duration = Duration::from_secs(30);
+const ONLY_TOY: &str = "a fail-over that loses a write needs a master to kill, and the museum kills no server of yours";
 
 pub(super) fn exhibit() -> Exhibit {
     Exhibit {
@@ -31,11 +31,14 @@ EVAL \"if GET = <my uuid> then DEL\"",
         remedy: "WAIT makes such a loss rarer and cannot rule it out. RedLock asks several masters, and depends on \
                   their clocks and on no holder being paused.",
         lockkit: "Here leases and orders are in one database. If a fail-over loses A's lease, B may get it, and A's \
-                  commit fails with `Lost`: still one order. With leases in Redis, lockkit-redis grants nothing for \
-                  one ttl after a fail-over, and the fence guard in your database refuses the stale holder.",
+                  commit fails with `Lost`: still one order. If the leases are in Redis, lockkit grants none after a \
+                  fail-over until every older one has expired, and a row in your database, the fence guard, refuses \
+                  a holder that was replaced.",
         more: ("leases in another system", "../guide.md#leases-in-another-system"),
-        broken: Play::in_memory(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        broken: Play::new(Uses::Toy(ONLY_TOY), |_place| Box::pin(broken())),
+        cured: on_database!(Database, cured),
+        elsewhere: &[],
+        also: None,
     }
 }
 
@@ -62,24 +65,24 @@ async fn fails_over(me: Actor, redis: Toy) -> Result<()> {
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let shop = Shop::open("CREATE TABLE orders (customer TEXT NOT NULL)").await?;
-    let stage = Stage::of("orders", &shop, books);
+async fn cured<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, "CREATE TABLE orders (customer BIGINT NOT NULL)").await?;
+    let stage = shop.stage("orders", books);
     let stage = stage.actor("A", |me| with_lease(me, shop.clone())).actor("B", |me| with_lease(me, shop.clone()));
     stage.actor("DB", |me| loses_a_commit(me, shop)).play("A DB B B A").await
 }
 
-async fn books(shop: Shop) -> Result<View> {
+async fn books<DB: Sql>(shop: Shop<DB>) -> Result<View> {
     let orders = shop.number("SELECT count(*) FROM orders").await?;
     Ok(View { state: orders.to_string(), breach: (orders > 1).then(|| format!("{orders} orders of one customer")) })
 }
 
-async fn with_lease(me: Actor, shop: Shop) -> Result<()> {
-    let leases: Leases<SqlitePool> = Leases::builder(shop.pool.clone()).ttl(TTL).holder(me.name()).build()?;
+async fn with_lease<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
+    let leases = Leases::builder(shop.pool.clone()).ttl(TTL).holder(me.name()).build()?;
     let lease = me.step("acquire", leases.lease(KEY).acquire()).await?;
     let order = async {
-        let mut tx: Tx<Sqlite> = lockkit::begin(&shop.pool).await?;
-        sqlx::query("INSERT INTO orders VALUES ('7')").execute(&mut *tx).await?;
+        let mut tx: Tx<DB> = lockkit::begin(&shop.pool).await?;
+        DB::execute(&mut tx, "INSERT INTO orders VALUES (7)").await?;
         lease.commit(tx).await?;
         anyhow::Ok(())
     };
@@ -94,14 +97,14 @@ async fn with_lease(me: Actor, shop: Shop) -> Result<()> {
 }
 
 /// What the database has after a fail-over that lost the commit with A's claim.
-async fn loses_a_commit(me: Actor, shop: Shop) -> Result<()> {
+async fn loses_a_commit<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let lose = async {
-        let lose = sqlx::query("DELETE FROM lockkit_lease WHERE name = ?").bind(KEY);
-        Ok::<_, sqlx::Error>((lose.execute(&shop.pool).await?, ()))
+        let lost = shop.execute(&format!("DELETE FROM lockkit_lease WHERE name = '{KEY}'")).await?;
+        Ok::<_, sqlx::Error>((lost, ()))
     };
     let (deleted, ()) = me.step("the replica becomes master", lose).await?;
     me.mark("fails over");
-    if deleted.rows_affected() == 0 {
+    if deleted == Changed(0) {
         bail!("there was no lease to lose");
     }
     Ok(())

@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use super::with_leases::{sells, tries};
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, Play, Uses},
     run::Run,
     stage::{Actor, Stage},
-    world::{LeaseWorld, Toy},
+    world::{LeaseWorld, Place, Redis},
 };
 
 const KEY: &str = "product_001";
@@ -31,19 +31,21 @@ finally:
         remedy: "`finally` itself was the remedy, for exceptions between the lock and its release. It is right only \
                   if the block begins after the lock was taken. And it does not run at all when the process is \
                   killed.",
-        lockkit: "B gets an error, `Contended`, and nothing that it could release. The lease is a value that only A \
-                  has. It is released when A is done with that value.",
+        lockkit: "B gets an error, `Contended`, and nothing that it could release. A gets an object, the lease, and \
+                  only that object can release it.",
         more: ("leases", "../guide.md#leases"),
-        broken: Play::in_memory(|| Box::pin(broken())),
-        cured: Play::in_memory(|| Box::pin(cured())),
+        broken: Play::new(Uses::Redis, |place| Box::pin(broken(place))),
+        cured: Play::new(Uses::Leases, |place| Box::pin(cured(place))),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn broken() -> Result<Run> {
-    on_redis(Toy::default(), seller).await
+async fn broken(place: Place) -> Result<Run> {
+    on_redis(Redis::open(&place).await?, seller).await
 }
 
-async fn on_redis<F>(redis: Toy, seller: fn(Actor, Toy) -> F) -> Result<Run>
+async fn on_redis<F>(redis: Redis, seller: fn(Actor, Redis) -> F) -> Result<Run>
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
@@ -52,8 +54,8 @@ where
     stage.actor("C", |me| seller(me, redis)).play("A B B C").await
 }
 
-async fn seller(me: Actor, redis: Toy) -> Result<()> {
-    let won = me.step(format!("SETNX product_001 {}", me.name()), redis.set_nx(KEY, me.name())).await;
+async fn seller(me: Actor, redis: Redis) -> Result<()> {
+    let won = me.step(format!("SETNX product_001 {}", me.name()), redis.set_nx(KEY, me.name())).await?;
     if won == 1 {
         me.enters();
         me.step("sell", async {}).await;
@@ -61,12 +63,12 @@ async fn seller(me: Actor, redis: Toy) -> Result<()> {
     } else {
         me.mark("\"busy\"");
     }
-    me.step("finally: DEL product_001", redis.del(KEY)).await;
+    me.step("finally: DEL product_001", redis.del(KEY)).await?;
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let world = LeaseWorld::new(TTL);
+async fn cured(place: Place) -> Result<Run> {
+    let world = LeaseWorld::open(&place, TTL).await?;
     let (a, b, c) = (world.process("A")?, world.process("B")?, world.process("C")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY));
     let stage = stage.actor("A", |me| sells(me, a, KEY)).actor("B", |me| tries(me, b, KEY));

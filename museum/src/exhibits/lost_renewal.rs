@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use lockkit::{Error, Leases, OnLost, testing::MemoryStore};
+use lockkit::{Error, Leases, OnLost};
 
 use super::with_leases::waits;
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, Play, Uses},
     run::Run,
     stage::{Actor, Stage},
-    world::{LeaseWorld, Toy},
+    world::{Client, LeaseWorld, Place, Redis},
 };
 
 const KEY: &str = "report";
@@ -31,52 +31,55 @@ lock.unlock()",
         remedy: "The usual remedy is to use a library that has such a background task, and this is that library. At \
                   the end of the work `unlock` throws an exception, which is too late.",
         lockkit: "A process trusts its lease for a little less than the ttl, counted from the moment its last \
-                  successful renewal was *sent*. When that time is over, `run` stops the work at its next await. \
-                  Here that is 29.7 s after the last renewal, before the store can grant the lease to B.",
-        more: ("leases", "../guide.md#leases"),
-        broken: Play::in_memory(|| Box::pin(broken())),
-        cured: Play::in_memory(|| Box::pin(cured(OnLost::Stop))),
+                  successful renewal was *sent*. When that time is over, `run` stops the work where it next waits \
+                  for something. Here that is 29.7 s after the last renewal, before the store can grant the lease to \
+                  B.",
+        more: ("jobs, queues and leaders", "../guide/jobs.md"),
+        broken: Play::new(Uses::Redis, |place| Box::pin(broken(place))),
+        cured: Play::new(Uses::Leases, |place| Box::pin(cured(place, OnLost::Stop))),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn broken() -> Result<Run> {
-    let redis = Toy::default();
+async fn broken(place: Place) -> Result<Run> {
+    let redis = Redis::open(&place).await?;
     let stage = Stage::of("lock", &redis, |it| it.view(KEY));
     let stage = stage.actor("A", |me| with_watchdog(me, redis.clone())).actor("B", |me| takes(me, redis));
     stage.play("A +10s A A +10s A +20s B A").await
 }
 
-async fn with_watchdog(me: Actor, redis: Toy) -> Result<()> {
-    me.step("SET report A NX PX 30000", redis.set_nx_px(KEY, me.name(), TTL)).await;
+async fn with_watchdog(me: Actor, redis: Redis) -> Result<()> {
+    me.step("SET report A NX PX 30000", redis.set_nx_px(KEY, me.name(), TTL)).await?;
     me.enters();
-    me.step("watchdog: renew to 30 s", redis.extend_if(KEY, me.name(), TTL)).await;
+    me.step("watchdog: renew to 30 s", redis.extend_if(KEY, me.name(), TTL)).await?;
     me.step("its network fails", async {}).await;
     me.step("watchdog: no answer, logged", async {}).await;
     me.step("goes on writing", async {}).await;
     Ok(())
 }
 
-async fn takes(me: Actor, redis: Toy) -> Result<()> {
-    while me.step("SET report B NX PX 30000", redis.set_nx_px(KEY, me.name(), TTL)).await.is_none() {
+async fn takes(me: Actor, redis: Redis) -> Result<()> {
+    while me.step("SET report B NX PX 30000", redis.set_nx_px(KEY, me.name(), TTL)).await?.is_none() {
         me.mark("\"busy\"");
     }
     me.enters();
     Ok(())
 }
 
-async fn cured(on_lost: OnLost) -> Result<Run> {
-    let world = LeaseWorld::new(TTL);
+async fn cured(place: Place, on_lost: OnLost) -> Result<Run> {
+    let world = LeaseWorld::open(&place, TTL).await?;
     let (here, there) = (world.process("A")?, world.process("B")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY));
     let stage = stage.actor("A", |me| runs(me, here, on_lost)).actor("B", |me| waits(me, there, KEY));
     stage.play("A +10s A B~ +31s A B").await
 }
 
-async fn runs(me: Actor, leases: Leases<MemoryStore>, on_lost: OnLost) -> Result<()> {
+async fn runs(me: Actor, leases: Leases<Client>, on_lost: OnLost) -> Result<()> {
     me.step("run the body under the lease", async {}).await;
     let body = async |_lease| {
         me.enters();
-        me.step("its network fails", async { leases.store().faults().partition() }).await;
+        me.step("its network fails", async { leases.store().cut() }).await;
         me.step("goes on writing", async {}).await;
         Ok(())
     };
@@ -88,14 +91,9 @@ async fn runs(me: Actor, leases: Leases<MemoryStore>, on_lost: OnLost) -> Result
     }
 }
 
+/// A body that goes on without its lease breaks the cure.
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_body_that_goes_on_without_its_lease_breaks_the_cure() {
-        let planted = Play::in_memory(|| Box::pin(cured(OnLost::Continue)));
-        let err = Exhibit { cured: planted, ..exhibit() }.shows().expect_err("the body was not stopped");
-        assert_eq!(err.to_string(), "lockkit broke: A and B are inside");
-    }
+pub(super) fn planted() -> (Exhibit, &'static str) {
+    let cured = Play::new(Uses::Leases, |place| Box::pin(cured(place, OnLost::Continue)));
+    (Exhibit { cured, ..exhibit() }, "lockkit broke: A and B are inside")
 }

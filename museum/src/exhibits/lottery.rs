@@ -2,17 +2,16 @@
 
 use anyhow::Result;
 use lockkit::{RowLock, Tx};
-use sqlx::Sqlite;
 
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, on_database},
     run::Run,
-    stage::{Actor, Stage, View},
-    world::Shop,
+    stage::{Actor, View},
+    world::{Id, Nums, Place, Shop, Sql},
 };
 
-const TABLES: &str = "CREATE TABLE prizes (id INTEGER PRIMARY KEY, nums INTEGER NOT NULL);
-                      CREATE TABLE wins (customer TEXT NOT NULL);
+const TABLES: &str = "CREATE TABLE prizes (id BIGINT PRIMARY KEY, nums BIGINT NOT NULL);
+                      CREATE TABLE wins (customer VARCHAR(9) NOT NULL);
                       INSERT INTO prizes VALUES (1, 1)";
 
 pub(super) fn exhibit() -> Exhibit {
@@ -31,34 +30,36 @@ if nums > 0:
                   transaction alone does not close it either: under READ COMMITTED, and under MySQL's REPEATABLE \
                   READ, both transactions read 1 and both commit.",
         lockkit: "A row lock covers the read and the write. B waits until A has committed, and then reads 0.",
-        more: ("row locks", "../guide.md#row-and-named-locks"),
-        broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        more: ("choose a lock", "../guide/choose.md"),
+        broken: on_database!(Database, broken),
+        cured: on_database!(Database, cured),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn books(shop: Shop) -> Result<View> {
+async fn books<DB: Sql>(shop: Shop<DB>) -> Result<View> {
     let left = shop.number("SELECT nums FROM prizes").await?;
     let won = shop.number("SELECT count(*) FROM wins").await?;
     let breach = (left + won != 1).then(|| format!("{won} wins of 1 prize"));
     Ok(View { state: format!("{left} left, {won} won"), breach })
 }
 
-async fn broken() -> Result<Run> {
-    let shop = Shop::open(TABLES).await?;
-    let stage = Stage::of("prizes", &shop, books);
+async fn broken<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("prizes", books);
     let stage = stage.actor("A", |me| customer(me, shop.clone())).actor("B", |me| customer(me, shop));
     stage.play("A B A B").await
 }
 
-async fn customer(me: Actor, shop: Shop) -> Result<()> {
+async fn customer<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let nums = me.step("SELECT nums", shop.number("SELECT nums FROM prizes WHERE id = 1")).await?;
     if nums == 0 {
         return Ok(());
     }
     me.step(format!("UPDATE nums = {}, INSERT win", nums - 1), async {
-        sqlx::query("UPDATE prizes SET nums = ? WHERE id = 1").bind(nums - 1).execute(&shop.pool).await?;
-        sqlx::query("INSERT INTO wins VALUES (?)").bind(me.name()).execute(&shop.pool).await?;
+        shop.execute(&update(nums - 1)).await?;
+        shop.execute(&insert(me.name())).await?;
         Ok::<_, sqlx::Error>(())
     })
     .await?;
@@ -66,14 +67,14 @@ async fn customer(me: Actor, shop: Shop) -> Result<()> {
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let shop = Shop::open(TABLES).await?;
-    let stage = Stage::of("prizes", &shop, books);
+async fn cured<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("prizes", books);
     let stage = stage.actor("A", |me| with_row_lock(me, shop.clone())).actor("B", |me| with_row_lock(me, shop));
     stage.play("A B~ A A B B").await
 }
 
-async fn with_row_lock(me: Actor, shop: Shop) -> Result<()> {
+async fn with_row_lock<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let (mut tx, nums) = me.step("begin, lock the row: nums", lock(&me, &shop)).await?;
     if nums == 0 {
         me.stops("no prize");
@@ -81,8 +82,8 @@ async fn with_row_lock(me: Actor, shop: Shop) -> Result<()> {
         return Ok(());
     }
     me.step(format!("UPDATE nums = {}, INSERT win", nums - 1), async {
-        sqlx::query("UPDATE prizes SET nums = ? WHERE id = 1").bind(nums - 1).execute(&mut *tx).await?;
-        sqlx::query("INSERT INTO wins VALUES (?)").bind(me.name()).execute(&mut *tx).await?;
+        DB::execute(&mut tx, &update(nums - 1)).await?;
+        DB::execute(&mut tx, &insert(me.name())).await?;
         Ok::<_, sqlx::Error>(())
     })
     .await?;
@@ -94,9 +95,17 @@ async fn with_row_lock(me: Actor, shop: Shop) -> Result<()> {
     Ok(())
 }
 
-async fn lock(me: &Actor, shop: &Shop) -> lockkit::Result<(Tx<Sqlite>, i64)> {
+fn update(nums: i64) -> String {
+    format!("UPDATE prizes SET nums = {nums} WHERE id = 1")
+}
+
+fn insert(customer: &str) -> String {
+    format!("INSERT INTO wins VALUES ('{customer}')")
+}
+
+async fn lock<DB: Sql>(me: &Actor, shop: &Shop<DB>) -> lockkit::Result<(Tx<DB>, i64)> {
     let mut tx = lockkit::begin(&shop.pool).await?;
-    let (_id, nums): (i64, i64) = RowLock::table("prizes").by("id", 1).fetch_one(&mut tx).await?;
+    let Nums(nums) = RowLock::table("prizes").by("id", Id(1)).fetch_one(&mut tx).await?;
     me.enters();
     Ok((tx, nums))
 }

@@ -47,3 +47,16 @@ pub(crate) fn all() -> [Exhibit; 19] {
         below_zero::exhibit(),
     ]
 }
+
+/// Exhibits with a mistake: a recipe that was cured, or a cure that breaks. With what they must fail.
+#[cfg(test)]
+pub(crate) fn planted() -> [(Exhibit, &'static str); 6] {
+    [
+        full_scan::planted(),
+        check_then_delete::planted(),
+        stale_writer::planted(),
+        same_snapshot::planted(),
+        client_clocks::planted(),
+        lost_renewal::planted(),
+    ]
+}

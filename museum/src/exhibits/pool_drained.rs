@@ -4,19 +4,19 @@ use std::{future::ready, time::Duration};
 
 use anyhow::Result;
 use lockkit::Leases;
-use sqlx::SqlitePool;
+use sqlx::Pool;
 
 use super::with_leases::{sells, waits};
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Also, Exhibit, on_database},
     run::Run,
     stage::{Actor, Stage, View},
-    world::Shop,
+    world::{Kind, Place, Shop, Sql},
 };
 
 const KEY: &str = "report";
-const TABLES: &str = "CREATE TABLE resource_lock (name TEXT PRIMARY KEY, owner TEXT NOT NULL);
-                      CREATE TABLE pages (id INTEGER PRIMARY KEY);
+const TABLES: &str = "CREATE TABLE resource_lock (name VARCHAR(50) PRIMARY KEY, owner VARCHAR(50) NOT NULL);
+                      CREATE TABLE pages (id BIGINT PRIMARY KEY);
                       INSERT INTO resource_lock VALUES ('report', '');
                       INSERT INTO pages VALUES (1)";
 
@@ -40,30 +40,43 @@ COMMIT",
                   waits. A transaction of lockkit that finds the pool full fails with `PoolStarved`, which says how \
                   many connections are in use.",
         more: ("a full pool", "../guide.md#when-it-hangs-or-the-pool-is-full"),
-        broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        broken: on_database!(Database, broken),
+        cured: on_database!(Database, cured),
+        elsewhere: &[],
+        also: Some(Also {
+            on: &[Kind::MySql, Kind::MariaDb],
+            happens: "Also here: two callers come first, and nobody has the lock. Both find no row. FOR UPDATE then \
+                      locks the gap in which the row would be, and two transactions may lock the same gap. Each \
+                      INSERT waits until the other one gives up the gap: a deadlock.",
+            broken: on_database!(Database, first_comers),
+        }),
     }
 }
 
-async fn broken() -> Result<Run> {
-    let shop = Shop::with_connections(TABLES, 2).await?;
-    let pool = shop.pool.clone();
+async fn broken<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::with_connections(&place, TABLES, 2).await?;
+    let (pool, asked) = (shop.pool.clone(), shop.clone());
     let stage = Stage::new("connections", move || ready(in_use(&pool))).clock(|_time| ready(Ok(())));
-    let stage = stage.bound(Duration::from_secs(30)).actor("A", |me| locks(me, shop.clone()));
-    let stage = stage.actor("B", |me| locks(me, shop.clone())).actor("C", |me| reads(me, shop));
-    stage.play("A B~ C~ +60s").await
+    let stage = stage.bound(Duration::from_secs(30)).asks(move || waiting(asked.clone()));
+    let stage = stage.actor("A", |me| locks(me, shop.clone())).actor("B", |me| locks(me, shop.clone()));
+    stage.actor("C", |me| reads(me, shop)).play("A B~ C~ +45s").await
+}
+
+/// In the database. B waits there with the last connection, so then C waits for one.
+async fn waiting<DB: Sql>(shop: Shop<DB>) -> Result<Option<usize>> {
+    Ok(shop.waiting().await?.map(|it| it * 2))
 }
 
 /// Without a query, which would need a connection.
-fn in_use(pool: &SqlitePool) -> Result<View> {
+fn in_use<DB: Sql>(pool: &Pool<DB>) -> Result<View> {
     let idle = u32::try_from(pool.num_idle())?;
     Ok(format!("{} of 2", pool.size() - idle).into())
 }
 
-async fn locks(me: Actor, shop: Shop) -> Result<()> {
+async fn locks<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let lock = async {
         let mut conn = shop.pool.acquire().await?;
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut *conn).await?;
+        DB::begin_and_lock(&mut conn, "SELECT name FROM resource_lock WHERE name = 'report'").await?;
         me.enters();
         Ok::<_, sqlx::Error>((conn, ()))
     };
@@ -72,7 +85,7 @@ async fn locks(me: Actor, shop: Shop) -> Result<()> {
     Ok(())
 }
 
-async fn reads(me: Actor, shop: Shop) -> Result<()> {
+async fn reads<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let read = async {
         shop.number("SELECT count(*) FROM pages").await?;
         Ok::<_, sqlx::Error>(())
@@ -82,8 +95,31 @@ async fn reads(me: Actor, shop: Shop) -> Result<()> {
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let shop = Shop::with_connections(TABLES, 2).await?;
+async fn first_comers<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("rows", rows).actor("A", |me| inserts(me, shop.clone()));
+    stage.actor("B", |me| inserts(me, shop)).play("A B A~ B A").await
+}
+
+async fn rows<DB: Sql>(shop: Shop<DB>) -> Result<View> {
+    Ok(shop.number("SELECT count(*) FROM resource_lock WHERE name = 'bill'").await?.to_string().into())
+}
+
+async fn inserts<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
+    let mut conn = shop.pool.acquire().await?;
+    let find = DB::begin_and_lock(&mut conn, "SELECT name FROM resource_lock WHERE name = 'bill'");
+    me.step("SELECT … FOR UPDATE: no row", async { find.await.map(|_rows| ()) }).await?;
+    let insert = "INSERT INTO resource_lock VALUES ('bill', '')";
+    match me.step("INSERT the row", DB::execute(&mut conn, insert)).await {
+        Ok(_inserted) => me.enters(),
+        Err(_deadlock) => me.breach(format!("nobody had the lock, and {} does not get it", me.name())),
+    }
+    me.step("COMMIT", async {}).await;
+    Ok(())
+}
+
+async fn cured<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::with_connections(&place, TABLES, 2).await?;
     let process = |name: &str| Leases::builder(shop.pool.clone()).holder(name).build();
     let (a, b) = (process("A")?, process("B")?);
     // The lease is no state to show: B may have it a moment after A's release, or a moment later.

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lockkit::Leases;
-use sqlx::{SqlitePool, sqlite::SqliteQueryResult};
+use sqlx::Pool;
 
 use super::with_leases::tries;
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, on_database},
     run::Run,
-    stage::{Actor, Stage},
-    world::{Shop, holder},
+    stage::{Actor, Stage, View},
+    world::{Changed, Place, Shop, Sql, holder},
 };
 
 const KEY: &str = "settle";
 const TTL: Duration = Duration::from_secs(30);
-const TABLES: &str = "CREATE TABLE distributed_lock (lock_key TEXT PRIMARY KEY, owner TEXT NOT NULL,
-                                                     expire_time INTEGER NOT NULL)";
+const TABLES: &str = "CREATE TABLE distributed_lock (lock_key VARCHAR(50) PRIMARY KEY, owner VARCHAR(50) NOT NULL,
+                                                     expire_time BIGINT NOT NULL)";
 
 pub(super) fn exhibit() -> Exhibit {
     Exhibit {
@@ -38,48 +38,49 @@ DELETE FROM distributed_lock WHERE lock_key = 'settle' AND owner = <my host>",
         lockkit: "Each request for a lease has its own random token, and only the token counts. The name of the \
                   holder is for display. A's late release frees nothing.",
         more: ("leases", "../guide.md#leases"),
-        broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        broken: on_database!(Database, broken),
+        cured: on_database!(Database, cured),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn broken() -> Result<Run> {
-    let shop = Shop::open(TABLES).await?;
-    let (watched, clock) = (shop.clone(), shop.clone());
-    let stage = Stage::new("lock", move || {
-        let watched = watched.clone();
-        async move {
-            let owner = sqlx::query_scalar("SELECT owner FROM distributed_lock").fetch_optional(&watched.pool).await?;
-            Ok(owner.unwrap_or_else(|| "free".to_owned()).into())
-        }
-    });
-    let stage = stage.clock(move |time| clock.clone().pass(time));
-    let stage = stage.actor("A", |me| settles(me, shop.clone(), "host-1"));
+async fn broken<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("lock", owner).actor("A", |me| settles(me, shop.clone(), "host-1"));
     let stage = stage.actor("A2", |me| settles(me, shop.clone(), "host-1"));
     stage.actor("C", |me| settles(me, shop, "host-2")).play("A A +31s A2 A C").await
 }
 
-async fn settles(me: Actor, shop: Shop, host: &'static str) -> Result<()> {
-    while me.step(format!("INSERT owner {host}"), insert(&shop, host)).await?.rows_affected() == 0 {
+async fn owner<DB: Sql>(shop: Shop<DB>) -> Result<View> {
+    let owner = "SELECT coalesce(max(owner), 'free') FROM distributed_lock";
+    Ok(DB::text(&mut *shop.pool.acquire().await?, owner).await?.into())
+}
+
+async fn settles<DB: Sql>(me: Actor, shop: Shop<DB>, host: &'static str) -> Result<()> {
+    while me.step(format!("INSERT owner {host}"), insert(&shop, host)).await? == Changed(0) {
         me.mark("\"busy\"");
     }
     me.enters();
     me.step("done; DELETE is held up", async {}).await;
     me.leaves();
-    let delete = sqlx::query("DELETE FROM distributed_lock WHERE lock_key = ? AND owner = ?").bind(KEY).bind(host);
-    me.step(format!("DELETE … owner = {host}"), delete.execute(&shop.pool)).await?;
+    let delete = format!("DELETE FROM distributed_lock WHERE lock_key = '{KEY}' AND owner = '{host}'");
+    me.step(format!("DELETE … owner = {host}"), shop.execute(&delete)).await?;
     Ok(())
 }
 
-async fn insert(shop: &Shop, host: &str) -> sqlx::Result<SqliteQueryResult> {
-    let sweep = sqlx::query("DELETE FROM distributed_lock WHERE expire_time < ?").bind(shop.now());
-    sweep.execute(&shop.pool).await?;
-    let insert = sqlx::query("INSERT OR IGNORE INTO distributed_lock VALUES (?, ?, ?)");
-    insert.bind(KEY).bind(host).bind(shop.now() + 30).execute(&shop.pool).await
+async fn insert<DB: Sql>(shop: &Shop<DB>, host: &str) -> sqlx::Result<Changed> {
+    let now = shop.now();
+    shop.execute(&format!("DELETE FROM distributed_lock WHERE expire_time < {now}")).await?;
+    let insert = format!("INSERT INTO distributed_lock VALUES ('{KEY}', '{host}', {})", now + 30);
+    match shop.execute(&insert).await {
+        Err(sqlx::Error::Database(err)) if err.is_unique_violation() => Ok(Changed(0)),
+        inserted => inserted,
+    }
 }
 
-async fn cured() -> Result<Run> {
-    let shop = Shop::open("").await?;
+async fn cured<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, "").await?;
     let process = |host: &str| Leases::builder(shop.pool.clone()).ttl(TTL).holder(host).build();
     let (a, again, c, watcher) = (process("host-1")?, process("host-1")?, process("host-2")?, process("watcher")?);
     let stage = Stage::new("lease", move || {
@@ -91,7 +92,7 @@ async fn cured() -> Result<Run> {
     stage.play("A A +31s A2 A C").await
 }
 
-async fn releases_late(me: Actor, leases: Leases<SqlitePool>) -> Result<()> {
+async fn releases_late<DB: Sql>(me: Actor, leases: Leases<Pool<DB>>) -> Result<()> {
     let lease = me.step("acquire", leases.lease(KEY).acquire()).await?;
     me.enters();
     me.step("done; release is held up", async {}).await;

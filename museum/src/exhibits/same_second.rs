@@ -2,17 +2,16 @@
 
 use anyhow::Result;
 use lockkit::{Error, Versioned, VersionedRow};
-use sqlx::Sqlite;
 
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, on_database},
     run::Run,
-    stage::{Actor, Stage, View},
-    world::Shop,
+    stage::{Actor, View},
+    world::{Id, Item, Place, Shop, Sql},
 };
 
-const TABLES: &str = "CREATE TABLE items (id INTEGER PRIMARY KEY, nums INTEGER NOT NULL, saved_at TEXT NOT NULL,
-                                          version INTEGER NOT NULL);
+const TABLES: &str = "CREATE TABLE items (id BIGINT PRIMARY KEY, nums BIGINT NOT NULL, saved_at VARCHAR(8) NOT NULL,
+                                          version BIGINT NOT NULL);
                       INSERT INTO items VALUES (1, 20, '12:00:00', 1)";
 
 /// The time of all steps: they take less than a second.
@@ -37,63 +36,65 @@ loop:
         lockkit: "The version is a number that each save increases. (A version that is a time is always set later \
                   than the one before.) B's save fails with `Conflict`; B reads again, and adds its 10 to A's 15.",
         more: ("versions", "../guide.md#versions"),
-        broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        broken: on_database!(Database, broken),
+        cured: on_database!(Database, cured),
+        elsewhere: &[],
+        also: None,
     }
 }
 
 /// A sells 5, and B puts in 10. When both have said that they saved, there must be 25.
-async fn books(shop: Shop) -> Result<View> {
+async fn books<DB: Sql>(shop: Shop<DB>) -> Result<View> {
     let nums = shop.number("SELECT nums FROM items").await?;
     let breach = (nums == 30).then(|| "A's save is lost: 30 left, not 25".to_owned());
     Ok(View { state: format!("{nums} left"), breach })
 }
 
-async fn broken() -> Result<Run> {
-    let shop = Shop::open(TABLES).await?;
-    let stage = Stage::of("items", &shop, books);
+async fn broken<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("items", books);
     let stage = stage.actor("A", |me| by_time(me, shop.clone(), -5)).actor("B", |me| by_time(me, shop.clone(), 10));
     stage.actor("C", |me| by_time(me, shop, 0)).play("C C A B A B").await
 }
 
-async fn by_time(me: Actor, shop: Shop, more: i64) -> Result<()> {
+async fn by_time<DB: Sql>(me: Actor, shop: Shop<DB>, more: i64) -> Result<()> {
     let read = async {
-        let query = sqlx::query_as("SELECT nums, saved_at FROM items WHERE id = 1");
-        let (nums, saved_at): (i64, String) = query.fetch_one(&shop.pool).await?;
+        let nums = shop.number("SELECT nums FROM items WHERE id = 1").await?;
+        let saved_at = DB::text(&mut *shop.pool.acquire().await?, "SELECT saved_at FROM items WHERE id = 1").await?;
         Ok::<_, sqlx::Error>((nums, Some(saved_at)))
     };
     let (nums, saved_at) = me.step("SELECT saved_at", read).await?;
-    let save = sqlx::query("UPDATE items SET nums = ?, saved_at = ? WHERE id = 1 AND saved_at = ?");
-    let save = save.bind(nums + more).bind(NOW).bind(saved_at);
-    me.step(format!("UPDATE nums = {}", nums + more), save.execute(&shop.pool)).await?;
+    let (nums, saved_at) = (nums + more, saved_at.unwrap_or_default());
+    let save = format!("UPDATE items SET nums = {nums}, saved_at = '{NOW}' WHERE id = 1 AND saved_at = '{saved_at}'");
+    me.step(format!("UPDATE nums = {nums}"), shop.execute(&save)).await?;
     me.mark("saves");
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let shop = Shop::open(TABLES).await?;
-    let stage = Stage::of("items", &shop, books);
+async fn cured<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("items", books);
     let stage = stage.actor("A", |me| by_number(me, shop.clone(), -5)).actor("B", |me| by_number(me, shop.clone(), 10));
     stage.actor("C", |me| by_number(me, shop, 0)).play("C C A B A B B B").await
 }
 
-async fn by_number(me: Actor, shop: Shop, more: i64) -> Result<()> {
-    let item = || VersionedRow::<Sqlite>::table("items").by("id", 1);
+async fn by_number<DB: Sql>(me: Actor, shop: Shop<DB>, more: i64) -> Result<()> {
+    let item = || VersionedRow::<DB>::table("items").by("id", Id(1));
     loop {
         let read = async {
-            let found: Versioned<(i64, i64, String, i64)> = item().read(&mut shop.pool.acquire().await?).await?;
-            let version = found.row.3;
+            let found: Versioned<Item> = item().read(&mut shop.pool.acquire().await?).await?;
+            let version = found.row.version;
             anyhow::Ok((found, version))
         };
         let (found, _version) = me.step("read the version", read).await?;
-        let nums = found.row.1 + more;
+        let nums = found.row.nums + more;
         let save = async {
             let mut tx = lockkit::begin(&shop.pool).await?;
             if let Err(err) = item().expected(found.version).bump(&mut tx).await {
                 tx.rollback().await?;
                 return Err(err.into());
             }
-            sqlx::query("UPDATE items SET nums = ? WHERE id = 1").bind(nums).execute(&mut *tx).await?;
+            DB::execute(&mut tx, &format!("UPDATE items SET nums = {nums} WHERE id = 1")).await?;
             tx.commit().await?;
             anyhow::Ok(())
         };

@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use super::with_leases::{is_killed, waits};
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, Play, Uses},
     run::Run,
     stage::{Actor, Stage},
-    world::{LeaseWorld, Toy},
+    world::{LeaseWorld, Place, Redis},
 };
 
 const KEY: &str = "product_001";
@@ -33,37 +33,39 @@ if SETNX product_001 <me> = 1:
         lockkit: "One statement grants a lease, together with its end. When A's process is killed, the lease is no \
                   longer renewed. It expires after its ttl (time to live, here 30 s), and B gets it.",
         more: ("leases", "../guide.md#leases"),
-        broken: Play::in_memory(|| Box::pin(broken())),
-        cured: Play::in_memory(|| Box::pin(cured())),
+        broken: Play::new(Uses::Redis, |place| Box::pin(broken(place))),
+        cured: Play::new(Uses::Leases, |place| Box::pin(cured(place))),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn broken() -> Result<Run> {
-    let redis = Toy::default();
+async fn broken(place: Place) -> Result<Run> {
+    let redis = Redis::open(&place).await?;
     let stage = Stage::of("lock", &redis, |it| it.view(KEY)).bound(TTL * 2);
     let stage = stage.actor("A", |me| crashes(me, redis.clone())).actor("B", |me| tries(me, redis));
     stage.play("A A B +3600s B").await
 }
 
-async fn crashes(me: Actor, redis: Toy) -> Result<()> {
-    me.step("SETNX product_001 A", redis.set_nx(KEY, me.name())).await;
+async fn crashes(me: Actor, redis: Redis) -> Result<()> {
+    me.step("SETNX product_001 A", redis.set_nx(KEY, me.name())).await?;
     me.enters();
     me.step("killed before EXPIRE", async {}).await;
     me.stops("killed");
     Ok(())
 }
 
-async fn tries(me: Actor, redis: Toy) -> Result<()> {
+async fn tries(me: Actor, redis: Redis) -> Result<()> {
     me.wants();
-    while me.step("SETNX product_001 B", redis.set_nx(KEY, me.name())).await == 0 {
+    while me.step("SETNX product_001 B", redis.set_nx(KEY, me.name())).await? == 0 {
         me.mark("\"busy\"");
     }
     me.enters();
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let world = LeaseWorld::new(TTL);
+async fn cured(place: Place) -> Result<Run> {
+    let world = LeaseWorld::open(&place, TTL).await?;
     let (here, there) = (world.process("A")?, world.process("B")?);
     let stage = Stage::new("lease", move || world.clone().view(KEY)).bound(TTL * 2);
     let stage = stage.actor("A", |me| is_killed(me, here, KEY)).actor("B", |me| waits(me, there, KEY));

@@ -4,19 +4,18 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lockkit::{Leases, Tx};
-use sqlx::{Sqlite, SqlitePool};
 
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Exhibit, on_database},
     run::Run,
-    stage::{Actor, Stage, View},
-    world::{Shop, Toy},
+    stage::{Actor, View},
+    world::{Place, Redis, Shop, Sql},
 };
 
 const KEY: &str = "item:1";
 const TTL: Duration = Duration::from_secs(30);
-const TABLES: &str = "CREATE TABLE items (id INTEGER PRIMARY KEY, nums INTEGER NOT NULL);
-                      CREATE TABLE sales (seller TEXT NOT NULL);
+const TABLES: &str = "CREATE TABLE items (id BIGINT PRIMARY KEY, nums BIGINT NOT NULL);
+                      CREATE TABLE sales (seller VARCHAR(9) NOT NULL);
                       INSERT INTO items VALUES (1, 10)";
 
 pub(super) fn exhibit() -> Exhibit {
@@ -38,46 +37,48 @@ EVAL \"if GET = <my uuid> then DEL\"     # check and delete in one step",
         lockkit: "`lease.commit(tx)` commits a transaction only if its lease is still held, as one step. That is \
                   possible because the lease and the data are in one database. A's commit fails with `Lost`, and its \
                   write is rolled back.",
-        more: ("leases", "../guide.md#leases"),
-        broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured(Ending::WithLease))),
+        more: ("from Redis", "../guide/from-redis.md"),
+        broken: on_database!(RedisAndDatabase, broken),
+        cured: on_database!(Database, cured, Ending::WithLease),
+        elsewhere: &[],
+        also: None,
     }
 }
 
-async fn books(shop: Shop) -> Result<View> {
+async fn books<DB: Sql>(shop: Shop<DB>) -> Result<View> {
     let left = shop.number("SELECT nums FROM items").await?;
     let sold = shop.number("SELECT count(*) FROM sales").await?;
     let breach = (left + sold != 10).then(|| format!("{left} left and {sold} sold, of 10"));
     Ok(View { state: format!("{left} left, {sold} sold"), breach })
 }
 
-async fn broken() -> Result<Run> {
-    let shop = Shop::open(TABLES).await?;
-    let redis = Toy::default();
+async fn broken<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let redis = Redis::open(&place).await?;
     let server = redis.clone();
-    let stage = Stage::of("items", &shop, books).clock(move |time| server.clone().pass(time));
+    let stage = shop.stage("items", books).clock(move |time| server.clone().pass(time));
     let stage = stage.actor("A", |me| seller(me, redis.clone(), shop.clone()));
     stage.actor("B", |me| seller(me, redis, shop)).play("A A +31s B B B B A A").await
 }
 
-async fn seller(me: Actor, redis: Toy, shop: Shop) -> Result<()> {
+async fn seller<DB: Sql>(me: Actor, redis: Redis, shop: Shop<DB>) -> Result<()> {
     let set = redis.set_nx_px(KEY, me.name(), TTL);
-    me.step(format!("SET item:1 {} NX PX 30000", me.name()), set).await;
+    me.step(format!("SET item:1 {} NX PX 30000", me.name()), set).await?;
     let nums = me.step("SELECT nums", shop.number("SELECT nums FROM items")).await?;
     let write = async {
         let mut tx = shop.pool.begin().await?;
-        sell(&mut tx, nums, me.name()).await?;
+        sell::<DB>(&mut tx, nums, me.name()).await?;
         tx.commit().await
     };
     me.step(format!("UPDATE nums = {}", nums - 1), write).await?;
     me.mark("sells");
-    me.step("EVAL unlock.lua", redis.delete_if(KEY, me.name())).await;
+    me.step("EVAL unlock.lua", redis.delete_if(KEY, me.name())).await?;
     Ok(())
 }
 
-async fn sell(conn: &mut sqlx::SqliteConnection, nums: i64, seller: &str) -> sqlx::Result<()> {
-    sqlx::query("UPDATE items SET nums = ?").bind(nums - 1).execute(&mut *conn).await?;
-    sqlx::query("INSERT INTO sales VALUES (?)").bind(seller).execute(conn).await?;
+async fn sell<DB: Sql>(conn: &mut DB::Connection, nums: i64, seller: &str) -> sqlx::Result<()> {
+    DB::execute(conn, &format!("UPDATE items SET nums = {}", nums - 1)).await?;
+    DB::execute(conn, &format!("INSERT INTO sales VALUES ('{seller}')")).await?;
     Ok(())
 }
 
@@ -89,22 +90,20 @@ enum Ending {
     WithoutLease,
 }
 
-async fn cured(ending: Ending) -> Result<Run> {
-    let shop = Shop::open(TABLES).await?;
-    let clock = shop.clone();
-    let stage = Stage::of("items", &shop, books).clock(move |time| clock.clone().pass(time));
-    let stage = stage.actor("A", |me| with_lease(me, shop.clone(), ending));
+async fn cured<DB: Sql>(place: Place, ending: Ending) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("items", books).actor("A", |me| with_lease(me, shop.clone(), ending));
     stage.actor("B", |me| with_lease(me, shop, ending)).play("A A +31s B B B A").await
 }
 
-async fn with_lease(me: Actor, shop: Shop, ending: Ending) -> Result<()> {
+async fn with_lease<DB: Sql>(me: Actor, shop: Shop<DB>, ending: Ending) -> Result<()> {
     // Each in its own process.
-    let leases: Leases<SqlitePool> = Leases::builder(shop.pool.clone()).ttl(TTL).holder(me.name()).build()?;
+    let leases = Leases::builder(shop.pool.clone()).ttl(TTL).holder(me.name()).build()?;
     let lease = me.step("acquire", leases.lease(KEY).acquire()).await?;
     let nums = me.step("SELECT nums", shop.number("SELECT nums FROM items")).await?;
     let write = async {
-        let mut tx: Tx<Sqlite> = lockkit::begin(&shop.pool).await?;
-        sell(&mut tx, nums, me.name()).await?;
+        let mut tx: Tx<DB> = lockkit::begin(&shop.pool).await?;
+        sell::<DB>(&mut tx, nums, me.name()).await?;
         match ending {
             Ending::WithLease => lease.commit(tx).await?,
             #[cfg(test)]
@@ -122,14 +121,9 @@ async fn with_lease(me: Actor, shop: Shop, ending: Ending) -> Result<()> {
     Ok(())
 }
 
+/// A commit that does not ask for the lease breaks the cure.
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_commit_that_does_not_ask_for_the_lease_breaks_the_cure() {
-        let planted = Play::on_sqlite(|| Box::pin(cured(Ending::WithoutLease)));
-        let err = Exhibit { cured: planted, ..exhibit() }.shows().expect_err("the commit did not ask for the lease");
-        assert_eq!(err.to_string(), "lockkit broke: 9 left and 2 sold, of 10");
-    }
+pub(super) fn planted() -> (Exhibit, &'static str) {
+    let cured = on_database!(Database, cured, Ending::WithoutLease);
+    (Exhibit { cured, ..exhibit() }, "lockkit broke: 9 left and 2 sold, of 10")
 }

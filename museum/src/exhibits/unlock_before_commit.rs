@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lockkit::{NamedLock, Tx};
-use sqlx::Sqlite;
 
 use crate::{
-    exhibit::{Exhibit, Play},
+    exhibit::{Elsewhere, Exhibit, on_database},
     run::Run,
-    stage::{Actor, Stage, View},
-    world::{Shop, Toy},
+    stage::{Actor, View},
+    world::{Kind, Place, Redis, Shop, Sql},
 };
 
 const KEY: &str = "order:7";
 const TTL: Duration = Duration::from_secs(1200);
+const TABLES: &str = "CREATE TABLE orders (customer BIGINT NOT NULL)";
 const COUNT: &str = "SELECT count(*) FROM orders WHERE customer = 7";
 const INSERT: &str = "INSERT INTO orders VALUES (7)";
 
@@ -36,28 +36,36 @@ order(customer):
         lockkit: "A named lock belongs to the transaction, so the commit frees it, and so does a crash. B waits for \
                   A's commit, counts 1, and orders nothing. (For repeated requests, `Idempotent` returns A's answer \
                   to B.)",
-        more: ("requests that are repeated", "../guide.md#requests-that-are-repeated"),
-        broken: Play::on_sqlite(|| Box::pin(broken())),
-        cured: Play::on_sqlite(|| Box::pin(cured())),
+        more: ("payments", "../guide/payments.md"),
+        broken: on_database!(RedisAndDatabase, broken),
+        cured: on_database!(Database, cured),
+        elsewhere: &[Elsewhere {
+            on: Kind::Sqlite,
+            breaks: true,
+            note: "SQLite has one writer at a time, so B's INSERT waits for A's commit. On a server it does not wait.",
+        }],
+        also: None,
     }
 }
 
-async fn books(shop: Shop) -> Result<View> {
+async fn books<DB: Sql>(shop: Shop<DB>) -> Result<View> {
     let orders = shop.number(COUNT).await?;
     Ok(View { state: orders.to_string(), breach: (orders > 1).then(|| format!("{orders} orders of one customer")) })
 }
 
-async fn broken() -> Result<Run> {
-    let shop = Shop::open("CREATE TABLE orders (customer INTEGER NOT NULL)").await?;
-    let redis = Toy::default();
-    let stage = Stage::of("orders", &shop, books);
+async fn broken<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let redis = Redis::open(&place).await?;
+    let stage = shop.stage("orders", books);
     let stage = stage.actor("A", |me| orders(me, redis.clone(), shop.clone()));
-    stage.actor("B", |me| orders(me, redis, shop)).play("A A A A B B B~ A B B B").await
+    // On SQLite, which has one writer at a time, B's INSERT waits for A's commit.
+    let schedule = if DB::LOCKS_ROWS { "A A A A B B B A B B" } else { "A A A A B B B~ A B B B" };
+    stage.actor("B", |me| orders(me, redis, shop)).play(schedule).await
 }
 
-async fn orders(me: Actor, redis: Toy, shop: Shop) -> Result<()> {
+async fn orders<DB: Sql>(me: Actor, redis: Redis, shop: Shop<DB>) -> Result<()> {
     let mut tx = shop.pool.begin().await?;
-    let got = me.step("SET order:7 NX PX 1200000", redis.set_nx_px(KEY, me.name(), TTL)).await;
+    let got = me.step("SET order:7 NX PX 1200000", redis.set_nx_px(KEY, me.name(), TTL)).await?;
     if got.is_none() {
         me.mark("\"busy\"");
         return Ok(());
@@ -66,36 +74,35 @@ async fn orders(me: Actor, redis: Toy, shop: Shop) -> Result<()> {
         me.mark("\"has ordered\"");
         return Ok(());
     }
-    me.step("INSERT order", sqlx::query(INSERT).execute(&mut *tx)).await?;
-    me.step("finally: unlock", redis.delete_if(KEY, me.name())).await;
+    me.step("INSERT order", DB::execute(&mut tx, INSERT)).await?;
+    me.step("finally: unlock", redis.delete_if(KEY, me.name())).await?;
     me.step("COMMIT", tx.commit()).await?;
     me.mark("orders");
     Ok(())
 }
 
-async fn cured() -> Result<Run> {
-    let shop = Shop::open("CREATE TABLE orders (customer INTEGER NOT NULL)").await?;
-    let stage = Stage::of("orders", &shop, books);
+async fn cured<DB: Sql>(place: Place) -> Result<Run> {
+    let shop = Shop::<DB>::open(&place, TABLES).await?;
+    let stage = shop.stage("orders", books);
     let stage = stage.actor("A", |me| under_name(me, shop.clone())).actor("B", |me| under_name(me, shop));
     stage.play("A A A B~ A B B B").await
 }
 
-async fn under_name(me: Actor, shop: Shop) -> Result<()> {
+async fn under_name<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let lock = async {
-        let mut tx: Tx<Sqlite> = lockkit::begin(&shop.pool).await?;
+        let mut tx: Tx<DB> = lockkit::begin(&shop.pool).await?;
         NamedLock::new(KEY).lock(&mut tx).await?;
         me.enters();
         Ok::<_, lockkit::Error>(tx)
     };
     let mut tx = me.step("begin, lock `order:7`", lock).await?;
-    let count = sqlx::query_scalar(COUNT).fetch_one(&mut *tx);
-    let ordered: i64 = me.step("count the orders", count).await?;
+    let ordered = me.step("count the orders", DB::number(&mut tx, COUNT)).await?;
     if ordered > 0 {
         me.stops("\"has ordered\"");
         me.step("rollback", tx.rollback()).await?;
         return Ok(());
     }
-    me.step("INSERT order", sqlx::query(INSERT).execute(&mut *tx)).await?;
+    me.step("INSERT order", DB::execute(&mut tx, INSERT)).await?;
     let commit = async {
         me.stops("orders");
         tx.commit().await

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use lockkit::{LeaseStore, Leases, Wait, testing::MemoryStore};
+use lockkit::{LeaseStore, Leases, Wait};
 
-use crate::stage::Actor;
+use crate::{stage::Actor, world::Client};
 
 /// The longest wait of [`waits`].
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,10 +23,10 @@ pub(super) async fn sells<S: LeaseStore>(me: Actor, leases: Leases<S>, key: &'st
 }
 
 /// Has the lease and is killed.
-pub(super) async fn is_killed(me: Actor, leases: Leases<MemoryStore>, key: &'static str) -> Result<()> {
+pub(super) async fn is_killed(me: Actor, leases: Leases<Client>, key: &'static str) -> Result<()> {
     let _lease = me.step("acquire", leases.lease(key).acquire()).await?;
     me.enters();
-    me.step("killed", async { leases.store().faults().partition() }).await;
+    me.step("killed", async { leases.store().cut() }).await;
     me.stops("killed");
     Ok(())
 }

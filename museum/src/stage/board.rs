@@ -93,6 +93,11 @@ impl Board {
         self.seats()[who].waiting
     }
 
+    /// How many have such a step.
+    pub(super) fn waiting(&self) -> usize {
+        self.seats().iter().filter(|it| it.waiting).count()
+    }
+
     pub(super) fn give_turn(&self, who: usize) -> Result<()> {
         let seat = &mut self.seats()[who];
         ensure!(seat.phase == Phase::Resting, "{} has no step left", seat.name);

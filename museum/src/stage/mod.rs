@@ -8,10 +8,18 @@ mod actor;
 mod board;
 mod shown;
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::{Future, ready},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 
 pub(crate) use self::actor::Actor;
 use self::{board::Board, shown::Shown};
@@ -20,8 +28,16 @@ use crate::run::{Line, Run};
 /// How long a step may take that is not marked with `~`, on the clock of the run.
 const STEP: Duration = Duration::from_secs(20);
 
-/// How long a step is watched that is marked with `~`. What it waits for cannot happen meanwhile.
+/// How long a step is watched that is marked with `~`, where no server can tell that it waits. What it waits for cannot
+/// happen meanwhile.
 const MOMENT: Duration = Duration::from_millis(20);
+
+/// Between two questions to a server. MySQL and MariaDB answer from a copy that is renewed when nobody has asked for
+/// 0.1 s.
+const PAUSE: Duration = Duration::from_millis(120);
+
+/// How many participants the server has waiting. `None` if it cannot tell.
+type Waiting = Result<Option<usize>>;
 
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -46,6 +62,7 @@ pub(crate) struct Stage {
     state_title: &'static str,
     watch: Box<dyn Fn() -> Boxed<Result<View>> + Send>,
     pass: Box<dyn Fn(Duration) -> Boxed<Result<()>> + Send>,
+    waiting: Box<dyn Fn() -> Boxed<Waiting> + Send>,
     bound: Duration,
     run: Run,
 }
@@ -78,6 +95,7 @@ impl Stage {
                     Ok(())
                 })
             }),
+            waiting: Box::new(|| Box::pin(ready(Ok(None)))),
             bound: Duration::MAX,
             run: Run::default(),
         }
@@ -89,6 +107,15 @@ impl Stage {
         F: Future<Output = Result<()>> + Send + 'static,
     {
         self.pass = Box::new(move |time| Box::pin(pass(time)));
+        self
+    }
+
+    /// How to ask the server how many participants wait there.
+    pub(crate) fn asks<F>(mut self, waiting: impl Fn() -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Waiting> + Send + 'static,
+    {
+        self.waiting = Box::new(move || Box::pin(waiting()));
         self
     }
 
@@ -149,13 +176,28 @@ impl Stage {
         if !goes_on {
             self.board.give_turn(who)?;
         }
-        let done = self.board.done(who, if waits { MOMENT } else { STEP }).await;
+        let done = if waits { !self.comes_to_wait(who).await? } else { self.board.done(who, STEP).await };
         if !done && !waits {
             bail!("{name} was expected to finish its step and waits");
         }
         self.board.waits(who, !done);
         let text = self.board.text(who);
         self.note(Some(who), text).await
+    }
+
+    /// Whether the step of this participant has to wait. Otherwise it is done.
+    async fn comes_to_wait(&mut self, who: usize) -> Result<bool> {
+        let before = self.board.waiting();
+        let until = Instant::now() + STEP;
+        while Instant::now() < until {
+            match (self.waiting)().await? {
+                None => return Ok(!self.board.done(who, MOMENT).await),
+                Some(now) if now > before => return Ok(true),
+                Some(_) if self.board.done(who, PAUSE).await => return Ok(false),
+                Some(_) => {}
+            }
+        }
+        bail!("it is not done, and does not wait in the server")
     }
 
     /// Adds a line to the record.
@@ -178,7 +220,7 @@ impl Stage {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
+    use std::future::pending;
 
     use super::*;
 

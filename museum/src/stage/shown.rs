@@ -1,7 +1,8 @@
 //! Results of steps, in a word or two.
 
-use lockkit::{Error, Holder, Lease, LeaseStore, Released, Taken, Tx};
-use sqlx::sqlite::SqliteQueryResult;
+use lockkit::{Error, Holder, Lease, LeaseStore, Released, Taken, Tx, dialect::Dialect};
+
+use crate::world::Changed;
 
 /// What a step gave, for the record. No times and no numbers that differ from run to run.
 pub(crate) trait Shown {
@@ -26,9 +27,9 @@ impl Shown for Option<String> {
     }
 }
 
-impl Shown for SqliteQueryResult {
+impl Shown for Changed {
     fn shown(&self) -> Option<String> {
-        Some(match self.rows_affected() {
+        Some(match self.0 {
             1 => "1 row".to_owned(),
             rows => format!("{rows} rows"),
         })
@@ -48,7 +49,7 @@ impl Shown for Taken {
     }
 }
 
-impl Shown for Tx<sqlx::Sqlite> {
+impl<DB: Dialect> Shown for Tx<DB> {
     fn shown(&self) -> Option<String> {
         None
     }
@@ -88,11 +89,15 @@ impl Named for Error {
 
 impl Named for sqlx::Error {
     fn named(&self) -> String {
-        match self.as_database_error() {
-            // https://www.sqlite.org/rescode.html#busy_snapshot
-            Some(err) if err.code().as_deref() == Some("517") => "the snapshot is old".to_owned(),
-            Some(err) => err.message().to_owned(),
-            None => self.to_string(),
+        let Some(err) = self.as_database_error() else { return self.to_string() };
+        match (err.code().as_deref(), err.message()) {
+            // https://www.sqlite.org/rescode.html#busy_snapshot, and what PostgreSQL says.
+            (Some("517"), _) | (_, "could not serialize access due to concurrent update") => {
+                "the snapshot is old".to_owned()
+            }
+            (_, message) if message.starts_with("Deadlock found") => "deadlock".to_owned(),
+            (Some("25P02"), _) => "the transaction is aborted".to_owned(),
+            (_, message) => message.to_owned(),
         }
     }
 }
