@@ -566,7 +566,7 @@ on_every_server! {
         assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM written").await, Some(1));
 
         // Whether a commit happened is not guessed. The text is not a part of `READ COMMITTED`.
-        let commit = if S::NAME == support::Postgres::NAME { "COMMIT\0" } else { "\u{3}COMMIT" };
+        let commit = if S::NAME == support::Postgres::NAME { "; COMMIT" } else { "\u{3}COMMIT" };
         let unknown = pay("unknown", commit, false).await.unwrap_err();
         assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
         assert_eq!(pay("unknown", commit, false).await.unwrap(), Answered::Before(7));
