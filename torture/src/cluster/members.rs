@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::cluster::{Engine, group, patroni};
 
 /// How long a member has to answer.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER: Duration = Duration::from_secs(3);
 
 pub(crate) struct Members {
     pub(super) engine: Engine,

@@ -73,11 +73,22 @@ pub(super) fn fault_of(err: &MySqlDatabaseError) -> Fault {
         1290 | 1792 | 1836 => Fault::ReadOnly,
         1665 => Fault::StatementLog,
         // 1040, 1203 and 1226: no connection is available. 1047 and 1180: a node of a Galera cluster has lost the other
-        // nodes, before a statement (1047) or in a COMMIT (1180), which may have reached them. A proxy reports the loss
-        // of its own connection with a number of the client library (2000) or its own (ProxySQL, 9000).
-        1040 | 1047 | 1053 | 1158..=1161 | 1180 | 1203 | 1226 | 1927 | 2000..=2999 | 4031 | 9000..=9999 => {
-            Fault::Unavailable
-        }
+        // nodes, before a statement (1047) or in a COMMIT (1180), which may have reached them; 3100 says the same of a
+        // member of a replication group, and 3032 that it then refuses clients. A proxy reports the loss of its own
+        // connection with a number of the client library (2000) or its own (ProxySQL, 9000).
+        1040
+        | 1047
+        | 1053
+        | 1158..=1161
+        | 1180
+        | 1203
+        | 1226
+        | 1927
+        | 2000..=2999
+        | 3032
+        | 3100
+        | 4031
+        | 9000..=9999 => Fault::Unavailable,
         _ => Fault::Other,
     }
 }
