@@ -43,12 +43,12 @@ async fn naive_restock(shop: web::Data<Shop>, item_id: web::Path<i64>) -> Result
 type Answer = (StatusCode, Option<String>, String);
 
 pub(crate) async fn run(shop: &Shop) -> Result<()> {
-    let (server, port) = serve(shop, 0)?;
+    let (server, number) = serve(shop, 0)?;
     let handle = server.handle();
     let serving = tokio::spawn(server);
     // A request that hangs fails the check.
     let client = Client::builder().timeout(Duration::from_mins(1)).build()?;
-    let post = |path: &str| client.post(format!("http://127.0.0.1:{port}{path}"));
+    let post = |path: &str| client.post(format!("http://127.0.0.1:{number}{path}"));
 
     let (payments, _) = pay(shop, |user| post(&format!("/naive/users/{user}/payments"))).await?;
     ensure!(payments.iter().any(|it| *it > 1), "{payments:?}: the naive handler must take payments twice");

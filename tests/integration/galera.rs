@@ -97,7 +97,8 @@ on_databases! {
     // the server of the transaction knows nothing before COMMIT.
     async fn a_transaction_that_another_primary_undid_is_transient_and_repeated<S>(db: TestDb<S>) {
         let rival = tokio::sync::Mutex::new(rival(&db).await);
-        db.execute("CREATE TABLE held_back (id BIGINT PRIMARY KEY, n BIGINT); INSERT INTO held_back VALUES (0, 0)").await;
+        db.execute("CREATE TABLE held_back (id BIGINT PRIMARY KEY, n BIGINT)").await;
+        db.execute("INSERT INTO held_back VALUES (0, 0)").await;
         for (round, is_applied) in (1..).zip([true, false]) {
             let holding = tokio::sync::Mutex::new(MySqlConnection::connect(&db.url).await.unwrap());
             let attempts = AtomicU32::new(0);
@@ -113,7 +114,7 @@ on_databases! {
                 let mut tx = lockkit::begin(&db.pool).await?;
                 S::execute(&mut tx, "UPDATE hot SET n = n + 1 WHERE id = 0").await.unwrap();
                 if first && is_applied {
-                    undo(&mut *rival, &db).await;
+                    undo(&mut rival, &db).await;
                 }
                 let answer = tx.commit().await;
                 assert_eq!(answer.as_ref().is_err_and(Error::is_transient), first, "{is_applied}: {answer:?}");
@@ -313,7 +314,8 @@ on_databases! {
             let failed = request().outside(&leases[round % 3], async |_| Err::<u32, _>(Error::conflict())).await;
             assert!(failed.unwrap_err().is_conflict());
             let again = RetryPolicy::new().attempts(5).retry(|_| {
-                request().outside(&leases[(round + 1) % 3], async |work| Ok::<_, Error>(work.attempt()  != Attempt::First))
+                let other = &leases[(round + 1) % 3];
+                request().outside(other, async |work| Ok::<_, Error>(work.attempt() != Attempt::First))
             });
             assert_eq!(again.await.unwrap(), Answered::Now(true), "{key}");
             let answered = RetryPolicy::new().attempts(5).retry(|_| {

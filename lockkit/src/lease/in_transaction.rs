@@ -208,7 +208,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_loss_waits_for_the_answer_to_a_commit_and_not_for_ever() {
-        for (answered, limit) in [(Some(COMMIT_LIMIT - TTL), COMMIT_LIMIT), (None, COMMIT_LIMIT + TTL)] {
+        for (answered, limit) in [(Some(COMMIT_LIMIT.saturating_sub(TTL)), COMMIT_LIMIT), (None, COMMIT_LIMIT + TTL)] {
             let (leases, started) = (leases(), Instant::now());
             let body = async |_| {
                 let sent = CommitSent::now();

@@ -34,9 +34,9 @@ impl<DB: Dialect> Default for Transactions<DB> {
 /// sqlx pings a connection when a pool lends it and when it returns, so an empty transaction takes four round trips, of
 /// which two are pings; on MySQL and MariaDB six, because lockkit also restores the session. After this call, a
 /// connection that a [`Tx`](crate::Tx) has committed or rolled back waits 10 to 15 ms for the next
-/// [`begin`](crate::begin), `#[with_lock(…, tx = …)]` or request with a stored answer on this pool, for 1 s in all. When the pool has no other
-/// connection left, it is for 5 ms in all; whoever waits for the pool then waits for one more transaction at most. One
-/// that has died in between costs no more than time: nothing was done on it.
+/// [`begin`](crate::begin), `#[with_lock(…, tx = …)]` or request with a stored answer on this pool, for 1 s in all.
+/// When the pool has no other connection left, it is for 5 ms in all; whoever waits for the pool then waits for one
+/// more transaction at most. One that has died in between costs no more than time: nothing was done on it.
 ///
 /// **The hooks of the pool see one use for several transactions.** So do not call it for a pool whose `before_acquire`
 /// or `after_release` sets or resets something, such as the tenant of a request. That is why it is not the default:

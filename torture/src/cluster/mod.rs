@@ -127,7 +127,7 @@ impl Cluster {
         let mut cluster =
             Self { engine, routers: Vec::new(), members: Rc::new(members), nodes: Vec::new(), net, folder };
         if engine.is_patroni() {
-            cluster.start_patroni().await?;
+            cluster.start_patroni()?;
         } else {
             cluster.start_group().await?;
         }
@@ -135,7 +135,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    async fn start_patroni(&mut self) -> Result<()> {
+    fn start_patroni(&mut self) -> Result<()> {
         let bin = postgres_programs()?;
         // The members look for it from their first moment on.
         let folder = self.folder_of("etcd")?;

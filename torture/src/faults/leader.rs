@@ -33,7 +33,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Takes the leader away, lets the workers go on with its successor, and gives it back to the cluster as a follower.
+    /// Takes the leader away, lets the workers go on with its successor, and gives it back to the cluster as a
+    /// follower.
     pub(super) async fn change_the_leader(&mut self, fault: Fault, end: Instant) -> Result<()> {
         while Instant::now() < end {
             sleep(self.ttl * 2).await;

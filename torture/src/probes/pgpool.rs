@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lockkit::{Error, Fault, Fence, Leases, NamedLock, RowLock, SessionLock, Stock, Wait};
 use lockkit_store_servers::folder_for_data;
+use rustix::process::{Signal, kill_process};
 use sqlx::{PgPool, pool::PoolOptions};
 use support::{Postgres, Server as _, throwaway};
 use tempfile::TempDir;
@@ -19,7 +20,7 @@ use crate::event::Kind;
 use crate::lane::prepare;
 use crate::probes::{Found, Verdict, probe, told};
 use crate::rig::{Rig, answers, execute};
-use crate::server::{PrivateServer, Settings};
+use crate::server::{PrivateServer, Settings, pid};
 
 /// What the locks of these probes are taken on.
 const KEY: &str = "probe/pgpool";
@@ -213,7 +214,11 @@ impl Stand {
 
 impl Drop for Stand {
     fn drop(&mut self) {
-        let _ = (self.pgpool.kill(), self.pgpool.wait());
+        // After SIGKILL its children would stay.
+        if let Ok(pid) = pid(&self.pgpool) {
+            let _ = kill_process(pid, Signal::INT);
+        }
+        let _ = self.pgpool.wait();
     }
 }
 

@@ -68,6 +68,9 @@ pub fn make_member(command: &mut Command, member: usize, members: &[SocketAddr],
 }
 
 /// Two servers of one template would have the same number, which a group refuses. Without one, a server makes it.
+///
+/// # Errors
+/// Those of the file system.
 pub fn forget_its_number(folder: &Path) -> io::Result<()> {
     match fs::remove_file(folder.join("data/auto.cnf")) {
         Err(err) if err.kind() != io::ErrorKind::NotFound => Err(err),
