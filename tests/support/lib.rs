@@ -32,7 +32,7 @@ mod test_db;
 pub mod throwaway;
 mod user;
 
-pub use crate::answers::answer_costs;
+pub use crate::answers::assert_answers_cost;
 pub use crate::deadlock::Deadlock;
 pub use crate::example::run_example;
 pub use crate::mysql::{Cluster, Galera, Group, MariaDb, MySql};

@@ -21,7 +21,7 @@ pub struct MySql;
 #[derive(Clone, Copy, Debug)]
 pub struct Galera;
 
-/// A throwaway replication group of `MySQL` in which each member is a primary. The first one has the database of a test.
+/// A throwaway replication group of `MySQL` in which each member is a primary. The first has the database of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Group;
 

@@ -26,7 +26,7 @@ use crate::server::{PrivateServer, Settings};
 struct Common {
     /// The databases: postgres, mariadb, mysql, sqlite, and galera, which is three nodes of MariaDB; etcd, which gets
     /// its probes alone. Clusters whose leader changes, in the long form: patroni, patroni-sync, group (of MySQL, with
-    /// one primary) and group-multi (with three). pgpool gets probes alone: pgpool-II before a standby that lags behind.
+    /// one primary) and group-multi (with three). pgpool gets probes alone: pgpool-II before a standby that lags.
     #[arg(long, value_delimiter = ',', default_values = ["postgres", "mariadb", "mysql", "galera", "sqlite", ETCD])]
     databases: Vec<String>,
     /// How many worker processes compete.

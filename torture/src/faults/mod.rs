@@ -87,8 +87,8 @@ pub(crate) enum Fault {
     SwitchOver,
     /// SIGKILL of all processes of a cluster's leader, and their restart.
     KillLeader,
-    /// SIGSTOP of all processes of a cluster's leader until another one leads, and longer. Half of the workers stay with
-    /// it.
+    /// SIGSTOP of all processes of a cluster's leader until another one leads, and longer. Half of the workers stay
+    /// with it.
     FreezeLeader,
     /// No packet passes between a cluster's leader and the other members. Half of the workers stay with it.
     CutLeader,

@@ -202,31 +202,6 @@ async fn fences_rise_though_one_clock_is_ahead_and_majorities_change() {
     println!("quorum of 5, one clock 60 s ahead: {grants} grants by changing majorities, 0 fences fell");
 }
 
-/// The documents name this limit.
-#[tokio::test]
-async fn a_fence_can_fall_once_a_majority_does_not_know_the_last_one() {
-    const AHEAD: u64 = 60_000_000;
-    let mut servers = independent(3);
-    let store = quorum(&servers, TTL).await;
-    let mut conn = plain(&servers[0]).await;
-    let last = send::<Vec<u64>>(&mut conn, "TIME").await[0] * 1_000_000 + AHEAD;
-    Row::released(last, 0).put(&mut conn, "k").await;
-    // The third server is down for the grant.
-    servers[2].program.stop();
-    let held = claim("k", TTL);
-    let fence = take(&store, &held).await.fence;
-    assert!(fence.get() > last);
-    store.lease_release(&held.key, held.token, Duration::ZERO).await.unwrap();
-    // The second one forgets it, and the third one is back.
-    servers[1].program.start_again();
-    servers[2].program.go_on();
-    servers[0].program.stop();
-    let second = builder(&servers[1]).longest_ttl(TTL).connect().await.unwrap();
-    second.declare_new().await.unwrap();
-    let (grant, _) = until_granted(&store, &claim("k", TTL)).await;
-    assert!(grant.fence < fence, "{} after {fence}", grant.fence);
-}
-
 #[tokio::test]
 async fn a_renewal_is_gone_only_if_no_majority_can_hold_it() {
     let servers = independent(5);
