@@ -2,9 +2,9 @@
 
 use sqlx::{MySql, MySqlConnection};
 
-use super::text::{named, settings_on_maria};
+use super::text::{literal, named, settings_on_maria};
 use crate::{
-    sql::{FenceGuardStatements, GUARD_SECONDS, history::hex},
+    sql::{FenceGuardStatements, GUARD_SECONDS},
     value::{fence::Fence, key::Key},
 };
 
@@ -25,10 +25,10 @@ impl FenceGuardStatements for MySql {
     }
 
     fn guard_text(domain: &Key, key: &Key, own: Fence) -> String {
-        let (domain, name, own) = (hex(domain.as_bytes()), hex(key.as_bytes()), own.get());
+        let (domain, name, own) = (literal(domain), literal(key), own.get());
         // Past the greatest BIGINT is an error in every SQL mode.
         format!(
-            "INSERT INTO lockkit_fence (domain, name, fence) VALUES (X'{domain}', X'{name}', {own})
+            "INSERT INTO lockkit_fence (domain, name, fence) VALUES ({domain}, {name}, {own})
 ON DUPLICATE KEY UPDATE fence = IF(fence <= {own}, {own}, fence + {max}), uses = uses + 1",
             max = i64::MAX
         )

@@ -6,10 +6,10 @@ use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, Row, mysql::MySqlRow
 
 use super::{
     NOW, Session,
-    text::{Statement, Value, named},
+    text::{Statement, Value, literal, named},
 };
 use crate::{
-    sql::{IdempotentStatements, Mark, StoredAnswer, history::hex, units::micros},
+    sql::{IdempotentStatements, Mark, StoredAnswer, units::micros},
     value::key::Key,
 };
 
@@ -23,7 +23,7 @@ impl IdempotentStatements for MySql {
             Session::OfUser => look().with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?,
             // There, the look begins a transaction. A message of several statements takes no bound values.
             Session::OfBegin => {
-                let look = look_at(&format!("X'{}'", hex(key.as_bytes())));
+                let look = look_at(&literal(key));
                 sqlx::raw_sql(AssertSqlSafe(look + "; COMMIT")).fetch_all(conn).await?.pop()
             }
         };

@@ -15,11 +15,11 @@ use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection};
 
 use super::{
     RESTORE_WAIT, bounded, holder, shared,
-    text::{Statement, for_each, named, settings_on_maria},
+    text::{Statement, for_each, literal, named, settings_on_maria},
 };
 use crate::{
     policy::Wait,
-    sql::{Driver, Granted, NamedStatements, Names, Sharing, history::hex},
+    sql::{Driver, Granted, NamedStatements, Names, Sharing},
     value::{error::Fault, holder::LockHolder, key::Key},
 };
 
@@ -86,10 +86,6 @@ fn insert_within(of: Names, key: &Key, seconds: u64) -> String {
         within = settings_on_maria(&format!("innodb_lock_wait_timeout = {seconds}")),
         insert = insert(of, &literal(key)),
     )
-}
-
-fn literal(key: &Key) -> String {
-    format!("X'{}'", hex(key.as_bytes()))
 }
 
 async fn named_lock_within(conn: &mut MySqlConnection, of: Names, key: &Key, seconds: u64) -> sqlx::Result<()> {

@@ -16,6 +16,8 @@ use sqlx::{
     query::{Map, Query},
 };
 
+use crate::{sql::history::hex, value::key::Key};
+
 /// Which words a server understands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grammar {
@@ -166,6 +168,11 @@ pub(super) fn for_each(mysql: &str, maria: &str) -> String {
 /// Settings in front of a statement, which only MariaDB has, for a connection whose server is not known.
 pub(super) fn settings_on_maria(settings: &str) -> String {
     format!("/*M! SET STATEMENT {settings} FOR */ ")
+}
+
+/// A key as a literal, for messages of several statements, which take no bound values, and for other clients.
+pub(super) fn literal(key: &Key) -> String {
+    format!("X'{}'", hex(key.as_bytes()))
 }
 
 #[cfg(test)]
