@@ -1,4 +1,4 @@
-//! A TCP proxy between a test and its server, which counts round trips and breaks connections. Knows no protocol.
+//! A TCP proxy between a test and its server, which counts round trips and breaks connections. All it knows of the protocols is a ping.
 
 use std::io;
 use std::net;
@@ -13,6 +13,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 use url::Url;
 
+/// The whole of a ping, as sqlx sends it: `COM_PING` to MySQL and MariaDB, `Sync` to PostgreSQL.
+const PINGS: [&[u8]; 2] = [b"\x01\0\0\0\x0e", b"S\0\0\0\x04"];
+
 /// A proxy in front of one server. Its connections end when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
@@ -25,6 +28,7 @@ pub struct Proxy {
 struct State {
     server: String,
     round_trips: AtomicU64,
+    pings: AtomicU64,
     stalled: watch::Sender<bool>,
     drops_replies: AtomicBool,
     reply_delay_ms: AtomicU64,
@@ -51,6 +55,7 @@ impl Proxy {
         let state = Arc::new(State {
             server: format!("{host}:{}", url.port().unwrap_or(default_port)),
             round_trips: AtomicU64::new(0),
+            pings: AtomicU64::new(0),
             stalled: watch::Sender::new(false),
             drops_replies: AtomicBool::new(false),
             reply_delay_ms: AtomicU64::new(0),
@@ -80,6 +85,11 @@ impl Proxy {
     /// How often a client has asked and waited for the answer: changes of direction from server to client and back.
     pub fn round_trips(&self) -> u64 {
         self.state.round_trips.load(Ordering::SeqCst)
+    }
+
+    /// How many of the round trips were a ping of sqlx's pool, which lends and takes back no connection without.
+    pub fn pings(&self) -> u64 {
+        self.state.pings.load(Ordering::SeqCst)
     }
 
     /// Holds everything back, in both directions and on new connections as well, until told otherwise.
@@ -167,6 +177,9 @@ async fn connect(mut client: TcpStream, state: Arc<State>) -> io::Result<()> {
     let requested = |request: &mut [u8]| {
         if server_spoke_last.swap(false, Ordering::SeqCst) {
             state.round_trips.fetch_add(1, Ordering::SeqCst);
+            if PINGS.contains(&&*request) {
+                state.pings.fetch_add(1, Ordering::SeqCst);
+            }
         }
         let held = *state.holds_replies_to.lock().expect("no code panics while it holds the lock");
         if held.is_some_and(|it| request.windows(it.len()).any(|part| part == it.as_bytes())) {
