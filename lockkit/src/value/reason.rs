@@ -47,7 +47,7 @@ impl Fault {
 }
 
 /// Why a lease was lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
     /// It was not renewed in time: the process was stopped or too busy.

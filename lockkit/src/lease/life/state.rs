@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use crate::value::error::LossReason;
 
 /// What has become of one lease, and how long this process may trust in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Life {
     phase: Phase,
     pin: Pin,
@@ -40,7 +40,7 @@ pub(crate) struct Life {
     report: Report,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Phase {
     /// Its holder works, and may hand it over to a waiter of this process.
     Held,
@@ -58,7 +58,7 @@ enum Phase {
 
 /// Whether a transaction of this process has had the lease's row locked, so that no other process could take the lease.
 #[allow(unreachable_pub, reason = "the hidden operations of a database have it")]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pin {
     #[default]
     No,
@@ -67,7 +67,7 @@ pub enum Pin {
 }
 
 /// The end of the lease, for metrics and logs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Report {
     None,
     Due(LossReason),

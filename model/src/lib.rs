@@ -1,0 +1,17 @@
+//! Models of what lockkit's promises rest on: every order of events within the bounds is tried.
+//!
+//! `README.md` says what the models contain and what they leave out.
+
+mod life;
+/// What `life/state.rs` imports.
+mod value {
+    pub(crate) mod error {
+        pub(crate) use lockkit::LossReason;
+    }
+}
+
+pub mod check;
+pub mod guard;
+pub mod quorum;
+pub mod sessions;
+pub mod table;

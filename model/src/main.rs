@@ -1,0 +1,27 @@
+//! Prints what the models find: the tables of `README.md`, or the run of a bug by its name.
+
+use lockkit_model::{
+    check::{run_of, tables},
+    guard::Guard,
+    quorum::Quorum,
+    sessions::Sessions,
+    table::Table,
+};
+
+fn main() {
+    let Some(name) = std::env::args().nth(1) else {
+        println!("## Leases in a table\n\n{}", tables::<Table>());
+        println!("## The fence guard\n\n{}", tables::<Guard>());
+        println!("## A quorum of Redis servers\n\n{}", tables::<Quorum>());
+        print!("## Sessions of ZooKeeper\n\n{}", tables::<Sessions>());
+        return;
+    };
+    let run = run_of::<Table>(&name)
+        .or_else(|| run_of::<Guard>(&name))
+        .or_else(|| run_of::<Quorum>(&name))
+        .or_else(|| run_of::<Sessions>(&name));
+    match run {
+        Some(run) => print!("{run}"),
+        None => println!("no bug is named `{name}`"),
+    }
+}
