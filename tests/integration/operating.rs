@@ -26,7 +26,7 @@ fn every_statement_of_the_page_is_of_a_topic_that_is_tested() {
     let page = include_str!("../../docs/operating.md");
     let before = page.split("```sql\n").map(|it| it.trim_end().rsplit('\n').next().unwrap_or_default());
     let labels: Vec<_> = before.take(page.matches("```sql\n").count()).collect();
-    let topics = ["list", "free", "session", "kill", "blocked", "stock", "begun"];
+    let topics = ["list", "free", "session", "kill", "blocked", "stock", "begun", "ahead"];
     let is_tested = |label: &str| topics.iter().any(|it| label.starts_with(&format!("<!-- {it}: ")));
     assert!(labels.iter().all(|it| is_tested(it)), "{labels:?}");
 }
@@ -88,6 +88,38 @@ on_every_database! {
 }
 
 on_every_server! {
+    async fn fences_rise_over_a_failover_that_waits_and_not_over_one_that_does_not<S>(db: TestDb<S>) {
+        const TTL: Duration = Duration::from_millis(50);
+        let leases = Leases::new(db.pool.clone());
+        let take = async || {
+            let lease = leases.lease("nightly").ttl(TTL).acquire().await.unwrap();
+            let fence = lease.fence().as_i64();
+            lease.release().await.unwrap();
+            fence
+        };
+        let wait = async || -> f64 {
+            db.fetch_text(&statement::<S>("ahead")).await.expect("a number").parse().expect("a number")
+        };
+        assert_eq!(wait().await, 0.0, "without a lease");
+        let promote = async |fence: i64| {
+            db.execute(&format!("UPDATE lockkit_lease SET fence = {fence}, token = NULL, expires_us = 0")).await
+        };
+        // The clock of the old primary was set back by a minute. The standby has this row, and not the next grant.
+        let replicated = take().await + 60_000_000;
+        promote(replicated).await;
+        let lost = take().await;
+        promote(replicated).await;
+        assert_eq!(take().await, lost, "the fence repeats");
+
+        promote(replicated).await;
+        let wait = wait().await;
+        assert!(wait > 0.0 && wait < 60.1, "{wait}");
+        // Instead of a wait, all fences are of an earlier time.
+        let waited = i64::try_from((Duration::from_secs_f64(wait) + TTL).as_micros()).unwrap();
+        promote(replicated - waited).await;
+        assert!(take().await > lost - waited + 255, "fences rise");
+    }
+
     async fn the_page_names_the_session_that_holds_a_lock_and_ends_it<S>(db: TestDb<S>) {
         let lock = || SessionLock::new("leader");
         assert_eq!(db.fetch_text(&statement::<S>("session")).await, None);

@@ -15,7 +15,7 @@ fn missing_tests(text: &str, files: &[(String, String)]) -> Vec<String> {
 }
 
 /// Whether the text has a function of exactly this name. Comments do not count, tests do.
-fn has_function(source: &str, name: &str) -> bool {
+pub(crate) fn has_function(source: &str, name: &str) -> bool {
     let is_function = |line: &str| {
         let rest = line.trim_start().trim_start_matches("pub ").trim_start_matches("async ").strip_prefix("fn ");
         rest.and_then(|it| it.strip_prefix(name)).is_some_and(|it| it.starts_with(['(', '<']))

@@ -6,9 +6,10 @@ use std::fmt;
 ///
 /// In a database and in Redis, a fence is `greatest(previous + 1, the server's clock in microseconds)`. In ZooKeeper
 /// and etcd it is made from the number that the service counts its writes with. It rises across release, expiry, theft,
-/// sweeping, restarts and failover; fences of two stores cannot be compared. Pass it to the resource that the lease
-/// protects. The resource should refuse a fence smaller than the greatest that it has seen (M. Kleppmann, "How to do
-/// distributed locking", 2016, names the technique).
+/// sweeping and restarts; fences of two stores cannot be compared. After a failover that lost a grant it may not rise,
+/// unless the promotion waited (`docs/operating.md`). Pass it to the resource that the lease protects. The resource
+/// should refuse a fence smaller than the greatest that it has seen (M. Kleppmann, "How to do distributed locking",
+/// 2016, names the technique).
 ///
 /// ```
 /// use lockkit::Fence;
