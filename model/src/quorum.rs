@@ -68,6 +68,8 @@ pub struct Quorum {
     clocks: [i8; SERVERS],
     /// The clock of a server can be set forward by a ttl, once.
     jumps: bool,
+    /// Holders release the lease. If not, it expires.
+    releases: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -385,7 +387,9 @@ impl Model for Quorum {
                         None if s.renewals > 0 && !holder.trust.is_lost(s.now) => actions.push(Action::Renew(process)),
                         None => {}
                     }
-                    actions.push(Action::Release(process));
+                    if self.releases {
+                        actions.push(Action::Release(process));
+                    }
                 }
                 // What was not released is released later, or never.
                 Side::Releasing { .. } => actions.push(Action::Die(process)),
@@ -463,12 +467,20 @@ impl Protocol for Quorum {
     type Bug = Bug;
 
     fn scopes() -> Vec<Scope<Self>> {
-        let base =
-            Self { bug: None, time: 2, claims: [1, 1], renewals: 0, losses: 0, clocks: [0; SERVERS], jumps: false };
+        let base = Self {
+            bug: None,
+            time: 2,
+            claims: [1, 1],
+            renewals: 0,
+            losses: 0,
+            clocks: [0; SERVERS],
+            jumps: false,
+            releases: false,
+        };
         vec![
             Scope {
                 name: "requests, clocks differ",
-                model: Self { time: 0, claims: [2, 1], clocks: [-2, 0, 2], ..base.clone() },
+                model: Self { time: 0, claims: [2, 1], clocks: [-2, 0, 2], releases: true, ..base.clone() },
                 limits: &[],
                 bugs: &[Bug::NoMajority, Bug::ReleaseByKey, Bug::NoSecondRound, Bug::SmallestFence, Bug::NoExpiry],
             },
@@ -482,18 +494,18 @@ impl Protocol for Quorum {
                 name: "a server forgets",
                 model: Self { losses: 1, ..base.clone() },
                 limits: &[],
-                bugs: &[Bug::NoQuarantine, Bug::ShortQuarantine, Bug::QuarantineRestarts, Bug::FenceIsCounter],
+                bugs: &[Bug::NoQuarantine, Bug::ShortQuarantine, Bug::FenceIsCounter],
             },
             Scope {
                 name: "a majority forgets, clocks differ",
                 model: Self { losses: 2, clocks: [-2, 0, 2], ..base.clone() },
                 limits: &[FENCE],
-                bugs: &[],
+                bugs: &[Bug::QuarantineRestarts],
             },
             Scope {
                 name: "a clock is set forward",
                 model: Self { time: 0, jumps: true, ..base },
-                limits: &[ONE],
+                limits: &[ONE, FENCE],
                 bugs: &[],
             },
         ]
