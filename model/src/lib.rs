@@ -1,6 +1,8 @@
 //! Models of what lockkit's promises rest on: every order of events within the bounds is tried.
 //!
 //! `README.md` says what the models contain and what they leave out.
+#![expect(clippy::too_many_lines, reason = "an arm for each action")]
+#![expect(clippy::struct_excessive_bools, reason = "each is a fault of its own, or says that it has happened")]
 
 mod life;
 /// What `life/state.rs` imports.

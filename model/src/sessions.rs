@@ -266,7 +266,7 @@ impl Sessions {
     }
 
     /// The process connects again, or hears that its session has expired and opens another one.
-    fn connect(&self, s: &mut State, process: usize) {
+    fn connect(s: &mut State, process: usize) {
         let now = s.now;
         let connection = if s.is_cut { Connection::Leader } else { Connection::Follower };
         let it = &mut s.processes[process];
@@ -348,9 +348,7 @@ impl Model for Sessions {
                 Phase::Idle if process.claims > 0 && process.connection != Connection::None => {
                     actions.push(Action::Claim(number));
                 }
-                Phase::Idle => {}
                 Phase::Claiming { .. } if can_write => actions.push(Action::Create(number)),
-                Phase::Claiming { .. } => {}
                 Phase::Answered { .. } => actions.extend([Action::Hear(number), Action::LoseAnswer(number)]),
                 Phase::Queued { .. } => {
                     if can_write {
@@ -373,7 +371,7 @@ impl Model for Sessions {
                     }
                 }
                 Phase::Leaving { .. } if can_write => actions.push(Action::Delete(number)),
-                Phase::Leaving { .. } => {}
+                Phase::Idle | Phase::Claiming { .. } | Phase::Leaving { .. } => {}
             }
         }
     }
@@ -403,7 +401,7 @@ impl Model for Sessions {
                 s.processes.iter_mut().for_each(|it| it.is_unreported = false);
             }
             Action::Leave(process) => s.processes[process].connection = Connection::None,
-            Action::Connect(process) => self.connect(&mut s, process),
+            Action::Connect(process) => Self::connect(&mut s, process),
             Action::Expire(process) => self.expire(&mut s, process),
             Action::Claim(process) => {
                 s.processes[process].claims -= 1;

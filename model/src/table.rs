@@ -407,8 +407,8 @@ impl Table {
     }
 
     /// Whether the message can still change something.
-    fn matters(&self, s: &State, message: &Message) -> bool {
-        match *message {
+    fn matters(&self, s: &State, message: Message) -> bool {
+        match message {
             Message::Claim { .. } => true,
             Message::Granted { token, .. } => {
                 s.sides.iter().any(|it| matches!(it, Side::Asking { token: it, .. } if *it == token))
@@ -711,7 +711,7 @@ impl Model for Table {
                 holder.trust.look(now);
             }
         }
-        s.net = s.net.iter().filter(|it| self.matters(&s, it)).copied().collect();
+        s.net = s.net.iter().copied().filter(|it| self.matters(&s, *it)).collect();
         Some(s)
     }
 
