@@ -2,6 +2,8 @@
 #![deny(missing_docs)]
 
 mod diagnostics;
+#[cfg(test)]
+mod fuzz;
 mod key;
 mod krate;
 mod names;

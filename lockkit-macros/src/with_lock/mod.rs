@@ -1,7 +1,7 @@
 //! `#[with_lock(…)]`: parses the arguments, checks them, and writes the calls around the body.
 
 mod args;
-mod arguments;
+pub(crate) mod arguments;
 mod bindings;
 mod body;
 mod columns;

@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use syn::{Ident, ext::IdentExt, parse::Parser};
+
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
@@ -146,13 +148,14 @@ fn capture(inside: &str) -> Result<Piece, String> {
 }
 
 fn is_name(text: &str) -> bool {
-    text.starts_with(|it: char| it == '_' || it.is_alphabetic())
-        && text.chars().all(|it| it == '_' || it.is_alphanumeric())
-        && text != "await"
+    // Not all letters may begin a name, and the parser takes spaces and `r#`.
+    text.chars().all(|it| it == '_' || it.is_alphanumeric())
+        && Ident::parse_any.parse_str(text).is_ok()
+        && !matches!(text, "_" | "await")
 }
 
 fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit())
+    text.parse().is_ok_and(|it: u32| it.to_string() == text)
 }
 
 fn check_text(pieces: &[Piece]) -> Result<(), String> {

@@ -54,7 +54,31 @@ impl Write for Escaped<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_key_can_be_taken_apart_again(first in "[a.%20E\n]{0,4}|\\PC*", second in "[a.%20E\n]{0,4}|\\PC*") {
+            let key = two(&first, &second);
+            let (one, other) = key.split_once('.').expect("a separator");
+            let value = |escaped: &str| {
+                let mut bytes = Vec::new();
+                let mut rest = escaped;
+                while let Some((before, after)) = rest.split_once('%') {
+                    bytes.extend(before.as_bytes());
+                    bytes.push(u8::from_str_radix(&after[..2], 16).expect("two digits"));
+                    rest = &after[2..];
+                }
+                bytes.extend(rest.as_bytes());
+                String::from_utf8(bytes).expect("the text that was captured")
+            };
+            prop_assert_eq!((value(one), value(other)), (first, second));
+        }
+    }
 
     fn two(first: &str, second: &str) -> Key {
         key_of(

@@ -102,7 +102,28 @@ impl fmt::Display for TableName {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_text_is_a_name_that_needs_no_escape_or_is_refused(
+            name in "([a-zA-Z0-9_.\"`'; \\\\$é\u{0}]|\\PC){0,70}|[a-z_][a-z0-9_]{0,65}(\\.[a-z]{1,3}){0,2}",
+        ) {
+            let is_name = |it: &str| {
+                let is_word = it.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_');
+                (1..=63).contains(&it.len()) && is_word && !it.as_bytes()[0].is_ascii_digit()
+            };
+            prop_assert_eq!(Ident::new(&name).is_ok(), is_name(&name));
+            let parts: Vec<_> = name.split('.').collect();
+            prop_assert_eq!(TableName::new(&name).is_ok(), parts.len() <= 2 && parts.iter().all(|it| is_name(it)));
+            let shown = TableName::new(&name).err().map(|err| err.to_string()).unwrap_or_default();
+            prop_assert!(!shown.contains(char::is_control), "{shown:?}");
+        }
+    }
 
     #[test]
     fn each_part_of_a_table_name_has_quotes_of_its_own() {

@@ -5,8 +5,9 @@
 //! leases reads the used ones before them, and a sweep goes through the table in pages of keys.
 //!
 //! The fence is no counter: a counter goes back when its row is swept, its table is restored or a standby is promoted.
-//! `greatest(previous + 1, clock in µs)` still rises then. A sweep deletes only rows that were free for a week and
-//! whose fence is a week below the clock, so a clock that steps back by less cannot repeat a number.
+//! `greatest(previous + 1, clock in µs)` still rises then, if the clock has passed the fences that were lost. A sweep
+//! deletes only rows that were free for a week and whose fence is a week below the clock, so a clock that steps back by
+//! less cannot repeat a number.
 
 use std::{
     future::Future,
@@ -331,14 +332,16 @@ impl HeldRow<'_> {
         let Self { name, token, holder, fence: number, acquired_us, now_us, expires_us, ttl_us, renewals } = self;
         let token = token.try_into().map_err(|err| sqlx::Error::Decode(Box::new(err)))?;
         let ahead = ttl_us.filter(|ttl_us| is_ahead(expires_us, *ttl_us, now_us)).map(|ttl_us| (expires_us, ttl_us));
-        let cut_us = ahead.map_or(0, |(expires_us, ttl_us)| expires_us - now_us - ttl_us);
+        // Saturating: an operator may have written any number.
+        let cut_us = ahead.map_or(0, |(expires_us, ttl_us)| expires_us.saturating_sub(ttl_us).saturating_sub(now_us));
+        let acquired_us = acquired_us.saturating_sub(cut_us);
         let info = LeaseInfo {
             key: Key::from(name),
             holder,
             fence: fence(number),
-            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us - cut_us),
-            held_for: duration(now_us - (acquired_us - cut_us)),
-            expires_in: duration(expires_us - cut_us - now_us),
+            acquired_at: SystemTime::UNIX_EPOCH + duration(acquired_us),
+            held_for: duration(now_us.saturating_sub(acquired_us)),
+            expires_in: duration(expires_us.saturating_sub(cut_us).saturating_sub(now_us)),
             renewals: u64::try_from(renewals).unwrap_or(0),
             ttl: ttl_us.map(duration),
             is_this_process: false,
@@ -422,7 +425,25 @@ pub(super) fn prefix_end(prefix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_row_with_any_numbers_is_read(
+            numbers in proptest::array::uniform5(prop_oneof![any::<i64>(), Just(i64::MAX), Just(i64::MIN), 0..9_i64]),
+            ttl_us in proptest::option::of(any::<i64>()),
+            token in proptest::collection::vec(any::<u8>(), 15..18),
+        ) {
+            let [fence, acquired_us, now_us, expires_us, renewals] = numbers;
+            let (name, token, holder) = ("k", &token[..], "host".to_owned());
+            let row = HeldRow { name, token, holder, fence, acquired_us, now_us, expires_us, ttl_us, renewals };
+            prop_assert_eq!(row.found().is_ok(), token.len() == 16);
+        }
+    }
 
     #[test]
     fn the_end_of_a_prefix_is_greater_than_all_that_starts_with_it_and_no_more() {

@@ -58,9 +58,25 @@ impl Key {
     pub(crate) fn check(&self) -> Result<()> {
         match self.fault {
             None => Ok(()),
-            Some(reason) => Err(Error::InvalidKey { key: self.text.escape_debug().take(300).collect(), reason }),
+            Some(reason) => Err(Error::InvalidKey { key: shown(&self.text), reason }),
         }
     }
+}
+
+/// The beginning of a text, with what an operator cannot see as numbers.
+fn shown(text: &str) -> String {
+    let mut shown = String::new();
+    for char in text.chars() {
+        if is_invisible(char) {
+            shown.extend(char.escape_unicode());
+        } else {
+            shown.extend(char.escape_debug());
+        }
+        if shown.len() >= 300 {
+            break;
+        }
+    }
+    shown
 }
 
 fn fault_of(text: &str) -> Option<&'static str> {
@@ -159,7 +175,31 @@ impl PartialEq<&str> for Key {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_text_is_a_key_or_is_refused_in_words_that_can_be_shown(
+            text in "(\\PC|[\\x00-\\x20\u{ad}\u{202e}é🔑]){0,300}",
+        ) {
+            match Key::new(&text) {
+                Ok(key) => {
+                    prop_assert_eq!(key.as_str(), &text);
+                    prop_assert!((1..=Key::MAX_BYTES).contains(&text.len()));
+                    prop_assert!(!text.chars().any(|it| it.is_control() || is_invisible(it)));
+                }
+                Err(err) => {
+                    let shown = err.to_string();
+                    prop_assert!(!shown.chars().any(|it| it.is_control() || is_invisible(it)), "{shown:?}");
+                    prop_assert!(shown.len() < 2000, "{}", shown.len());
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_key_has_1_to_255_printable_bytes() {

@@ -198,14 +198,15 @@ impl fmt::Debug for EtcdStoreBuilder {
 }
 
 /// The addresses, without user names and passwords.
-fn addresses(endpoints: &[String]) -> String {
+pub(crate) fn addresses(endpoints: &[String]) -> String {
     endpoints.iter().map(|it| without_user(it)).collect::<Vec<_>>().join(", ")
 }
 
 /// The address without a user name and password.
 fn without_user(endpoint: &str) -> String {
     let (scheme, rest) = endpoint.split_once("://").map_or(("", endpoint), |(scheme, rest)| (scheme, rest));
-    let (authority, _) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    // A password may have any character, also those that end an authority.
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let (host, _) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     if scheme.is_empty() { host.to_owned() } else { format!("{scheme}://{host}") }
 }

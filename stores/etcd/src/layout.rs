@@ -103,7 +103,7 @@ pub(crate) fn name_of<'k>(prefix: &str, key: &'k [u8]) -> Option<(Key, &'k str)>
 }
 
 /// `/` would make the keys of `a/b` look like claims to `a`.
-fn escape(name: &str) -> String {
+pub(crate) fn escape(name: &str) -> String {
     name.replace('%', "%25").replace('/', "%2f")
 }
 

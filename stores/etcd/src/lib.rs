@@ -93,6 +93,8 @@ mod claim_all;
 mod claimed;
 mod claims;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod keeper;
 mod layout;
 mod look;

@@ -41,7 +41,7 @@ pub(crate) struct Given {
 }
 
 /// The answer to one claim of several.
-enum Answered {
+pub(crate) enum Answered {
     Granted(Given),
     Held(Option<Duration>),
     /// Nothing was done for it.
@@ -109,7 +109,7 @@ impl Node {
 }
 
 /// Reads the answer to one claim.
-fn answer(value: Value) -> Result<Answered, Failure> {
+pub(crate) fn answer(value: Value) -> Result<Answered, Failure> {
     let fields = match value {
         Value::Array(fields) => fields,
         fence => return Ok(Answered::Granted(Given { fence: read(fence)?, is_agreed: false, previous: None })),

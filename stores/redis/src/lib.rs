@@ -151,6 +151,8 @@ mod claim;
 mod connection;
 mod error;
 mod fit;
+#[cfg(test)]
+mod fuzz;
 mod layout;
 mod look;
 mod node;

@@ -67,7 +67,7 @@ impl Node {
 }
 
 /// Also returns where the next list goes on.
-fn records(value: Value) -> Result<(Vec<Seen>, Vec<u8>), Failure> {
+pub(crate) fn records(value: Value) -> Result<(Vec<Seen>, Vec<u8>), Failure> {
     if let Value::Int(left) = value {
         return Err(Failure::quarantined(Duration::from_millis(u64::try_from(left).unwrap_or(0))));
     }

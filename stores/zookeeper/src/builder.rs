@@ -135,14 +135,18 @@ impl ZooKeeperStoreBuilder {
 impl fmt::Debug for ZooKeeperStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hosts, root, session_timeout, layout, connector: _, acls: _ } = self;
-        let hosts = if has_user(hosts) { "(with a user)" } else { hosts };
         f.debug_struct("ZooKeeperStoreBuilder")
-            .field("hosts", &hosts)
+            .field("hosts", &shown(hosts))
             .field("root", root)
             .field("session_timeout", session_timeout)
             .field("layout", layout)
             .finish_non_exhaustive()
     }
+}
+
+/// The addresses, unless they may have a user name or password. The `@` of a chroot looks the same.
+pub(crate) fn shown(hosts: &str) -> &str {
+    if hosts.contains('@') { "(not shown: with a `@`)" } else { hosts }
 }
 
 /// Whether an address has a user name or password before its host. `connect` refuses it, and it is never printed.

@@ -63,6 +63,8 @@ mod claim;
 mod claimed;
 mod claims;
 mod error;
+#[cfg(test)]
+mod fuzz;
 mod key;
 mod layout;
 mod look;

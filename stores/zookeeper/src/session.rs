@@ -14,6 +14,7 @@ use tokio::{
 use zookeeper_client::{Acls, Client, Connector, CreateMode, Error as Zk, MultiWriteError};
 
 use crate::{
+    builder::shown,
     claims::Claims,
     error::{ConnectError, Failure, Unfit},
     key::escape,
@@ -134,7 +135,7 @@ impl Shared {
             match self.settings.open(number).await {
                 Ok(session) => {
                     if warned {
-                        tracing::info!(target: TARGET, hosts = self.settings.hosts, "ZooKeeper is reached again");
+                        tracing::info!(target: TARGET, hosts = shown(&self.settings.hosts), "ZooKeeper is reached again");
                     }
                     self.session.send_replace(Some(session));
                     self.remove_strays();
@@ -143,7 +144,7 @@ impl Shared {
                 Err(err) => {
                     if !std::mem::replace(&mut warned, true) {
                         let error = &err as &dyn std::error::Error;
-                        tracing::warn!(target: TARGET, hosts = self.settings.hosts, error, "no session with ZooKeeper");
+                        tracing::warn!(target: TARGET, hosts = shown(&self.settings.hosts), error, "no session with ZooKeeper");
                     }
                     sleep(PAUSE).await;
                 }
@@ -223,7 +224,7 @@ pub(crate) fn drive(
 
 async fn open_first(settings: Settings) -> Result<Arc<Shared>, ConnectError> {
     let Settings { hosts, root, acls, .. } = &settings;
-    let unreachable = |err: Zk| ConnectError::Unreachable { servers: hosts.clone(), source: err.into() };
+    let unreachable = |err: Zk| ConnectError::Unreachable { servers: shown(hosts).to_owned(), source: err.into() };
     let session = settings.open(0).await.map_err(unreachable)?;
     // Creating a node that exists is refused without the right to create it.
     let there = session.client.check_stat(root).await;
@@ -252,7 +253,7 @@ async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
                 _ = &mut closing => return,
             };
         }
-        tracing::warn!(target: TARGET, hosts = shared.settings.hosts, %state, "the session with ZooKeeper has ended");
+        tracing::warn!(target: TARGET, hosts = shown(&shared.settings.hosts), %state, "the session with ZooKeeper has ended");
         shared.end_session();
         tokio::select! {
             () = shared.open(number) => {}

@@ -9,7 +9,7 @@ use lockkit::{
 use tokio::{sync::oneshot, time::timeout};
 
 use crate::{
-    builder::ZooKeeperStoreBuilder,
+    builder::{ZooKeeperStoreBuilder, shown},
     claimed::Task,
     error::{ConnectError, Failure},
     session::Shared,
@@ -143,7 +143,7 @@ impl ZooKeeperStore {
             let unknown = || Failure::Silence(format!("no answer in {ANSWER:?}"));
             Err(self.shared.silence_reason().unwrap_or_else(unknown))
         };
-        answer.unwrap_or_else(silence).map_err(|it| it.while_doing(doing, key, &self.shared.settings.hosts))
+        answer.unwrap_or_else(silence).map_err(|it| it.while_doing(doing, key, shown(&self.shared.settings.hosts)))
     }
 }
 
@@ -199,7 +199,7 @@ impl LeaseStore for ZooKeeperStore {
     async fn unanswered(&self) -> Option<Error> {
         let connected = || Failure::Silence("a server keeps the connection, and does not answer in time".to_owned());
         let failure = self.shared.silence_reason().unwrap_or_else(connected);
-        Some(failure.while_doing("reaching ZooKeeper", None, &self.shared.settings.hosts))
+        Some(failure.while_doing("reaching ZooKeeper", None, shown(&self.shared.settings.hosts)))
     }
 
     async fn lease_freed(&self, key: &Key) {

@@ -21,7 +21,7 @@ pub(crate) struct Argument {
     /// Strategies that do not take it for a reason of their own, with the error that says why.
     refused_by: &'static [(Strategy, &'static str)],
     /// What other libraries call it.
-    other_names: &'static [&'static str],
+    pub(crate) other_names: &'static [&'static str],
     /// How the documentation writes it.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the test that writes the documentation"))]
     written: &'static str,

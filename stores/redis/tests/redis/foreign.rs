@@ -8,6 +8,13 @@ use lockkit::{
 };
 use lockkit_redis::Layout;
 use lockkit_store_servers::redis::Redis;
+use proptest::{
+    collection::vec,
+    prelude::{Strategy, any},
+    sample::Index,
+    strategy::ValueTree,
+    test_runner::{Config, TestRunner},
+};
 use redis::aio::MultiplexedConnection;
 use tokio::time::sleep;
 
@@ -194,6 +201,42 @@ async fn a_row_that_lockkit_did_not_write_is_refused_and_stays() {
         drop((store.lease_list("", 10).await.unwrap(), store.lease_sweep(Duration::ZERO, 10).await.unwrap()));
         assert_eq!(Row::of(&mut conn, "k").await.0, it.0);
         assert_eq!(send::<usize>(&mut conn, "EXISTS k").await, 0, "nothing was taken");
+    }
+}
+
+#[tokio::test]
+async fn random_bytes_in_a_row_harm_no_other_lease_and_stay_if_they_are_no_row() {
+    let server = Redis::start();
+    let (store, mut conn) = (store(&server).await, plain(&server).await);
+    let other = claim("other", TTL);
+    take(&store, &other).await;
+    let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
+    let changes = vec((any::<Index>(), any::<u8>(), 0..3_u8), 1..4);
+    for number in 0..300 {
+        let ours = claim(&format!("k{number}"), TTL);
+        take(&store, &ours).await;
+        let mut row = Row::of(&mut conn, &ours.key).await;
+        for (at, byte, how) in changes.new_tree(&mut runner).unwrap().current() {
+            let at = at.index(row.0.len() + 1);
+            match how {
+                0 => row.0.insert(at, byte),
+                1 => row.0.truncate(at),
+                _ => row.0.iter_mut().skip(at).take(1).for_each(|it| *it = byte),
+            }
+        }
+        row.put(&mut conn, &ours.key).await;
+        let renewals = [&ours, &other].map(|it| Renewal::new(&it.key, it.token, TTL));
+        assert_eq!(store.lease_renew(&renewals).await.unwrap(), [Answer::Done; 2], "{:?}", row.0);
+        drop((store.lease_look(&ours.key).await, store.lease_acquire(&ours).await));
+        let listed = store.lease_list("", 10).await.unwrap();
+        assert!(listed.iter().any(|it| it.token == other.token), "{:?}", row.0);
+        let released = store.lease_release(&ours.key, ours.token, Duration::ZERO).await;
+        assert_eq!(released.unwrap(), Answer::Done, "{:?}", row.0);
+        drop((store.lease_acquire(&claim(&ours.key, TTL)).await, store.lease_sweep(Duration::ZERO, 10).await.unwrap()));
+        if !row.0.starts_with(b"lockkit1") {
+            assert_eq!(Row::of(&mut conn, &ours.key).await.0, row.0);
+        }
+        send::<i64>(&mut conn, &format!("DEL {key} lockkit:{{{key}}}", key = ours.key)).await;
     }
 }
 
