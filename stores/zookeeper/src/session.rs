@@ -130,12 +130,13 @@ impl Shared {
     }
 
     async fn open(self: &Arc<Self>, number: u64) {
+        let hosts = shown(&self.settings.hosts);
         let mut warned = false;
         loop {
             match self.settings.open(number).await {
                 Ok(session) => {
                     if warned {
-                        tracing::info!(target: TARGET, hosts = shown(&self.settings.hosts), "ZooKeeper is reached again");
+                        tracing::info!(target: TARGET, hosts, "ZooKeeper is reached again");
                     }
                     self.session.send_replace(Some(session));
                     self.remove_strays();
@@ -144,7 +145,7 @@ impl Shared {
                 Err(err) => {
                     if !std::mem::replace(&mut warned, true) {
                         let error = &err as &dyn std::error::Error;
-                        tracing::warn!(target: TARGET, hosts = shown(&self.settings.hosts), error, "no session with ZooKeeper");
+                        tracing::warn!(target: TARGET, hosts, error, "no session with ZooKeeper");
                     }
                     sleep(PAUSE).await;
                 }
@@ -253,7 +254,8 @@ async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
                 _ = &mut closing => return,
             };
         }
-        tracing::warn!(target: TARGET, hosts = shown(&shared.settings.hosts), %state, "the session with ZooKeeper has ended");
+        let hosts = shown(&shared.settings.hosts);
+        tracing::warn!(target: TARGET, hosts, %state, "the session with ZooKeeper has ended");
         shared.end_session();
         tokio::select! {
             () = shared.open(number) => {}
