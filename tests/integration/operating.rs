@@ -100,7 +100,7 @@ on_every_server! {
         let wait = async || -> f64 {
             db.fetch_text(&statement::<S>("ahead")).await.expect("a number").parse().expect("a number")
         };
-        assert_eq!(wait().await, 0.0, "without a lease");
+        assert!(wait().await <= 0.0, "without a lease");
         let promote = async |fence: i64| {
             db.execute(&format!("UPDATE lockkit_lease SET fence = {fence}, token = NULL, expires_us = 0")).await
         };

@@ -15,10 +15,10 @@ use crate::{
 fn values() -> impl Strategy<Value = Vec<u8>> {
     let record = |state| Record::now(state, Token::from_bytes([7; 16]), Duration::from_secs(1), "host\nname").text();
     let own = [State::Waiting, State::Held, State::Nobody, State::Expired].map(record);
-    let changes = vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4);
-    let changed = (prop::sample::select(own.to_vec()), changes).prop_map(|(text, changes)| {
+    let edits = vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4);
+    let changed = (prop::sample::select(own.to_vec()), edits).prop_map(|(text, edits)| {
         let mut value = text.into_bytes();
-        for (at, byte, how) in changes {
+        for (at, byte, how) in edits {
             let at = at.index(value.len() + 1);
             match how {
                 0 => value.insert(at, byte),

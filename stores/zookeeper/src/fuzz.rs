@@ -20,9 +20,9 @@ fn data() -> impl Strategy<Value = Vec<u8>> {
     let last = Last { token, fence: Fence::from(77), holder: "host\nname".to_owned() };
     let child = Child { token, ttl: Duration::from_secs(1), holder: "host".to_owned() };
     let own = [child.encode(), Note::Held(last.clone()).encode(), Note::Expired(last).encode(), Note::Free.encode()];
-    let changes = vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4);
-    let changed = (prop::sample::select(own.to_vec()), changes).prop_map(|(mut data, changes)| {
-        for (at, byte, how) in changes {
+    let edits = vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4);
+    let changed = (prop::sample::select(own.to_vec()), edits).prop_map(|(mut data, edits)| {
+        for (at, byte, how) in edits {
             let at = at.index(data.len() + 1);
             match how {
                 0 => data.insert(at, byte),
