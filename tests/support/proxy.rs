@@ -1,4 +1,6 @@
-//! A TCP proxy between a test and its server, which counts round trips and breaks connections. All it knows of the protocols is a ping.
+//! A TCP proxy between a test and its server, which counts round trips and breaks connections.
+//!
+//! All it knows of the protocols is a ping.
 
 use std::io;
 use std::net;
