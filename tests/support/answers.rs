@@ -32,19 +32,15 @@ where
     let pool: Pool<DB> = PoolOptions::new().max_connections(3).connect(proxy.url()).await.expect("a pool");
     reuse_connections(&pool);
     let leases = Leases::new(pool.clone());
+    let work = async || {
+        sleep(UNUSED).await;
+        Ok::<_, Error>(())
+    };
     let run = async |key: String| {
-        Idempotent::key(key)
-            .run(&pool, async |_| Ok::<_, Error>(sleep(UNUSED).await))
-            .await
-            .expect("an answer")
-            .is_before()
+        Idempotent::key(key).run(&pool, async |_| work().await).await.expect("an answer").is_before()
     };
     let outside = async |key: String| {
-        Idempotent::key(key)
-            .outside(&leases, async |_| Ok::<_, Error>(sleep(UNUSED).await))
-            .await
-            .expect("an answer")
-            .is_before()
+        Idempotent::key(key).outside(&leases, async |_| work().await).await.expect("an answer").is_before()
     };
     let spoken = || proxy.round_trips() - proxy.pings();
     let mut least = [u64::MAX; 4];
