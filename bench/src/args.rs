@@ -30,6 +30,10 @@ pub(crate) struct Common {
     #[arg(long)]
     pub(crate) no_ping: bool,
 
+    /// Count the system calls of the workers with strace, which makes them slow
+    #[arg(long)]
+    pub(crate) strace: bool,
+
     /// Where to write results.md, results.csv and the plots
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,

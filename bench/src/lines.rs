@@ -3,6 +3,7 @@
 use crate::sample::Sample;
 use crate::scenarios::Scenario;
 use crate::servers::Kind;
+use crate::strace::Calls;
 
 /// Where a scenario is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(crate) struct Line {
     /// Why it was not measured.
     pub(crate) skipped: Option<String>,
     pub(crate) samples: Vec<Sample>,
+    /// Of the last sample, if they were counted.
+    pub(crate) calls: Option<Calls>,
     /// The rate by that of the baseline in the same round.
     pub(crate) ratios: Vec<f64>,
 }
@@ -57,7 +60,7 @@ impl Spread {
 impl Line {
     pub(crate) fn new(setting: Setting, contender: &str, is_baseline: bool) -> Self {
         let contender = contender.to_owned();
-        Self { setting, contender, is_baseline, skipped: None, samples: Vec::new(), ratios: Vec::new() }
+        Self { setting, contender, is_baseline, skipped: None, samples: Vec::new(), calls: None, ratios: Vec::new() }
     }
 
     pub(crate) fn spread(&self, number: impl Fn(&Sample) -> f64) -> Option<Spread> {

@@ -17,6 +17,7 @@ mod scenarios;
 mod selfcheck;
 mod servers;
 mod stage;
+mod strace;
 mod worker;
 
 use std::process::ExitCode;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
+use tempfile::NamedTempFile;
 
 use crate::args::{Common, CompareArgs, RunArgs};
 use crate::crew::Program;
@@ -17,6 +18,7 @@ use crate::sample;
 use crate::scenarios::Scenario;
 use crate::servers::{Kind, Server};
 use crate::stage::Stage;
+use crate::strace;
 
 /// Measures scenarios.
 pub(crate) async fn run(mut args: RunArgs) -> Result<ExitCode> {
@@ -46,7 +48,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<ExitCode> {
 /// Measures lockkit beside other libraries, on PostgreSQL.
 pub(crate) async fn compare(args: CompareArgs) -> Result<ExitCode> {
     let mut conductor = Conductor::new(&args.common);
-    let peers = Peers::start(args.peers.as_deref());
+    let peers = Peers::start(args.peers.as_deref()).await?;
     conductor.header.servers.extend(peers.servers());
     let Some((server, stage)) = conductor.stage(Kind::Postgres).await? else {
         return Ok(ExitCode::FAILURE);
@@ -183,14 +185,21 @@ impl<'a> Conductor<'a> {
                     line.skipped = Some(reason.clone());
                     continue;
                 }
-                let program = match &contender.program {
+                let mut program = match &contender.program {
                     Some(program) => program.clone(),
                     None => Program::own()?,
                 };
+                let summary = self.args.strace.then(NamedTempFile::new).transpose()?;
+                if let Some(summary) = &summary {
+                    program = strace::traced(&program, summary.path())?;
+                }
                 let jobs = self.jobs(stage, setting, contender);
                 let sample = sample::take(stage, &program, &jobs).await.with_context(|| {
                     format!("{} of {} on {}", contender.name, setting.scenario.name(), stage.kind.name())
                 })?;
+                if let Some(summary) = &summary {
+                    line.calls = Some(strace::calls(summary.path(), sample.operations)?);
+                }
                 line.samples.push(sample);
             }
         }

@@ -13,6 +13,8 @@ use crate::stage::{After, Stage};
 /// The numbers of one sample.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
+    /// All operations of the workers, whether they were measured or not.
+    pub(crate) operations: u64,
     /// Operations that ended within the measured time, per second.
     pub(crate) rate: f64,
     /// How long they waited for the lock; where there is no lock, how long they took. In milliseconds.
@@ -84,6 +86,7 @@ fn numbers(job: &Job, heard: &Heard) -> Result<Sample> {
     let cpu: u64 = heard.seen.iter().map(|it| it.cpu_us).sum();
     let share = |count: Option<&u64>| float(count.copied().unwrap_or_default()) / float(in_time.max(1));
     Ok(Sample {
+        operations: all + heard.warm,
         rate: float(in_time) * 1_000.0 / float(job.run_ms),
         p50_ms: float(waits.value_at_quantile(0.5)) / 1_000.0,
         p99_ms: float(waits.value_at_quantile(0.99)) / 1_000.0,

@@ -19,6 +19,11 @@ pub(crate) async fn run() -> Result<()> {
         let work = peers::sqlx_advisory::open(&job).await?;
         return work_at(&job, &work).await;
     }
+    if job.contender == peers::REDIS {
+        let redis = job.redis.as_deref().context("the address of Redis")?;
+        let work = peers::lockkit_redis::open(&job, redis).await?;
+        return work_at(&job, &work).await;
+    }
     match job.database {
         Kind::Postgres => work_at(&job, &Bench::<Postgres>::open(job.clone()).await?).await,
         Kind::MariaDb | Kind::MySql => work_at(&job, &Bench::<MySql>::open(job.clone()).await?).await,

@@ -1,11 +1,13 @@
-//! The other libraries: who they are, what they lock on, and where the program is that drives each.
+//! The other libraries, and lockkit on other servers: what they lock on, and where the program is that drives each.
 
+pub(crate) mod lockkit_redis;
 pub(crate) mod sqlx_advisory;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::Result;
 use store_servers::redis::Redis;
 use store_servers::zookeeper::ZooKeeper;
 
@@ -15,6 +17,7 @@ use crate::scenarios::Scenario;
 
 /// Driven by this program itself.
 pub(crate) const SQLX: &str = "sqlx PgAdvisoryLock";
+pub(crate) const REDIS: &str = "lockkit-redis lease";
 
 /// The language of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +47,8 @@ struct Peer {
     has_names: bool,
 }
 
-const PEERS: [Peer; 11] = [
+const PEERS: [Peer; 12] = [
+    Peer { name: REDIS, driver: Driver::Itself, on: On::Redis, has_names: true },
     Peer { name: SQLX, driver: Driver::Itself, on: On::Database, has_names: true },
     Peer { name: "distributed-lock", driver: Driver::Rust, on: On::Database, has_names: true },
     Peer { name: "rslock", driver: Driver::Rust, on: On::Redis, has_names: true },
@@ -58,19 +62,21 @@ const PEERS: [Peer; 11] = [
     Peer { name: "Curator", driver: Driver::Java, on: On::ZooKeeper, has_names: true },
 ];
 
+/// The version of a peer, or why it is not there.
+type Found = std::result::Result<String, String>;
+
 /// The servers that peers lock on, and what is installed.
 #[derive(Debug)]
 pub(crate) struct Peers {
     folder: Option<PathBuf>,
     redis: Option<Redis>,
     zookeeper: Option<ZooKeeper>,
-    /// The version of each peer, or why it is not there.
-    found: BTreeMap<&'static str, Result<String, String>>,
+    found: BTreeMap<&'static str, Found>,
 }
 
 impl Peers {
     /// Looks for what `bench/peers/install` has put into the folder, and starts what they lock on.
-    pub(crate) fn start(folder: Option<&Path>) -> Self {
+    pub(crate) async fn start(folder: Option<&Path>) -> Result<Self> {
         let mut peers =
             Self { folder: folder.map(Path::to_owned), redis: None, zookeeper: None, found: BTreeMap::new() };
         for peer in PEERS {
@@ -80,12 +86,14 @@ impl Peers {
         let is_wanted = |on| PEERS.iter().any(|it| it.on == on && peers.found[it.name].is_ok());
         let (redis, zookeeper) = (is_wanted(On::Redis), is_wanted(On::ZooKeeper));
         if redis && is_installed("redis-server") {
-            peers.redis = Some(Redis::start());
+            let redis = Redis::start();
+            lockkit_redis::declare_new(&redis.url()).await?;
+            peers.redis = Some(redis);
         }
         if zookeeper && is_installed("java") && Path::new("/usr/share/java/zookeeper.jar").exists() {
             peers.zookeeper = Some(ZooKeeper::alone());
         }
-        peers
+        Ok(peers)
     }
 
     /// Who takes part in a scenario, and in what way.
@@ -116,7 +124,7 @@ impl Peers {
 
     /// Name and version of each that is there.
     pub(crate) fn versions(&self) -> Vec<String> {
-        let version = |(name, found): (&&str, &Result<String, String>)| match found {
+        let version = |(name, found): (&&str, &Found)| match found {
             Ok(version) => format!("{name} ({version})"),
             Err(reason) => format!("{name} ({reason})"),
         };
@@ -136,9 +144,10 @@ impl Peers {
     }
 
     /// Asks the driver for the version of the library.
-    fn look(&self, peer: Peer) -> Result<String, String> {
+    fn look(&self, peer: Peer) -> Found {
         if peer.driver == Driver::Itself {
-            return Ok("sqlx 0.9".to_owned());
+            let version = if peer.name == REDIS { env!("CARGO_PKG_VERSION") } else { "sqlx 0.9" };
+            return Ok(version.to_owned());
         }
         let missing = || "not installed".to_owned();
         let Program { command } = self.program(peer.driver).ok_or_else(missing)?;

@@ -11,10 +11,15 @@ use anyhow::{Context, Result};
 
 pub(crate) use self::header::Header;
 use crate::lines::Line;
+use crate::strace;
 
 /// Prints the lines of one setting.
 pub(crate) fn print(lines: &[Line]) {
     println!("{}", table::of(lines));
+    let calls: Vec<_> = lines.iter().filter_map(|it| Some((it.contender.as_str(), it.calls.as_ref()?))).collect();
+    if !calls.is_empty() {
+        println!("{}", strace::table(&calls));
+    }
 }
 
 /// Writes all forms into a folder.

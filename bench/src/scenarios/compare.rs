@@ -1,6 +1,8 @@
 //! The work that all libraries do in `bench compare`.
 
 use anyhow::Result;
+use lockkit::{LeaseStore, Leases};
+use sqlx::Pool;
 
 use super::{Bench, Subject, WAIT, lease, optimistic};
 use crate::clock;
@@ -22,7 +24,7 @@ pub(super) async fn hot_row<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Ste
         "floor: FOR UPDATE" => optimistic::pessimistic(bench).await,
         "lockkit version" => optimistic::lockkit(bench).await,
         "lockkit row" => under_row_lock(bench).await,
-        _ => under_lease(bench).await,
+        _ => row_under_lease(&bench.leases, &bench.pool).await,
     }
 }
 
@@ -37,11 +39,14 @@ async fn under_row_lock<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Step>> 
 }
 
 /// The row is read and written with one statement each, as under a lock of another system.
-async fn under_lease<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Step>> {
-    let lease = bench.leases.lease(KEY).acquire().await?;
+pub(crate) async fn row_under_lease<S: LeaseStore, DB: Subject>(
+    leases: &Leases<S>,
+    pool: &Pool<DB>,
+) -> Result<Option<Step>> {
+    let lease = leases.lease(KEY).acquire().await?;
     let granted = clock::now();
     let fence = lease.fence().get();
-    let mut conn = bench.pool.acquire().await?;
+    let mut conn = pool.acquire().await?;
     let value = DB::row_read(&mut conn, ROW).await?;
     DB::row_write(&mut conn, ROW, value + 1).await?;
     drop(conn);

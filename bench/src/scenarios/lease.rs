@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use lockkit::{LeaseStore, Leases};
 
 use super::{Bench, Subject, WAIT};
 use crate::clock;
@@ -22,14 +23,23 @@ pub(super) async fn once<DB: Subject>(bench: &Bench<DB>, key: u32) -> Result<Opt
 
 /// By lockkit, with whatever settings its `Leases` have.
 pub(super) async fn lockkit<DB: Subject>(bench: &Bench<DB>, key: u32) -> Result<Option<Step>> {
-    let lease = match bench.leases.lease(name(key)).acquire().await {
+    leased(&bench.leases, key, bench.hold()).await
+}
+
+/// By lockkit in any store.
+pub(crate) async fn leased<S: LeaseStore>(
+    leases: &Leases<S>,
+    key: u32,
+    hold: impl Future<Output = ()>,
+) -> Result<Option<Step>> {
+    let lease = match leases.lease(name(key)).acquire().await {
         Ok(lease) => lease,
         Err(err) if err.is_contended() => return Ok(None),
         Err(err) => return Err(err.into()),
     };
     let granted = clock::now();
     let fence = lease.fence().get();
-    bench.hold().await;
+    hold.await;
     let step = Step::since(granted).fence(fence);
     lease.release().await?;
     Ok(Some(step))

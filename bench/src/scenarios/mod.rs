@@ -18,6 +18,8 @@ use lockkit::{Lease, Leases, Stock};
 use serde::{Deserialize, Serialize};
 use sqlx::Pool;
 
+pub(crate) use self::compare::row_under_lease;
+pub(crate) use self::lease::leased;
 pub(crate) use self::stock::NAME as STOCK;
 pub(crate) use self::subject::Subject;
 use crate::floors::TTL;
@@ -179,7 +181,7 @@ impl<DB: Subject> Bench<DB> {
 pub(crate) const REUSE: &str = "lockkit reuse";
 
 /// How long lockkit and the floors wait at most: longer than any wait should take.
-const WAIT: std::time::Duration = std::time::Duration::from_secs(60);
+pub(crate) const WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 impl<DB: Subject> Work for Bench<DB> {
     async fn once(&self, key: u32) -> Result<Option<Step>> {
