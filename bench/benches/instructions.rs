@@ -10,11 +10,17 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use gungraun::{library_benchmark, library_benchmark_group, main};
+use gungraun::{Dhat, DhatMetric, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
 use lockkit::testing::MemoryStore;
 use lockkit::{Backoff, Key, Lease, Leases, RetryPolicy, with_lock};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
+
+/// What a lease that nobody else wants may cost at most, in blocks and bytes of the heap, and in bytes of its two
+/// futures. `tests/integration/allocations.rs` compares a lease in a database with its statements by hand.
+const LEASE_BLOCKS: u64 = 14;
+const LEASE_BYTES: u64 = 8 * 1_024;
+const LEASE_FUTURES: usize = 1_024;
 
 /// What a benchmark works with. Made outside of what is counted.
 struct Bench {
@@ -48,8 +54,30 @@ fn retry_policy(bench: Bench) -> Bench {
     bench
 }
 
+/// Fails the benchmark of a lease if it allocates more.
+fn frugal() -> LibraryBenchmarkConfig {
+    let limits = [(DhatMetric::TotalBlocks, LEASE_BLOCKS), (DhatMetric::TotalBytes, LEASE_BYTES)];
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(Dhat::default().hard_limits(limits));
+    config
+}
+
+/// Fails the benchmark of a lease if its futures are larger.
+fn ready_with_small_futures() -> Bench {
+    let bench = ready();
+    bench.runtime.block_on(async {
+        let acquire = bench.leases.lease("first").acquire();
+        let of_acquire = size_of_val(&acquire);
+        let release = acquire.await.expect("a free lease").release();
+        let bytes = of_acquire + size_of_val(&release);
+        release.await.expect("a held lease");
+        assert!(bytes <= LEASE_FUTURES, "the futures of a lease have {bytes} bytes, more than {LEASE_FUTURES}");
+    });
+    bench
+}
+
 // One lease that nobody else wants: acquired and released.
-#[library_benchmark(setup = ready)]
+#[library_benchmark(setup = ready_with_small_futures, config = frugal())]
 fn lease(bench: Bench) -> Bench {
     bench.runtime.block_on(async {
         let lease = bench.leases.lease("one").acquire().await.expect("a free lease");
