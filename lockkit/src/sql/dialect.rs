@@ -83,6 +83,10 @@ pub trait Driver: Database {
     /// end of its transaction runs in another one. Nothing that runs there is committed.
     const CHECKED_LAST: bool = false;
 
+    /// Whether a transaction that has failed refuses every statement until its end. After one that succeeded, sqlx's own
+    /// COMMIT is enough, which costs less than `commit`.
+    const FAILED_REFUSES: bool = false;
+
     /// Whether a connection can be used after the future of one of its statements was dropped: whether the driver then
     /// skips the rest of the answer.
     const KEEPS_STEP: bool = true;

@@ -327,6 +327,8 @@ pub enum Granted {
     Known,
     /// The lock is a row, which this transaction has inserted.
     New,
+    /// As `Known`, to the transaction with this number.
+    In(i64),
 }
 
 /// Whose names they are: two locks of one name in different sets are two locks.

@@ -24,6 +24,7 @@ use std::{
 };
 
 use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
+use sqlx_core::transaction::TransactionManager;
 use tokio::{
     runtime::Handle,
     time::{Instant, timeout},
@@ -287,6 +288,20 @@ impl<DB: Dialect> Tx<DB> {
             return self.ended(Err(err));
         }
         self.commit_open().await
+    }
+
+    /// As [`commit`](Self::commit), right after a statement of lockkit that succeeds only in the transaction of
+    /// [`begin`].
+    #[cfg(feature = "idempotent")]
+    pub(crate) async fn commit_seen_open(mut self) -> Result<()> {
+        if !DB::FAILED_REFUSES || counted_depth::<DB>(&self) != 1 {
+            return self.commit().await;
+        }
+        let committed = {
+            let _sent = CommitSent::now();
+            DB::TransactionManager::commit(&mut self.0.get_mut().conn).await
+        };
+        self.ended(committed.map_err(commit_failed::<DB>))
     }
 
     /// Rolls back.

@@ -102,13 +102,18 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
         let terms = Terms { wait: Some(wait), deadline: None, started, at };
         let mut tx = looking.begin(pool, terms).await?;
         let locked = async {
-            // There, the transaction has the one lock of the database.
-            if !DB::ONE_WRITER && NamedLock::of_answer(key.clone(), wait).locked(&mut tx).await? == Granted::New {
+            let granted = if DB::ONE_WRITER {
+                // There, the transaction has the one lock of the database.
+                Granted::Known
+            } else {
+                NamedLock::of_answer(key.clone(), wait).locked(&mut tx).await?
+            };
+            if granted == Granted::New {
                 // The row of the lock is that of the answer.
                 return Ok((None, None));
             }
             // Another request may have stored its answer since.
-            let looked = DB::answer_look_locked(tx.for_query(), key).await;
+            let looked = DB::answer_look_locked(tx.for_query(), key, granted).await;
             let looked = looked.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err));
             let (mark, row) = note_answer(&mut tx, looked)?;
             Ok((Some(mark), self.found(row)?))
@@ -221,7 +226,7 @@ impl Answering {
             tx.undo().await;
             return done.map(Ok);
         };
-        let keeps_work = done.is_ok();
+        let (keeps_work, is_marked) = (done.is_ok(), self.mark.is_some());
         let stored = async {
             let text = text?;
             if !keeps_work {
@@ -234,7 +239,12 @@ impl Answering {
             tx.undo().await;
             return Err(err.into());
         }
-        tx.commit().await?;
+        if is_marked {
+            // The answer was stored because this transaction is open.
+            tx.commit_seen_open().await?;
+        } else {
+            tx.commit().await?;
+        }
         Ok(done)
     }
 

@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use crate::{
-    sql::{Driver, NamedOps},
+    sql::{Driver, Granted, NamedOps},
     value::key::Key,
 };
 
@@ -27,10 +27,11 @@ pub trait IdempotentStatements: Driver {
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<StoredAnswer>>> + Send;
 
-    /// The same in the transaction that has the lock of the key, and a mark of this transaction.
+    /// The same in the transaction that was granted the lock of the key, and a mark of this transaction.
     fn answer_look_locked(
         conn: &mut Self::Connection,
         key: &Key,
+        granted: Granted,
     ) -> impl Future<Output = sqlx::Result<(Mark, Option<StoredAnswer>)>> + Send;
 
     /// Stores that work has begun, in place of an answer that has expired. Keeps the time of an attempt that began
@@ -63,10 +64,14 @@ pub trait IdempotentStatements: Driver {
     fn answer_undo(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-/// What tells the transaction that has the lock of a key from others on its connection. Means what the database makes
-/// of it.
+/// What tells the transaction that has the lock of a key from others on its connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Mark(pub(crate) i64);
+pub enum Mark {
+    /// A savepoint.
+    Savepoint,
+    /// The number of the transaction, and whether it has found a row of the key, even one that has expired.
+    Number { number: i64, has_row: bool },
+}
 
 /// The row of a key.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use super::{
     text::{Statement, Value, literal, named},
 };
 use crate::{
-    sql::{IdempotentStatements, Mark, StoredAnswer, units::micros},
+    sql::{Granted, IdempotentStatements, Mark, StoredAnswer, units::micros},
     value::key::Key,
 };
 
@@ -30,10 +30,14 @@ impl IdempotentStatements for MySql {
         row.as_ref().map(stored).transpose()
     }
 
-    async fn answer_look_locked(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+    async fn answer_look_locked(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        _granted: Granted,
+    ) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
         // The mark of a transaction is the savepoint of `begin`, which the commit looks for.
         let row = look().with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?;
-        Ok((Mark(0), row.as_ref().map(stored).transpose()?))
+        Ok((Mark::Savepoint, row.as_ref().map(stored).transpose()?))
     }
 
     async fn answer_begin(
@@ -67,11 +71,9 @@ impl IdempotentStatements for MySql {
         // The row is there: the lock has inserted it, if no answer had expired. But its transaction may have been
         // rolled back since, which the commit will report.
         let store = named!(
-            "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
-             VALUES (:name, :fingerprint, :answer, {NOW}, {NOW} + :keep)
-             ON DUPLICATE KEY UPDATE
-                 fingerprint = VALUES(fingerprint), answer = VALUES(answer),
-                 made_us = VALUES(made_us), keep_until_us = VALUES(keep_until_us)"
+            "UPDATE lockkit_answer
+             SET fingerprint = :fingerprint, answer = :answer, made_us = {NOW}, keep_until_us = {NOW} + :keep
+             WHERE name = :name"
         );
         let keep = micros(keep);
         let name = key.as_bytes();

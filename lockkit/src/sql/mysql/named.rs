@@ -11,7 +11,7 @@
 //! if another transaction created the row in between, it looks again. If two inserts still meet, MySQL lets the second
 //! wait whatever the statement says: lockkit gives up 2 s after the bound and closes the connection.
 
-use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection};
+use sqlx::{AssertSqlSafe, Executor, MySql, MySqlConnection, mysql::MySqlQueryResult};
 
 use super::{
     RESTORE_WAIT, bounded, holder, shared,
@@ -48,18 +48,21 @@ fn insert_at_once(of: Names, name: &str) -> String {
         "{at_once}
          INSERT INTO {table} (name)
          SELECT {name}
-         FROM {source}
+         FROM DUAL
+         WHERE {is_free}
          ON DUPLICATE KEY UPDATE name = IF(LAST_INSERT_ID(1), VALUES(name), VALUES(name))",
         at_once = settings_on_maria("innodb_lock_wait_timeout = 0"),
         table = table(of),
-        source = for_each(
-            &format!(
-                "(SELECT 1 AS one) AS o LEFT JOIN {table} AS l ON l.name = {name} FOR UPDATE OF l NOWAIT",
-                table = table(of)
-            ),
-            &format!("DUAL WHERE {name} IS NOT NULL")
+        is_free = for_each(
+            &format!("NOT EXISTS (SELECT 1 FROM {table} WHERE name = {name} FOR UPDATE NOWAIT)", table = table(of)),
+            &format!("{name} IS NOT NULL")
         ),
     )
+}
+
+/// What `insert_at_once` has answered. A row that is there is either not inserted, or updated.
+fn granted(made: &MySqlQueryResult) -> Granted {
+    if made.rows_affected() == 1 && made.last_insert_id() == 0 { Granted::New } else { Granted::Known }
 }
 
 /// Locks the row, and inserts it if it does not exist. Waits for as long as the session lets a statement wait.
@@ -141,9 +144,7 @@ impl NamedStatements for MySql {
             match named_at_once(of).with(&[("name", &key.as_bytes())]).execute(&mut *conn).await {
                 // Another transaction has inserted or locked the row: wait for that row now.
                 Err(err) if wait != Wait::Never && Self::fault(&err) == Fault::Contended => {}
-                made => {
-                    return made.map(|it| Some(if it.last_insert_id() == 0 { Granted::New } else { Granted::Known }));
-                }
+                made => return made.map(|made| Some(granted(&made))),
             }
         }
     }

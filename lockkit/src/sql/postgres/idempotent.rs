@@ -6,7 +6,7 @@ use sqlx::{Executor, PgConnection, Postgres, Row, postgres::PgRow};
 
 use super::{NOW, Session, pooler};
 use crate::{
-    sql::{IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
+    sql::{Granted, IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
     value::key::Key,
 };
 
@@ -21,17 +21,24 @@ impl IdempotentStatements for Postgres {
         row.as_ref().map(stored).transpose()
     }
 
-    async fn answer_look_locked(conn: &mut PgConnection, key: &Key) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
-        // `pg_current_xact_id` is not in PostgreSQL 12.
+    async fn answer_look_locked(
+        conn: &mut PgConnection,
+        key: &Key,
+        granted: Granted,
+    ) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+        let Granted::In(number) = granted else { unreachable!("BUG: the lock of an answer reports its transaction") };
         let look = statement!(
-            "SELECT txid_current() AS mark, a.fingerprint, a.answer, a.made_us, {NOW} - a.made_us AS age_us
-             FROM (SELECT 1) AS one
-             LEFT JOIN lockkit_answer AS a ON a.name = $1 AND a.keep_until_us > {NOW}"
+            "SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us, keep_until_us > {NOW} AS is_kept
+             FROM lockkit_answer
+             WHERE name = $1"
         );
-        let row = pooler::query(look).bind(key.as_str()).fetch_one(conn).await?;
-        let is_there = row.try_get::<Option<i64>, _>("made_us")?.is_some();
-        let found = is_there.then(|| stored(&row)).transpose()?;
-        Ok((Mark(row.try_get("mark")?), found))
+        let row = pooler::query(look).bind(key.as_str()).fetch_optional(conn).await?;
+        let mark = Mark::Number { number, has_row: row.is_some() };
+        let found = match row {
+            Some(row) if row.try_get("is_kept")? => Some(stored(&row)?),
+            _ => None,
+        };
+        Ok((mark, found))
     }
 
     async fn answer_begin(conn: &mut PgConnection, key: &Key, fingerprint: &[u8], keep: Duration) -> sqlx::Result<()> {
@@ -60,18 +67,34 @@ impl IdempotentStatements for Postgres {
         keep: Duration,
         mark: Option<Mark>,
     ) -> sqlx::Result<bool> {
-        // No transaction has the number 0. A transaction that has failed refuses the statement.
-        let store = statement!(
-            "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
-             SELECT $1, $2, $3, {NOW}, {NOW} + $4
-             WHERE $5 IN (0, txid_current())
-             ON CONFLICT (name) DO UPDATE SET
-                 fingerprint = excluded.fingerprint, answer = excluded.answer,
-                 made_us = excluded.made_us, keep_until_us = excluded.keep_until_us"
-        );
-        let Mark(mark) = mark.unwrap_or(Mark(0));
+        macro_rules! store {
+            ($over:literal) => {
+                // No transaction has the number 0. A transaction that has failed refuses the statement.
+                statement!(
+                    "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
+                     SELECT $1, $2, $3, {NOW}, {NOW} + $4
+                     WHERE $5 IN (0, txid_current()){over}",
+                    over = $over
+                )
+            };
+        }
+        let (number, has_row) = match mark {
+            Some(Mark::Number { number, has_row }) => (number, has_row),
+            Some(Mark::Savepoint) | None => (0, true),
+        };
+        // Without ON CONFLICT, PostgreSQL need not look for a row twice, nor confirm that there was none.
+        let store = if has_row {
+            store!(
+                "
+                     ON CONFLICT (name) DO UPDATE SET
+                         fingerprint = excluded.fingerprint, answer = excluded.answer,
+                         made_us = excluded.made_us, keep_until_us = excluded.keep_until_us"
+            )
+        } else {
+            store!("")
+        };
         let store = pooler::query(store).bind(key.as_str()).bind(fingerprint).bind(answer);
-        Ok(store.bind(micros(keep)).bind(mark).execute(conn).await?.rows_affected() == 1)
+        Ok(store.bind(micros(keep)).bind(number).execute(conn).await?.rows_affected() == 1)
     }
 
     async fn answer_mark(conn: &mut PgConnection) -> sqlx::Result<()> {

@@ -161,6 +161,7 @@ impl Driver for Postgres {
         (7, "unchecked", include_str!("../../../migrations/postgres/0007_unchecked.sql")),
         (8, "answer", include_str!("../../../migrations/postgres/0008_answer.sql")),
     ];
+    const FAILED_REFUSES: bool = true;
 
     fn fault(err: &sqlx::Error) -> Fault {
         match err {

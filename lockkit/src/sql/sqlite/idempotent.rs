@@ -6,7 +6,7 @@ use sqlx::{Executor, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::{NOW, Session};
 use crate::{
-    sql::{IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
+    sql::{Granted, IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
     value::key::Key,
 };
 
@@ -21,7 +21,11 @@ impl IdempotentStatements for Sqlite {
         row.as_ref().map(stored).transpose()
     }
 
-    async fn answer_look_locked(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+    async fn answer_look_locked(
+        conn: &mut SqliteConnection,
+        key: &Key,
+        _granted: Granted,
+    ) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
         // The savepoint ends with its transaction, and is the place that `answer_undo` returns to. In one message: each
         // costs a change of threads.
         let look = statement!(
@@ -31,7 +35,7 @@ impl IdempotentStatements for Sqlite {
              WHERE name = ?1 AND keep_until_us > {NOW}"
         );
         let row = sqlx::query(look).bind(key.as_str()).fetch_optional(conn).await?;
-        Ok((Mark(0), row.as_ref().map(stored).transpose()?))
+        Ok((Mark::Savepoint, row.as_ref().map(stored).transpose()?))
     }
 
     async fn answer_begin(
