@@ -80,19 +80,20 @@ pub(crate) trait Floor: IdempotentOps + LeaseOps + NamedOps + PlainSql + RowOps 
     /// transaction ends.
     fn answer_lock(conn: &mut Self::Connection, name: &str) -> impl Future<Output = sqlx::Result<()>> + Send;
 
-    /// One statement: the answer with this name.
-    fn answer_read(pool: &Pool<Self>, name: &str) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+    /// One statement: the answer with this name, unless it has expired, and the hash of its request.
+    fn answer_read(pool: &Pool<Self>, name: &str) -> impl Future<Output = sqlx::Result<Option<StoredByHand>>> + Send;
 
     /// The same in the transaction that has the lock.
     fn answer_read_locked(
         conn: &mut Self::Connection,
         name: &str,
-    ) -> impl Future<Output = sqlx::Result<Option<String>>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<StoredByHand>>> + Send;
 
-    /// One statement: stores the answer.
+    /// One statement: stores the answer for 24 h, in place of one that has expired.
     fn answer_write(
         conn: &mut Self::Connection,
         name: &str,
+        fingerprint: &[u8],
         answer: &str,
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 
@@ -102,6 +103,9 @@ pub(crate) trait Floor: IdempotentOps + LeaseOps + NamedOps + PlainSql + RowOps 
     /// What the server has counted so far, if it counts.
     fn counted(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<Option<Counted>>> + Send;
 }
+
+/// The hash of a request, and its answer.
+pub(crate) type StoredByHand = (Vec<u8>, String);
 
 /// What a server counts, of all sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

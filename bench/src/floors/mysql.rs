@@ -2,7 +2,7 @@
 
 use sqlx::{MySql, MySqlConnection, MySqlPool, Transaction};
 
-use super::{Counted, Floor, pool_options};
+use super::{Counted, Floor, StoredByHand, pool_options};
 use crate::job::Job;
 
 // The rows are there: an INSERT … ON DUPLICATE KEY UPDATE could not say whether it took the lease.
@@ -21,8 +21,10 @@ const VERSION_READ: &str = "SELECT value, version FROM bench_row WHERE id = ?";
 const VERSION_WRITE: &str = "UPDATE bench_row SET value = ?, version = version + 1 WHERE id = ? AND version = ?";
 // A new row is its lock.
 const ANSWER_LOCK: &str = "INSERT INTO bench_answer (name) VALUES (?) ON DUPLICATE KEY UPDATE name = VALUES(name)";
-const ANSWER_READ: &str = "SELECT CAST(answer AS CHAR) FROM bench_answer WHERE name = ? AND answer IS NOT NULL";
-const ANSWER_WRITE: &str = "UPDATE bench_answer SET answer = ? WHERE name = ?";
+const ANSWER_READ: &str =
+    "SELECT fingerprint, CAST(answer AS CHAR) FROM bench_answer WHERE name = ? AND keep_until > NOW(6)";
+const ANSWER_WRITE: &str =
+    "UPDATE bench_answer SET fingerprint = ?, answer = ?, keep_until = NOW(6) + INTERVAL 24 HOUR WHERE name = ?";
 const STOCK_TAKE: &str = "UPDATE bench_stock SET quantity = quantity - 1 WHERE id = 0 AND quantity >= 1";
 const STATEMENTS: &str = "SHOW GLOBAL STATUS LIKE 'Questions'";
 const COMMITS: &str = "SHOW GLOBAL STATUS LIKE 'Com_commit'";
@@ -36,7 +38,10 @@ impl Floor for MySql {
              id BIGINT PRIMARY KEY, value BIGINT NOT NULL, version BIGINT NOT NULL
          ) ENGINE = InnoDB",
         "CREATE TABLE bench_stock (id BIGINT PRIMARY KEY, quantity BIGINT NOT NULL) ENGINE = InnoDB",
-        "CREATE TABLE bench_answer (name VARBINARY(255) PRIMARY KEY, answer LONGBLOB) ENGINE = InnoDB",
+        "CREATE TABLE bench_answer (
+             name VARBINARY(255) PRIMARY KEY, fingerprint BINARY(32), answer LONGBLOB, keep_until DATETIME(6),
+             KEY (keep_until)
+         ) ENGINE = InnoDB",
     ];
 
     async fn open(job: &Job) -> sqlx::Result<MySqlPool> {
@@ -98,16 +103,21 @@ impl Floor for MySql {
         sqlx::query(ANSWER_LOCK).bind(name).execute(conn).await.map(drop)
     }
 
-    async fn answer_read(pool: &MySqlPool, name: &str) -> sqlx::Result<Option<String>> {
-        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(pool).await
+    async fn answer_read(pool: &MySqlPool, name: &str) -> sqlx::Result<Option<StoredByHand>> {
+        sqlx::query_as(ANSWER_READ).bind(name).fetch_optional(pool).await
     }
 
-    async fn answer_read_locked(conn: &mut MySqlConnection, name: &str) -> sqlx::Result<Option<String>> {
-        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(conn).await
+    async fn answer_read_locked(conn: &mut MySqlConnection, name: &str) -> sqlx::Result<Option<StoredByHand>> {
+        sqlx::query_as(ANSWER_READ).bind(name).fetch_optional(conn).await
     }
 
-    async fn answer_write(conn: &mut MySqlConnection, name: &str, answer: &str) -> sqlx::Result<()> {
-        sqlx::query(ANSWER_WRITE).bind(answer).bind(name).execute(conn).await.map(drop)
+    async fn answer_write(
+        conn: &mut MySqlConnection,
+        name: &str,
+        fingerprint: &[u8],
+        answer: &str,
+    ) -> sqlx::Result<()> {
+        sqlx::query(ANSWER_WRITE).bind(fingerprint).bind(answer).bind(name).execute(conn).await.map(drop)
     }
 
     async fn stock_take(pool: &MySqlPool) -> sqlx::Result<bool> {

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, PgPool, Pool, Postgres, Row as _, Transaction};
 
-use super::{Counted, Floor, pool_options};
+use super::{Counted, Floor, StoredByHand, pool_options};
 use crate::job::Job;
 
 const LEASE_CLAIM: &str = "
@@ -20,8 +20,11 @@ const SESSION_LOCK: &str = "SELECT pg_advisory_lock(hashtextextended($1, 0))";
 const SESSION_UNLOCK: &str = "SELECT pg_advisory_unlock(hashtextextended($1, 0))";
 const VERSION_READ: &str = "SELECT value, version FROM bench_row WHERE id = $1";
 const VERSION_WRITE: &str = "UPDATE bench_row SET value = $2, version = version + 1 WHERE id = $1 AND version = $3";
-const ANSWER_READ: &str = "SELECT answer FROM bench_answer WHERE name = $1";
-const ANSWER_WRITE: &str = "INSERT INTO bench_answer (name, answer) VALUES ($1, $2)";
+const ANSWER_READ: &str = "SELECT fingerprint, answer FROM bench_answer WHERE name = $1 AND keep_until > now()";
+const ANSWER_WRITE: &str = "
+    INSERT INTO bench_answer (name, fingerprint, answer, keep_until) VALUES ($1, $2, $3, now() + interval '24 h')
+    ON CONFLICT (name) DO UPDATE
+    SET fingerprint = excluded.fingerprint, answer = excluded.answer, keep_until = excluded.keep_until";
 const STOCK_TAKE: &str = "UPDATE bench_stock SET quantity = quantity - 1 WHERE id = 0 AND quantity >= 1";
 const COUNTED: &str = "SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = current_database()";
 
@@ -34,7 +37,10 @@ impl Floor for Postgres {
              id bigint PRIMARY KEY, value bigint NOT NULL, version bigint NOT NULL
          ) WITH (fillfactor = 50)",
         "CREATE TABLE bench_stock (id bigint PRIMARY KEY, quantity bigint NOT NULL) WITH (fillfactor = 20)",
-        "CREATE TABLE bench_answer (name text PRIMARY KEY, answer text NOT NULL)",
+        "CREATE TABLE bench_answer (
+             name text PRIMARY KEY, fingerprint bytea NOT NULL, answer text NOT NULL, keep_until timestamptz NOT NULL
+         )",
+        "CREATE INDEX bench_answer_keep ON bench_answer (keep_until)",
     ];
 
     async fn open(job: &Job) -> sqlx::Result<PgPool> {
@@ -95,16 +101,16 @@ impl Floor for Postgres {
         Self::name_lock(conn, name).await
     }
 
-    async fn answer_read(pool: &PgPool, name: &str) -> sqlx::Result<Option<String>> {
-        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(pool).await
+    async fn answer_read(pool: &PgPool, name: &str) -> sqlx::Result<Option<StoredByHand>> {
+        sqlx::query_as(ANSWER_READ).bind(name).fetch_optional(pool).await
     }
 
-    async fn answer_read_locked(conn: &mut PgConnection, name: &str) -> sqlx::Result<Option<String>> {
-        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(conn).await
+    async fn answer_read_locked(conn: &mut PgConnection, name: &str) -> sqlx::Result<Option<StoredByHand>> {
+        sqlx::query_as(ANSWER_READ).bind(name).fetch_optional(conn).await
     }
 
-    async fn answer_write(conn: &mut PgConnection, name: &str, answer: &str) -> sqlx::Result<()> {
-        sqlx::query(ANSWER_WRITE).bind(name).bind(answer).execute(conn).await.map(drop)
+    async fn answer_write(conn: &mut PgConnection, name: &str, fingerprint: &[u8], answer: &str) -> sqlx::Result<()> {
+        sqlx::query(ANSWER_WRITE).bind(name).bind(fingerprint).bind(answer).execute(conn).await.map(drop)
     }
 
     async fn stock_take(pool: &Pool<Self>) -> sqlx::Result<bool> {

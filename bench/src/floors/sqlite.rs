@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
 
-use super::{Counted, Floor, pool_options};
+use super::{Counted, Floor, StoredByHand, pool_options};
 use crate::job::Job;
 
 /// Microseconds since 1970.
@@ -22,8 +22,12 @@ const ROW_READ: &str = "SELECT value FROM bench_row WHERE id = ?1";
 const ROW_WRITE: &str = "UPDATE bench_row SET value = ?2 WHERE id = ?1";
 const VERSION_READ: &str = "SELECT value, version FROM bench_row WHERE id = ?1";
 const VERSION_WRITE: &str = "UPDATE bench_row SET value = ?2, version = version + 1 WHERE id = ?1 AND version = ?3";
-const ANSWER_READ: &str = "SELECT answer FROM bench_answer WHERE name = ?1";
-const ANSWER_WRITE: &str = "INSERT INTO bench_answer (name, answer) VALUES (?1, ?2)";
+const ANSWER_READ: &str =
+    "SELECT fingerprint, answer FROM bench_answer WHERE name = ?1 AND keep_until > unixepoch('subsec')";
+const ANSWER_WRITE: &str = "
+    INSERT INTO bench_answer (name, fingerprint, answer, keep_until) VALUES (?1, ?2, ?3, unixepoch('subsec') + 86400)
+    ON CONFLICT (name) DO UPDATE
+    SET fingerprint = excluded.fingerprint, answer = excluded.answer, keep_until = excluded.keep_until";
 const STOCK_TAKE: &str = "UPDATE bench_stock SET quantity = quantity - 1 WHERE id = 0 AND quantity >= 1";
 
 impl Floor for Sqlite {
@@ -35,7 +39,10 @@ impl Floor for Sqlite {
              id INTEGER PRIMARY KEY, value INTEGER NOT NULL, version INTEGER NOT NULL
          ) STRICT",
         "CREATE TABLE bench_stock (id INTEGER PRIMARY KEY, quantity INTEGER NOT NULL) STRICT",
-        "CREATE TABLE bench_answer (name TEXT PRIMARY KEY, answer TEXT NOT NULL) STRICT, WITHOUT ROWID",
+        "CREATE TABLE bench_answer (
+             name TEXT PRIMARY KEY, fingerprint BLOB NOT NULL, answer TEXT NOT NULL, keep_until REAL NOT NULL
+         ) STRICT, WITHOUT ROWID",
+        "CREATE INDEX bench_answer_keep ON bench_answer (keep_until)",
     ];
 
     async fn open(job: &Job) -> sqlx::Result<SqlitePool> {
@@ -104,16 +111,21 @@ impl Floor for Sqlite {
         Ok(())
     }
 
-    async fn answer_read(pool: &SqlitePool, name: &str) -> sqlx::Result<Option<String>> {
-        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(pool).await
+    async fn answer_read(pool: &SqlitePool, name: &str) -> sqlx::Result<Option<StoredByHand>> {
+        sqlx::query_as(ANSWER_READ).bind(name).fetch_optional(pool).await
     }
 
-    async fn answer_read_locked(conn: &mut SqliteConnection, name: &str) -> sqlx::Result<Option<String>> {
-        sqlx::query_scalar(ANSWER_READ).bind(name).fetch_optional(conn).await
+    async fn answer_read_locked(conn: &mut SqliteConnection, name: &str) -> sqlx::Result<Option<StoredByHand>> {
+        sqlx::query_as(ANSWER_READ).bind(name).fetch_optional(conn).await
     }
 
-    async fn answer_write(conn: &mut SqliteConnection, name: &str, answer: &str) -> sqlx::Result<()> {
-        sqlx::query(ANSWER_WRITE).bind(name).bind(answer).execute(conn).await.map(drop)
+    async fn answer_write(
+        conn: &mut SqliteConnection,
+        name: &str,
+        fingerprint: &[u8],
+        answer: &str,
+    ) -> sqlx::Result<()> {
+        sqlx::query(ANSWER_WRITE).bind(name).bind(fingerprint).bind(answer).execute(conn).await.map(drop)
     }
 
     async fn stock_take(pool: &SqlitePool) -> sqlx::Result<bool> {

@@ -2,14 +2,18 @@
 
 use anyhow::{Result, ensure};
 use lockkit::{Answered, Error, Idempotent};
+use sha2::{Digest, Sha256};
 
 use super::{Bench, Subject, WAIT};
 use crate::clock;
-use crate::floors::name;
+use crate::floors::{StoredByHand, name};
 use crate::load::Step;
 
 /// What a service answers, as JSON of 64 bytes.
 const ANSWER: &str = "\"0f7d6a51-8e03-978e-40d5-a3f1c2b4d6e8/2026-11-26T03:00:00.000000Z\"";
+
+/// What is requested.
+const REQUEST: u32 = 1999;
 
 /// A new key each time.
 pub(super) async fn new_key<DB: Subject>(bench: &Bench<DB>) -> Result<Option<Step>> {
@@ -27,8 +31,8 @@ pub(super) async fn answered_before<DB: Subject>(bench: &Bench<DB>, key: u32) ->
     let key = name(key);
     if bench.job.contender != "floor" {
         lockkit(bench, &key).await?;
-    } else if let Some(answer) = DB::answer_read(&bench.pool, &key).await? {
-        ensure!(answer == ANSWER, "{key} was answered with {answer}");
+    } else if let Some(stored) = DB::answer_read(&bench.pool, &key).await? {
+        check(&key, &fingerprint()?, &stored)?;
     } else {
         by_hand(bench, &key).await?;
     }
@@ -39,18 +43,29 @@ pub(super) async fn answered_before<DB: Subject>(bench: &Bench<DB>, key: u32) ->
 async fn by_hand<DB: Subject>(bench: &Bench<DB>, key: &str) -> Result<bool> {
     let mut tx = DB::open_transaction(&bench.pool).await?;
     DB::answer_lock(&mut tx, key).await?;
-    let is_new = DB::answer_read_locked(&mut tx, key).await?.is_none();
-    if is_new {
-        DB::answer_write(&mut tx, key, ANSWER).await?;
+    let (stored, fingerprint) = (DB::answer_read_locked(&mut tx, key).await?, fingerprint()?);
+    match &stored {
+        Some(stored) => check(key, &fingerprint, stored)?,
+        None => DB::answer_write(&mut tx, key, &fingerprint, ANSWER).await?,
     }
     DB::end_transaction(tx).await?;
-    Ok(is_new)
+    Ok(stored.is_none())
+}
+
+/// The hash of the request, so that another request with the same key is noticed.
+fn fingerprint() -> Result<[u8; 32]> {
+    Ok(Sha256::digest(serde_json::to_vec(&REQUEST)?).into())
+}
+
+fn check(key: &str, fingerprint: &[u8], (of, answer): &StoredByHand) -> Result<()> {
+    ensure!(of == fingerprint && answer == ANSWER, "{key} was answered with {answer}");
+    Ok(())
 }
 
 async fn lockkit<DB: Subject>(bench: &Bench<DB>, key: &str) -> Result<bool> {
     let text = ANSWER.trim_matches('"');
     let answered =
-        Idempotent::key(key).request(&1999).wait(WAIT).run(&bench.pool, async |_| Ok::<_, Error>(text.to_owned()));
+        Idempotent::key(key).request(&REQUEST).wait(WAIT).run(&bench.pool, async |_| Ok::<_, Error>(text.to_owned()));
     match answered.await? {
         Answered::Now(answer) => {
             ensure!(answer == text, "{key} was answered with {answer}");

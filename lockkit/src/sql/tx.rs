@@ -389,7 +389,7 @@ fn commit_failed<DB: Dialect>(source: sqlx::Error) -> Error {
 
 /// Fails when the database has already ended the transaction of `begin`: with a transient error if it is known to have
 /// rolled it back.
-async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
+pub(crate) async fn check_begun<DB: Dialect>(conn: &mut DB::Connection) -> Result<()> {
     let checking = async {
         let Err(err) = DB::check_begun(conn).await else { return Ok(()) };
         if DB::fault(&err) == Fault::NoTransaction && DB::was_undone(conn).await {

@@ -21,7 +21,7 @@ use crate::{
         in_step, is_answered,
         named::NamedLock,
         note_answer,
-        tx::{Opening, PASS_TX, Terms, Tx, check_failed, if_alive, refuse_under_own_lock},
+        tx::{Opening, PASS_TX, Terms, Tx, check_begun, check_failed, if_alive, refuse_under_own_lock},
     },
     value::{
         error::{Error, Fault, Result},
@@ -290,7 +290,12 @@ impl Answering {
             let keep = (*keep).min(LONGEST);
             match DB::answer_store(conn, key, fingerprint.as_bytes(), answer, keep, *mark).await {
                 Ok(true) => Ok(()),
-                Ok(false) => Err(Error::TransactionEnded { source: OtherTransaction.into() }),
+                Ok(false) => {
+                    if DB::CHECKED_LAST {
+                        check_begun::<DB>(conn).await?;
+                    }
+                    Err(Error::TransactionEnded { source: OtherTransaction.into() })
+                }
                 // The table was there when the mark was made.
                 Err(err) if mark.is_some() && matches!(DB::fault(&err), Fault::NoTransaction | Fault::NoTable) => {
                     Err(check_failed::<DB>(err))

@@ -46,7 +46,8 @@ pub trait IdempotentStatements: Driver {
     /// Stores the answer, in place of one that has expired or of work that has begun. The transaction has the lock of
     /// the key.
     ///
-    /// With a mark, stores nothing and fails or returns `false` if another transaction is open, or none.
+    /// Stores nothing and fails or returns `false` if the row of the lock is gone or, with a mark, if another
+    /// transaction is open, or none.
     fn answer_store(
         conn: &mut Self::Connection,
         key: &Key,

@@ -68,8 +68,8 @@ impl IdempotentStatements for MySql {
         keep: Duration,
         _mark: Option<Mark>,
     ) -> sqlx::Result<bool> {
-        // The row is there: the lock has inserted it, if no answer had expired. But its transaction may have been
-        // rolled back since, which the commit will report.
+        // The row is there: the lock has inserted it, if no answer had expired. It is gone if its transaction was rolled
+        // back since.
         let store = named!(
             "UPDATE lockkit_answer
              SET fingerprint = :fingerprint, answer = :answer, made_us = {NOW}, keep_until_us = {NOW} + :keep
@@ -79,7 +79,7 @@ impl IdempotentStatements for MySql {
         let name = key.as_bytes();
         let values: &[(&str, &dyn Value)] =
             &[("name", &name), ("fingerprint", &fingerprint), ("answer", &answer), ("keep", &keep)];
-        store.with(values).execute(conn).await.map(|_| true)
+        Ok(store.with(values).execute(conn).await?.rows_affected() == 1)
     }
 
     async fn answer_mark(conn: &mut MySqlConnection) -> sqlx::Result<()> {
