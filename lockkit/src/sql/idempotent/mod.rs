@@ -7,8 +7,9 @@
 //! when it has the lock of the key, because another request may have stored its answer since. The lock is that of a
 //! named lock, in a set of names of its own. On MySQL and MariaDB its row is the row of the answer, so that a key
 //! leaves no second row behind, and a lock whose row is new has no answer to look for; see `mysql/named` for what its
-//! waiters do. The second look also gets a mark of its transaction. The statement that stores the answer compares it:
-//! otherwise an answer would be stored whose work the body has rolled back. Between nodes of a Galera cluster the lock
+//! waiters do. The lock or the second look also gets a mark of its transaction. The statement that stores the answer
+//! compares it: otherwise an answer would be stored whose work the body has rolled back. So where a failed transaction
+//! refuses every statement, a COMMIT after it needs no other check. Between nodes of a Galera cluster the lock
 //! excludes nobody; there the primary key of the answers lets one of two transactions fail when it commits.
 //!
 //! Work in the database has that lock from its begin to its commit. Work outside of it has a lease (`outside`); its
