@@ -554,7 +554,8 @@ on_every_server! {
             };
             tokio::select! { paid = paid => paid, () = breaks => unreachable!("it is pending") }
         };
-        let storing = "INSERT INTO lockkit_answer (name";
+        let is_postgres = S::NAME == support::Postgres::NAME;
+        let storing = if is_postgres { "INSERT INTO lockkit_answer (name" } else { "UPDATE lockkit_answer" };
         assert_eq!(pay("again", storing, false).await.unwrap(), Answered::Now(7));
         assert_eq!(rows(&db).await, (0, 1));
 
@@ -566,7 +567,7 @@ on_every_server! {
         assert_eq!(db.fetch_i64("SELECT COUNT(*) FROM written").await, Some(1));
 
         // Whether a commit happened is not guessed. The text is not a part of `READ COMMITTED`.
-        let commit = if S::NAME == support::Postgres::NAME { "; COMMIT" } else { "\u{3}COMMIT" };
+        let commit = if is_postgres { "; COMMIT" } else { "\u{3}COMMIT" };
         let unknown = pay("unknown", commit, false).await.unwrap_err();
         assert!(matches!(unknown, Error::OutcomeUnknown { .. }), "{unknown:?}");
         assert_eq!(pay("unknown", commit, false).await.unwrap(), Answered::Before(7));
