@@ -83,8 +83,8 @@ pub trait Driver: Database {
     /// end of its transaction runs in another one. Nothing that runs there is committed.
     const CHECKED_LAST: bool = false;
 
-    /// Whether a transaction that has failed refuses every statement until its end. After one that succeeded, sqlx's own
-    /// COMMIT is enough, which costs less than `commit`.
+    /// Whether a transaction that has failed refuses every statement until its end. After a statement that succeeded,
+    /// sqlx's own COMMIT is enough, which costs less than `commit`.
     const FAILED_REFUSES: bool = false;
 
     /// Whether a connection can be used after the future of one of its statements was dropped: whether the driver then

@@ -68,8 +68,8 @@ impl IdempotentStatements for MySql {
         keep: Duration,
         _mark: Option<Mark>,
     ) -> sqlx::Result<bool> {
-        // The row is there: the lock has inserted it, if no answer had expired. It is gone if its transaction was rolled
-        // back since.
+        // The row is there: the lock has inserted it, if no answer had expired. It is gone if its transaction was
+        // rolled back since.
         let store = named!(
             "UPDATE lockkit_answer
              SET fingerprint = :fingerprint, answer = :answer, made_us = {NOW}, keep_until_us = {NOW} + :keep
