@@ -223,6 +223,32 @@ on_every_database! {
         db.assert_nothing_left().await;
     }
 
+    async fn nothing_is_stored_after_a_commit_or_a_failure_that_the_body_overlooks<S>(db: TestDb<S>) {
+        for ended in ["COMMIT", "COMMIT; BEGIN"] {
+            let ended = Idempotent::key("k").run(&db.pool, async |tx| {
+                for statement in ended.split("; ") {
+                    S::execute(tx, statement).await.expect("a statement");
+                }
+                Ok::<_, Error>(6)
+            });
+            let err = ended.await.unwrap_err();
+            assert!(matches!(err, Error::TransactionEnded { .. }), "{err:?}");
+        }
+        let done = Idempotent::key("k").run(&db.pool, async |_| Ok::<_, Error>(7)).await.unwrap();
+        assert_eq!(done, Answered::Now(7));
+
+        // On PostgreSQL a statement that fails is the end of its transaction.
+        let is_end = S::NAME == "PostgreSQL";
+        let overlooked = Idempotent::key("overlooked").run(&db.pool, async |tx| {
+            assert!(S::execute(tx, "INSERT INTO no_such_table VALUES (1)").await.is_err());
+            Ok::<_, Error>(7)
+        });
+        assert_eq!(overlooked.await.is_err(), is_end);
+        let again = Idempotent::key("overlooked").run(&db.pool, async |_| Ok::<_, Error>(8)).await.unwrap();
+        assert_eq!(again, if is_end { Answered::Now(8) } else { Answered::Before(7) });
+        db.assert_nothing_left().await;
+    }
+
     async fn errors_that_are_answers_are_stored_without_the_work<S>(db: TestDb<S>) {
         with_charges(&db).await;
         let pool = &db.pool;
