@@ -49,10 +49,18 @@
 //! - at the first [`begin`] on a MySQL or MariaDB server, a warning for a node of a Galera cluster, for a member of a
 //!   replication group with several primaries, and for a binary log of statements.
 //!
-//! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`: the counters `lockkit_acquired_total`,
-//! `lockkit_contended_total`, `lockkit_lost_total` and `lockkit_retried_total`, and the histograms
-//! `lockkit_wait_seconds` and `lockkit_hold_seconds`. Their labels are `strategy` and `prefix`: the part of the key
-//! before the first `:` or `/`, empty for a key without one.
+//! By [`metrics`](https://docs.rs/metrics), with the feature `metrics`:
+//!
+//! - the counters `lockkit_acquired_total`, `lockkit_contended_total`, `lockkit_lost_total` and
+//!   `lockkit_handed_on_total` (a lease was handed over inside this process), the gauges `lockkit_held` (leases and
+//!   session locks that callers have) and `lockkit_waiting`, and the histograms `lockkit_wait_seconds` and
+//!   `lockkit_hold_seconds`. Their labels are `strategy` and `prefix`: the part of the key before the first `:` or `/`,
+//!   empty for a key without one;
+//! - the counters `lockkit_retried_total` and `lockkit_pool_starved_total`, without labels;
+//! - the histogram `lockkit_renew_seconds` of the statements that renew leases, with the label `outcome`: `answered` or
+//!   `failed`.
+//!
+//! The repository has a dashboard for Grafana and alerts for Prometheus, in `dashboards`.
 //!
 //! # Features
 //!
@@ -64,7 +72,7 @@
 //! | `idempotent` | answers that are stored once, with the work |
 //! | `shedlock` | ShedLock's table as a [store](store::ShedLockTable) of leases |
 //! | `macros` (default) | the attribute and the derive |
-//! | `metrics` | counters and histograms |
+//! | `metrics` | counters, gauges and histograms |
 //! | `testing` | tools to test services that lock, in `lockkit::testing` |
 #![deny(missing_docs)]
 // What only one database or the tests use is compiled with all features or not at all. Dead code is what nothing uses

@@ -1,5 +1,5 @@
-//! The telemetry of lockkit: events and spans by `tracing`, counters and histograms by `metrics`. Each name is written
-//! here and nowhere else.
+//! The telemetry of lockkit: events and spans by `tracing`, counters, gauges and histograms by `metrics`. Each name is
+//! written here and nowhere else.
 //!
 //! Keys are fields of events. As labels of metrics, keys would be unbounded; only the part before the first `:` or `/`
 //! is used, as `prefix`, which is empty for a key without one.
@@ -56,7 +56,10 @@ pub(crate) fn holding(strategy: Strategy, key: &Key) -> Span {
 /// Takes a lock, and tells of it and of the wait for it.
 pub(crate) async fn observed<T>(strategy: Strategy, key: &Key, taking: impl Future<Output = Result<T>>) -> Result<T> {
     let started = Instant::now();
-    let taken = taking.instrument(acquiring(strategy, key)).await;
+    let taken = {
+        let _waiting = Gauged::one_more("lockkit_waiting", strategy, key);
+        taking.instrument(acquiring(strategy, key)).await
+    };
     match &taken {
         Ok(_) => acquired(strategy, key, started.elapsed()),
         Err(err) if err.is_contended() => contended(strategy, key, started.elapsed()),
@@ -72,6 +75,11 @@ pub(crate) fn acquired(strategy: Strategy, key: &Key, waited: Duration) {
     record("lockkit_wait_seconds", strategy, key, waited);
 }
 
+/// The caller has a lease or session lock until the result is dropped.
+pub(crate) fn held(strategy: Strategy, key: &Key) -> Gauged {
+    Gauged::one_more("lockkit_held", strategy, key)
+}
+
 /// Somebody else held the lock to the end of the wait.
 pub(crate) fn contended(strategy: Strategy, key: &Key, waited: Duration) {
     tracing::debug!(target: TARGET, strategy = strategy.name(), %key, ?waited, "contended");
@@ -85,6 +93,11 @@ pub(crate) fn opposite_order(key: &Key, other: &Key) {
         target: TARGET, %key, %other,
         "two callers wait for each other's lease: acquire both in one order, or together by `Leases::all`"
     );
+}
+
+/// A holder handed its lease over to the next caller of its process.
+pub(crate) fn handed_over(strategy: Strategy, key: &Key) {
+    count("lockkit_handed_on_total", strategy, key);
 }
 
 /// A lease was released.
@@ -104,6 +117,12 @@ pub(crate) fn lost(strategy: Strategy, key: &Key, fence: Option<Fence>, held: Du
 /// Leases were renewed by one statement.
 pub(crate) fn renewed(leases: usize, took: Duration) {
     tracing::debug!(target: TARGET, leases, ?took, "renewed");
+    renewal("answered", took);
+}
+
+/// A statement that renews leases failed, or was not answered in time.
+pub(crate) fn renewal_failed(took: Duration) {
+    renewal("failed", took);
 }
 
 /// The first of perhaps many renewals that failed.
@@ -169,9 +188,52 @@ pub(crate) fn rollback_too_slow() {
     tracing::debug!(target: TARGET, "closing the connection of a transaction that could not be rolled back in time");
 }
 
+/// A caller got no connection, because all of the pool were in use.
+#[cfg(feature = "sql")]
+pub(crate) fn pool_starved() {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("lockkit_pool_starved_total").increment(1);
+}
+
 /// Something went wrong in the background that mends itself.
 pub(crate) fn tolerated(doing: &'static str, error: &(dyn StdError + 'static)) {
     tracing::debug!(target: TARGET, doing, error, "failed in the background");
+}
+
+/// Adds one to a gauge until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Gauged {
+    #[cfg(feature = "metrics")]
+    gauge: metrics::Gauge,
+}
+
+#[cfg(feature = "metrics")]
+impl Gauged {
+    fn one_more(name: &'static str, strategy: Strategy, key: &Key) -> Self {
+        let gauge = metrics::gauge!(name, "strategy" => strategy.name(), "prefix" => prefix(key).to_owned());
+        gauge.increment(1);
+        Self { gauge }
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Drop for Gauged {
+    fn drop(&mut self) {
+        self.gauge.decrement(1);
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+impl Gauged {
+    fn one_more(_name: &'static str, _strategy: Strategy, _key: &Key) -> Self {
+        Self {}
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn renewal(outcome: &'static str, took: Duration) {
+    metrics::histogram!("lockkit_renew_seconds", "outcome" => outcome).record(took);
 }
 
 #[cfg(feature = "metrics")]
@@ -183,6 +245,9 @@ fn count(name: &'static str, strategy: Strategy, key: &Key) {
 fn record(name: &'static str, strategy: Strategy, key: &Key, duration: Duration) {
     metrics::histogram!(name, "strategy" => strategy.name(), "prefix" => prefix(key).to_owned()).record(duration);
 }
+
+#[cfg(not(feature = "metrics"))]
+fn renewal(_outcome: &'static str, _took: Duration) {}
 
 #[cfg(not(feature = "metrics"))]
 fn count(_name: &'static str, _strategy: Strategy, _key: &Key) {}

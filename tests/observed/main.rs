@@ -1,4 +1,6 @@
-//! What lockkit tells: the names of its events, spans, counters and histograms, and that no metric carries a raw key.
+//! What lockkit tells: the names of its events, spans and metrics, and that no metric carries a raw key.
+
+mod metrics;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -234,7 +236,7 @@ async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() 
     let snapshotter = recorder.snapshotter();
     {
         let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
-        let _metrics = metrics::set_default_local_recorder(&recorder);
+        let _metrics = ::metrics::set_default_local_recorder(&recorder);
         use_everything(&db, &told).await;
     }
 
@@ -262,7 +264,8 @@ async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() 
         let count = match value {
             DebugValue::Counter(count) => count,
             DebugValue::Histogram(values) => values.len() as u64,
-            DebugValue::Gauge(_) => panic!("there is no gauge"),
+            // What gauges count is in `metrics`.
+            DebugValue::Gauge(_) => continue,
         };
         let text = format!("{}{{{}}}", key.key().name(), labels.join(","));
         assert!(!["42", "43", "user:7"].iter().any(|it| text.contains(it)), "a raw key: {text}");
@@ -327,7 +330,7 @@ async fn what_a_request_takes_on_its_way_is_not_counted_as_a_lease_of_the_caller
     let snapshotter = recorder.snapshotter();
     {
         let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
-        let _metrics = metrics::set_default_local_recorder(&recorder);
+        let _metrics = ::metrics::set_default_local_recorder(&recorder);
         let held =
             (here.lease("order:42").acquire().await.unwrap(), here.rw("order:7").read().acquire().await.unwrap());
         // A ticket, and a ticket and the writer's lease.
@@ -342,7 +345,8 @@ async fn what_a_request_takes_on_its_way_is_not_counted_as_a_lease_of_the_caller
         let count = match value {
             DebugValue::Counter(count) => count,
             DebugValue::Histogram(values) => values.len() as u64,
-            DebugValue::Gauge(_) => panic!("there is no gauge"),
+            // What gauges count is in `metrics`.
+            DebugValue::Gauge(_) => continue,
         };
         *found.entry(key.key().name().to_owned()).or_insert(0) += count;
     }

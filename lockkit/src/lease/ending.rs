@@ -33,6 +33,7 @@ use super::{
 };
 use crate::{
     body::guard::{Guard, Hold},
+    observe::{self, Strategy},
     value::error::{LossReason, Result},
 };
 
@@ -97,6 +98,7 @@ pub(in crate::lease) fn hand_over_to_first<S: LeaseStore>(
     };
     let is_handed_over = queue.hand_over(kept, next);
     if is_handed_over {
+        observe::handed_over(Strategy::Lease, &kept.key);
         kept.report();
     }
     is_handed_over

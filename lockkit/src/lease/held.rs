@@ -232,7 +232,7 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Marks the lease as returned to the caller. `min_hold` does not apply to a lease that is released before that.
     pub(super) fn deliver(&self) {
-        self.kept.on(Event::Delivered);
+        self.kept.deliver();
     }
 
     /// Releases a lease that was granted a moment ago. Does not wake waiters, because nothing has changed for them.

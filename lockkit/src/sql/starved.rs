@@ -12,6 +12,7 @@ use sqlx::{Connection, Pool};
 use tokio::time::timeout;
 
 use crate::{
+    observe,
     sql::{
         Dialect,
         pool_state::of_pool,
@@ -89,7 +90,9 @@ async fn starved_if<DB: Dialect>(pool: &Pool<DB>, hint: impl FnOnce(Server) -> O
         return None;
     }
     let server = if DB::IS_REMOTE { server(pool).await? } else { Server::Accepts };
-    Some(Error::PoolStarved { held, waiting, size, hint: hint(server)? })
+    let hint = hint(server)?;
+    observe::pool_starved();
+    Some(Error::PoolStarved { held, waiting, size, hint })
 }
 
 /// Whether the server answers on another connection, even if it refuses that.

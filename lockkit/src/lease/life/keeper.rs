@@ -612,6 +612,7 @@ async fn renew<S: LeaseStore>(shared: &Arc<Shared<S>>, batch: &[Arc<Kept>]) {
             }
         }
         Err(err) => {
+            observe::renewal_failed(sent.elapsed());
             for kept in renewals.iter().filter_map(|it| shared.kept(it.token)) {
                 kept.on(Event::Silent);
                 ask_again_soon(shared, &kept);

@@ -9,7 +9,8 @@ use tokio::{
 
 use crate::{
     lease::store::{Claim, Grant, Release, Renewal},
-    observe::{self, Strategy},
+    mutex::Mutex,
+    observe::{self, Gauged, Strategy},
     policy::OnLost,
     value::{
         error::{LossReason, Result},
@@ -31,6 +32,8 @@ pub(crate) struct Kept {
     granted: Instant,
     run: Run,
     life: watch::Sender<Life>,
+    /// Counts the lease as held: from its delivery until its end is reported.
+    held: Mutex<Option<Gauged>>,
 }
 
 /// The holders that one grant of the store has had.
@@ -94,7 +97,22 @@ impl Kept {
         let sent = grant.since(called);
         let run = Run { since: sent, ttl, passes: 0 };
         let life = Life::new(sent, grant.ttl.map_or(ttl, |it| it.min(ttl)));
-        Self { key, token, grant, terms, granted: Instant::now(), run, life: watch::Sender::new(life) }
+        Self {
+            key,
+            token,
+            grant,
+            terms,
+            granted: Instant::now(),
+            run,
+            life: watch::Sender::new(life),
+            held: Mutex::default(),
+        }
+    }
+
+    /// The lease is returned to the caller.
+    pub(crate) fn deliver(&self) {
+        *self.held.lock() = Some(observe::held(Strategy::Lease, &self.key));
+        self.on(Event::Delivered);
     }
 
     /// Tells the lease what has happened, and reports its end.
@@ -144,6 +162,8 @@ impl Kept {
     }
 
     fn send_report(&self, due: Option<LossReason>) {
+        // Dropped when the mutex is unlocked: it runs code of the application.
+        let _held = if due.is_some() { self.held.lock().take() } else { None };
         match due {
             None => {}
             Some(LossReason::Released) => {
@@ -265,6 +285,7 @@ impl Kept {
             granted: Instant::now(),
             run: Run { passes: self.run.passes + 1, ..self.run },
             life: watch::Sender::new(life),
+            held: Mutex::default(),
         }
     }
 

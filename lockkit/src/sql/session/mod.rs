@@ -467,6 +467,7 @@ async fn keep<DB: SessionOps>(
 ) -> Result<()> {
     let SessionLock { name, sharing, wait: _, heartbeat } = lock;
     let granted = Instant::now();
+    let _counted = observe::held(Strategy::Session, &name.key);
     let conn = &mut *held.get_mut().conn;
     let (lost, _unanswered) = loop {
         let question = match timeout(heartbeat, questions.recv()).await {
