@@ -18,6 +18,7 @@ fn nothing_is_unsafe_or_unwrapped() {
     check(&files("axum/src", ".rs"), unsafe_and_unwrap);
     check(&files("lockkit/src", ".rs"), unsafe_and_unwrap);
     check(&files("lockkit-macros/src", ".rs"), unsafe_and_unwrap);
+    check(&files("web/src", ".rs"), unsafe_and_unwrap);
 }
 
 #[test]

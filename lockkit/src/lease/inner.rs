@@ -57,6 +57,7 @@ impl<S: LeaseStore> Inner<S> {
     /// The public description of a held lease.
     pub(super) fn shown(&self, held: LeaseRecord) -> LeaseInfo {
         let LeaseRecord { token, mut info } = held;
+        info.is_released = token.is_nobody();
         if let Some(kept) = self.keeper.kept(token) {
             info.is_this_process = true;
             // The store knows only the first holder of those to whom the lease was handed over.

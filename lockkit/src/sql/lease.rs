@@ -345,6 +345,7 @@ impl HeldRow<'_> {
             renewals: u64::try_from(renewals).unwrap_or(0),
             ttl: ttl_us.map(duration),
             is_this_process: false,
+            is_released: false,
         };
         Ok(Found { held: LeaseRecord { token: Token::from_bytes(token), info }, ahead })
     }

@@ -124,6 +124,7 @@ impl Row {
             renewals: self.renewals,
             ttl: Some(duration(self.ttl)),
             is_this_process: false,
+            is_released: false,
         }
     }
 }

@@ -88,11 +88,13 @@ pub struct LeaseInfo {
     pub ttl: Option<Duration>,
     /// Whether a caller of the queried [`Leases`](crate::Leases), and so of this process, holds the lease.
     pub is_this_process: bool,
+    /// Whether the holder has released the lease, whose key stays taken until `min_hold` has passed.
+    pub is_released: bool,
 }
 
 impl LeaseInfo {
     /// For stores: describes a lease that was acquired just now, expires at once and was never renewed. Set the other
-    /// fields as the store knows them. [`Leases`](crate::Leases) sets `is_this_process`.
+    /// fields as the store knows them. [`Leases`](crate::Leases) sets `is_this_process` and `is_released`.
     pub fn new(key: Key, holder: impl Into<String>, fence: Fence, acquired_at: SystemTime) -> Self {
         Self {
             key,
@@ -104,6 +106,7 @@ impl LeaseInfo {
             renewals: 0,
             ttl: None,
             is_this_process: false,
+            is_released: false,
         }
     }
 

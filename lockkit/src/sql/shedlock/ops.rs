@@ -208,6 +208,7 @@ impl Row {
             renewals: 0,
             ttl: None,
             is_this_process: false,
+            is_released: false,
         };
         LeaseRecord::new(token.unwrap_or_else(|| self.token_of_java()), info)
     }

@@ -1,0 +1,262 @@
+//! What the viewers see: reads of the leases that all of them share, and the part of them that one viewer asks for.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use lockkit::{Error, Fence, Key, LeaseStore, Leases, store::LeaseInfo};
+use serde::Serialize;
+use tokio::{sync, time::Instant};
+
+use crate::history::{End, History, Hold, SPAN};
+
+/// How old a read may be that a viewer gets. A little less than the pause between two of its requests.
+const FRESH: Duration = Duration::from_millis(900);
+
+/// The most rows that a viewer gets.
+const ROWS: usize = 200;
+
+/// The leases as they were read last, and what happened before.
+#[derive(Debug)]
+pub(crate) struct Looks<S: LeaseStore> {
+    leases: Leases<S>,
+    started: Instant,
+    /// Only one viewer reads at a time.
+    turn: sync::Mutex<()>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// When the last read was begun.
+    looked: Option<Duration>,
+    /// When it ended.
+    at: Duration,
+    /// Why it failed.
+    problem: Option<String>,
+    held: BTreeMap<Key, LeaseInfo>,
+    /// The number of requests of processes that have waited for a key for 50 ms. Each has a ticket, a lease beside that
+    /// of the key.
+    waiting: BTreeMap<Key, usize>,
+    history: History,
+}
+
+/// What one viewer sees. Times are milliseconds, and count from the same moment as `now`.
+#[derive(Debug, Serialize)]
+pub(crate) struct View {
+    now: u64,
+    /// How long the lanes go back.
+    span: u64,
+    pub(crate) held: usize,
+    pub(crate) waiting: usize,
+    pub(crate) died: usize,
+    /// How many rows there are beside those that are shown.
+    pub(crate) more: usize,
+    pub(crate) rows: Vec<Row>,
+}
+
+/// One key.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) key: String,
+    pub(crate) state: State,
+    pub(crate) holder: String,
+    /// As text, because JavaScript's numbers end at 2^53.
+    pub(crate) fence: String,
+    /// How long it is or was held.
+    pub(crate) held: u64,
+    /// How long it has still to live, or how long ago it ended.
+    pub(crate) left: u64,
+    pub(crate) ttl: u64,
+    pub(crate) renewals: u64,
+    pub(crate) waiting: usize,
+    pub(crate) here: bool,
+    lane: Vec<Piece>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    Died,
+    Held,
+    /// Released, and taken until its minimum hold has passed.
+    Kept,
+    Free,
+}
+
+/// One holder in a lane.
+#[derive(Debug, Serialize)]
+struct Piece {
+    from: u64,
+    to: u64,
+    fence: String,
+    holder: String,
+    end: &'static str,
+}
+
+impl<S: LeaseStore> Looks<S> {
+    pub(crate) fn at(leases: Leases<S>) -> Self {
+        Self { leases, started: Instant::now(), turn: sync::Mutex::default(), seen: Mutex::default() }
+    }
+
+    /// The keys whose name or holder contains this text, after a new read of the leases if the last one is old. An
+    /// error is a text for the operator.
+    pub(crate) async fn view(&self, contains: &str) -> Result<View, String> {
+        if !self.is_fresh() {
+            let _turn = self.turn.lock().await;
+            if !self.is_fresh() {
+                self.look().await;
+            }
+        }
+        let seen = self.seen();
+        match &seen.problem {
+            Some(problem) => Err(problem.clone()),
+            None => Ok(seen.view(contains)),
+        }
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.seen().looked.is_some_and(|it| self.now() < it + FRESH)
+    }
+
+    async fn look(&self) {
+        let begun = self.now();
+        let read = self.leases.list("").await;
+        let mut seen = self.seen();
+        (seen.looked, seen.at) = (Some(begun), self.now());
+        match read {
+            Ok(leases) => seen.add(leases),
+            Err(err) => seen.problem = Some(err.to_string()),
+        }
+    }
+
+    /// Takes the lease from the holder with this fence. `None` if that holder does not have it.
+    pub(crate) async fn steal(&self, key: &str, fence: Fence) -> Result<Option<LeaseInfo>, Error> {
+        let stolen = self.leases.steal_if(key, fence).await?;
+        if let Some(lease) = &stolen {
+            let mut seen = self.seen();
+            seen.history.stolen(self.now(), lease);
+            seen.held.remove(&lease.key);
+        }
+        Ok(stolen)
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed() + SPAN
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seen {
+    fn add(&mut self, leases: Vec<LeaseInfo>) {
+        self.problem = None;
+        self.waiting.clear();
+        self.held.clear();
+        for lease in leases {
+            match waits_for(&lease.key) {
+                Some(key) => *self.waiting.entry(key).or_default() += 1,
+                None => _ = self.held.insert(lease.key.clone(), lease),
+            }
+        }
+        self.history.saw(self.at, self.held.values());
+    }
+
+    fn view(&self, contains: &str) -> View {
+        let held = self.held.iter().map(|(key, lease)| (key, Of::Held(lease)));
+        let gone = self.history.lanes().filter(|(key, _)| !self.held.contains_key(*key));
+        let gone = gone.filter_map(|(key, holds)| Some((key, Of::Gone(holds.last()?))));
+        let found = held.chain(gone).filter(|(key, of)| key.contains(contains) || of.holder().contains(contains));
+        let mut found: Vec<_> = found.map(|(key, of)| (of.state(), key, of)).collect();
+        let count = |state| found.iter().filter(|it| it.0 == state).count();
+        let (held, died) = (count(State::Held) + count(State::Kept), count(State::Died));
+        let waiting = found.iter().map(|(_, key, _)| self.waiting(key)).sum();
+        let more = found.len().saturating_sub(ROWS);
+        // If there is not room for all, what is free is left out first.
+        found.sort_by_key(|(state, key, _)| (*state, *key));
+        found.truncate(ROWS);
+        // In the order of the keys, so that a row does not move when its state changes.
+        found.sort_by_key(|(_, key, _)| *key);
+        let rows = found.into_iter().map(|(state, key, of)| self.row(state, key, of)).collect();
+        View { now: millis(self.at), span: millis(SPAN), held, waiting, died, more, rows }
+    }
+
+    fn waiting(&self, key: &Key) -> usize {
+        self.waiting.get(key).copied().unwrap_or_default()
+    }
+
+    fn row(&self, state: State, key: &Key, of: Of<'_>) -> Row {
+        let (fence, held, left) = match of {
+            Of::Held(lease) => (lease.fence, lease.held_for, lease.expires_in),
+            Of::Gone(last) => (last.fence, last.to.saturating_sub(last.from), self.at.saturating_sub(last.to)),
+        };
+        let lease = if let Of::Held(lease) = of { Some(lease) } else { None };
+        Row {
+            key: key.to_string(),
+            state,
+            holder: of.holder().to_owned(),
+            fence: fence.to_string(),
+            held: millis(held),
+            left: millis(left),
+            ttl: millis(lease.map_or(Duration::ZERO, |it| it.ttl.unwrap_or(it.expires_in))),
+            renewals: lease.map_or(0, |it| it.renewals),
+            waiting: self.waiting(key),
+            here: lease.is_some_and(|it| it.is_this_process),
+            lane: self.history.lane(key).iter().map(Piece::of).collect(),
+        }
+    }
+}
+
+/// What a row is made of.
+#[derive(Clone, Copy)]
+enum Of<'s> {
+    Held(&'s LeaseInfo),
+    /// The last holder of a key that has none.
+    Gone(&'s Hold),
+}
+
+impl Of<'_> {
+    fn state(&self) -> State {
+        match self {
+            Self::Held(lease) if lease.is_released => State::Kept,
+            Self::Held(_) => State::Held,
+            Self::Gone(last) if last.end == End::Died => State::Died,
+            Self::Gone(_) => State::Free,
+        }
+    }
+
+    fn holder(&self) -> &str {
+        match self {
+            Self::Held(lease) => &lease.holder,
+            Self::Gone(last) => &last.holder,
+        }
+    }
+}
+
+impl Piece {
+    fn of(hold: &Hold) -> Self {
+        let end = match hold.end {
+            End::Held => "held",
+            End::Released => "released",
+            End::Died => "died",
+            End::Stolen => "stolen",
+            End::Unseen => "unseen",
+        };
+        let (fence, holder) = (hold.fence.to_string(), hold.holder.clone());
+        Self { from: millis(hold.from), to: millis(hold.to), fence, holder, end }
+    }
+}
+
+/// The key that the owner of this ticket waits for. `None` if it is no ticket.
+fn waits_for(ticket: &Key) -> Option<Key> {
+    let (key, number) = ticket.rsplit_once("/queue/")?;
+    number.bytes().all(|it| it.is_ascii_digit()).then(|| Key::from(key))
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
