@@ -1,6 +1,6 @@
 //! The SQL of `docs/operating.md`, run as it stands there on each database that the page names for it.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use lockkit::{Error, Idempotent, Leases, SessionLock, Stock};
 use support::{Server, TestDb, on_databases, on_every_database, on_every_server};
@@ -29,24 +29,6 @@ fn every_statement_of_the_page_is_of_a_topic_that_is_tested() {
     let topics = ["list", "free", "session", "kill", "blocked", "stock", "begun", "ahead"];
     let is_tested = |label: &str| topics.iter().any(|it| label.starts_with(&format!("<!-- {it}: ")));
     assert!(labels.iter().all(|it| is_tested(it)), "{labels:?}");
-}
-
-/// The names of metrics in a text.
-fn metrics(text: &str) -> BTreeSet<&str> {
-    let words = text.split(|it: char| !it.is_alphanumeric() && it != '_');
-    words.filter(|it| it.starts_with("lockkit_") && (it.ends_with("_total") || it.ends_with("_seconds"))).collect()
-}
-
-#[test]
-fn the_page_has_an_alert_for_every_metric_and_for_no_other() {
-    let page = include_str!("../../docs/operating.md");
-    let (_, alerts) = page.split_once("```text\n").expect("the rules");
-    let (alerts, _) = alerts.split_once("```").expect("their end");
-    let alerts = alerts.replace("_bucket", "");
-    let told = metrics(include_str!("../../lockkit/src/observe.rs"));
-    assert_eq!(told.len(), 6, "{told:?}");
-    assert_eq!(metrics(&alerts), told);
-    assert_eq!(metrics(page.split("```text").next().expect("the table")), told);
 }
 
 on_every_database! {

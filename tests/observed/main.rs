@@ -299,6 +299,25 @@ async fn a_body_under_several_leases_runs_in_a_span_as_one_under_a_single_lease_
 }
 
 #[tokio::test]
+async fn a_theft_on_the_inspector_is_told_with_the_operator() {
+    let leases = Leases::new(MemoryStore::new());
+    let lease = leases.lease("order:42").acquire().await.unwrap();
+    let access = |_: &_| lockkit_web::Access::Steal { by: "ann".to_owned() };
+    let inspector: axum::Router = lockkit_web::Inspector::new(leases).access(access).router();
+    let body = serde_json::json!({ "key": "order:42", "fence": lease.fence().to_string() }).to_string();
+    let request = axum::http::Request::post("/steal").header("content-type", "application/json");
+    let request = request.header("sec-fetch-site", "same-origin").header("x-lockkit", "1").body(body).unwrap();
+    let told = Told::default();
+    {
+        let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
+        tower::ServiceExt::oneshot(inspector, request).await.unwrap();
+    }
+    let told = told.0.lock().unwrap();
+    let fields = told.get("stolen").unwrap_or_else(|| panic!("not told: {:?}", told.keys()));
+    assert_eq!(fields.iter().map(String::as_str).collect::<Vec<_>>(), ["by", "fence", "holder", "key"]);
+}
+
+#[tokio::test]
 async fn a_cluster_with_several_nodes_is_warned_of_once() {
     warns_once_of::<support::Galera>("Galera cluster").await;
 }

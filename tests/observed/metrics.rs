@@ -244,6 +244,9 @@ fn queries_of_dashboard() -> Vec<String> {
 async fn dashboard_alerts_and_documentation_name_what_the_code_emits() {
     let emitted = emitted().await;
     let names: BTreeSet<_> = emitted.keys().map(String::as_str).collect();
+    let source = text("lockkit/src/observe.rs");
+    let in_source = source.split('"').skip(1).step_by(2).filter(|it| it.starts_with("lockkit_"));
+    assert_eq!(in_source.collect::<BTreeSet<_>>(), names, "`use_all` records every metric");
     let dashboard = queries_of_dashboard();
     let alerts = text("dashboards/alerts.yaml");
     let alerts: Vec<_> = alerts.split("- alert: ").skip(1).map(str::to_owned).collect();

@@ -18,9 +18,9 @@
     return s < 1 ? `${ms} ms` : s < 100 ? `${s} s` : s < 6000 ? `${Math.floor(s / 60)} min`
       : s < 172800 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
   };
-  const announce = text => set(find('news'), `${new Date().toLocaleTimeString()} ${text}`);
+  const announce = text => set(find('news'), `${new Date().toTimeString().slice(0, 8)} ${text}`);
   // Fences that follow each other get colors that differ.
-  const color = fence => `hsl(${Number(BigInt(fence) * 137n % 360n)} 55% 55%)`;
+  const color = fence => `hsl(${Number(BigInt(fence) * 137n % 360n)} var(--tone))`;
 
   const columns = [['Last 10 min', 'wide']].concat(maySteal ? [['', 'action']] : []);
   for (const [title] of columns) {
@@ -69,7 +69,7 @@
     it.bar.value = data.left;
     const left = span(data.left);
     set(it.left, { held: ` ${left}`, kept: `released, kept for ${left}`, died: `died ${left} ago`, free: `free for ${left}` }[data.state]);
-    set(it.renewals, String(data.renewals));
+    set(it.renewals, data.state === 'held' ? String(data.renewals) : '');
     set(it.waiting, String(data.waiting));
     it.waiting.classList.toggle('waits', data.waiting > 0);
     if (it.button) it.button.hidden = data.state !== 'held';
@@ -92,8 +92,7 @@
       mark.title = hold.title;
       return [hold, mark];
     }));
-    lane.setAttribute('aria-label', `${data.lane.length} holders, ${count.died} died, ${count.stolen} taken`);
-    return count;
+    lane.setAttribute('aria-label', `Holders: ${data.lane.length}, died: ${count.died}, taken: ${count.stolen}`);
   }
 
   function show(view) {
