@@ -33,7 +33,7 @@ struct Metric {
 struct Recorded {
     snapshotter: Snapshotter,
     metrics: BTreeMap<String, Metric>,
-    values: BTreeMap<String, f64>,
+    values: BTreeMap<String, i64>,
 }
 
 impl Recorded {
@@ -44,11 +44,12 @@ impl Recorded {
     fn look(&mut self) {
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
             let key = key.key();
-            #[expect(clippy::cast_precision_loss, reason = "few")]
+            let number = |count: u64| i64::try_from(count).expect("few events");
+            #[expect(clippy::cast_possible_truncation, reason = "a gauge counts")]
             let (kind, value) = match value {
-                DebugValue::Counter(count) => (Kind::Counter, count as f64),
-                DebugValue::Gauge(value) => (Kind::Gauge, *value),
-                DebugValue::Histogram(values) => (Kind::Histogram, values.len() as f64),
+                DebugValue::Counter(count) => (Kind::Counter, number(count)),
+                DebugValue::Gauge(value) => (Kind::Gauge, value.round() as i64),
+                DebugValue::Histogram(values) => (Kind::Histogram, number(values.len() as u64)),
             };
             let labels = key.labels().map(|it| it.key().to_owned()).collect();
             let before = self.metrics.insert(key.name().to_owned(), Metric { kind, labels });
@@ -60,13 +61,13 @@ impl Recorded {
     }
 
     /// The value of a metric with these labels, 0 before its first event.
-    fn value(&mut self, metric: &str) -> f64 {
+    fn value(&mut self, metric: &str) -> i64 {
         self.look();
         self.values.get(metric).copied().unwrap_or_default()
     }
 
     /// How many leases with the prefix `order` are held, waited for, and were handed on.
-    fn orders(&mut self) -> [f64; 3] {
+    fn orders(&mut self) -> [i64; 3] {
         ["lockkit_held", "lockkit_waiting", "lockkit_handed_on_total"]
             .map(|it| self.value(&format!("{it}{{strategy=lease,prefix=order}}")))
     }
@@ -88,28 +89,28 @@ async fn gauges_count_the_leases_that_callers_have_and_wait_for() {
     // The waiters of another process have tickets, which are leases that no caller has.
     let elsewhere = Leases::builder(store.client()).wait(SECOND).build().unwrap();
     assert!(elsewhere.lease("order:1").acquire().await.unwrap_err().is_contended());
-    assert_eq!(recorded.orders(), [1.0, 2.0, 0.0]);
+    assert_eq!(recorded.orders(), [1, 2, 0]);
     dropped.abort();
     dropped.await.unwrap_err();
-    assert_eq!(recorded.orders(), [1.0, 1.0, 0.0]);
+    assert_eq!(recorded.orders(), [1, 1, 0]);
 
     first.release().await.unwrap();
     let second = waiting.await.unwrap().unwrap();
-    assert_eq!(recorded.orders(), [1.0, 0.0, 1.0]);
+    assert_eq!(recorded.orders(), [1, 0, 1]);
 
     let share = second.share();
     leases.steal("order:1").await.unwrap();
-    assert_eq!(recorded.orders(), [0.0, 0.0, 1.0], "it is lost, though the caller still has its handles");
+    assert_eq!(recorded.orders(), [0, 0, 1], "it is lost, though the caller still has its handles");
     drop((second, share));
 
     let several = leases.all(["order:1", "order:2"]).acquire().await.unwrap();
     let tried = leases.lease("order:3").try_acquire().await.unwrap();
-    assert_eq!(recorded.orders(), [3.0, 0.0, 1.0]);
+    assert_eq!(recorded.orders(), [3, 0, 1]);
     drop((several, tried));
     let closed = leases.lease("order:4").acquire().await.unwrap();
     leases.close().await.unwrap();
     drop(closed);
-    assert_eq!(recorded.orders(), [0.0, 0.0, 1.0]);
+    assert_eq!(recorded.orders(), [0, 0, 1]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,11 +125,11 @@ async fn each_statement_that_renews_is_recorded_with_its_outcome() {
     let lease = leases.lease("k").ttl(30 * SECOND).acquire().await.unwrap();
     sleep(25 * SECOND).await;
     let [answered, failed] = renewals();
-    assert!(answered >= 2.0 && failed == 0.0, "{answered} {failed}");
+    assert!(answered >= 2 && failed == 0, "{answered} {failed}");
     leases.store().faults().partition();
     lease.lost().await;
     let [before, (answered, failed)] = [(answered, failed), renewals().into()];
-    assert!(answered == before.0 && failed >= 2.0, "{answered} {failed}");
+    assert!(answered == before.0 && failed >= 2, "{answered} {failed}");
 }
 
 #[tokio::test]
@@ -141,9 +142,9 @@ async fn a_session_lock_counts_as_held_until_its_connection_is_free_again() {
     let session = SessionLock::new("leader:eu").acquire(&db.pool).await.unwrap();
     // A task has the connection, and so the lock.
     assert!(session.is_alive().await);
-    assert!((held() - 1.0).abs() < f64::EPSILON);
+    assert_eq!(held(), 1);
     session.release().await.unwrap();
-    assert!(held().abs() < f64::EPSILON);
+    assert_eq!(held(), 0);
 }
 
 /// Records every metric.
@@ -182,7 +183,7 @@ async fn emitted() -> BTreeMap<String, Metric> {
     use_all().await;
     recorded.look();
     let starved = recorded.values["lockkit_pool_starved_total{}"];
-    assert!((starved - 1.0).abs() < f64::EPSILON, "once for each refused call: {starved}");
+    assert_eq!(starved, 1, "once for each refused call");
     recorded.metrics
 }
 

@@ -84,7 +84,9 @@ impl History {
             let mut ends: Vec<_> = self.lanes.iter().map(|(key, holds)| (holds.last().map(|it| it.to), key)).collect();
             ends.sort_unstable();
             let oldest: Vec<_> = ends.iter().take(excess).map(|(_, key)| (*key).clone()).collect();
-            oldest.iter().for_each(|it| _ = self.lanes.remove(it));
+            for key in oldest {
+                self.lanes.remove(&key);
+            }
         }
     }
 

@@ -133,15 +133,15 @@ async fn steal<S: LeaseStore>(
         Err(err) if err.is_contended() => {
             refused(StatusCode::CONFLICT, "A transaction of the holder keeps the lease until it ends. Try again.")
         }
-        Err(err @ lockkit::Error::InvalidKey { .. }) => refused(StatusCode::BAD_REQUEST, err),
-        Err(err) => refused(StatusCode::SERVICE_UNAVAILABLE, err),
+        Err(err @ lockkit::Error::InvalidKey { .. }) => refused(StatusCode::BAD_REQUEST, err.to_string()),
+        Err(err) => refused(StatusCode::SERVICE_UNAVAILABLE, err.to_string()),
     }
 }
 
-fn refused(status: StatusCode, why: impl ToString) -> Response {
+fn refused(status: StatusCode, why: impl Into<String>) -> Response {
     #[derive(Serialize)]
     struct Refused {
         error: String,
     }
-    (status, Json(Refused { error: why.to_string() })).into_response()
+    (status, Json(Refused { error: why.into() })).into_response()
 }
