@@ -59,9 +59,8 @@ fn leases() -> Leases<MemoryStore> {
 /// Whether the row of the key contains this text.
 fn row_has(key: &str, text: &str) -> String {
     let (key, text) = (json!(key), json!(text));
-    format!(
-        "[...document.querySelectorAll('tbody tr')].some(it => it.cells[0].textContent === {key} && it.innerText.includes({text}))"
-    )
+    let has = format!("it.cells[0].textContent === {key} && it.innerText.includes({text})");
+    format!("[...document.querySelectorAll('tbody tr')].some(it => {has})")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -183,8 +182,9 @@ async fn a_page_of_another_origin_cannot_steal() {
     let service = Service::of(app(&leases, operator)).await;
     // A form can send JSON as text: the `=` between name and value is in a string.
     let page = format!(
-        "<form method=post enctype=text/plain action=\"{url}/steal\"><input name='{{\"key\":\"nightly\",\"fence\":\"{fence}\",\
-         \"x\":\"' value='\"}}'><button>Win a prize</button></form>
+        "<form method=post enctype=text/plain action=\"{url}/steal\">
+         <input name='{{\"key\":\"nightly\",\"fence\":\"{fence}\",\"x\":\"' value='\"}}'>
+         <button>Win a prize</button></form>
          <script>const sent = Promise.allSettled(['text/plain', 'application/json'].map(type => fetch('{url}/steal', {{
              method: 'POST', mode: type === 'text/plain' ? 'no-cors' : 'cors', credentials: 'include',
              headers: {{ 'Content-Type': type, ...(type === 'text/plain' ? {{}} : {{ 'X-Lockkit': '1' }}) }},

@@ -110,7 +110,7 @@ async fn ten_leases_move_one_holder_dies_and_one_is_robbed() {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
         browser.set("Emulation.setDeviceMetricsOverride", size).await;
     };
-    size(1280, 640).await;
+    size(1280, 680).await;
     browser.open(&service.url()).await;
     browser.until("document.querySelectorAll('tbody tr').length === 10").await;
     browser.until(&row_has("nightly:invoices", "api-1/4711/9f3a (this process)")).await;

@@ -163,7 +163,7 @@ async fn use_all() {
     leases.steal("order:1").await.unwrap();
     drop(second);
 
-    let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(often);
+    let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(2 * SECOND);
     let pool = pool.connect("sqlite::memory:").await.unwrap();
     let mut tx = lockkit::begin(&pool).await.unwrap();
     assert!(matches!(lockkit::begin(&pool).await, Err(Error::PoolStarved { .. })));
