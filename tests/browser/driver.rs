@@ -1,4 +1,4 @@
-//! A headless Chromium, by the protocol of WebDriver.
+//! A headless Chromium, by the protocol of `WebDriver`.
 //!
 //! Few of its commands are needed. A library for them would switch on `serde_json/preserve_order` in the whole
 //! workspace, under which stored answers are not tested as most services have them.
@@ -17,7 +17,7 @@ use tokio::time::sleep;
 /// Longer than any page takes to change.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The name of the reference to an element in WebDriver's JSON.
+/// The name of the reference to an element in the JSON of `WebDriver`.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// One browser with its own driver. Both end when this is dropped.

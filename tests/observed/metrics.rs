@@ -29,7 +29,7 @@ struct Metric {
     labels: BTreeSet<String>,
 }
 
-/// What was recorded so far. A histogram counts its values.
+/// What was seen so far. A histogram counts its values.
 struct Recorded {
     snapshotter: Snapshotter,
     metrics: BTreeMap<String, Metric>,
@@ -79,7 +79,7 @@ async fn gauges_count_the_leases_that_callers_have_and_wait_for() {
     let leases = Leases::builder(store.client()).wait(60 * SECOND).build().unwrap();
     let recorder = DebuggingRecorder::new();
     let _metrics = ::metrics::set_default_local_recorder(&recorder);
-    let mut recorded = Recorded::by(&recorder);
+    let mut seen = Recorded::by(&recorder);
 
     let first = leases.lease("order:1").acquire().await.unwrap();
     let waiting = tokio::spawn(leases.lease("order:1").acquire());
@@ -89,28 +89,28 @@ async fn gauges_count_the_leases_that_callers_have_and_wait_for() {
     // The waiters of another process have tickets, which are leases that no caller has.
     let elsewhere = Leases::builder(store.client()).wait(SECOND).build().unwrap();
     assert!(elsewhere.lease("order:1").acquire().await.unwrap_err().is_contended());
-    assert_eq!(recorded.orders(), [1, 2, 0]);
+    assert_eq!(seen.orders(), [1, 2, 0]);
     dropped.abort();
     dropped.await.unwrap_err();
-    assert_eq!(recorded.orders(), [1, 1, 0]);
+    assert_eq!(seen.orders(), [1, 1, 0]);
 
     first.release().await.unwrap();
     let second = waiting.await.unwrap().unwrap();
-    assert_eq!(recorded.orders(), [1, 0, 1]);
+    assert_eq!(seen.orders(), [1, 0, 1]);
 
     let share = second.share();
     leases.steal("order:1").await.unwrap();
-    assert_eq!(recorded.orders(), [0, 0, 1], "it is lost, though the caller still has its handles");
+    assert_eq!(seen.orders(), [0, 0, 1], "it is lost, though the caller still has its handles");
     drop((second, share));
 
     let several = leases.all(["order:1", "order:2"]).acquire().await.unwrap();
     let tried = leases.lease("order:3").try_acquire().await.unwrap();
-    assert_eq!(recorded.orders(), [3, 0, 1]);
+    assert_eq!(seen.orders(), [3, 0, 1]);
     drop((several, tried));
     let closed = leases.lease("order:4").acquire().await.unwrap();
     leases.close().await.unwrap();
     drop(closed);
-    assert_eq!(recorded.orders(), [0, 0, 1]);
+    assert_eq!(seen.orders(), [0, 0, 1]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,9 +118,9 @@ async fn each_statement_that_renews_is_recorded_with_its_outcome() {
     let leases = Leases::new(MemoryStore::new());
     let recorder = DebuggingRecorder::new();
     let _metrics = ::metrics::set_default_local_recorder(&recorder);
-    let mut recorded = Recorded::by(&recorder);
+    let mut seen = Recorded::by(&recorder);
     let mut renewals =
-        || ["answered", "failed"].map(|it| recorded.value(&format!("lockkit_renew_seconds{{outcome={it}}}")));
+        || ["answered", "failed"].map(|it| seen.value(&format!("lockkit_renew_seconds{{outcome={it}}}")));
 
     let lease = leases.lease("k").ttl(30 * SECOND).acquire().await.unwrap();
     sleep(25 * SECOND).await;
@@ -137,8 +137,8 @@ async fn a_session_lock_counts_as_held_until_its_connection_is_free_again() {
     let db = TestDb::<support::Postgres>::new().await;
     let recorder = DebuggingRecorder::new();
     let _metrics = ::metrics::set_default_local_recorder(&recorder);
-    let mut recorded = Recorded::by(&recorder);
-    let mut held = || recorded.value("lockkit_held{strategy=session,prefix=leader}");
+    let mut seen = Recorded::by(&recorder);
+    let mut held = || seen.value("lockkit_held{strategy=session,prefix=leader}");
     let session = SessionLock::new("leader:eu").acquire(&db.pool).await.unwrap();
     // A task has the connection, and so the lock.
     assert!(session.is_alive().await);
@@ -178,16 +178,16 @@ async fn use_all() {
 
 async fn emitted() -> BTreeMap<String, Metric> {
     let recorder = DebuggingRecorder::new();
-    let mut recorded = Recorded::by(&recorder);
+    let mut seen = Recorded::by(&recorder);
     let _metrics = ::metrics::set_default_local_recorder(&recorder);
     use_all().await;
-    recorded.look();
-    let starved = recorded.values["lockkit_pool_starved_total{}"];
+    seen.look();
+    let starved = seen.values["lockkit_pool_starved_total{}"];
     assert_eq!(starved, 1, "once for each refused call");
-    recorded.metrics
+    seen.metrics
 }
 
-/// The metrics and the labels that a query in PromQL names, and the template of its legend or of its message.
+/// The metrics and the labels that a query names, and the template of its legend or of its message.
 fn named(query: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
     let is_word = |it: char| it.is_ascii_alphanumeric() || it == '_';
     let is_name = |it: &&str| !it.is_empty() && it.chars().all(is_word);
@@ -219,7 +219,7 @@ fn not_emitted(query: &str, emitted: &BTreeMap<String, Metric>) -> Vec<String> {
         };
         // Those of the target are added by Prometheus.
         let is_known = |it: &str| metric.labels.contains(it) || ["job", "instance"].contains(&it);
-        let unknown = labels.iter().filter(|it| !is_known(it) && !(**it == "le" && name.ends_with("_bucket")));
+        let unknown = labels.iter().filter(|it| !(is_known(it) || **it == "le" && name.ends_with("_bucket")));
         missing.extend(unknown.map(|label| format!("{label} of {name}")));
     }
     missing
