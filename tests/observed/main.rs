@@ -1,7 +1,5 @@
 //! What lockkit tells: the names of its events, spans and metrics, and that no metric carries a raw key.
 
-mod metrics;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -236,7 +234,7 @@ async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() 
     let snapshotter = recorder.snapshotter();
     {
         let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
-        let _metrics = ::metrics::set_default_local_recorder(&recorder);
+        let _metrics = metrics::set_default_local_recorder(&recorder);
         use_everything(&db, &told).await;
     }
 
@@ -264,7 +262,7 @@ async fn spans_events_and_metrics_have_the_names_that_the_documentation_gives() 
         let count = match value {
             DebugValue::Counter(count) => count,
             DebugValue::Histogram(values) => values.len() as u64,
-            // What gauges count is in `metrics`.
+            // What gauges count is in `tests/metrics`.
             DebugValue::Gauge(_) => continue,
         };
         let text = format!("{}{{{}}}", key.key().name(), labels.join(","));
@@ -349,7 +347,7 @@ async fn what_a_request_takes_on_its_way_is_not_counted_as_a_lease_of_the_caller
     let snapshotter = recorder.snapshotter();
     {
         let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(told.clone()));
-        let _metrics = ::metrics::set_default_local_recorder(&recorder);
+        let _metrics = metrics::set_default_local_recorder(&recorder);
         let held =
             (here.lease("order:42").acquire().await.unwrap(), here.rw("order:7").read().acquire().await.unwrap());
         // A ticket, and a ticket and the writer's lease.
@@ -364,7 +362,7 @@ async fn what_a_request_takes_on_its_way_is_not_counted_as_a_lease_of_the_caller
         let count = match value {
             DebugValue::Counter(count) => count,
             DebugValue::Histogram(values) => values.len() as u64,
-            // What gauges count is in `metrics`.
+            // What gauges count is in `tests/metrics`.
             DebugValue::Gauge(_) => continue,
         };
         *found.entry(key.key().name().to_owned()).or_insert(0) += count;

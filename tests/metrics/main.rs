@@ -78,7 +78,7 @@ async fn gauges_count_the_leases_that_callers_have_and_wait_for() {
     let store = MemoryStore::new();
     let leases = Leases::builder(store.client()).wait(60 * SECOND).build().unwrap();
     let recorder = DebuggingRecorder::new();
-    let _metrics = ::metrics::set_default_local_recorder(&recorder);
+    let _metrics = metrics::set_default_local_recorder(&recorder);
     let mut seen = Recorded::by(&recorder);
 
     let first = leases.lease("order:1").acquire().await.unwrap();
@@ -117,7 +117,7 @@ async fn gauges_count_the_leases_that_callers_have_and_wait_for() {
 async fn each_statement_that_renews_is_recorded_with_its_outcome() {
     let leases = Leases::new(MemoryStore::new());
     let recorder = DebuggingRecorder::new();
-    let _metrics = ::metrics::set_default_local_recorder(&recorder);
+    let _metrics = metrics::set_default_local_recorder(&recorder);
     let mut seen = Recorded::by(&recorder);
     let mut renewals =
         || ["answered", "failed"].map(|it| seen.value(&format!("lockkit_renew_seconds{{outcome={it}}}")));
@@ -136,7 +136,7 @@ async fn each_statement_that_renews_is_recorded_with_its_outcome() {
 async fn a_session_lock_counts_as_held_until_its_connection_is_free_again() {
     let db = TestDb::<support::Postgres>::new().await;
     let recorder = DebuggingRecorder::new();
-    let _metrics = ::metrics::set_default_local_recorder(&recorder);
+    let _metrics = metrics::set_default_local_recorder(&recorder);
     let mut seen = Recorded::by(&recorder);
     let mut held = || seen.value("lockkit_held{strategy=session,prefix=leader}");
     let session = SessionLock::new("leader:eu").acquire(&db.pool).await.unwrap();
@@ -179,7 +179,7 @@ async fn use_all() {
 async fn emitted() -> BTreeMap<String, Metric> {
     let recorder = DebuggingRecorder::new();
     let mut seen = Recorded::by(&recorder);
-    let _metrics = ::metrics::set_default_local_recorder(&recorder);
+    let _metrics = metrics::set_default_local_recorder(&recorder);
     use_all().await;
     seen.look();
     let starved = seen.values["lockkit_pool_starved_total{}"];
