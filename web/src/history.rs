@@ -243,7 +243,11 @@ mod tests {
         history.saw(at(999) + SPAN + SPAN, []);
         assert_eq!(history.lanes().count(), 0);
 
-        let named = |number: u64| LeaseInfo { key: Key::from(format!("k:{number}")), ..lease(0, 1, [0, 30]) };
+        let named = |number: u64| {
+            let mut lease = lease(0, 1, [0, 30]);
+            lease.key = Key::from(format!("k:{number}"));
+            lease
+        };
         for now in 0..3 {
             let leases: Vec<_> = (0..10_000).map(|it| named(now * 10_000 + it)).collect();
             history.saw(at(2_000 + now), &leases);
