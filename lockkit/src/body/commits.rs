@@ -22,6 +22,7 @@ tokio::task_local! {
 }
 
 /// The commits of one body that were sent and have no answer yet.
+#[derive(Debug)]
 pub(crate) struct Commits {
     unanswered: AtomicUsize,
     around: Option<Arc<Self>>,
@@ -47,11 +48,14 @@ impl Commits {
 
 /// A commit in flight. Until this is dropped, no enclosing body is stopped, because only the answer to the commit tells
 /// whether the work was done.
-pub(crate) struct CommitSent(Option<Arc<Commits>>);
+#[allow(unreachable_pub, reason = "a simulation has a transaction of its own")]
+#[derive(Debug)]
+pub struct CommitSent(Option<Arc<Commits>>);
 
 impl CommitSent {
     /// Registers a commit that is sent next.
-    pub(crate) fn now() -> Self {
+    #[allow(unreachable_pub, reason = "as above")]
+    pub fn now() -> Self {
         let innermost = COMMITS.try_with(Arc::clone).ok();
         bodies(innermost.as_deref()).for_each(|it| _ = it.unanswered.fetch_add(1, Ordering::Relaxed));
         Self(innermost)

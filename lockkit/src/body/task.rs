@@ -45,6 +45,11 @@ pub(crate) fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server did not answer in time")
 }
 
+/// Whether this is the server's answer. Otherwise the last statement may still be on its way.
+pub(crate) fn is_answered(err: &Error) -> bool {
+    !matches!(err, Error::Database { fault: Fault::Unavailable, .. } | Error::OutcomeUnknown { .. })
+}
+
 /// Runs `work` until `deadline`. Drops `work` and returns `None` if the deadline comes first.
 pub(crate) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match deadline {

@@ -7,13 +7,21 @@
 //!
 //! A commit for which a task of this process waits renews the lease instead of releasing it, and hands it over after
 //! the answer. The renewal proves that the lease is held, and locks its row until then.
+//!
+//! Before a loss is reported, the lease is looked up in its store, for 1 s at most: if it is held there by this token,
+//! the transaction is of another database (`InvalidOption`). The identity of a server would not do: it changes with a
+//! failover, and a restored copy has the same. A commit rolls back first, since in a pool of one the transaction has
+//! the only connection.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
 use crate::{
-    body::guard::{Guard, Hold},
+    body::{
+        guard::{Guard, Hold},
+        task::{is_answered, no_answer, timed_out},
+    },
     lease::{
         ending::{hand_over_to_first, release_later},
         held::Lease,
@@ -24,20 +32,44 @@ use crate::{
             state::{Effect, Event, Pin, Step},
         },
         queue::Queue,
-        store::LeaseStore,
+        store::{Answer, LeaseStore, Release, Renewal},
     },
     value::{
-        error::{LossReason, Result},
+        error::{Error, LossReason, Result},
         key::Key,
     },
 };
 
+/// Lower and upper limit of the time for a commit; between them the limit is the lease's ttl.
+const LEAST_COMMIT: Duration = Duration::from_secs(5);
+const MOST_COMMIT: Duration = Duration::from_secs(30);
+
 /// Longest time to find out whether the store has a lease that a transaction does not see.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
+/// A transaction in the store of the leases, for the commit that ends them.
+#[allow(unreachable_pub, reason = "a simulation has a transaction of its own")]
+pub trait LeaseTx: Send {
+    /// Fails when the store has already ended the transaction, unless the next operation fails then anyway.
+    fn check_open(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Renews the lease, which nobody else can take until the transaction ends.
+    fn renew(&mut self, renewal: &Renewal) -> impl Future<Output = Result<Answer>> + Send;
+
+    /// Releases the lease with the commit. Returns `false` if the token does not hold it, where an expired lease is
+    /// held if a transaction pins it for certain.
+    fn release(&mut self, release: &Release, pin: Pin) -> impl Future<Output = Result<bool>> + Send;
+
+    /// Commits the transaction, which was found open and in which nothing failed since.
+    fn commit(self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Rolls back, if the store answers in time.
+    fn roll_back(self) -> impl Future<Output = ()> + Send;
+}
+
 /// A lease whose commit is in flight. If this is dropped before the answer, the outcome of the commit is unknown, so
 /// the lease is released once more.
-pub(crate) struct Committing<S: LeaseStore> {
+struct Committing<S: LeaseStore> {
     kept: Arc<Kept>,
     inner: Arc<Inner<S>>,
     unfinished: Unfinished,
@@ -51,7 +83,7 @@ pub(crate) struct Committing<S: LeaseStore> {
 impl<S: LeaseStore> Lease<S> {
     /// Prepares to end the lease with the commit of a transaction: to hand it over if it is committed alone and
     /// somebody in this process waits for it, otherwise to release it.
-    pub(crate) fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
+    fn begin_commit(&self, alone: bool) -> Guard<Committing<S>> {
         let (kept, inner) = (self.kept.clone(), self.inner.clone());
         let unfinished = inner.keeper.unfinished();
         let suits = |wants: &Wants| alone && inner.hand_over().is_some_and(|it| kept.suits(wants, it));
@@ -65,12 +97,20 @@ impl<S: LeaseStore> Lease<S> {
         Guard::new(committing)
     }
 
-    /// A transaction may pin the lease from now on, unless it is lost or being released.
-    pub(crate) fn verifying(&self) -> Result<()> {
-        match self.kept.on(Event::Verifying) {
-            Effect::Refuse => Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released))),
-            _ => Ok(()),
+    /// Verifies the lease in the transaction in which `pin` locks its row. `pin` returns whether the row was there.
+    pub(crate) async fn verify_by(&self, pin: impl Future<Output = Result<bool>>) -> Result<()> {
+        self.visit();
+        if self.kept.on(Event::Verifying) == Effect::Refuse {
+            return Err(self.lost_error(self.kept.lost().unwrap_or(LossReason::Released)));
         }
+        if pin.await? {
+            self.kept.on(Event::Verified);
+        } else if self.is_in_store().await {
+            return Err(elsewhere("verify", self.key()));
+        } else {
+            self.kept.on(Event::Gone);
+        }
+        self.check_trusted()
     }
 
     /// Registers the current runtime, so that it can renew the lease too.
@@ -80,7 +120,7 @@ impl<S: LeaseStore> Lease<S> {
 
     /// Whether the store has the lease, for a transaction that does not see it. `false` also if the store does not
     /// answer in time.
-    pub(crate) async fn is_in_store(&self) -> bool {
+    async fn is_in_store(&self) -> bool {
         let Kept { key, token, .. } = &*self.kept;
         // SQLite's calls have no limit of their own, and the transaction may have the only connection.
         let looked = timeout(LOOK_LIMIT, self.inner.store().look(key, LOOK_LIMIT)).await;
@@ -96,13 +136,13 @@ impl<S: LeaseStore> Lease<S> {
 impl<S: LeaseStore> Committing<S> {
     /// Whether the transaction has to renew the lease, which is handed over after the commit. That renewal extends
     /// nobody's trust: the commit may not be durable yet.
-    pub(crate) fn hands_over(&self) -> bool {
+    fn hands_over(&self) -> bool {
         self.step == Step::HandsOver
     }
 
     /// The transaction will release the lease. A renewal after it finds no lease, which must not be reported as a loss.
     /// No other transaction may pin the lease from now on.
-    pub(crate) fn release(&mut self) {
+    fn release(&mut self) {
         self.step = Step::Releases;
         self.pin = self.kept.begin_end(Event::Committing(self.step));
         self.inner.keeper.stop_renewing(&self.kept);
@@ -110,18 +150,18 @@ impl<S: LeaseStore> Committing<S> {
 
     /// The transaction has released the lease. From now on a missing lease is no theft, unless the transaction is
     /// rolled back.
-    pub(crate) fn row_released(&mut self) {
+    fn row_released(&mut self) {
         self.step = Step::RowReleased;
         self.kept.on(Event::Committing(self.step));
     }
 
     /// Whether another transaction had pinned the lease before.
-    pub(crate) fn pin(&self) -> Pin {
+    fn pin(&self) -> Pin {
         self.pin
     }
 
     /// The commit succeeded. It released the lease, or the lease is handed over now.
-    pub(crate) fn committed(committing: Guard<Self>) {
+    fn committed(committing: Guard<Self>) {
         let Self { kept, inner, queue, step, .. } = &*committing;
         if *step != Step::HandsOver {
             kept.on(Event::Committed);
@@ -137,7 +177,7 @@ impl<S: LeaseStore> Committing<S> {
     }
 
     /// Nothing was committed. The lease stays held, by the caller of the body or until it is dropped.
-    pub(crate) fn refused(committing: Guard<Self>) {
+    fn refused(committing: Guard<Self>) {
         let Self { kept, inner, unfinished, step, .. } = committing.defuse();
         if kept.on(Event::Refused(step)) == Effect::Renew && !inner.keeper.keep(&kept) {
             // The `Leases` were closed in the meantime, and the close did not see this lease.
@@ -153,6 +193,90 @@ impl<S: LeaseStore> Hold for Committing<S> {
         kept.on(Event::Unanswered);
         release_later(inner, kept, unfinished, Vec::new());
     }
+}
+
+/// Commits the transaction if all leases are still held, and ends them.
+pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut tx: T) -> Result<()> {
+    let limit = leases.iter().map(|it| it.kept.ttl()).max().unwrap_or(LEAST_COMMIT).clamp(LEAST_COMMIT, MOST_COMMIT);
+    let alone = leases.len() == 1;
+    let mut committing: Vec<_> = leases.iter().map(|it| it.begin_commit(alone)).collect();
+    // Checked after `begin_commit`, from which on the lease cannot be handed over. One that was handed over before
+    // belongs to another holder.
+    if let Some(lost) = leases.iter().find_map(|it| it.check_trusted().err()) {
+        committing.into_iter().for_each(Committing::refused);
+        tx.roll_back().await;
+        return Err(lost);
+    }
+    let row_released = async {
+        tx.check_open().await?;
+        for (lease, committing) in leases.iter().zip(&mut committing) {
+            let kept = &lease.kept;
+            if committing.hands_over() {
+                // It proves that the lease is held, and its lock keeps it so until the commit.
+                if tx.renew(&kept.renewal()).await? == Answer::Done {
+                    continue;
+                }
+                committing.get_mut().release();
+            }
+            let release = Release { key: kept.key.clone(), token: kept.token, min_hold: kept.min_hold() };
+            if !tx.release(&release, committing.pin()).await? {
+                return Ok(Some(lease));
+            }
+            committing.get_mut().row_released();
+        }
+        Ok(None)
+    };
+    let row_released = timeout(limit, row_released).await;
+    let unanswered = || Err(no_answer("committing with lease", leases.first().map(Lease::key)));
+    let refused = match row_released.unwrap_or_else(|_| unanswered()) {
+        Ok(None) => {
+            // From here on only the answer decides whether the commit happened.
+            let committed = timeout(limit, tx.commit()).await;
+            match committed.unwrap_or_else(|_| Err(Error::OutcomeUnknown { source: timed_out().into() })) {
+                Ok(()) => {
+                    committing.into_iter().for_each(Committing::committed);
+                    return Ok(());
+                }
+                // The leases are released, in case the commit did not happen.
+                Err(err @ Error::OutcomeUnknown { .. }) => return Err(err),
+                Err(err) => err,
+            }
+        }
+        Ok(Some(lost)) => {
+            // The loss is the error to report. If the rollback fails, the database does it.
+            tx.roll_back().await;
+            if Box::pin(lost.is_in_store()).await {
+                elsewhere("commit", lost.key())
+            } else {
+                lost.kept.on(Event::Gone);
+                lost.lost_error(lost.kept.lost().unwrap_or(LossReason::Stolen))
+            }
+        }
+        Err(err) if is_answered(&err) => {
+            // The transaction may have locked the rows of some leases, and a driver may roll back a dropped one only
+            // when its connection is used again.
+            tx.roll_back().await;
+            err
+        }
+        Err(err) => {
+            // A statement may be on its way, so nothing is said on the connection any more.
+            drop(tx);
+            err
+        }
+    };
+    committing.into_iter().for_each(Committing::refused);
+    Err(refused)
+}
+
+/// The error of a transaction that does not see a lease which the database of the leases has.
+fn elsewhere(option: &'static str, key: &Key) -> Error {
+    let reason = format!(
+        "got a transaction that does not see lease `{key}`, though the lease is held: the transaction is of another \
+         database (or schema) than the leases. Begin it in the pool of the leases, or guard it by the fence \
+         (`lease.guard(&mut *tx)`). A snapshot that is older than the lease, and a node of a cluster that does not \
+         have the lease yet, look the same"
+    );
+    Error::InvalidOption { option, reason }
 }
 
 #[cfg(test)]

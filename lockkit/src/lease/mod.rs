@@ -22,7 +22,7 @@ pub(crate) mod builder;
 mod close;
 pub(crate) mod ending;
 pub(crate) mod held;
-#[cfg(feature = "sql")]
+#[cfg(any(feature = "sql", feature = "testing"))]
 pub(crate) mod in_transaction;
 pub(crate) mod inner;
 pub(crate) mod leases;

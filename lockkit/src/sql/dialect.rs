@@ -16,6 +16,7 @@ use sqlx_core::transaction::TransactionManager;
 use tokio::time::timeout;
 
 use crate::{
+    body::task::is_answered,
     policy::Wait,
     sql::failed,
     value::{
@@ -250,11 +251,6 @@ const STEP_LIMIT: Duration = Duration::from_secs(10);
      sqlx cannot use it: do not put `timeout` around a statement of a transaction that continues"
 )]
 struct LostStep;
-
-/// Whether this is the server's answer. Otherwise the last statement may still be on its way.
-pub(crate) fn is_answered(err: &Error) -> bool {
-    !matches!(err, Error::Database { fault: Fault::Unavailable, .. } | Error::OutcomeUnknown { .. })
-}
 
 impl<DB: Dialect> sealed::Sealed for Transaction<'_, DB> {}
 

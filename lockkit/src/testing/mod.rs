@@ -48,6 +48,8 @@ mod mutants;
 #[cfg(feature = "sql")]
 mod nothing_left;
 mod oracle;
+#[doc(hidden)]
+pub mod simulation;
 
 pub use self::{
     assert::{assert_locked, under},

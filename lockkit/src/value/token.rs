@@ -1,6 +1,19 @@
 //! The proof of one acquisition.
 
+#[cfg(feature = "testing")]
+use std::cell::Cell;
 use std::fmt;
+
+#[cfg(feature = "testing")]
+thread_local! {
+    static IS_SIMULATED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on, the tokens of this thread come from `fastrand`, which a simulation seeds.
+#[cfg(feature = "testing")]
+pub fn simulate_tokens() {
+    IS_SIMULATED.set(true);
+}
 
 /// 128 random bits, new for every acquisition. Every statement uses them as proof of ownership.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -12,6 +25,10 @@ impl Token {
 
     /// A new token. No other acquisition has it.
     pub fn random() -> Self {
+        #[cfg(feature = "testing")]
+        if IS_SIMULATED.get() {
+            return Self(fastrand::u128(..).to_be_bytes());
+        }
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).expect("the operating system's random numbers are always there");
         Self(bytes)

@@ -13,7 +13,7 @@
 //! renewal that is in flight while the lease is handed over counts for the holder at the time of its answer.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
         Arc, Weak,
@@ -82,7 +82,8 @@ struct Shared<S> {
 
 #[derive(Default)]
 struct State {
-    entries: HashMap<Token, Entry>,
+    /// In an order that depends on nothing else, so that a simulated run can be repeated.
+    entries: BTreeMap<Token, Entry>,
     /// One per runtime in use.
     rounds: Vec<Round>,
     next_sweep: Option<Instant>,
@@ -270,7 +271,7 @@ impl<S: LeaseStore> Keeper<S> {
         let mut state = self.0.state.lock();
         state.is_closed = true;
         state.rounds.iter_mut().for_each(|it| it.schedule.clear());
-        state.entries.drain().map(|(_, entry)| entry.kept).collect()
+        std::mem::take(&mut state.entries).into_values().map(|it| it.kept).collect()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -560,6 +561,7 @@ async fn run<S: LeaseStore>(leaving: Guard<Leaving<S>>, changed: Arc<Notify>) {
         drop(shared);
         let next = [next_renewal, next_sweep].into_iter().flatten().min();
         tokio::select! {
+            biased;
             () = changed.notified() => {}
             () = async { sleep_until(next.unwrap_or(now)).await }, if next.is_some() => {}
         }

@@ -221,6 +221,7 @@ impl Kept {
                 None => {}
             }
             tokio::select! {
+                biased;
                 () = sleep_until(until) => {}
                 _ = changes.changed() => {}
             }

@@ -60,9 +60,12 @@ enum Phase {
 #[allow(unreachable_pub, reason = "the hidden operations of a database have it")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pin {
+    /// None has.
     #[default]
     No,
+    /// One was about to.
     Possible,
+    /// One has, and may still have.
     Certain,
 }
 

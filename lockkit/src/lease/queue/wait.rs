@@ -125,11 +125,13 @@ impl<L> Queues<L> {
                 }
                 let released = async {
                     tokio::select! {
+                        biased;
                         () = released_here => {}
                         () = first_of(keys, &mut reports, &freed_in_store) => {}
                     }
                     for _ in 1..pause.ahead {
                         tokio::select! {
+                            biased;
                             () = queue.freed.notified() => {}
                             () = first_of(keys, &mut reports, &freed_in_store) => {}
                         }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::{
     body::{
         scope::{Lock, Realm, Record, is_under},
-        task::no_answer,
+        task::{is_answered, no_answer},
     },
     policy::Wait,
     sql::{
@@ -18,7 +18,7 @@ use crate::{
             fingerprint::Fingerprint,
             ops::{IdempotentOps, Mark, StoredAnswer},
         },
-        in_step, is_answered,
+        in_step,
         named::NamedLock,
         note_answer,
         tx::{Opening, PASS_TX, Terms, Tx, check_begun, check_failed, if_alive, refuse_under_own_lock},
