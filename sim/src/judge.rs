@@ -1,0 +1,373 @@
+//! What must hold in every run, and what is known of the leases of the processes to check it.
+//!
+//! A task registers each lease that it gets, and says when it gives the lease up. After each step of a process, all of
+//! its leases are compared with the rows of the store. That is stronger than exclusion: a lease that is trusted without
+//! its row is a violation even if nobody else has taken it yet.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use lockkit::{
+    Key, Lease,
+    store::{Acquired, AcquiredAll, Answer, Claim, Token},
+    testing::simulation::{observer, token, trusts},
+};
+
+use crate::{
+    client::Client,
+    plan::{Plan, Profile},
+    store::{Reply, Request},
+    world::World,
+};
+
+/// How long an ended lease is still looked at, in microseconds.
+const WATCHED_FOR: u64 = 3_000_000;
+
+/// How long a key may be free, in microseconds, while a caller waits for it.
+const LATE: u64 = 1_000_000;
+
+/// As [`LATE`], where processes die that have a ticket, which live for 3 s at most.
+const LATE_AFTER_DEATHS: u64 = 5_000_000;
+
+/// What a lease is for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Alone,
+    /// A permit of so many.
+    Permit(usize),
+    Reader,
+    Writer,
+}
+
+/// A lease that a task has, or had.
+#[derive(Debug)]
+struct Handle {
+    number: u64,
+    lease: Lease<Client>,
+    token: Token,
+    fence: u64,
+    kind: Kind,
+    /// The task has given it up.
+    is_over: bool,
+    /// The process does not trust it any more.
+    is_lost: bool,
+    since: u64,
+}
+
+/// A caller that waits.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    number: u64,
+    since: u64,
+    until: u64,
+}
+
+/// The judge of one run.
+#[derive(Debug)]
+pub(crate) struct Judge {
+    pub(crate) violations: Vec<String>,
+    /// Whether trust without a row is a violation.
+    is_exclusive: bool,
+    /// Whether nothing may fail.
+    pub(crate) is_calm: bool,
+    /// Whether there are no faults, but perhaps thefts and the end of a process.
+    is_faultless: bool,
+    /// Whether no lease may be lost but by theft.
+    pub(crate) is_undisturbed: bool,
+    /// How long a key may be free while a caller waits.
+    late: Option<u64>,
+    handles: BTreeMap<usize, Vec<Handle>>,
+    fences: BTreeMap<Key, u64>,
+    /// Which process claimed each token.
+    owners: BTreeMap<Token, usize>,
+    /// The tokens that an operator has taken away, and how many operators of a process are about to.
+    stolen: BTreeSet<Token>,
+    stealing: BTreeMap<(usize, Key), u32>,
+    /// The callers of each process and key, in the order of their arrival.
+    waiting: BTreeMap<(usize, Key), VecDeque<Waiting>>,
+    /// The processes that have closed their leases.
+    closed: BTreeSet<usize>,
+    /// How often data was written, as far as the tasks know, and how often they do not know.
+    acknowledged: BTreeMap<Key, u64>,
+    unknown: BTreeMap<Key, u64>,
+    /// Since when the key of the claim that is executed next is free.
+    free_since: Option<u64>,
+    found_late: Option<String>,
+}
+
+impl Judge {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let is_calm = plan.is_calm();
+        let only_deaths = plan.profile == Profile::Kill;
+        Self {
+            violations: Vec::new(),
+            is_exclusive: plan.profile != Profile::Forward,
+            is_calm,
+            is_faultless: plan.is_faultless(),
+            is_undisturbed: plan.is_undisturbed(),
+            late: if is_calm { Some(LATE) } else { only_deaths.then_some(LATE_AFTER_DEATHS) },
+            handles: BTreeMap::new(),
+            fences: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            stolen: BTreeSet::new(),
+            stealing: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            closed: BTreeSet::new(),
+            acknowledged: BTreeMap::new(),
+            unknown: BTreeMap::new(),
+            free_since: None,
+            found_late: None,
+        }
+    }
+
+    /// A claim of a key is executed next that is free since then.
+    pub(crate) fn before_claim(&mut self, free_since: Option<u64>) {
+        self.free_since = free_since;
+    }
+
+    /// The store has executed a request.
+    pub(crate) fn executed(&mut self, process: usize, request: &Request, reply: &Reply, now: u64) {
+        match (request, reply) {
+            (Request::Acquire(claims), Reply::All(AcquiredAll::Granted(_))) => {
+                claims.iter().for_each(|it| self.granted(process, it, now));
+            }
+            (Request::AcquireEach(claims), Reply::Each(answers)) => {
+                let granted = claims.iter().zip(answers).filter(|(_, it)| matches!(it, Some(Acquired::Granted(_))));
+                granted.for_each(|(claim, _)| {
+                    self.owners.insert(claim.token, process);
+                });
+            }
+            (Request::Release(releases) | Request::ReleaseUnpinned(releases), Reply::Answers(answers)) => {
+                for (release, _) in releases.iter().zip(answers).filter(|(_, it)| **it == Answer::Done) {
+                    let is_foreign = self.owners.get(&release.token).is_some_and(|it| *it != process);
+                    let is_theft = self.stealing.get(&(process, release.key.clone())).is_some_and(|it| *it > 0);
+                    if is_foreign || is_theft {
+                        self.stolen.insert(release.token);
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.free_since = None;
+    }
+
+    fn granted(&mut self, process: usize, claim: &Claim, now: u64) {
+        self.owners.insert(claim.token, process);
+        let waiting = self.waiting.iter().filter(|((_, key), _)| *key == claim.key);
+        let oldest = waiting.filter_map(|(_, it)| it.front()).map(|it| it.since).min();
+        if let (Some(late), Some(free), Some(oldest)) = (self.late, self.free_since, oldest)
+            && free.max(oldest) + late < now
+        {
+            let waited = (now - free.max(oldest)) / 1000;
+            self.found_late = Some(format!("`{}` was free for {waited} ms while a caller waited", claim.key));
+        }
+    }
+
+    pub(crate) fn take_late(&mut self) -> Option<String> {
+        self.found_late.take()
+    }
+
+    /// A process was killed: nothing is left of its leases and callers.
+    /// Returns the handles, which are dropped where the world is not locked.
+    pub(crate) fn killed(&mut self, process: usize) -> Vec<Lease<Client>> {
+        self.closed.remove(&process);
+        self.waiting.retain(|(of, _), _| *of != process);
+        self.stealing.retain(|(of, _), _| *of != process);
+        self.handles.remove(&process).unwrap_or_default().into_iter().map(|it| it.lease).collect()
+    }
+
+    pub(crate) fn begin_theft(&mut self, process: usize, key: &Key) {
+        *self.stealing.entry((process, key.clone())).or_default() += 1;
+    }
+
+    pub(crate) fn end_theft(&mut self, process: usize, key: &Key) {
+        if let Some(thieves) = self.stealing.get_mut(&(process, key.clone())) {
+            *thieves -= 1;
+        }
+    }
+
+    pub(crate) fn was_stolen(&self, lease: &Lease<Client>) -> bool {
+        self.stolen.contains(&token(lease))
+    }
+
+    pub(crate) fn acknowledged(&mut self, key: &Key) {
+        *self.acknowledged.entry(key.clone()).or_default() += 1;
+    }
+
+    pub(crate) fn unknown(&mut self, key: &Key) {
+        *self.unknown.entry(key.clone()).or_default() += 1;
+    }
+}
+
+/// What the tasks report. Each runs in its process.
+impl World {
+    /// A task has got a lease. Returns the number of the handle.
+    pub(crate) fn registers(&mut self, process: usize, lease: &Lease<Client>, kind: Kind) -> u64 {
+        let (at, number) = (self.time_of(process), self.number());
+        let (key, fence, token) = (lease.key().clone(), lease.fence().get(), token(lease));
+        let is_trusted = trusts(lease);
+        self.log_of(process, || format!("HAS `{key}` with fence {}, as {number}", short(fence)));
+        self.counts.leases += 1;
+        let last = self.judge.fences.get(&key).copied().unwrap_or(0);
+        if is_trusted && self.judge.is_exclusive && !self.judge.stolen.contains(&token) && fence <= last {
+            self.violation(format!("`{key}` was given out with fence {} after {}", short(fence), short(last)));
+        }
+        if is_trusted && self.judge.closed.contains(&process) {
+            self.violation(format!("p{process} got `{key}` after it was closed"));
+        }
+        if last + 1 == fence {
+            self.counts.handed_over += 1;
+        }
+        self.judge.fences.insert(key, fence.max(last));
+        let handle =
+            Handle { number, lease: observer(lease), token, fence, kind, is_over: false, is_lost: false, since: at };
+        self.judge.handles.entry(process).or_default().push(handle);
+        number
+    }
+
+    /// The task gives the lease up.
+    pub(crate) fn gives_up(&mut self, process: usize, number: u64) {
+        self.log_of(process, || format!("gives up {number}"));
+        let mut handles = self.judge.handles.get_mut(&process).into_iter().flatten();
+        if let Some(handle) = handles.find(|it| it.number == number) {
+            handle.is_over = true;
+        }
+    }
+
+    /// The lease has ended, as its task was told.
+    pub(crate) fn has_ended(&mut self, process: usize, number: u64, how: &str) {
+        let mut handles = self.judge.handles.get(&process).into_iter().flatten();
+        if handles.find(|it| it.number == number).is_some_and(|it| trusts(&it.lease)) {
+            self.violation(format!("p{process} trusts its lease {number} after {how}"));
+        }
+    }
+
+    /// The process has closed its leases. If no fault was in the way, none of them is left.
+    pub(crate) fn is_closed(&mut self, process: usize, well: bool) {
+        self.judge.closed.insert(process);
+        let handles = self.judge.handles.get(&process).into_iter().flatten();
+        if let Some(it) = handles.into_iter().find(|it| !it.is_over && trusts(&it.lease)) {
+            let what = format!("p{process} trusts lease {} after it was closed", it.number);
+            self.violation(what);
+        }
+        let at = self.time_of(process);
+        let of_process = |it: &Token| self.judge.owners.get(it) == Some(&process);
+        let left: Vec<_> = self.store.held(at).into_iter().filter(|(_, token)| of_process(token)).collect();
+        if self.judge.is_faultless && !(well && left.is_empty()) {
+            self.violation(format!("p{process} has closed (well: {well}) and left {left:?}"));
+        }
+    }
+
+    /// The leases of this key that the process trusts, but for those that were given up.
+    pub(crate) fn trusted(&self, process: usize, key: &Key) -> Vec<(u64, u64)> {
+        let handles = self.judge.handles.get(&process).into_iter().flatten();
+        let trusted = handles.filter(|it| !it.is_over && it.lease.key() == key && trusts(&it.lease));
+        trusted.map(|it| (it.number, it.fence)).collect()
+    }
+
+    /// A caller begins to wait. Returns its number.
+    pub(crate) fn waits(&mut self, process: usize, key: &Key, for_ms: u64) -> u64 {
+        let (number, since) = (self.number(), self.time_of(process));
+        let waiting = Waiting { number, since, until: since + 1000 * for_ms };
+        self.judge.waiting.entry((process, key.clone())).or_default().push_back(waiting);
+        number
+    }
+
+    /// A caller waits no longer.
+    pub(crate) fn leaves(&mut self, process: usize, key: &Key, number: u64) {
+        if let Some(queue) = self.judge.waiting.get_mut(&(process, key.clone())) {
+            queue.retain(|it| it.number != number);
+        }
+    }
+
+    /// A caller has got what it waited for, and leaves.
+    pub(crate) fn is_served(&mut self, process: usize, key: &Key, number: u64) {
+        let at = self.time_of(process);
+        let queue = self.judge.waiting.get(&(process, key.clone()));
+        let earlier = queue.and_then(|it| it.front().filter(|it| it.number != number && it.until > at + 1_000_000));
+        if let Some(Waiting { number: earlier, .. }) = earlier.copied() {
+            self.violation(format!("caller {number} of p{process} got `{key}` before caller {earlier}"));
+        }
+        self.leaves(process, key, number);
+    }
+
+    /// Compares the leases of a process with the store, at the process's own time.
+    pub(crate) fn check(&mut self, process: usize) {
+        let at = self.time_of(process);
+        let mut found = Vec::new();
+        let mut handles = self.judge.handles.remove(&process).unwrap_or_default();
+        let mut trusted: BTreeMap<Key, u64> = BTreeMap::new();
+        for it in &mut handles {
+            let (key, is_trusted) = (it.lease.key(), trusts(&it.lease));
+            if is_trusted && it.is_lost {
+                found.push(format!("p{process} trusts `{key}` again that it had lost, lease {}", it.number));
+            }
+            it.is_lost |= !is_trusted;
+            if !is_trusted || it.is_over || self.judge.stolen.contains(&it.token) {
+                continue;
+            }
+            if let Some(other) = trusted.insert(key.clone(), it.number)
+                && self.judge.is_exclusive
+            {
+                found.push(format!("p{process} trusts two leases of `{key}`, {other} and {}", it.number));
+            }
+            if self.judge.is_exclusive && !self.store.holds(key, it.token, at) {
+                let row = self
+                    .store
+                    .expires_in(key, at)
+                    .map_or_else(|| "the row has no token".to_owned(), |it| format!("the row expires in {it} µs"));
+                found.push(format!("p{process} trusts lease {} of `{key}` without its row; {row}", it.number));
+                it.is_over = true;
+            }
+        }
+        handles.retain(|it| !it.is_lost || at < it.since + WATCHED_FOR);
+        self.judge.handles.insert(process, handles);
+        if self.judge.is_exclusive {
+            found.extend(self.shared_wrongly(at));
+        }
+        for what in found {
+            self.violation(what);
+        }
+    }
+
+    /// Readers beside a writer, and more permits than there are.
+    fn shared_wrongly(&self, at: u64) -> Vec<String> {
+        let mut held: BTreeMap<&Kind, usize> = BTreeMap::new();
+        for it in self.judge.handles.values().flatten().filter(|it| it.kind != Kind::Alone && !it.is_over) {
+            // Of other processes, the store says whether they still have it: their clocks stand elsewhere.
+            if !it.is_lost && !self.judge.stolen.contains(&it.token) && self.store.holds(it.lease.key(), it.token, at) {
+                *held.entry(&it.kind).or_default() += 1;
+            }
+        }
+        let mut found = Vec::new();
+        let (readers, writers) = (held.get(&Kind::Reader).unwrap_or(&0), held.get(&Kind::Writer).unwrap_or(&0));
+        if *writers > 1 || *writers == 1 && *readers > 0 {
+            found.push(format!("{writers} writers beside {readers} readers"));
+        }
+        for (kind, count) in held {
+            if let Kind::Permit(of) = kind
+                && count > *of
+            {
+                found.push(format!("{count} permits of {of} are held"));
+            }
+        }
+        found
+    }
+
+    /// What the data says at the end: every acknowledged write is there, and no other but those without an answer.
+    pub(crate) fn check_data(&mut self) {
+        for key in ["a", "b", "f"].map(Key::from) {
+            let written = self.store.value(&key);
+            let acknowledged = self.judge.acknowledged.get(&key).copied().unwrap_or(0);
+            let unknown = self.judge.unknown.get(&key).copied().unwrap_or(0);
+            if written < acknowledged || written > acknowledged + unknown {
+                let what = format!("{acknowledged} writes of `{key}` were acknowledged and {unknown} not answered");
+                self.violation(format!("{what}, but {written} are there"));
+            }
+        }
+    }
+}
+
+/// A fence without the digits that all have in common.
+pub(crate) fn short(fence: u64) -> u64 {
+    fence % 10_000_000_000
+}

@@ -1,0 +1,106 @@
+//! Schedules from fresh seeds, and what makes their results worth something: a run repeats exactly, and a store that
+//! breaks its promises is caught.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::SystemTime,
+};
+
+use lockkit_sim::{
+    Counts,
+    plan::{Bug, Fault, Plan, Profile},
+    run,
+    shrink::shrink,
+};
+
+/// How many schedules a run of the tests tries.
+const SCHEDULES: u64 = 10_000;
+
+/// Runs the schedules of these seeds on both processors. Returns the violations, each with its seed.
+fn violations(from: u64, count: u64) -> (Counts, Vec<String>) {
+    let next = AtomicU64::new(from);
+    let found = Mutex::new((Counts::default(), Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + count || found.lock().unwrap().1.len() >= 10 {
+                        return;
+                    }
+                    let outcome = run(&Plan::of(seed, None), false);
+                    let mut found = found.lock().unwrap();
+                    found.0.add(&outcome.counts);
+                    found.1.extend(outcome.violations.into_iter().take(1).map(|it| format!("seed {seed}: {it}")));
+                }
+            });
+        }
+    });
+    found.into_inner().unwrap()
+}
+
+#[test]
+fn leases_keep_their_promises_in_fresh_schedules() {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let from = u64::try_from(since.as_micros()).unwrap();
+    let (counts, found) = violations(from, SCHEDULES);
+    println!("{SCHEDULES} schedules from seed {from}: {counts:?}");
+    let replay = "cargo run -p lockkit-sim -- run -v --seed N";
+    assert!(found.is_empty(), "{} failed; replay one with `{replay}`:\n{}", found.len(), found.join("\n"));
+    assert!(counts.leases > SCHEDULES && counts.handed_over > 0 && counts.losses > 0, "{counts:?}");
+    assert!(counts.commits.iter().all(|it| *it > 0), "{counts:?}");
+}
+
+#[test]
+fn a_seed_repeats_its_run() {
+    for seed in 0..100 {
+        let digests = [0, 1].map(|_| thread::spawn(move || run(&Plan::of(seed, None), false).digest).join().unwrap());
+        assert_eq!(digests[0], digests[1], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_failing_plan_is_made_as_small_as_it_can_be() {
+    let has_stop = |plan: &Plan| plan.faults.iter().any(|(_, it)| matches!(it, Fault::Stop { .. }));
+    let plan = (0..).map(|seed| Plan::of(seed, Some(Profile::Mix))).find(has_stop).unwrap();
+    let least = shrink(&plan, has_stop);
+    assert_eq!(least.faults.len(), 1);
+    assert!(least.processes.iter().all(|it| it.tasks.is_empty()), "{least:#?}");
+}
+
+/// Each bug of a store, with a word of the violation that it makes.
+const CAUGHT: [(Bug, &str); 11] = [
+    (Bug::GrantsTheHeld, "without its row"),
+    (Bug::GrantsTheLocked, "commit"),
+    (Bug::RepeatsFences, "fence"),
+    (Bug::SkipsRenewals, "without its row"),
+    (Bug::RenewsByName, "without its row"),
+    (Bug::ReleasesByName, "without its row"),
+    (Bug::SkipsReleases, "left"),
+    (Bug::ReleasesThePinned, "commit"),
+    (Bug::LosesCommits, "acknowledged"),
+    (Bug::CommitsForAnyone, "commit"),
+    (Bug::KeepsLateExpiries, "free"),
+];
+
+#[test]
+fn a_store_that_breaks_a_promise_is_caught() {
+    assert_eq!(CAUGHT.map(|(bug, _)| bug), Bug::ALL);
+    thread::scope(|scope| {
+        for (bug, word) in CAUGHT {
+            scope.spawn(move || {
+                let caught = (0..5000).find(|seed| {
+                    let mut plan = Plan::of(*seed, None);
+                    plan.settings.bug = Some(bug);
+                    run(&plan, false).violations.iter().any(|it| it.contains(word))
+                });
+                println!("{bug:?}: seed {caught:?}");
+                assert!(caught.is_some(), "{bug:?} is not caught");
+            });
+        }
+    });
+}
