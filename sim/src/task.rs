@@ -291,19 +291,22 @@ impl Task {
         ran.or_else(|err| if err.is_lost() { Ok(()) } else { Err(err) })
     }
 
-    /// Uses a handle whose body has ended. It must change nothing.
+    /// Uses a handle whose body has ended. It changes nothing, unless the release after the body was not answered.
     async fn escaped(&self, lease: Lease<Client>, then: Stale) {
-        if lease.is_trusted() {
+        let is_safe = self.is_safe(&lease);
+        if lease.is_trusted() && is_safe {
             self.violation("trusts the lease of a body that has ended");
         }
         match then {
             Stale::Release => {
-                if let Ok(Released::WhileHeld) = lease.release().await {
+                if let Ok(Released::WhileHeld) = lease.release().await
+                    && is_safe
+                {
                     self.violation("released a lease that had ended");
                 }
             }
             Stale::Extend => {
-                if lease.extend(ms(self.settings.ttl)).await.is_ok() {
+                if lease.extend(ms(self.settings.ttl)).await.is_ok() && is_safe {
                     self.violation("extended a lease that had ended");
                 }
             }
