@@ -149,7 +149,7 @@ impl LeaseStore for Client {
             let Some(freed) = freed else { return std::future::pending().await };
             if freed.await.is_err() {
                 // The process has ended.
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         }
     }

@@ -63,6 +63,7 @@ struct Waiting {
 
 /// The judge of one run.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "what the plan of the run has")]
 pub(crate) struct Judge {
     pub(crate) violations: Vec<String>,
     /// Whether trust without a row is a violation.
@@ -128,7 +129,9 @@ impl Judge {
     pub(crate) fn executed(&mut self, process: usize, request: &Request, reply: &Reply, now: u64) {
         match (request, reply) {
             (Request::Acquire(claims), Reply::All(AcquiredAll::Granted(_))) => {
-                claims.iter().for_each(|it| self.granted(process, it, now));
+                for claim in claims {
+                    self.granted(process, claim, now);
+                }
             }
             (Request::AcquireEach(claims), Reply::Each(answers)) => {
                 let granted = claims.iter().zip(answers).filter(|(_, it)| matches!(it, Some(Acquired::Granted(_))));

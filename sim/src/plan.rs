@@ -505,12 +505,11 @@ fn terms(random: &mut Rng, mix: Mixture) -> Terms {
 fn work(random: &mut Rng, mix: Mixture) -> Work {
     let holds = (0..random.usize(1..=3)).map(|_| random.u64(0..=mix.longest_hold)).collect();
     let end = match random.u32(..20) {
-        0..6 => End::Release,
-        6..9 => End::Drop,
-        9..11 if mix.drops => End::AbortedRelease(random.u64(0..5)),
-        11..13 if mix.shares => End::Share(random.u64(0..20)),
-        13..15 if mix.commits && mix.shares => End::Race(section(random, mix), random.u64(0..10)),
-        11..20 if mix.commits => End::Section(section(random, mix)),
+        0..3 => End::Drop,
+        3..5 if mix.drops => End::AbortedRelease(random.u64(0..5)),
+        5..7 if mix.shares => End::Share(random.u64(0..20)),
+        7..9 if mix.commits && mix.shares => End::Race(section(random, mix), random.u64(0..10)),
+        5..14 if mix.commits => End::Section(section(random, mix)),
         _ => End::Release,
     };
     Work { holds, extends: mix.extends && random.u32(..3) == 0, end }

@@ -293,7 +293,9 @@ impl<'p> Run<'p> {
                 found.push(format!("p{process} still renews {held} leases, and {tasks} tasks are left"));
             }
         }
-        found.into_iter().for_each(|it| self.world.lock().violation(it));
+        for what in found {
+            self.world.lock().violation(what);
+        }
     }
 
     /// Every process gets every lease soon.

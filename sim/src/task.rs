@@ -99,7 +99,7 @@ impl Task {
                 let kind = Kind::Permit(PERMITS as usize);
                 let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, kind.clone())).collect();
                 sleep(ms(work.holds.iter().sum())).await;
-                numbers.iter().for_each(|it| self.gives_up(*it));
+                self.gives_all_up(&numbers);
                 leases.release().await?;
             }
             What::Read { work } => {
@@ -150,6 +150,12 @@ impl Task {
 
     fn gives_up(&self, number: u64) {
         self.world.lock().gives_up(self.process, number);
+    }
+
+    fn gives_all_up(&self, numbers: &[u64]) {
+        for number in numbers {
+            self.gives_up(*number);
+        }
     }
 
     /// Whether nothing but its holder can have ended the lease.
@@ -235,7 +241,7 @@ impl Task {
         let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, Kind::Alone)).collect();
         sleep(ms(hold)).await;
         let tx = if commits { timeout(STATEMENT_LIMIT, self.leases.store().begin()).await.ok() } else { None };
-        numbers.iter().for_each(|it| self.gives_up(*it));
+        self.gives_all_up(&numbers);
         let Some(Ok(mut tx)) = tx else {
             drop(leases.release().await);
             return Ok(());
@@ -248,7 +254,9 @@ impl Task {
         }
         let committed = simulation::commit_all(leases, tx).await;
         self.log(&format!("commits all: {committed:?}"));
-        outcomes.into_iter().for_each(|it| it.is(&committed));
+        for outcome in outcomes {
+            outcome.is(&committed);
+        }
         Ok(())
     }
 

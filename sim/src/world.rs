@@ -259,10 +259,11 @@ impl World {
     }
 
     /// A violation of what lockkit promises.
-    pub(crate) fn violation(&mut self, what: String) {
+    pub(crate) fn violation(&mut self, mut what: String) {
         self.log("!", || format!("VIOLATION: {what}"));
         let now = self.now;
-        self.judge.violations.push(format!("{what} (at {})", shown(now)));
+        let _ = write!(what, " (at {})", shown(now));
+        self.judge.violations.push(what);
     }
 
     pub(crate) fn log(&mut self, whose: &str, what: impl FnOnce() -> String) {
