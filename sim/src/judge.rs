@@ -4,7 +4,10 @@
 //! its leases are compared with the rows of the store. That is stronger than exclusion: a lease that is trusted without
 //! its row is a violation even if nobody else has taken it yet.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use lockkit::{
     Key, Lease,
@@ -15,7 +18,7 @@ use lockkit::{
 use crate::{
     client::Client,
     plan::{Plan, Profile},
-    store::{Reply, Request},
+    store::{FENCES, Reply, Request},
     world::World,
 };
 
@@ -25,8 +28,9 @@ const WATCHED_FOR: u64 = 3_000_000;
 /// How long a key may be free, in microseconds, while a caller waits for it.
 const LATE: u64 = 1_000_000;
 
-/// As [`LATE`], where processes die that have a ticket, which live for 3 s at most.
-const LATE_AFTER_DEATHS: u64 = 5_000_000;
+/// As [`LATE`], after a fault: a call that was on its way gets no answer for half of the ttl, and 500 ms at least, and
+/// the ticket of a dead process lives for 3 s at most.
+const LATE_AFTER_FAULTS: u64 = 4_000_000;
 
 /// What a lease is for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,13 +79,18 @@ pub(crate) struct Judge {
     /// Whether no lease may be lost but by theft.
     pub(crate) is_undisturbed: bool,
     /// How long a key may be free while a caller waits.
-    late: Option<u64>,
+    late: u64,
+    /// Since when there has been no fault. `None` while a link is bad.
+    pub(crate) calm_since: Option<u64>,
+    /// The longest ttl of a lease, and the longest of each token, in microseconds.
+    longest_ttl: u64,
+    ttls: BTreeMap<Token, u64>,
     handles: BTreeMap<usize, Vec<Handle>>,
     fences: BTreeMap<Key, u64>,
     /// Which process claimed each token.
     owners: BTreeMap<Token, usize>,
-    /// The tokens that an operator has taken away, and how many operators of a process are about to.
-    stolen: BTreeSet<Token>,
+    /// When an operator has taken each token away, and how many operators of a process are about to.
+    stolen: BTreeMap<Token, u64>,
     stealing: BTreeMap<(usize, Key), u32>,
     /// The callers of each process and key, in the order of their arrival.
     waiting: BTreeMap<(usize, Key), VecDeque<Waiting>>,
@@ -98,18 +107,21 @@ pub(crate) struct Judge {
 impl Judge {
     pub(crate) fn new(plan: &Plan) -> Self {
         let is_calm = plan.is_calm();
-        let only_deaths = plan.profile == Profile::Kill;
+        let longest_ttl = 1000 * plan.longest_ttl();
         Self {
             violations: Vec::new(),
             is_exclusive: plan.profile != Profile::Forward,
             is_calm,
             is_faultless: plan.is_faultless(),
             is_undisturbed: plan.is_undisturbed(),
-            late: if is_calm { Some(LATE) } else { only_deaths.then_some(LATE_AFTER_DEATHS) },
+            late: if is_calm { LATE } else { LATE_AFTER_FAULTS + longest_ttl / 2 },
+            calm_since: Some(0),
+            longest_ttl,
+            ttls: BTreeMap::new(),
             handles: BTreeMap::new(),
             fences: BTreeMap::new(),
             owners: BTreeMap::new(),
-            stolen: BTreeSet::new(),
+            stolen: BTreeMap::new(),
             stealing: BTreeMap::new(),
             waiting: BTreeMap::new(),
             closed: BTreeSet::new(),
@@ -127,6 +139,15 @@ impl Judge {
 
     /// The store has executed a request.
     pub(crate) fn executed(&mut self, process: usize, request: &Request, reply: &Reply, now: u64) {
+        let mut has_ttl = |token: Token, ttl: Duration| {
+            let longest = self.ttls.entry(token).or_default();
+            *longest = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX).max(*longest);
+        };
+        match request {
+            Request::Acquire(it) | Request::AcquireEach(it) => it.iter().for_each(|it| has_ttl(it.token, it.ttl)),
+            Request::Renew(it) => it.iter().for_each(|it| has_ttl(it.token, it.ttl)),
+            _ => {}
+        }
         match (request, reply) {
             (Request::Acquire(claims), Reply::All(AcquiredAll::Granted(_))) => {
                 for claim in claims {
@@ -144,9 +165,14 @@ impl Judge {
                     let is_foreign = self.owners.get(&release.token).is_some_and(|it| *it != process);
                     let is_theft = self.stealing.get(&(process, release.key.clone())).is_some_and(|it| *it > 0);
                     if is_foreign || is_theft {
-                        self.stolen.insert(release.token);
+                        self.stolen.insert(release.token, now);
                     }
                 }
+            }
+            (_, Reply::All(AcquiredAll::Held { key, free_in: Some(free_in) }))
+                if free_in.as_micros() > u128::from(self.longest_ttl) =>
+            {
+                self.violations.push(format!("`{key}` is held for {free_in:?}, longer than any ttl"));
             }
             _ => {}
         }
@@ -157,10 +183,10 @@ impl Judge {
         self.owners.insert(claim.token, process);
         let waiting = self.waiting.iter().filter(|((_, key), _)| *key == claim.key);
         let oldest = waiting.filter_map(|(_, it)| it.front()).map(|it| it.since).min();
-        if let (Some(late), Some(free), Some(oldest)) = (self.late, self.free_since, oldest)
-            && free.max(oldest) + late < now
+        if let (Some(calm), Some(free), Some(oldest)) = (self.calm_since, self.free_since, oldest)
+            && free.max(oldest).max(calm) + self.late < now
         {
-            let waited = (now - free.max(oldest)) / 1000;
+            let waited = (now - free.max(oldest).max(calm)) / 1000;
             self.found_late = Some(format!("`{}` was free for {waited} ms while a caller waited", claim.key));
         }
     }
@@ -189,7 +215,7 @@ impl Judge {
     }
 
     pub(crate) fn was_stolen(&self, lease: &Lease<Client>) -> bool {
-        self.stolen.contains(&token(lease))
+        self.stolen.contains_key(&token(lease))
     }
 
     pub(crate) fn acknowledged(&mut self, key: &Key) {
@@ -211,8 +237,11 @@ impl World {
         self.log_of(process, || format!("HAS `{key}` with fence {}, as {number}", short(fence)));
         self.counts.leases += 1;
         let last = self.judge.fences.get(&key).copied().unwrap_or(0);
-        if is_trusted && self.judge.is_exclusive && !self.judge.stolen.contains(&token) && fence <= last {
+        if is_trusted && self.judge.is_exclusive && !self.judge.stolen.contains_key(&token) && fence <= last {
             self.violation(format!("`{key}` was given out with fence {} after {}", short(fence), short(last)));
+        }
+        if !is_trusted {
+            self.violation(format!("p{process} was given `{key}`, which it had lost"));
         }
         if is_trusted && self.judge.closed.contains(&process) {
             self.violation(format!("p{process} got `{key}` after it was closed"));
@@ -267,6 +296,16 @@ impl World {
         trusted.map(|it| (it.number, it.fence)).collect()
     }
 
+    /// A lease of this key that the process has lost, and that was handed over by the holder with this fence: a theft
+    /// from that holder may not end it.
+    pub(crate) fn lost_with_fence_after(&self, process: usize, key: &Key, fence: u64) -> Option<u64> {
+        let handles = self.judge.handles.get(&process).into_iter().flatten();
+        let of_key = |it: &&Handle| self.judge.is_undisturbed && !it.is_over && it.lease.key() == key;
+        let mut handles = handles.filter(of_key);
+        let is_next = |it: &&Handle| it.fence > fence && it.fence < fence + FENCES && !trusts(&it.lease);
+        handles.find(is_next).map(|it| it.number)
+    }
+
     /// A caller begins to wait. Returns its number.
     pub(crate) fn waits(&mut self, process: usize, key: &Key, for_ms: u64) -> u64 {
         let (number, since) = (self.number(), self.time_of(process));
@@ -305,7 +344,12 @@ impl World {
                 found.push(format!("p{process} trusts `{key}` again that it had lost, lease {}", it.number));
             }
             it.is_lost |= !is_trusted;
-            if !is_trusted || it.is_over || self.judge.stolen.contains(&it.token) {
+            let stolen = self.judge.stolen.get(&it.token);
+            let ttl = self.judge.ttls.get(&it.token).copied().unwrap_or(self.judge.longest_ttl);
+            if is_trusted && stolen.is_some_and(|it| at > it + ttl) {
+                found.push(format!("p{process} still trusts lease {} of `{key}`, which was stolen", it.number));
+            }
+            if !is_trusted || it.is_over || stolen.is_some() {
                 continue;
             }
             if let Some(other) = trusted.insert(key.clone(), it.number)
@@ -337,7 +381,10 @@ impl World {
         let mut held: BTreeMap<&Kind, usize> = BTreeMap::new();
         for it in self.judge.handles.values().flatten().filter(|it| it.kind != Kind::Alone && !it.is_over) {
             // Of other processes, the store says whether they still have it: their clocks stand elsewhere.
-            if !it.is_lost && !self.judge.stolen.contains(&it.token) && self.store.holds(it.lease.key(), it.token, at) {
+            if !it.is_lost
+                && !self.judge.stolen.contains_key(&it.token)
+                && self.store.holds(it.lease.key(), it.token, at)
+            {
                 *held.entry(&it.kind).or_default() += 1;
             }
         }

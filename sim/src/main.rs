@@ -14,7 +14,7 @@ use std::{
 use clap::{Parser, Subcommand};
 use lockkit_sim::{
     Counts,
-    plan::{Plan, Profile},
+    plan::{Bug, Plan, Profile},
     run,
     shrink::{fails_alike, shrink},
 };
@@ -58,6 +58,9 @@ enum Command {
         /// Only this kind of trouble.
         #[arg(long)]
         profile: Option<Profile>,
+        /// A promise that the store breaks.
+        #[arg(long)]
+        bug: Option<Bug>,
         /// How many threads run schedules.
         #[arg(long, default_value_t = 2)]
         threads: usize,
@@ -72,23 +75,36 @@ struct Which {
     /// The kind of trouble, if it is not that of the seed.
     #[arg(long)]
     profile: Option<Profile>,
+    /// A promise that the store breaks.
+    #[arg(long)]
+    bug: Option<Bug>,
+}
+
+impl Which {
+    fn plan(&self) -> Plan {
+        let mut plan = Plan::of(self.seed, self.profile);
+        plan.settings.bug = self.bug;
+        plan
+    }
 }
 
 fn main() -> ExitCode {
     match Args::parse().command {
-        Command::Run { which, verbose } => replay(&Plan::of(which.seed, which.profile), verbose),
+        Command::Run { which, verbose } => replay(&which.plan(), verbose),
         Command::Shrink { which } => {
-            let plan = Plan::of(which.seed, which.profile);
+            let plan = which.plan();
             let Some(violation) = run(&plan, false).violations.into_iter().next() else {
                 println!("Seed {} has no violation.", which.seed);
                 return ExitCode::SUCCESS;
             };
             replay(&shrink(&plan, |it| fails_alike(it, &violation)), true)
         }
-        Command::Soak { minutes, schedules, from, keep_going, profile, threads } => {
+        Command::Soak { minutes, schedules, from, keep_going, profile, bug, threads } => {
             let from = from.unwrap_or_else(fresh_seed);
             let limit = Duration::from_secs_f64(60.0 * minutes);
-            soak(from, schedules.unwrap_or(u64::MAX), limit, keep_going, profile, threads)
+            let plan = |nth| Which { seed: from + nth, profile, bug }.plan();
+            println!("from seed {from}");
+            soak(plan, schedules.unwrap_or(u64::MAX), limit, keep_going, threads)
         }
     }
 }
@@ -119,11 +135,10 @@ struct Totals {
 }
 
 fn soak(
-    from: u64,
+    plan: impl Fn(u64) -> Plan + Sync,
     schedules: u64,
     limit: Duration,
     keep_going: bool,
-    profile: Option<Profile>,
     threads: usize,
 ) -> ExitCode {
     let (next, began) = (AtomicU64::new(0), Instant::now());
@@ -136,14 +151,14 @@ fn soak(
                     if nth >= schedules || !keep_going && !totals.lock().expect("no thread panics").failed.is_empty() {
                         return;
                     }
-                    let seed = from + nth;
-                    let outcome = run(&Plan::of(seed, profile), false);
+                    let plan = plan(nth);
+                    let outcome = run(&plan, false);
                     let mut totals = totals.lock().expect("no thread panics");
                     totals.ran += 1;
                     totals.counts.add(&outcome.counts);
                     if let Some(violation) = outcome.violations.into_iter().next() {
                         let kind = violation.chars().filter(|it| !it.is_ascii_digit()).take(40).collect();
-                        totals.failed.entry(kind).or_insert((0, seed, violation)).0 += 1;
+                        totals.failed.entry(kind).or_insert((0, plan.seed, violation)).0 += 1;
                     }
                 }
             });
@@ -153,7 +168,7 @@ fn soak(
     let took = began.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "it is shown with no decimals")]
     let rate = ran as f64 / took;
-    println!("{ran} schedules from seed {from} in {took:.0} s, {rate:.0} a second; {counts:?}");
+    println!("{ran} schedules in {took:.0} s, {rate:.0} a second; {counts:?}");
     for (times, seed, violation) in failed.values() {
         println!("VIOLATION: {times} times, first with seed {seed}: {violation}");
         println!("    cargo run -p lockkit-sim -- run -v --seed {seed}");

@@ -85,7 +85,7 @@ pub struct Settings {
 }
 
 /// A promise that the store breaks, so that a test sees which of them the simulation notices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Bug {
     /// A claim takes what another one holds.
     GrantsTheHeld,
@@ -109,23 +109,8 @@ pub enum Bug {
     CommitsForAnyone,
     /// A row whose clock was set back keeps its expiry.
     KeepsLateExpiries,
-}
-
-impl Bug {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
-        Self::GrantsTheHeld,
-        Self::GrantsTheLocked,
-        Self::RepeatsFences,
-        Self::SkipsRenewals,
-        Self::RenewsByName,
-        Self::ReleasesByName,
-        Self::SkipsReleases,
-        Self::ReleasesThePinned,
-        Self::LosesCommits,
-        Self::CommitsForAnyone,
-        Self::KeepsLateExpiries,
-    ];
+    /// A claim that arrives twice sets the expiry of its lease back to its own ttl.
+    ShortensByRepeats,
 }
 
 /// A process.
@@ -351,10 +336,13 @@ pub struct Section {
 /// How a transaction ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
+    /// With the lease.
     Commits,
+    /// Without it, as a verified one may. The lease is released afterwards.
+    CommitsAlone,
     /// It is dropped, and then the lease is released.
     RollsBack,
-    /// The lease is dropped first.
+    /// The lease is dropped first. A verified transaction commits all the same: its row is pinned.
     LeaseFirst,
 }
 
@@ -375,6 +363,7 @@ struct Mixture {
     steals: bool,
     closes: bool,
     two_keys: bool,
+    ttl: u64,
     longest_hold: u64,
 }
 
@@ -398,10 +387,11 @@ impl Plan {
             steals: profile == Profile::Steal || profile == Profile::Mix && random.bool(),
             closes: random.u32(..10) < 2,
             two_keys: random.bool(),
-            longest_hold: *pick(random, &[2, 20, 200]),
+            ttl: *pick(random, &[120, 300, 1000, 3000]),
+            longest_hold: *pick(random, &[2, 20, 200, 500]),
         };
         let settings = Settings {
-            ttl: *pick(random, &[120, 300, 1000, 3000]),
+            ttl: mix.ttl,
             wait: if mix.short_waits { 1000 } else { 20_000 },
             hand_over: *pick(random, &[0, 1, 32, 32, 400]),
             notifies: *pick(random, &[0.0, 1.0, 0.7]),
@@ -516,11 +506,19 @@ fn work(random: &mut Rng, mix: Mixture) -> Work {
 }
 
 fn section(random: &mut Rng, mix: Mixture) -> Section {
+    const FATES: [Fate; 6] =
+        [Fate::Commits, Fate::Commits, Fate::Commits, Fate::CommitsAlone, Fate::RollsBack, Fate::LeaseFirst];
+    let verifies = random.u32(..5) > 0;
+    let fate = *pick(random, &FATES);
     Section {
-        verifies: random.u32(..5) > 0,
-        pause: if random.bool() { random.u64(0..=mix.longest_hold) } else { 0 },
+        verifies,
+        pause: match random.u32(..8) {
+            0..4 => 0,
+            4 => random.u64(0..=2 * mix.ttl),
+            _ => random.u64(0..=mix.longest_hold),
+        },
         is_shared: mix.shares && random.u32(..3) == 0,
-        fate: *pick(random, &[Fate::Commits, Fate::Commits, Fate::Commits, Fate::RollsBack, Fate::LeaseFirst]),
+        fate: if verifies || fate != Fate::CommitsAlone { fate } else { Fate::Commits },
         dropped: (mix.drops && random.u32(..4) == 0).then(|| random.u64(0..40)),
     }
 }

@@ -1,8 +1,8 @@
 //! One run of a plan: the event loop, and the processes.
 //!
-//! Each process has a Tokio runtime of its own, with one thread and a paused clock. The loop lets each of them run until
-//! the time of the next event, or until it sends something, whichever is first. So only one of them runs at a time, and
-//! in the same order in every run.
+//! Each process has a Tokio runtime of its own, with one thread and a paused clock. The loop lets each of them run
+//! until the time of the next event, or until it sends something, whichever is first. So only one of them runs at a
+//! time, and in the same order in every run.
 
 use std::time::Duration;
 
@@ -188,12 +188,18 @@ impl<'p> Run<'p> {
             Event::Freed { process, key } => self.world.lock().freed(process, &key),
             Event::Ends(tx) => self.world.lock().end(tx),
             Event::IdlesAt(tx) => self.world.lock().idles(tx),
-            Event::Continues { process } => self.go_on(process),
+            Event::Continues { process } => {
+                self.go_on(process);
+                self.world.lock().note_fault();
+            }
             Event::Restarts { process, tasks } => {
                 self.world.lock().log("fault", || format!("p{process} starts again"));
                 self.start(process, tasks);
             }
-            Event::Fault(fault) => self.fail(fault),
+            Event::Fault(fault) => {
+                self.fail(fault);
+                self.world.lock().note_fault();
+            }
         }
     }
 
@@ -265,7 +271,9 @@ impl<'p> Run<'p> {
     }
 
     fn repair(&self) {
-        self.world.lock().places.iter_mut().for_each(|it| it.link = Link::GOOD);
+        let mut world = self.world.lock();
+        world.places.iter_mut().for_each(|it| it.link = Link::GOOD);
+        world.note_fault();
     }
 
     /// Waits until nothing can be left of the operations, and looks whether something is.

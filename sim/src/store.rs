@@ -15,7 +15,7 @@ use lockkit::{
 use crate::plan::Bug;
 
 /// How many fences belong to each grant.
-const FENCES: i64 = 256;
+pub(crate) const FENCES: u64 = 256;
 
 /// The store's clock at the beginning of a run, in microseconds since 1970: 2026-01-01.
 const BEGINNING: i64 = 1_767_225_600_000_000;
@@ -59,9 +59,18 @@ impl Request {
         }
     }
 
-    /// Whether a store may execute it twice without harm.
+    /// Whether a store may execute it twice without harm. A claim may arrive again while its lease is held, not later:
+    /// a driver that sends it again does so before its caller knows of the lease.
     pub(crate) fn may_be_repeated(&self) -> bool {
-        matches!(self, Self::Look(_) | Self::Renew(_) | Self::Release(_) | Self::ReleaseUnpinned(_) | Self::List(..))
+        matches!(
+            self,
+            Self::Acquire(_)
+                | Self::Look(_)
+                | Self::Renew(_)
+                | Self::Release(_)
+                | Self::ReleaseUnpinned(_)
+                | Self::List(..)
+        )
     }
 }
 
@@ -300,15 +309,16 @@ impl Store {
 
     fn grant(&mut self, claim: &Claim, now: i64) -> Grant {
         let Claim { key, token, holder, ttl, .. } = claim;
+        let shortens = self.has(Bug::ShortensByRepeats);
         if let Some(row) = self.rows.get_mut(key).filter(|it| it.token == Some(*token)) {
-            (row.expires, row.ttl) = row.renewed(*ttl, now);
+            (row.expires, row.ttl) = if shortens { (now + micros(*ttl), micros(*ttl)) } else { row.renewed(*ttl, now) };
             row.renewals += 1;
             return granted(row.fence);
         }
         let before = self.rows.remove(key);
         let number = match &before {
             Some(before) if self.has(Bug::RepeatsFences) => before.fence,
-            before => before.as_ref().map_or(now, |it| now.max(it.fence + FENCES)),
+            before => before.as_ref().map_or(now, |it| now.max(it.fence + FENCES.cast_signed())),
         };
         let row = Row {
             token: Some(*token),
@@ -321,7 +331,7 @@ impl Store {
         };
         self.rows.insert(key.clone(), row);
         if let Some(last) = self.fences.insert(key.clone(), number)
-            && last + FENCES > number
+            && last + FENCES.cast_signed() > number
         {
             self.violations.push(format!("a grant of `{key}` has fence {number} after {last}"));
         }
@@ -346,8 +356,8 @@ impl Store {
 
     fn release(&mut self, release: &Release, respects_pins: bool, now: i64) -> Answer {
         let Release { key, token, min_hold, .. } = release;
-        let respects_pins = respects_pins && !self.has(Bug::ReleasesThePinned);
-        let is_locked = self.is_changed(key, None) || respects_pins && self.is_pinned(key);
+        let is_pinned = self.is_pinned(key);
+        let is_locked = self.is_changed(key, None) || respects_pins && is_pinned && !self.has(Bug::ReleasesThePinned);
         let by_name = self.has(Bug::ReleasesByName);
         if self.has(Bug::SkipsReleases) {
             return Answer::Done;
@@ -358,6 +368,9 @@ impl Store {
             return Answer::Busy;
         }
         (row.token, row.expires, row.ttl) = row.released(*min_hold, false, now);
+        if is_pinned && !respects_pins {
+            self.violations.push(format!("`{key}` was released by a plain statement under the pin of a transaction"));
+        }
         self.note_freed(key, now);
         Answer::Done
     }
@@ -373,7 +386,7 @@ impl Store {
 
     fn sweep(&mut self, retention: Duration, limit: u32, now: i64) -> u64 {
         let then = now - micros(retention);
-        let old = self.rows.iter().filter(|(_, it)| it.expires < then && it.fence < then - FENCES);
+        let old = self.rows.iter().filter(|(_, it)| it.expires < then && it.fence < then - FENCES.cast_signed());
         let keys: Vec<_> =
             old.map(|(key, _)| key.clone()).filter(|it| !self.is_locked(it)).take(limit as usize).collect();
         keys.iter().filter_map(|it| self.rows.remove(it)).count() as u64
@@ -563,7 +576,7 @@ impl Store {
 
 fn granted(number: i64) -> Grant {
     let mut grant = Grant::from(fence(number));
-    grant.spare_fences = FENCES.unsigned_abs() - 1;
+    grant.spare_fences = FENCES - 1;
     grant
 }
 

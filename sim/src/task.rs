@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use lockkit::{
     Error, Fault, Key, Lease, LeaseRequest, Leases, OnLost, Released, Result,
-    testing::simulation::{self, observer, token},
+    testing::simulation::{self, LeaseTx, observer, token},
 };
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    client::Client,
-    judge::Kind,
+    client::{Client, Tx},
+    judge::{Kind, short},
     plan::{Body, End, Fate, Name, Op, Section, Settings, Stale, Terms, What, Work},
     store::Write,
     world::Shared,
@@ -349,6 +349,10 @@ impl Task {
             if let Some((number, _)) = had.iter().find(same) {
                 world.violation(format!("p{} trusts lease {number} that it has stolen itself", self.process));
             }
+            if looks && let Some(other) = world.lost_with_fence_after(self.process, key, taken.fence.get()) {
+                let fence = short(taken.fence.get());
+                world.violation(format!("p{} lost lease {other} when it stole fence {fence}", self.process));
+            }
         }
         Ok(())
     }
@@ -400,7 +404,15 @@ impl Task {
             Fate::LeaseFirst => {
                 drop(lease);
                 sleep(ms(10)).await;
-                drop(tx);
+                if section.verifies {
+                    tx.write(Write { key: key.clone(), read, fence });
+                    self.commits_alone(tx, &key).await;
+                }
+            }
+            Fate::CommitsAlone => {
+                tx.write(Write { key: key.clone(), read, fence });
+                self.commits_alone(tx, &key).await;
+                drop(lease.release().await);
             }
             Fate::Commits => {
                 tx.write(Write { key: key.clone(), read, fence });
@@ -422,6 +434,15 @@ impl Task {
                     Err(_) => {}
                 }
             }
+        }
+    }
+
+    async fn commits_alone(&self, tx: Tx, key: &Key) {
+        let outcome = Outcome::unknown(self, key);
+        let committed = timeout(STATEMENT_LIMIT, tx.commit()).await;
+        self.log(&format!("commits `{key}` alone: {committed:?}"));
+        if let Ok(committed) = committed {
+            outcome.is(&committed);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Everything outside of the processes: time, the network between them and the store, and the record of a run.
 //!
-//! Time is one number, in microseconds since the beginning of the run. What happens is an event at a time; events of one
-//! time happen in the order in which they were planned.
+//! Time is one number, in microseconds since the beginning of the run. What happens is an event at a time; events of
+//! one time happen in the order in which they were planned.
 
 use std::{
     collections::BTreeMap,
@@ -232,6 +232,12 @@ impl World {
         self.places[process].clock
     }
 
+    /// A fault has begun or ended.
+    pub(crate) fn note_fault(&mut self) {
+        let is_over = self.places.iter().all(|it| it.link == Link::GOOD && !it.is_stopped);
+        self.judge.calm_since = is_over.then_some(self.now);
+    }
+
     /// A number that nothing else has.
     pub(crate) fn number(&mut self) -> u64 {
         self.last_number += 1;
@@ -359,6 +365,12 @@ impl World {
     pub(crate) fn arrives(&mut self, call: u64, is_first: bool) {
         let Some(Call { request, process, back, .. }) = self.calls.get(&call) else { return };
         let (request, process, back) = (request.clone(), *process, *back);
+        if let (false, Request::Acquire(claims)) = (is_first, &request)
+            && !claims.iter().all(|it| self.store.holds(&it.key, it.token, self.now))
+        {
+            self.calls.remove(&call);
+            return;
+        }
         if let Some(Claim { key, .. }) = claimed(&request) {
             self.judge.before_claim(self.store.free_since(key, self.now));
         }

@@ -1,5 +1,5 @@
-//! What the simulation of the workspace (`sim/`) needs, and no test of a service: everything random from one seed, what a
-//! lease is without changing it, and the commit of leases in a transaction of its own.
+//! What the simulation of the workspace (`sim/`) needs, and no test of a service: everything random from one seed, what
+//! a lease is without changing it, and the commit of leases in a transaction of its own.
 //!
 //! `fastrand` has a state for each thread, which can be seeded. Besides it, lockkit takes random tokens from the
 //! operating system; [`simulate_tokens`] ends that. No code of leases selects at random or iterates over a hash map.
