@@ -87,7 +87,7 @@ fn a_claim_that_arrives_twice_leaves_an_extended_lease_as_it_is() {
                 key: Name::A,
                 terms: Terms { ttl_times: 1, min_hold: 0, wait: None },
                 dropped: None,
-                work: Work { extends: true, ..work(4 * TTL) },
+                work: Work { holds: vec![2], extends: true, end: End::Share(4 * TTL) },
             };
             let mut plan = plan(Profile::Net, vec![vec![at(5, extends)]]);
             plan.seed = seed;

@@ -14,14 +14,14 @@ use lockkit_sim::{
     Counts,
     plan::{Bug, Fault, Plan, Profile},
     run,
-    shrink::shrink,
+    shrink::{fails_alike, shrink},
 };
 
 /// How many schedules a run of the tests tries.
 const SCHEDULES: u64 = 10_000;
 
-/// Runs the schedules of these seeds on both processors. Returns the violations, each with its seed.
-fn violations(from: u64, count: u64) -> (Counts, Vec<String>) {
+/// Runs the schedules of these seeds on all processors. Returns the violations, each with its seed.
+fn violations(from: u64, count: u64) -> (Counts, Vec<(u64, String)>) {
     let next = AtomicU64::new(from);
     let found = Mutex::new((Counts::default(), Vec::new()));
     thread::scope(|scope| {
@@ -35,7 +35,7 @@ fn violations(from: u64, count: u64) -> (Counts, Vec<String>) {
                     let outcome = run(&Plan::of(seed, None), false);
                     let mut found = found.lock().unwrap();
                     found.0.add(&outcome.counts);
-                    found.1.extend(outcome.violations.into_iter().take(1).map(|it| format!("seed {seed}: {it}")));
+                    found.1.extend(outcome.violations.into_iter().take(1).map(|it| (seed, it)));
                 }
             });
         }
@@ -49,8 +49,11 @@ fn leases_keep_their_promises_in_fresh_schedules() {
     let from = u64::try_from(since.as_micros()).unwrap();
     let (counts, found) = violations(from, SCHEDULES);
     println!("{SCHEDULES} schedules from seed {from}: {counts:?}");
-    let replay = "cargo run -p lockkit-sim -- run -v --seed N";
-    assert!(found.is_empty(), "{} failed; replay one with `{replay}`:\n{}", found.len(), found.join("\n"));
+    if let Some((seed, violation)) = found.first() {
+        let least = shrink(&Plan::of(*seed, None), |it| fails_alike(it, violation));
+        let replay = format!("cargo run -p lockkit-sim -- run -v --seed {seed}");
+        panic!("{} failed: {found:#?}\n`{replay}` replays the first, of which this is left: {least:#?}", found.len());
+    }
     assert!(counts.leases > SCHEDULES && counts.handed_over > 0 && counts.losses > 0, "{counts:?}");
     assert!(counts.commits.iter().all(|it| *it > 0), "{counts:?}");
 }
