@@ -440,7 +440,14 @@ impl Store {
             self.end(tx);
             return;
         }
-        for (key, change) in self.end(tx) {
+        let pins = self.open.get(&tx).map(|it| it.pins.clone()).unwrap_or_default();
+        let changes = self.end(tx);
+        for Write { key, .. } in writes {
+            if !pins.contains(key) && !changes.contains_key(key) {
+                self.violations.push(format!("a commit has written `{key}` without the row of its lease"));
+            }
+        }
+        for (key, change) in changes {
             let Some(row) = self.rows.get_mut(&key) else {
                 self.violations.push(format!("the row of `{key}` has gone under the lock of a transaction"));
                 continue;

@@ -330,9 +330,13 @@ impl Task {
             world.judge.begin_theft(self.process, key);
             world.trusted(self.process, key)
         };
+        let mut from = None;
         let taken = if looks {
             match self.leases.show(key.clone()).await {
-                Ok(Some(held)) => self.leases.steal_if(key.clone(), held.fence).await,
+                Ok(Some(held)) => {
+                    from = Some(held.fence.get());
+                    self.leases.steal_if(key.clone(), held.fence).await
+                }
                 Ok(None) => Ok(None),
                 Err(err) => Err(err),
             }
@@ -349,9 +353,11 @@ impl Task {
             if let Some((number, _)) = had.iter().find(same) {
                 world.violation(format!("p{} trusts lease {number} that it has stolen itself", self.process));
             }
-            if looks && let Some(other) = world.lost_with_fence_after(self.process, key, taken.fence.get()) {
-                let fence = short(taken.fence.get());
-                world.violation(format!("p{} lost lease {other} when it stole fence {fence}", self.process));
+            if let Some(from) = from
+                && let Some(other) = world.lost_with_fence_after(self.process, key, from)
+            {
+                let fence = short(from);
+                world.violation(format!("p{} lost lease {other} by a theft of fence {fence}", self.process));
             }
         }
         Ok(())
