@@ -226,6 +226,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_dropped_lease_is_released_again_until_the_store_answers() {
+        let leases = leases();
+        let lease = leases.lease("k").ttl(60 * TTL).acquire().await.unwrap();
+        leases.store().faults().partition();
+        drop(lease);
+        sleep(20 * TTL).await;
+        leases.store().faults().heal();
+        // The limit of a call, and the pause after it.
+        sleep(6 * TTL).await;
+        assert_eq!(leases.show("k").await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn close_waits_for_the_release_of_the_ticket_and_the_gate_of_a_request_that_gave_up() {
         let store = MemoryStore::new();
         let here = Leases::new(store.client());

@@ -389,6 +389,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_transaction_that_does_not_see_the_lease_verifies_nothing() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let err = lease.verify_by(async { Ok(false) }).await.unwrap_err();
+        assert!(matches!(err, Error::InvalidOption { option: "verify", .. }), "{err:?}");
+        leases.store().steal("k");
+        assert!(lease.verify_by(async { Ok(false) }).await.unwrap_err().is_lost());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_whose_commit_was_refused_is_renewed_on() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        Committing::refused(lease.begin_commit(true));
+        sleep(3 * TTL).await;
+        assert!(lease.is_trusted());
+        assert_eq!(leases.show("k").await.unwrap().unwrap().fence, lease.fence());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn close_leaves_the_lease_of_a_commit_in_flight_to_the_commit_and_waits_for_it() {
         let leases = leases();
         let lease = leases.lease("k").acquire().await.unwrap();

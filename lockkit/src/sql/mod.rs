@@ -51,8 +51,7 @@ mod warm;
 pub use self::postgres::behind_pooler;
 pub use dialect::{AsConnection, Dialect};
 pub(crate) use dialect::{
-    Driver, Known, Sessions, counted_depth, depth, in_step, in_transaction, note_answer, sealed,
-    still_in_transaction,
+    Driver, Known, Sessions, counted_depth, depth, in_step, in_transaction, note_answer, sealed, still_in_transaction,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "sqlite-unbundled"))]
 pub(crate) use dialect::{begin_counted, uncount};

@@ -308,6 +308,11 @@ pub(crate) fn release_failed<T>(released: Result<T>) {
 mod tests {
     use tokio::time::timeout;
 
+    use crate::{
+        Leases,
+        testing::{Failure, MemoryStore, Operation},
+    };
+
     use super::*;
 
     const TTL: Duration = Duration::from_secs(10);
@@ -337,6 +342,29 @@ mod tests {
         assert!(timeout(TTL * 3 / 4, &mut lost).await.is_err());
         kept.on(Event::Stolen);
         assert_eq!(timeout(Duration::ZERO, lost).await, Ok(LossReason::Stolen));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_and_an_extension_count_from_when_they_were_sent() {
+        const SLOW: Duration = Duration::from_millis(400);
+        let leases = Leases::builder(MemoryStore::new()).ttl(TTL).build().unwrap();
+        let faults = leases.store().faults();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        faults.script(Operation::Renew, [Failure::Slow(SLOW)]);
+        let sent = Instant::now();
+        lease.extend(2 * TTL).await.unwrap();
+        assert!(lease.kept.until() <= sent + 2 * TTL);
+        drop(lease);
+
+        let lease = leases.lease("l").acquire().await.unwrap();
+        faults.script(Operation::Renew, [Failure::Slow(SLOW)]);
+        let before = faults.calls(Operation::Renew);
+        while faults.calls(Operation::Renew) == before {
+            sleep_until(Instant::now() + SLOW / 100).await;
+        }
+        let (sent, until) = (Instant::now(), lease.kept.until());
+        sleep_until(sent + SLOW + SLOW / 100).await;
+        assert!(lease.kept.until() > until && lease.kept.until() <= sent + TTL);
     }
 
     #[tokio::test(start_paused = true)]
