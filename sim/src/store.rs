@@ -161,6 +161,8 @@ pub(crate) struct Store {
     /// When each key became free, and the keys that were released since they were last taken from here.
     free_since: BTreeMap<Key, i64>,
     freed: Vec<Key>,
+    /// When the last transaction ended that had locked each key.
+    unlocked: BTreeMap<Key, i64>,
     violations: Vec<String>,
 }
 
@@ -222,6 +224,7 @@ impl Store {
             committed: BTreeMap::new(),
             free_since: BTreeMap::new(),
             freed: Vec::new(),
+            unlocked: BTreeMap::new(),
             violations: Vec::new(),
         }
     }
@@ -249,7 +252,7 @@ impl Store {
                 Reply::Done
             }
             Request::RollBack(tx) => {
-                self.end(*tx);
+                self.end(*tx, now);
                 Reply::Done
             }
             Request::Pin(tx, ..)
@@ -437,11 +440,11 @@ impl Store {
 
     fn commit(&mut self, tx: TxId, writes: &[Write], now: i64) {
         if self.has(Bug::LosesCommits) {
-            self.end(tx);
+            self.end(tx, now);
             return;
         }
         let pins = self.open.get(&tx).map(|it| it.pins.clone()).unwrap_or_default();
-        let changes = self.end(tx);
+        let changes = self.end(tx, now);
         for Write { key, .. } in writes {
             if !pins.contains(key) && !changes.contains_key(key) {
                 self.violations.push(format!("a commit has written `{key}` without the row of its lease"));
@@ -479,9 +482,13 @@ impl Store {
     }
 
     /// Ends the transaction, and returns what it has changed.
-    fn end(&mut self, tx: TxId) -> BTreeMap<Key, Change> {
+    fn end(&mut self, tx: TxId, now: i64) -> BTreeMap<Key, Change> {
         self.ended.insert(tx);
-        self.open.remove(&tx).unwrap_or_default().changes
+        let Tx { pins, changes } = self.open.remove(&tx).unwrap_or_default();
+        for key in pins.iter().chain(changes.keys()) {
+            self.unlocked.insert(key.clone(), now);
+        }
+        changes
     }
 
     fn row(&mut self, key: &Key, now: i64) -> Option<&mut Row> {
@@ -523,6 +530,10 @@ impl Store {
         BEGINNING + at.cast_signed() + self.stepped
     }
 
+    pub(crate) fn was_stepped(&self) -> bool {
+        self.stepped != 0
+    }
+
     pub(crate) fn step(&mut self, micros: i64) {
         self.stepped += micros;
     }
@@ -558,6 +569,7 @@ impl Store {
     pub(crate) fn free_since(&self, key: &Key, at: u64) -> Option<u64> {
         let row = self.rows.get(key)?;
         let since = if row.expires > 0 { row.expires } else { *self.free_since.get(key)? };
+        let since = since.max(self.unlocked.get(key).copied().unwrap_or(since));
         let ago = self.clock(at) - since;
         u64::try_from(ago).ok().map(|it| at.saturating_sub(it))
     }
