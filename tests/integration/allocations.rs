@@ -9,8 +9,8 @@ use tokio::runtime::{Builder, Runtime};
 /// Acquired and released, each time.
 const PAIRS: u64 = 10;
 
-/// How often so many are measured. The least counts: on a busy machine, a connection that is kept for the next statement
-/// is given back before it comes.
+/// How often so many are measured. The least counts: on a busy machine, a connection that is kept for the next
+/// statement is given back before it comes.
 const ROUNDS: usize = 40;
 
 /// What a lease needs at least.
