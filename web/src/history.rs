@@ -15,10 +15,10 @@ pub(crate) const SPAN: Duration = Duration::from_mins(10);
 const GAP: Duration = Duration::from_secs(5);
 
 /// The most holders of one key that are remembered.
-const HOLDS: usize = 200;
+const HOLDS: usize = 100;
 
 /// The most keys that are remembered.
-const KEYS: usize = 20_000;
+const KEYS: usize = 5_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct History {

@@ -104,9 +104,11 @@ impl<S: LeaseStore> Looks<S> {
     /// The keys whose name or holder contains this text, after a new read of the leases if the last one is old. An
     /// error is a text for the operator.
     pub(crate) async fn view(&self, contains: &str) -> Result<View, String> {
+        let asked = self.now();
         if !self.is_fresh() {
             let _turn = self.turn.lock().await;
-            if !self.is_fresh() {
+            // Another viewer may have read meanwhile, however long that took.
+            if !self.is_fresh() && self.seen().looked.is_none_or(|it| it < asked) {
                 self.look().await;
             }
         }

@@ -16,7 +16,7 @@ use axum::{
 use futures_util::stream::{self, Stream};
 use lockkit::{Fence, LeaseStore};
 use serde::{Deserialize, Serialize};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 use crate::{
     access::{Access, Gate, guard},
@@ -27,8 +27,8 @@ use crate::{
 /// Pause between two events.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The number of events of one connection.
-const EVENTS: u32 = 10;
+/// How long one connection gets events, so that access is checked again.
+const CONNECTED: Duration = Duration::from_secs(10);
 
 /// Pause before the page connects again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -80,16 +80,16 @@ async fn events<S: LeaseStore>(
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let mut ticks = interval(PAUSE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    Sse::new(stream::unfold((looks, contains, ticks, EVENTS), async |(looks, contains, mut ticks, left)| {
-        let left = left.checked_sub(1)?;
-        ticks.tick().await;
+    let until = Instant::now() + CONNECTED;
+    Sse::new(stream::unfold((looks, contains, ticks, until), async |(looks, contains, mut ticks, until)| {
+        timeout_at(until, ticks.tick()).await.ok()?;
         let event = Event::default().retry(RETRY);
-        let event = match looks.view(&contains).await {
+        let event = match timeout_at(until, looks.view(&contains)).await.ok()? {
             Ok(view) => event.event("leases").json_data(view),
             Err(problem) => event.event("problem").json_data(problem),
         };
         let event = event.unwrap_or_else(|err| Event::default().comment(err.to_string()));
-        Some((Ok(event), (looks, contains, ticks, left)))
+        Some((Ok(event), (looks, contains, ticks, until)))
     }))
 }
 

@@ -24,7 +24,6 @@ use std::{
 };
 
 use sqlx::{Database, Pool, Transaction, pool::PoolConnection};
-use sqlx_core::transaction::TransactionManager;
 use tokio::{
     runtime::Handle,
     time::{Instant, timeout},
@@ -294,12 +293,14 @@ impl<DB: Dialect> Tx<DB> {
     /// [`begin`].
     #[cfg(feature = "idempotent")]
     pub(crate) async fn commit_seen_open(mut self) -> Result<()> {
+        use sqlx_core::transaction::TransactionManager;
+
         if !DB::FAILED_REFUSES || counted_depth::<DB>(&self) != 1 {
             return self.commit().await;
         }
         let committed = {
             let _sent = CommitSent::now();
-            DB::TransactionManager::commit(&mut self.0.get_mut().conn).await
+            <DB::TransactionManager as TransactionManager>::commit(&mut self.0.get_mut().conn).await
         };
         self.ended(committed.map_err(commit_failed::<DB>))
     }

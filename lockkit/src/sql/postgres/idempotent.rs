@@ -68,7 +68,7 @@ impl IdempotentStatements for Postgres {
         mark: Option<Mark>,
     ) -> sqlx::Result<bool> {
         macro_rules! store {
-            ($over:literal) => {
+            ($over:expr) => {
                 // No transaction has the number 0. A transaction that has failed refuses the statement.
                 statement!(
                     "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
@@ -84,12 +84,14 @@ impl IdempotentStatements for Postgres {
         };
         // Without ON CONFLICT, PostgreSQL need not look for a row twice, nor confirm that there was none.
         let store = if has_row {
-            store!(
+            // A pooler may have sent the look to a standby that had not seen the last answer.
+            store!(format!(
                 "
                      ON CONFLICT (name) DO UPDATE SET
                          fingerprint = excluded.fingerprint, answer = excluded.answer,
-                         made_us = excluded.made_us, keep_until_us = excluded.keep_until_us"
-            )
+                         made_us = excluded.made_us, keep_until_us = excluded.keep_until_us
+                     WHERE $5 = 0 OR lockkit_answer.answer IS NULL OR lockkit_answer.keep_until_us <= {NOW}"
+            ))
         } else {
             store!("")
         };

@@ -91,7 +91,8 @@ async fn a_store_works_with_a_user_and_says_when_the_password_is_wrong() {
 async fn no_password_is_printed() {
     let options = ConnectOptions::new().with_user("locker", "secret");
     let port = lockkit_store_servers::free_port();
-    for endpoint in [format!("http://locker:secret@127.0.0.1:{port}"), format!("locker:secret@127.0.0.1:{port}/x@y")] {
+    for endpoint in [format!("http://locker:secret@127.0.0.1:{port}"), format!("locker:top/secret@127.0.0.1:{port}/x")]
+    {
         let builder: EtcdStoreBuilder = EtcdStore::builder([&endpoint]).connect_options(options.clone());
         let shown = format!("{builder:?}");
         assert!(!shown.contains("secret") && shown.contains(&format!("127.0.0.1:{port}")), "{shown}");
