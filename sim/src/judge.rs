@@ -32,8 +32,8 @@ const LATE: u64 = 1_000_000;
 /// the ticket of a dead process lives for 3 s at most.
 const LATE_AFTER_FAULTS: u64 = 4_000_000;
 
-/// The ttl of a ticket, in microseconds.
-const LONGEST_TICKET: u64 = 3_000_000;
+/// The least ttl of a ticket, in microseconds. Otherwise a ticket lives no longer than its lease.
+const SHORTEST_TICKET: u64 = 500_000;
 
 /// What a lease is for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,13 +173,18 @@ impl Judge {
                 }
             }
             (_, Reply::All(AcquiredAll::Held { key, free_in: Some(free_in) }))
-                if free_in.as_micros() > u128::from(self.longest_ttl.max(LONGEST_TICKET)) =>
+                if free_in.as_micros() > u128::from(self.longest_ttl_of(key)) =>
             {
                 self.violations.push(format!("`{key}` is held for {free_in:?}, longer than any ttl"));
             }
             _ => {}
         }
         self.free_since = None;
+    }
+
+    /// The longest ttl of a lease or ticket with this key, in microseconds.
+    fn longest_ttl_of(&self, key: &Key) -> u64 {
+        if key.contains("/queue/") { self.longest_ttl.max(SHORTEST_TICKET) } else { self.longest_ttl }
     }
 
     fn granted(&mut self, process: usize, claim: &Claim, now: u64) {
