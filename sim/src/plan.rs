@@ -514,8 +514,7 @@ fn section(random: &mut Rng, mix: Mixture) -> Section {
         verifies,
         pause: match random.u32(..8) {
             0..4 => 0,
-            // The server ends a transaction that is idle for 5 s.
-            4 => random.u64(0..=(2 * mix.ttl).min(4000)),
+            4 => random.u64(0..=2 * mix.ttl),
             _ => random.u64(0..=mix.longest_hold),
         },
         is_shared: mix.shares && random.u32(..3) == 0,

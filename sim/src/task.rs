@@ -19,6 +19,9 @@ use crate::{
 /// Longest time for a statement of a section.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(3);
 
+/// After a pause of this many milliseconds, the server may have ended an idle transaction, which it does after 5 s.
+const MAY_BE_ENDED: u64 = 4_000;
+
 /// How many permits there are.
 const PERMITS: u32 = 3;
 
@@ -423,7 +426,8 @@ impl Task {
             Fate::Commits => {
                 tx.write(Write { key: key.clone(), read, fence });
                 let outcome = Outcome::unknown(self, &key);
-                let is_safe = self.is_safe(&lease) && !may_be_refused && !section.is_shared;
+                let may_be_refused = may_be_refused || section.is_shared || section.pause > MAY_BE_ENDED;
+                let is_safe = self.is_safe(&lease) && !may_be_refused;
                 let watched = observer(&lease);
                 let committed = simulation::commit(lease, tx).await;
                 self.log(&format!("commits `{key}`: {committed:?}"));
