@@ -181,7 +181,10 @@ async fn the_loss_of_a_session_lock_is_told() {
     let losses = Losses::default();
     let _tracing = tracing::subscriber::set_default(tracing_subscriber::registry().with(losses.clone()));
     let session = SessionLock::new("k").heartbeat(Duration::from_millis(50)).acquire(&db.pool).await.unwrap();
-    db.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted").await;
+    // Not the locks of other tests, in other databases of the server.
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+               WHERE locktype = 'advisory' AND granted AND datname = current_database()";
+    db.execute(end).await;
     session.lost().await;
     session.release().await.unwrap_err();
     assert_eq!(*losses.0.lock().unwrap(), [("session".to_owned(), "Unreachable".to_owned())]);
