@@ -34,7 +34,10 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
     pub(super) fn check_not_reentrant(&self) -> Result<()> {
         let realm = self.inner.realm();
         let held = |is_it: &dyn Fn(&Key) -> bool| count(|it| it.realm == realm && is_it(&it.key));
-        let writer = self.writer();
+        let writes = || {
+            let writer = self.writer();
+            held(&|it| *it == writer) > 0
+        };
         let keeps_too_many = |of: u32, take: u32| {
             // A held permit with a number of `of` or more blocks none of the requested ones.
             let held = held(&|it| self.number_of("permit", it).is_some_and(|it| it < of));
@@ -51,8 +54,8 @@ impl<S: LeaseStore, L> LeaseRequest<S, L> {
             Mode::Exclusive => (held(&|it| *it == self.key) > 0, LEASE, SHARE),
             Mode::Permit(of) => (keeps_too_many(*of, 1), "semaphore", SHARE_PERMIT),
             Mode::Permits { of, take } => (keeps_too_many(*of, *take), "semaphore", SHARE_PERMIT),
-            Mode::Read => (held(&|it| *it == writer) > 0, "write lease", SHARE_WRITER),
-            Mode::Write if held(&|it| *it == writer) > 0 => (true, "write lease", SHARE),
+            Mode::Read => (writes(), "write lease", SHARE_WRITER),
+            Mode::Write if writes() => (true, "write lease", SHARE),
             Mode::Write => (held(&|it| self.number_of("reader", it).is_some()) > 0, "read lease", WRITE_FIRST),
         };
         if waits_for_itself { Err(Error::Reentrant { lock, key: self.key.clone(), hint }) } else { Ok(()) }
