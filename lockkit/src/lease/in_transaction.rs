@@ -40,6 +40,9 @@ use crate::{
     },
 };
 
+/// What a commit does, for errors.
+pub(crate) const COMMITTING: &str = "committing with lease";
+
 /// Lower and upper limit of the time for a commit; between them the limit is the lease's ttl.
 const LEAST_COMMIT: Duration = Duration::from_secs(5);
 const MOST_COMMIT: Duration = Duration::from_secs(30);
@@ -227,7 +230,7 @@ pub(crate) async fn commit<S: LeaseStore, T: LeaseTx>(leases: &[Lease<S>], mut t
         Ok(None)
     };
     let row_released = timeout(limit, row_released).await;
-    let unanswered = || Err(no_answer("committing with lease", leases.first().map(Lease::key)));
+    let unanswered = || Err(no_answer(COMMITTING, leases.first().map(Lease::key)));
     let refused = match row_released.unwrap_or_else(|_| unanswered()) {
         Ok(None) => {
             // From here on only the answer decides whether the commit happened.

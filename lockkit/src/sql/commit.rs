@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::{
     lease::{
         held::Lease,
-        in_transaction::{LeaseTx, commit},
+        in_transaction::{COMMITTING, LeaseTx, commit},
         life::{kept::Kept, state::Pin},
         request::MultiLease,
         store::{Answer, Release, Renewal},
@@ -24,8 +24,6 @@ use crate::{
         key::Key,
     },
 };
-
-const COMMITTING: &str = "committing with lease";
 
 impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// Inside a transaction: checks that this lease is current, and prevents others from taking it until the
@@ -72,7 +70,7 @@ impl<DB: LeaseOps> Lease<Pool<DB>> {
     /// If this future is dropped, the outcome of the commit is unknown, as with any commit. The lease is released in
     /// either case.
     pub async fn commit<T: AnyTx<DB>>(self, tx: T) -> Result<()> {
-        commit(slice::from_ref(&self), InTx(tx, PhantomData)).await
+        commit(slice::from_ref(&self), InTx::of(tx, Some(self.key()))).await
     }
 }
 
@@ -100,43 +98,52 @@ impl<DB: LeaseOps> MultiLease<Pool<DB>> {
     /// # Cancel safety
     /// As [`Lease::commit`](crate::Lease::commit).
     pub async fn commit<T: AnyTx<DB>>(self, tx: T) -> Result<()> {
-        commit(self.leases(), InTx(tx, PhantomData)).await
+        commit(self.leases(), InTx::of(tx, self.leases().first().map(Lease::key))).await
     }
 }
 
-/// A transaction of a pool's database.
-struct InTx<DB, T>(T, PhantomData<fn() -> DB>);
+/// A transaction of a pool's database, in which the lease of this key is committed first.
+struct InTx<'k, DB, T> {
+    tx: T,
+    key: Option<&'k Key>,
+    database: PhantomData<fn() -> DB>,
+}
 
-impl<DB: LeaseOps, T: AnyTx<DB>> LeaseTx for InTx<DB, T> {
+impl<'k, DB: LeaseOps, T: AnyTx<DB>> InTx<'k, DB, T> {
+    fn of(tx: T, key: Option<&'k Key>) -> Self {
+        Self { tx, key, database: PhantomData }
+    }
+}
+
+impl<DB: LeaseOps, T: AnyTx<DB>> LeaseTx for InTx<'_, DB, T> {
     async fn check_open(&mut self) -> Result<()> {
-        in_step::<DB, _>("committing", None, self.0.check_open()).await
+        in_step::<DB, _>(COMMITTING, self.key, self.tx.check_open()).await
     }
 
     async fn renew(&mut self, renewal: &Renewal) -> Result<Answer> {
-        let Renewal { key, .. } = renewal;
         let renewing = async {
-            let renewed = DB::lease_renew(self.0.connection(), slice::from_ref(renewal)).await;
-            renewed.map_err(|err| release_failed::<DB>(key, err))
+            let renewed = DB::lease_renew(self.tx.connection(), slice::from_ref(renewal)).await;
+            renewed.map_err(|err| release_failed::<DB>(&renewal.key, err))
         };
-        let answers = in_step::<DB, _>(COMMITTING, Some(key), renewing).await?;
+        let answers = in_step::<DB, _>(COMMITTING, self.key, renewing).await?;
         Ok(answers.first().copied().unwrap_or(Answer::Gone))
     }
 
     async fn release(&mut self, Release { key, token, min_hold }: &Release, pin: Pin) -> Result<bool> {
         let releasing = async {
-            let released = DB::lease_release_in_tx(self.0.connection(), key, *token, *min_hold, pin).await;
+            let released = DB::lease_release_in_tx(self.tx.connection(), key, *token, *min_hold, pin).await;
             released.map_err(|err| release_failed::<DB>(key, err))
         };
-        in_step::<DB, _>(COMMITTING, Some(key), releasing).await
+        in_step::<DB, _>(COMMITTING, self.key, releasing).await
     }
 
     async fn commit(self) -> Result<()> {
-        self.0.commit_open().await
+        self.tx.commit_open().await
     }
 
     async fn roll_back(self) {
         // Otherwise dropping the transaction rolls it back.
-        drop(timeout(END_LIMIT, self.0.roll_back()).await);
+        drop(timeout(END_LIMIT, self.tx.roll_back()).await);
     }
 }
 
