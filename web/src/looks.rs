@@ -12,7 +12,7 @@ use tokio::{sync, time::Instant};
 
 use crate::history::{End, History, Hold, SPAN};
 
-/// How old a read may be that a viewer gets. A little less than the pause between two of its requests.
+/// How long before a viewer asks its read may have begun. A little less than the pause between two of its requests.
 const FRESH: Duration = Duration::from_millis(900);
 
 /// The most rows that a viewer gets.
@@ -104,11 +104,11 @@ impl<S: LeaseStore> Looks<S> {
     /// The keys whose name or holder contains this text, after a new read of the leases if the last one is old. An
     /// error is a text for the operator.
     pub(crate) async fn view(&self, contains: &str) -> Result<View, String> {
-        let asked = self.now();
-        if !self.is_fresh() {
+        let since = self.now().saturating_sub(FRESH);
+        if !self.has_looked(since) {
             let _turn = self.turn.lock().await;
             // Another viewer may have read meanwhile, however long that took.
-            if !self.is_fresh() && self.seen().looked.is_none_or(|it| it < asked) {
+            if !self.has_looked(since) {
                 self.look().await;
             }
         }
@@ -119,8 +119,8 @@ impl<S: LeaseStore> Looks<S> {
         }
     }
 
-    fn is_fresh(&self) -> bool {
-        self.seen().looked.is_some_and(|it| self.now() < it + FRESH)
+    fn has_looked(&self, since: Duration) -> bool {
+        self.seen().looked.is_some_and(|it| it > since)
     }
 
     async fn look(&self) {
