@@ -54,6 +54,13 @@ impl Browser {
         browser
     }
 
+    /// Starts with this page.
+    pub(crate) async fn at(url: &str) -> Self {
+        let browser = Self::start().await;
+        browser.open(url).await;
+        browser
+    }
+
     async fn post(&self, command: &str, body: Value) -> Value {
         self.send(Method::POST, command, Some(body)).await
     }
@@ -95,7 +102,13 @@ impl Browser {
         }
     }
 
+    /// Waits until the page has such an element.
+    pub(crate) async fn has(&self, selector: &str) {
+        self.until(&format!("document.querySelector({}) !== null", json!(selector))).await;
+    }
+
     async fn element(&self, selector: &str) -> String {
+        self.has(selector).await;
         let element = self.post("/element", json!({ "using": "css selector", "value": selector })).await;
         format!("/element/{}", element[ELEMENT].as_str().expect("an element"))
     }
