@@ -220,7 +220,11 @@ fn bar(line: &Line) -> Option<Bar> {
     if !has_floor || setting.processes > 1 {
         return None;
     }
-    let keys = if setting.keys > 0 { format!(", {} keys", setting.keys) } else { String::new() };
+    let keys = match setting.keys {
+        0 => String::new(),
+        1 => ", one key".to_owned(),
+        keys => format!(", {keys} keys"),
+    };
     let name = format!("{}, {} × {}{form}{keys}", setting.database.name(), setting.tasks, setting.scenario.name());
     Some((name, line.ratio()?))
 }
