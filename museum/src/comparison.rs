@@ -1,4 +1,4 @@
-//! The page that compares the correct recipes: rates from `docs/benchmarks`, and what each survives.
+//! The page that compares common recipes and lockkit's locks: rates from `docs/benchmarks`, and what each survives.
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path};
 
@@ -6,10 +6,11 @@ use anyhow::{Context, Result};
 
 use crate::text::wrapped;
 
-const INTRODUCTION: [&str; 3] = [
-    "The recipes of this museum that are correct, and lockkit's locks, in one table. Every number is the median of the \
-     rounds of a benchmark, and leads to it. Every word leads to the exhibit or the test that shows it; \"–\" is not \
-     measured, or shown by no run here.",
+const INTRODUCTION: [&str; 4] = [
+    "Recipes that exclude while nothing fails, and lockkit's locks, in one table. Rates and p99 are medians of the \
+     rounds of a benchmark, to which the rate links. An answer links to the exhibit or the test that shows it, except \
+     *no clock*: the lock does not depend on the time of day. \"–\" is a number that was not measured, or an answer \
+     that no run here shows.",
     "*Alone*: one task takes and frees a lock that nobody else wants. *Hot*: four processes with four tasks each \
      change one row under the lock. Rates are per second, p99 is the wait in milliseconds that 1 of 100 requests \
      exceeds. All ran on one machine with two cores, against PostgreSQL 15, Redis 7.0 and one node of ZooKeeper 3.8 \
@@ -18,8 +19,10 @@ const INTRODUCTION: [&str; 3] = [
      *Pause*: a holder is stopped for longer than its lock lasts, and goes on. Is the data safe from it? \
      *Fail-over*: the server forgets its last write. Is the data safe from two holders? *Clock*: is it safe although \
      a clock is set back, or jumps ahead? *Lost answer*: the lock was granted, and the answer is lost. Does the \
-     caller get the lock when it asks again? For a version it is the answer to the commit; lockkit then says \
+     caller get the lock when it asks again? For a version it is the answer to the commit; lockkit then returns \
      `OutcomeUnknown`.",
+    "*Guarded*: each transaction calls `lease.guard`, and the database refuses a lower fence. rslock (Rust) and \
+     Curator (Java) are client libraries. Galera is a cluster of MariaDB in which every node takes writes.",
 ];
 
 /// A recipe, where its two rates are, and what it survives.
@@ -53,7 +56,7 @@ const ROWS: &[Row] = &[
         hot: In("compare", "hot-row", 16, "floor: FOR UPDATE"),
         crash: "[at once][rk]",
         pause: "[yes, others wait][2]",
-        fail_over: "[not on Galera][g]",
+        fail_over: "[yes, on one node][g]",
         clock: "no clock",
         lost_answer: "[as a crash][rk]",
     },
@@ -63,7 +66,7 @@ const ROWS: &[Row] = &[
         hot: In("compare", "hot-row", 16, "lockkit row"),
         crash: "[at once][rk]",
         pause: "[yes, others wait 10 s][2]",
-        fail_over: "[not on Galera][g]",
+        fail_over: "[yes, on one node][g]",
         clock: "no clock",
         lost_answer: "[as a crash][rk]",
     },
@@ -74,7 +77,7 @@ const ROWS: &[Row] = &[
         crash: "[holds nothing][v]",
         pause: "[yes][14]",
         fail_over: "–",
-        clock: "[not a time][14]",
+        clock: "[yes, if a number][14]",
         lost_answer: "[unknown][o]",
     },
     Row {
@@ -85,7 +88,7 @@ const ROWS: &[Row] = &[
         pause: "[yes][14]",
         fail_over: "[yes][gu]",
         clock: "[yes][t]",
-        lost_answer: "[`Unknown`][o]",
+        lost_answer: "[`OutcomeUnknown`][o]",
     },
     Row {
         recipe: "unique-key table, random owner",
@@ -104,7 +107,7 @@ const ROWS: &[Row] = &[
         crash: "[its ttl][lk]",
         pause: "[yes][ls]",
         fail_over: "[yes][10]",
-        clock: "[set back][lc]; [ahead][ls]",
+        clock: "yes: [set back][lc], [ahead][ls]",
         lost_answer: "[yes][k]",
     },
     Row {
@@ -124,7 +127,7 @@ const ROWS: &[Row] = &[
         crash: "[its ttl][rc]",
         pause: "[yes][f]",
         fail_over: "[yes][rf]",
-        clock: "[set back][rc]; [ahead][f]",
+        clock: "yes: [set back][rc], [ahead][f]",
         lost_answer: "[yes][k]",
     },
     Row {
@@ -214,7 +217,7 @@ const SOURCES: &[(&str, &str, &str)] = &[
 pub(crate) fn comparison(benchmarks: &Path) -> Result<String> {
     let introduction = INTRODUCTION.map(|it| wrapped(it, 120)).join("\n");
     let mut text = format!(
-        "# The correct recipes, compared\n\n{introduction}\n\
+        "# Common locks and lockkit, compared\n\n{introduction}\n\
          | recipe | alone | p99 | hot | p99 | crash | pause | fail-over | clock | lost answer |\n\
          |---|--:|--:|--:|--:|---|---|---|---|---|\n"
     );
@@ -225,7 +228,7 @@ pub(crate) fn comparison(benchmarks: &Path) -> Result<String> {
             "| {recipe} | {alone} | {hot} | {crash} | {pause} | {fail_over} | {clock} | {lost_answer} |"
         );
     }
-    text.push_str("\nThe tests behind the words:\n\n");
+    text.push_str("\nThe tests behind the answers:\n\n");
     for (name, _, test) in SOURCES.iter().filter(|it| !it.2.is_empty()) {
         let _ = writeln!(text, "- [{name}]: `{test}`");
     }

@@ -16,16 +16,19 @@ use crate::{
     world::Servers,
 };
 
-const INTRODUCTION: [&str; 3] = [
+const INTRODUCTION: [&str; 4] = [
     "Many recipes for locks are broken. Each page shows one: the recipe, a run in which it breaks, what its usual \
      remedy misses, and the same schedule with lockkit. You need not know Rust.",
     "A, B and C are processes, or customers whose requests run at the same time. A participant is *inside* from \
-     taking a lock until it is done, and at most one may be inside. `→` is followed by the result of a step, \
-     `Err(…)` is an error, and `<waiting>` marks a step that has begun and cannot finish yet. A schedule decides \
-     whose step is next and how much time passes, so every run is the same. The recipes run on a small model of \
-     Redis and on SQLite; lockkit is the real library.",
-    "`all` fails if a recipe no longer breaks, or if lockkit does. A test compares these pages with the runs. Others \
-     run all exhibits on PostgreSQL, MySQL, MariaDB and Redis, as you can with `--url` and `--redis`. Where an \
+     taking a lock until it is done, and at most one may be inside. In the tables, `→` is followed by the result of \
+     a step, `Err(…)` is an error, and `▲` names what broke. In the column of a participant, a word is what the step \
+     did to it, `│` means that it is still inside, and `<waiting>` that its step has begun and cannot finish yet: the \
+     step has a second row when it does. An empty cell is none of these. *lock* and *lease* show who has it, or \
+     *free*.",
+    "A schedule decides whose step is next and how much time passes, so every run is the same. The recipes run on a \
+     small model of Redis and on SQLite; lockkit is the real library.",
+    "`all` fails if a recipe no longer breaks, or if lockkit does. A test compares these pages with the runs. Other \
+     tests run all exhibits on PostgreSQL, MySQL, MariaDB and Redis, as you can with `--url` and `--redis`. Where an \
      exhibit behaves otherwise on one of them, the program says so.",
 ];
 
@@ -94,8 +97,9 @@ fn index(exhibits: &[Exhibit], shows: &[Shows]) -> String {
         let breach = shows.broken.breach().unwrap_or_default();
         let _ = writeln!(text, "| {}. [{title}]({slug}.md) | {breach} |", at + 1);
     }
-    let further = "[recipes.md](recipes.md) lists 45 recipes, what is wrong with each, and the exhibit or test that \
-                   shows it. [comparison.md](comparison.md) compares the correct ones: rates, and what each survives.";
+    let further = "[recipes.md](recipes.md) lists 45 recipes with their faults, and the exhibit or test that \
+                   shows each. [comparison.md](comparison.md) compares common locks with lockkit's: rates, and what \
+                   each survives.";
     text + "\n" + &wrapped(further, 120)
 }
 

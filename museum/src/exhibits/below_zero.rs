@@ -29,9 +29,9 @@ if nums > 0:
                   counter goes from 1 to 0 to -1, and two customers are paid. The check belongs in the UPDATE.",
         remedy: "`AND nums > 0` in the UPDATE is right, and enough for a counter. A version column also works, if \
                   the program handles an update that changes no row. A rule about more than one number needs a lock.",
-        lockkit: "A line above the function, `#[with_lock(row, …)]`, locks the row until the function has ended, so \
-                  a rule that the function has checked still holds when it writes. B waits, reads 0, and pays \
-                  nothing.",
+        lockkit: "A line above the function, `#[with_lock(row, …)]`, locks the row and commits when the function \
+                  returns, so a rule that the function has checked still holds when it writes. B waits, reads 0, \
+                  and pays nothing.",
         more: ("the attribute", "../guide.md#the-attribute"),
         broken: on_database!(Database, broken),
         cured: on_database!(Database, cured),
@@ -63,7 +63,7 @@ async fn cured<DB: Sql>(place: Place) -> Result<Run> {
     let shop = Shop::<DB>::open(&place, TABLES).await?;
     let stage = shop.stage("bonus", books);
     let stage = stage.actor("A", |me| calls(me, shop.clone())).actor("B", |me| calls(me, shop));
-    stage.play("A A B~ A B B").await
+    stage.play("A A B~ A A B B B").await
 }
 
 async fn calls<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
@@ -78,9 +78,8 @@ async fn draw<DB: Sql>(me: &Actor, pool: &Pool<DB>, id: Id) -> Result<()> {
     let nums = me.step("SELECT nums", DB::number(&mut tx, READ)).await?;
     if nums > 0 {
         me.step("UPDATE nums = nums - 1", DB::execute(&mut tx, WRITE)).await?;
-        me.stops("paid");
-    } else {
-        me.stops("no bonus");
     }
+    // The attribute commits after the body, before this participant comes to rest.
+    me.step("return; the attribute commits", async { me.stops(if nums > 0 { "paid" } else { "no bonus" }) }).await;
     Ok(())
 }

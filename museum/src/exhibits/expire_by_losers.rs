@@ -33,8 +33,8 @@ DEL product_001",
                   and each time A's lock lives on. With many customers the lock never ends.",
         remedy: "With the two lines in the right order, a crash between them leaves a lock without an end (exhibit \
                   4). The remedy is one command for both: `SET … NX PX`.",
-        lockkit: "A renewal names the random token of the grant, which only the holder has. So B's requests change \
-                  nothing, and B gets the lease when A's 10 s are over.",
+        lockkit: "Each grant of a lease has a random token. A renewal names it, and only the holder knows it. So B's \
+                  requests change nothing, and B gets the lease when A's 10 s are over.",
         more: ("leases", "../guide.md#leases"),
         broken: Play::new(Uses::Redis, |place| Box::pin(broken(place))),
         cured: Play::new(Uses::Leases, |place| Box::pin(cured(place))),

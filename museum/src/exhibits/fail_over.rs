@@ -28,12 +28,13 @@ EVAL \"if GET = <my uuid> then DEL\"",
         happens: "A's lock is written on the master. Redis answers A before its replicas have received the write. \
                   The master dies at that moment, and a replica takes its place. It does not have A's lock, so it \
                   grants the lock to B. A and B are inside, and each has a correct answer from Redis.",
-        remedy: "WAIT makes such a loss rarer and cannot rule it out. RedLock asks several masters, and depends on \
+        remedy: "WAIT makes such a loss rarer and cannot rule it out. Redlock asks several masters, and depends on \
                   their clocks and on no holder being paused.",
         lockkit: "Here leases and orders are in one database. If a fail-over loses A's lease, B may get it, and A's \
-                  commit fails with `Lost`: still one order. If the leases are in Redis, lockkit grants none after a \
-                  fail-over until every older one has expired, and a row in your database, the fence guard, refuses \
-                  a holder that was replaced.",
+                  commit fails with `Lost`: still one order. Leases in Redis are protected in two ways. After a \
+                  fail-over Redis grants no lease until every older one has expired: the quarantine. And each lease \
+                  has a number that is greater than all before it, its fence. A row in your database, the fence guard, \
+                  keeps the greatest one and refuses a holder with a lower one.",
         more: ("leases in another system", "../guide.md#leases-in-another-system"),
         broken: Play::new(Uses::Toy(ONLY_TOY), |_place| Box::pin(broken())),
         cured: on_database!(Database, cured),

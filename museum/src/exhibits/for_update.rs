@@ -39,8 +39,9 @@ COMMIT",
         remedy: "\"Keep transactions short\" sets no limit. When the other service is slow, every caller that needs \
                   the row hangs, and each of them keeps a connection. The recipe also lacks `AND nums >= 1` in its \
                   UPDATE.",
-        lockkit: "Every lock of lockkit has a limit: 10 s by default, 50 ms in this run. B gets the error \
-                  `Contended` and can answer its customer. When it tries again after A's commit, it gets the lock.",
+        lockkit: "A lock of lockkit waits at most 10 s unless another `wait` is set; here it is 50 ms. (Only `lead`, \
+                  for leaders, and `Wait::Unbounded` wait without a limit.) B gets the error `Contended` and can \
+                  answer its customer. When it tries again after A's commit, it gets the lock.",
         more: ("row locks", "../guide.md#row-and-named-locks"),
         broken: on_database!(Database, broken),
         cured: on_database!(Database, cured),

@@ -28,10 +28,10 @@ lock.unlock()",
         happens: "A background task renews A's lock every 10 s. Then A's machine loses its network. The renewal \
                   fails, and the failure is logged. A's work is not stopped. The lock ends after 30 s, B takes it, \
                   and both write the report.",
-        remedy: "The usual remedy is to use a library that has such a background task, and this is that library. At \
-                  the end of the work `unlock` throws an exception, which is too late.",
-        lockkit: "A process trusts its lease for a little less than the ttl, counted from the moment its last \
-                  successful renewal was *sent*. When that time is over, `run` stops the work where it next waits \
+        remedy: "The usual remedy is a library that renews the lock in the background. This recipe already uses one. \
+                  At the end of the work `unlock` throws an exception, which is too late.",
+        lockkit: "A process trusts its lease for 1 % less than its ttl (its time to live), counted from the moment its \
+                  last successful renewal was *sent*. When that time is over, `run` stops the work where it next waits \
                   for something. Here that is 29.7 s after the last renewal, before the store can grant the lease to \
                   B.",
         more: ("jobs, queues and leaders", "../guide/jobs.md"),

@@ -77,8 +77,11 @@ async fn cured<DB: Sql>(place: Place) -> Result<Run> {
 async fn with_row_lock<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let (mut tx, nums) = me.step("begin, lock the row: nums", lock(&me, &shop)).await?;
     if nums == 0 {
-        me.stops("no prize");
-        me.step("rollback", tx.rollback()).await?;
+        me.step("rollback", async {
+            me.stops("no prize");
+            tx.rollback().await
+        })
+        .await?;
         return Ok(());
     }
     me.step(format!("UPDATE nums = {}, INSERT win", nums - 1), async {

@@ -33,9 +33,10 @@ COMMIT",
                   one connection. B waits for the lock in the database, and keeps the other one. C does not need the \
                   lock. It wants to read a page, and gets no connection. With a pool of 20 it takes 19 waiting \
                   callers.",
-        remedy: "A larger pool is drained by more callers. If A itself needs a second connection, A waits for B and \
-                  B for A, and the database sees no deadlock. On MySQL the recipe has another one: two callers that \
-                  find no row both lock the gap, both INSERT, and one of them gets error 1213.",
+        remedy: "A larger pool is drained by more callers. If A itself needs a second connection, A waits for B and B \
+                  for A, and the database sees no deadlock. On MySQL the recipe has another one: two callers that find \
+                  no row both lock the gap in the index where it would be. Each INSERT waits for the other caller, and \
+                  one of them gets error 1213.",
         lockkit: "Holding a lease keeps no connection, and neither does waiting for one. C reads while A works and B \
                   waits. A transaction of lockkit that finds the pool full fails with `PoolStarved`, which says how \
                   many connections are in use.",

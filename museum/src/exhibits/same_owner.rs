@@ -34,9 +34,10 @@ DELETE FROM distributed_lock WHERE lock_key = 'settle' AND owner = <my host>",
                   A's DELETE arrives. It matches the owner host-1 and frees A2's lock. C enters beside A2.",
         remedy: "An owner check depends on the owner's name, and the name of a host, a process or a thread is used \
                   again. The recipe has other gaps: nothing renews the lock, a stale holder can still write, the \
-                  sweep has no index, and on PostgreSQL a duplicate key aborts the transaction.",
-        lockkit: "Each request for a lease has its own random token, and only the token counts. The name of the \
-                  holder is for display. A's late release frees nothing.",
+                  DELETE by time has no index and scans the table, and on PostgreSQL a duplicate key aborts the \
+                  transaction.",
+        lockkit: "Each grant of a lease has its own random token, and only the token counts. The name of the holder is \
+                  for display. A's late release frees nothing.",
         more: ("leases", "../guide.md#leases"),
         broken: on_database!(Database, broken),
         cured: on_database!(Database, cured),

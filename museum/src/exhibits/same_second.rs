@@ -27,10 +27,11 @@ loop:
     UPDATE items SET nums = <new>, saved_at = now()
         WHERE id = 1 AND saved_at = <saved_at>
     if 1 row: done, else read again",
-        happens: "The version of the row is the time of its last save, in whole seconds. C saves at 12:00:05. A and \
-                  B read that version, and both save in the same second. A's save sets the time to 12:00:05, which \
-                  it was before. So B's check finds nothing changed, and B overwrites A's save. The 5 pieces that A \
-                  sold are in stock again.",
+        happens: "The version of the row is the time of its last save, in whole seconds. C saves the row at \
+                  12:00:05 and leaves the 20 pieces as they are. A and B read 20 and that version. In the same \
+                  second, A sells 5 and saves 15, and B adds 10 and saves 30. A's save sets the time to 12:00:05, \
+                  which it was before. So B's check finds nothing changed, and B overwrites A's save: 30 pieces \
+                  instead of 25.",
         remedy: "Microseconds make it rarer. The loop has no limit, and inside one transaction it cannot succeed \
                   (exhibit 13).",
         lockkit: "The version is a number that each save increases. (A version that is a time is always set later \

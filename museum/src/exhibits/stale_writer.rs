@@ -30,7 +30,7 @@ UPDATE items SET nums = <nums - 1> WHERE id = 1
 EVAL \"if GET = <my uuid> then DEL\"     # check and delete in one step",
         happens: "A has the lock, reads 10, and is paused. Its lock ends after 30 s. B takes the lock, reads 10 and \
                   writes 9. Then A continues and writes the number that it computed before its pause: 9. Two pieces \
-                  are sold, and the stock shows one. A's unlock is correct, deletes nothing, and comes too late.",
+                  are sold, and the stock falls by one. A's unlock is correct, deletes nothing, and comes too late.",
         remedy: "An owner check, a script, a longer time: all of them protect the *lock*. None protects the *data* \
                   from a holder that does not notice that its time is over. A check right before the write leaves \
                   the time between the check and the write.",

@@ -34,8 +34,8 @@ order(customer):
         remedy: "The lock and the check are both correct. Only the order is wrong: the lock must cover the commit. \
                   The 1200 s have a price, too: after a crash the customer is refused for 20 minutes.",
         lockkit: "A named lock belongs to the transaction, so the commit frees it, and so does a crash. B waits for \
-                  A's commit, counts 1, and orders nothing. (For repeated requests, `Idempotent` returns A's answer \
-                  to B.)",
+                  A's commit, counts 1, and orders nothing. (If the whole rule is one order per customer, a UNIQUE \
+                  constraint is enough. For repeated requests, `Idempotent` returns A's answer to B.)",
         more: ("payments", "../guide/payments.md"),
         broken: on_database!(RedisAndDatabase, broken),
         cured: on_database!(Database, cured),
@@ -98,8 +98,11 @@ async fn under_name<DB: Sql>(me: Actor, shop: Shop<DB>) -> Result<()> {
     let mut tx = me.step("begin, lock `order:7`", lock).await?;
     let ordered = me.step("count the orders", DB::number(&mut tx, COUNT)).await?;
     if ordered > 0 {
-        me.stops("\"has ordered\"");
-        me.step("rollback", tx.rollback()).await?;
+        me.step("rollback", async {
+            me.stops("\"has ordered\"");
+            tx.rollback().await
+        })
+        .await?;
         return Ok(());
     }
     me.step("INSERT order", DB::execute(&mut tx, INSERT)).await?;
