@@ -35,7 +35,7 @@ order(customer):
                   The 1200 s have a price, too: after a crash the customer is refused for 20 minutes.",
         lockkit: "A named lock belongs to the transaction, so the commit frees it, and so does a crash. B waits for \
                   A's commit, counts 1, and orders nothing. (If the whole rule is one order per customer, a UNIQUE \
-                  constraint is enough. For repeated requests, `Idempotent` returns A's answer to B.)",
+                  constraint is enough. `Idempotent` stores A's answer and returns it to a repeated request.)",
         more: ("payments", "../guide/payments.md"),
         broken: on_database!(RedisAndDatabase, broken),
         cured: on_database!(Database, cured),
