@@ -3,8 +3,8 @@
 use crate::code::{Token, code};
 use crate::tree::{check, files};
 
-/// SQL, drivers and what only they need.
-fn sql_and_drivers(file: &str, source: &str) -> Vec<String> {
+/// Whether this is a text with SQL in it.
+fn is_sql(token: &Token) -> bool {
     const WORDS: [&str; 14] = [
         "SELECT",
         "INSERT",
@@ -21,6 +21,13 @@ fn sql_and_drivers(file: &str, source: &str) -> Vec<String> {
         "EXPLAIN",
         "lockkit_lease",
     ];
+
+    let mut words = token.text.split(|it: char| !it.is_alphanumeric() && it != '_');
+    token.is_text() && words.any(|it| WORDS.contains(&it))
+}
+
+/// SQL, drivers and what only they need.
+fn sql_and_drivers(file: &str, source: &str) -> Vec<String> {
     const NAMES: [&str; 8] =
         ["AssertSqlSafe", "SqlStr", "mysql", "postgres", "query_as", "query_scalar", "raw_sql", "sqlite"];
 
@@ -36,12 +43,9 @@ fn sql_and_drivers(file: &str, source: &str) -> Vec<String> {
         before(1) == "mod" || before(1) == ":" && ["self", "super"].contains(&before(3))
     };
     let out_of_place = |at: usize, token: &Token| {
-        if token.is_text() {
-            let mut words = token.text.split(|it: char| !it.is_alphanumeric() && it != '_');
-            return words.any(|it| WORDS.contains(&it));
-        }
-        token.is_name()
-            && (NAMES.contains(&token.text.as_str()) && !is_folder(at) || is_driver(&token.text) || is_query(at))
+        is_sql(token)
+            || token.is_name()
+                && (NAMES.contains(&token.text.as_str()) && !is_folder(at) || is_driver(&token.text) || is_query(at))
     };
     let complaints = tokens.iter().enumerate().filter(|(at, token)| out_of_place(*at, token));
     complaints
@@ -61,11 +65,26 @@ fn sql_and_driver_names_stay_in_the_folders_of_databases() {
     check(&files, sql_and_drivers);
 }
 
+/// SQL alone: the command names the drivers, to open a pool of the database that the user wants.
+fn sql(file: &str, source: &str) -> Vec<String> {
+    let found = code(source).into_iter().filter(is_sql);
+    found.map(|it| format!("{file}:{}: only the folder of a database may have `{}`", it.line, it.text)).collect()
+}
+
+#[test]
+fn the_sql_of_the_command_stays_in_the_folders_of_databases() {
+    let mut files = files("cli/src", ".rs");
+    files.retain(|(path, _)| !is_of_a_database(path));
+    assert!(files.iter().any(|(path, _)| path == "explain/mod.rs"), "the command is there");
+    check(&files, sql);
+}
+
 #[test]
 fn the_check_sees_planted_sql_and_drivers() {
     let complaints = |source: &str| sql_and_drivers("retry.rs", source).len();
 
     assert_eq!(complaints(r#"fn f() { g("SELECT 1"); g(r"DELETE FROM t"); g(b"x") }"#), 2);
+    assert_eq!(sql("run.rs", r#"use sqlx::Sqlite; fn f() { g("SELECT 1"); g("select") }"#).len(), 1);
     assert_eq!(complaints(r#"const SQL: &str = concat!("UPDATE ", "t");"#), 1);
     assert_eq!(complaints("use sqlx::{PgConnection, Sqlite, postgres::PgRow};"), 4);
     assert_eq!(complaints("mod mysql; use super::postgres; fn f() { self::sqlite::g() }"), 0);

@@ -142,8 +142,9 @@ async fn a_planned_failover_lets_no_two_masters_grant_whatever_the_ttl() {
 #[tokio::test]
 async fn behind_sentinel_a_quarantine_that_is_shorter_than_a_failover_is_refused() {
     let sentinel = || {
-        let urls = vec!["redis://127.0.0.1:1/"];
-        SentinelClient::build(urls, Sentinels::MASTER.to_owned(), None, SentinelServerType::Master).unwrap()
+        // With TLS the client takes any text, and a `String` without.
+        let (urls, master) = (vec!["redis://127.0.0.1:1/"], Sentinels::MASTER.to_owned());
+        SentinelClient::build(urls, master, None, SentinelServerType::Master).unwrap()
     };
     let settings = || RedisStore::builder(sentinel()).longest_ttl(Duration::from_secs(2));
     let refused = settings().quarantine(Duration::from_secs(21)).connect().await.unwrap_err();

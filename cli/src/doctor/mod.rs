@@ -1,0 +1,140 @@
+//! `doctor`: what harms locks on this database, each with the statement that mends it. The questions are in `sql`.
+
+pub(crate) mod finding;
+
+use std::{
+    process::id,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use lockkit::{Error, LeaseStore, Leases};
+use sqlx::Pool;
+
+use self::finding::{Finding, Level, Plan};
+use crate::{
+    args::{DoctorArgs, On},
+    block_on,
+    exit::Exit,
+    secret::Secrets,
+    sql::Inspect,
+    table::printable,
+    target::{ActOnDatabase, BadUrl, Target},
+};
+
+/// How often a lease is acquired to see how long that takes.
+const ROUNDS: usize = 50;
+
+pub(crate) fn doctor(on: &On, args: &DoctorArgs, secrets: &mut Secrets) -> Result<Exit> {
+    let mut findings = block_on(Target::of(on, secrets)?.act_on_database(Examine(args)))?;
+    findings.sort_by_key(|it| std::cmp::Reverse(it.level));
+    for finding in &findings {
+        if args.json {
+            println!("{}", serde_json::to_string(finding)?);
+            continue;
+        }
+        let level = match finding.level {
+            Level::Ok => "ok",
+            Level::Note => "note",
+            Level::Warn => "warn",
+            Level::Fail => "FAIL",
+        };
+        println!("{level:<5} {:<12} {}", finding.check, printable(&finding.what));
+        if let Some(mend) = &finding.mend {
+            println!("{:19}{}", "", printable(mend));
+        }
+    }
+    let worst = findings.iter().map(|it| it.level).max();
+    Ok(match worst {
+        Some(Level::Fail) => Exit::MustMend,
+        Some(Level::Warn) if args.strict => Exit::Failure,
+        _ => Exit::Success,
+    })
+}
+
+struct Examine<'a>(&'a DoctorArgs);
+
+impl ActOnDatabase for Examine<'_> {
+    type Output = Vec<Finding>;
+
+    async fn on<DB: Inspect>(self, pool: Pool<DB>) -> Result<Vec<Finding>>
+    where
+        Pool<DB>: LeaseStore,
+    {
+        let Self(args) = self;
+        let mut conn = pool.acquire().await?;
+        let findings = DB::findings(&mut conn, args.role.as_deref()).await;
+        let mut findings = findings.context("cannot look at the server")?;
+        for statement in &args.query {
+            let statement = statement.trim().trim_end_matches(';');
+            if statement.contains(';') {
+                return Err(BadUrl("--query takes one statement".to_owned()).into());
+            }
+            let plan = DB::plan(&mut conn, statement).await.with_context(|| format!("cannot plan `{statement}`"))?;
+            findings.push(match plan {
+                Plan::Index => Finding::new(Level::Ok, "query", format!("an index serves `{statement}`")),
+                Plan::Scan(plan) => {
+                    let what = format!(
+                        "`{statement}` reads a whole table or index, and on MySQL locks it: it needs an index on the \
+                         columns by which it selects. The plan: {plan}"
+                    );
+                    Finding::new(Level::Fail, "query", what)
+                }
+            });
+        }
+        drop(conn);
+        if let Some(Err(err)) = DB::session_locks(&pool).await {
+            findings.push(Finding::new(Level::Warn, "sessions", format!("session locks are refused: {err}")));
+        }
+        let leases = Leases::builder(pool).ttl(args.ttl).sweep_every(None).build()?;
+        match leases.show("lockkit/doctor").await {
+            Err(Error::NotMigrated { .. }) => {
+                let what = "lockkit's tables are missing or out of date";
+                findings.push(Finding::new(Level::Fail, "tables", what).mend("lockkit migrate"));
+            }
+            Ok(_) if args.latency && findings.iter().all(|it| it.level < Level::Fail) => {
+                findings.push(latency(&leases, args.ttl).await?);
+            }
+            _ => {}
+        }
+        Ok(findings)
+    }
+}
+
+/// How long the calls of a lease take.
+async fn latency<S: LeaseStore>(leases: &Leases<S>, ttl: Duration) -> Result<Finding> {
+    let key = format!("lockkit/doctor/{}", id());
+    let (mut acquire, mut renew, mut release) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        let lease = leases.lease(&*key).acquire().await?;
+        let acquired = Instant::now();
+        lease.extend(ttl).await?;
+        let renewed = Instant::now();
+        lease.release().await?;
+        acquire.push(acquired - start);
+        renew.push(renewed - acquired);
+        release.push(renewed.elapsed());
+    }
+    let mut slow: Vec<Duration> = acquire.iter().chain(&renew).copied().collect();
+    slow.sort_unstable();
+    // One of twenty may be slower.
+    let slow = slow[slow.len() * 19 / 20];
+    let [acquire, renew, release] = [acquire, renew, release].map(|mut times| {
+        times.sort_unstable();
+        times[times.len() / 2].as_secs_f64() * 1e3
+    });
+    // A third of the ttl is between two renewals, and a renewal that is ten times as slow fits in.
+    let safe = slow * 30;
+    let times = format!(
+        "acquire {acquire:.1} ms, renew {renew:.1} ms, release {release:.1} ms (p95 {:.1} ms)",
+        slow.as_secs_f64() * 1e3
+    );
+    let safe_ms = safe.as_millis().max(1);
+    Ok(if ttl < safe {
+        let what = format!("{times}: a ttl of {ttl:?} leaves no time for a slow renewal; {safe_ms} ms or more is safe");
+        Finding::new(Level::Warn, "latency", what)
+    } else {
+        Finding::new(Level::Ok, "latency", format!("{times}: a ttl of {safe_ms} ms or more is safe here"))
+    })
+}

@@ -1,0 +1,100 @@
+//! How a command ends. The numbers are those of `sysexits.h` where it has one, and the shell's.
+
+use std::{
+    fmt::Display,
+    io::{Write, stderr},
+    process::ExitCode,
+};
+
+use anyhow::Error;
+use lockkit::Fault;
+
+use crate::target::{BadUrl, Unreachable};
+
+/// What the exit code says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Success,
+    /// Any other error.
+    Failure,
+    /// Something must be mended.
+    MustMend,
+    /// The command line is wrong.
+    Usage,
+    /// The database cannot be reached.
+    Unavailable,
+    /// Another process holds the lease.
+    Busy,
+    /// The tables are missing.
+    NotMigrated,
+    /// The lease is lost, or not held.
+    Lost,
+    /// The command cannot be run.
+    CannotRun,
+    /// The command was not found.
+    NotFound,
+    /// What the command itself has said.
+    Code(u8),
+}
+
+impl Exit {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Failure => 1,
+            Self::MustMend => 2,
+            Self::Usage => 64,
+            Self::Unavailable => 69,
+            Self::Busy => 75,
+            Self::NotMigrated => 78,
+            Self::Lost => 79,
+            Self::CannotRun => 126,
+            Self::NotFound => 127,
+            Self::Code(code) => code,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        exit.code().into()
+    }
+}
+
+/// Tells the user. Unlike `eprintln!`, does not panic if nobody listens any more.
+pub(crate) fn tell(text: impl Display) {
+    _ = writeln!(stderr(), "lockkit: {text}");
+}
+
+/// How a command ends that fails with this error.
+pub(crate) fn of(err: &Error) -> Exit {
+    if err.is::<BadUrl>() {
+        return Exit::Usage;
+    }
+    if err.is::<Unreachable>() {
+        return Exit::Unavailable;
+    }
+    match err.downcast_ref::<lockkit::Error>() {
+        Some(lockkit::Error::Contended { .. }) => Exit::Busy,
+        Some(lockkit::Error::NotMigrated { .. }) => Exit::NotMigrated,
+        Some(lockkit::Error::Lost { .. }) => Exit::Lost,
+        Some(lockkit::Error::InvalidOption { .. } | lockkit::Error::InvalidKey { .. }) => Exit::Usage,
+        Some(
+            lockkit::Error::Database { fault: Fault::Unavailable, .. }
+            | lockkit::Error::PoolStarved { .. }
+            | lockkit::Error::OutcomeUnknown { .. },
+        ) => Exit::Unavailable,
+        _ => Exit::Failure,
+    }
+}
+
+/// What the user is told. lockkit's own messages have their causes in them, and say what a program has to call.
+pub(crate) fn message(err: &Error) -> String {
+    match err.downcast_ref::<lockkit::Error>() {
+        Some(lockkit::Error::NotMigrated { source, .. }) => {
+            format!("lockkit's tables are missing or out of date: run `lockkit migrate` ({source})")
+        }
+        Some(err) => err.to_string(),
+        None => format!("{err:#}"),
+    }
+}

@@ -1,0 +1,154 @@
+//! The commands that show leases, and the one that takes a lease away.
+
+use std::{
+    io::{IsTerminal, Write, stderr, stdin, stdout},
+    time::Duration,
+};
+
+use anyhow::{Result, bail};
+use lockkit::{Fence, LeaseStore, Leases, store::LeaseInfo};
+use tokio::time::sleep;
+
+use crate::{
+    args::{CheckArgs, LsArgs, On, ShowArgs, StealArgs},
+    block_on,
+    exit::Exit,
+    secret::Secrets,
+    table::{json, printable, rounded, table},
+    target::{Act, Target},
+};
+
+pub(crate) fn ls(on: &On, args: &LsArgs, secrets: &mut Secrets) -> Result<Exit> {
+    act(on, secrets, Ls(args))
+}
+
+pub(crate) fn show(on: &On, args: ShowArgs, secrets: &mut Secrets) -> Result<Exit> {
+    act(on, secrets, Show(args))
+}
+
+pub(crate) fn steal(on: &On, args: StealArgs, secrets: &mut Secrets) -> Result<Exit> {
+    act(on, secrets, Steal(args))
+}
+
+pub(crate) fn check(on: &On, args: CheckArgs, secrets: &mut Secrets) -> Result<Exit> {
+    act(on, secrets, Check(args))
+}
+
+fn act(on: &On, secrets: &mut Secrets, act: impl Act<Output = Exit>) -> Result<Exit> {
+    let target = Target::of(on, secrets)?;
+    block_on(target.act(act))
+}
+
+struct Ls<'a>(&'a LsArgs);
+
+impl Act for Ls<'_> {
+    type Output = Exit;
+
+    async fn on<S: LeaseStore>(self, store: S) -> Result<Exit> {
+        let (args, leases) = (self.0, Leases::new(store));
+        loop {
+            let listed = leases.list(&args.prefix).await?;
+            let mut text = String::new();
+            if args.json {
+                for lease in &listed {
+                    text += &json(lease).to_string();
+                    text.push('\n');
+                }
+            } else if !listed.is_empty() || stdout().is_terminal() {
+                text = table(&listed) + "\n";
+            }
+            if args.watch.is_some() && !args.json && stdout().is_terminal() {
+                // The cursor goes to the top, and what was there is cleared.
+                text.insert_str(0, "\u{1b}[H\u{1b}[2J");
+            }
+            // A reader that has seen enough, as `head`, is no error.
+            if stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush()).is_err() {
+                return Ok(Exit::Success);
+            }
+            let Some(every) = args.watch else { return Ok(Exit::Success) };
+            sleep(every.max(Duration::from_millis(100))).await;
+        }
+    }
+}
+
+struct Show(ShowArgs);
+
+impl Act for Show {
+    type Output = Exit;
+
+    async fn on<S: LeaseStore>(self, store: S) -> Result<Exit> {
+        let Self(args) = self;
+        let Some(lease) = Leases::new(store).show(&args.name).await? else { return Ok(not_held(&args.name)) };
+        let text = if args.json { json(&lease).to_string() } else { table(&[lease]) };
+        println!("{text}");
+        Ok(Exit::Success)
+    }
+}
+
+struct Check(CheckArgs);
+
+impl Act for Check {
+    type Output = Exit;
+
+    async fn on<S: LeaseStore>(self, store: S) -> Result<Exit> {
+        let Self(args) = self;
+        let Some(lease) = Leases::new(store).show(&args.name).await? else { return Ok(not_held(&args.name)) };
+        if lease.fence == Fence::from(args.fence) {
+            return Ok(Exit::Success);
+        }
+        eprintln!("lockkit: {}", another_holds(&lease));
+        Ok(Exit::Lost)
+    }
+}
+
+struct Steal(StealArgs);
+
+impl Act for Steal {
+    type Output = Exit;
+
+    async fn on<S: LeaseStore>(self, store: S) -> Result<Exit> {
+        let (Self(args), leases) = (self, Leases::new(store));
+        let Some(lease) = leases.show(&args.name).await? else { return Ok(not_held(&args.name)) };
+        if args.fence.is_some_and(|it| lease.fence != Fence::from(it)) {
+            eprintln!("lockkit: {}", another_holds(&lease));
+            return Ok(Exit::Lost);
+        }
+        if !args.yes {
+            if !stdin().is_terminal() {
+                bail!("nobody is there to be asked: give --yes --fence {}", lease.fence);
+            }
+            eprintln!("{}", table(std::slice::from_ref(&lease)));
+            eprint!("Its holder may be in the middle of its work. Type the name to take the lease away: ");
+            stderr().flush()?;
+            let mut typed = String::new();
+            stdin().read_line(&mut typed)?;
+            if typed.trim_end_matches(['\r', '\n']) != args.name {
+                bail!("that is not `{}`: nothing was changed", printable(&args.name));
+            }
+        }
+        let Some(stolen) = leases.steal_if(&args.name, lease.fence).await? else {
+            eprintln!("lockkit: the lease has changed its holder meanwhile: nothing was taken");
+            return Ok(Exit::Lost);
+        };
+        let holder = printable(&stolen.holder);
+        eprintln!(
+            "lockkit: taken from {holder}, which learns of it at its next renewal; its commits under it fail now"
+        );
+        Ok(Exit::Success)
+    }
+}
+
+fn not_held(name: &str) -> Exit {
+    eprintln!("lockkit: nobody holds `{}`", printable(name));
+    Exit::Lost
+}
+
+fn another_holds(lease: &LeaseInfo) -> String {
+    format!(
+        "`{}` is held with fence {} by {}, for {}",
+        printable(lease.key.as_str()),
+        lease.fence,
+        printable(&lease.holder),
+        rounded(lease.held_for)
+    )
+}

@@ -1,0 +1,233 @@
+//! Who waits for whom on MySQL and MariaDB. MySQL lists the waits for row locks and for `GET_LOCK`. MariaDB lists those
+//! for row locks, and which sessions wait in `GET_LOCK`, but not for which name.
+
+use std::collections::HashMap;
+
+use lockkit::Key;
+use sqlx::{AssertSqlSafe, MySqlConnection, Result, Row, mysql::MySqlRow};
+
+use super::{is_denied, is_maria, user};
+use crate::explain::picture::{Session, Wait};
+
+/// The name of a session lock on the server.
+const NAME: &str = "SHA2(CONCAT('lockkit:session:', IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), \
+                    CHAR(0), ?), 256)";
+
+pub(super) async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+    let is_maria = is_maria(conn).await?;
+    let mut unseen = Vec::new();
+    let mut waits = match rows(conn, is_maria).await {
+        Err(err) if is_denied(&err) => {
+            let user = user(conn).await?;
+            let more =
+                if is_maria { String::new() } else { format!(" GRANT SELECT ON performance_schema.* TO {user};") };
+            unseen.push(format!("{user} may not see who waits for rows: GRANT PROCESS ON *.* TO {user};{more}"));
+            Vec::new()
+        }
+        waits => waits?,
+    };
+    if is_maria {
+        waits.extend(maria_sessions(conn, keys, &mut unseen).await?);
+    } else {
+        match mysql_sessions(conn, keys).await {
+            Err(err) if is_denied(&err) => {}
+            sessions => waits.extend(sessions?),
+        }
+    }
+    Ok((waits, unseen))
+}
+
+/// Waits for rows, and with them for named locks.
+async fn rows(conn: &mut MySqlConnection, is_maria: bool) -> Result<Vec<Wait>> {
+    let (table, from) = if is_maria {
+        (
+            "REPLACE(SUBSTRING_INDEX(l.lock_table, '.', -1), '`', '')",
+            "information_schema.INNODB_LOCK_WAITS AS x
+             JOIN information_schema.INNODB_LOCKS AS l ON l.lock_id = x.requested_lock_id
+             JOIN information_schema.INNODB_TRX AS w ON w.trx_id = x.requesting_trx_id
+             JOIN information_schema.INNODB_TRX AS b ON b.trx_id = x.blocking_trx_id
+             WHERE l.lock_table LIKE CONCAT('`', DATABASE(), '`.%')",
+        )
+    } else {
+        (
+            "l.OBJECT_NAME",
+            "performance_schema.data_lock_waits AS x
+             JOIN performance_schema.data_locks AS l ON l.ENGINE_LOCK_ID = x.REQUESTING_ENGINE_LOCK_ID
+             JOIN information_schema.INNODB_TRX AS w ON w.trx_id = x.REQUESTING_ENGINE_TRANSACTION_ID
+             JOIN information_schema.INNODB_TRX AS b ON b.trx_id = x.BLOCKING_ENGINE_TRANSACTION_ID
+             WHERE l.OBJECT_SCHEMA = DATABASE()",
+        )
+    };
+    let index = if is_maria { "l.lock_index" } else { "l.INDEX_NAME" };
+    let waits = format!(
+        "SELECT
+             CAST(w.trx_mysql_thread_id AS SIGNED) AS waiter,
+             CAST(TIMESTAMPDIFF(SECOND, w.trx_wait_started, NOW()) * 1000 AS SIGNED) AS waits_ms,
+             CAST({table} AS CHAR) AS table_name,
+             CAST({index} AS CHAR) AS index_name,
+             CAST(l.lock_data AS CHAR) AS place,
+             CAST(b.trx_mysql_thread_id AS SIGNED) AS holder
+         FROM {from}
+         ORDER BY waits_ms DESC, waiter, holder"
+    );
+    let found = sqlx::query(AssertSqlSafe(waits)).fetch_all(&mut *conn).await?;
+    let mut waits: Vec<Wait> = Vec::new();
+    for row in found {
+        let (waiter, holder) = (row.try_get("waiter")?, row.try_get("holder")?);
+        if let Some(wait) = waits.iter_mut().find(|it| it.waiter == waiter) {
+            if !wait.holders.contains(&holder) {
+                wait.holders.push(holder);
+            }
+            continue;
+        }
+        let lock = lock(conn, &row).await?;
+        waits.push(Wait { waiter, waits_ms: millis(&row)?, lock, holders: vec![holder] });
+    }
+    Ok(waits)
+}
+
+fn millis(row: &MySqlRow) -> Result<u64> {
+    Ok(row.try_get::<Option<i64>, _>("waits_ms")?.and_then(|it| it.try_into().ok()).unwrap_or(0))
+}
+
+/// The lock that a session waits for, as people call it.
+async fn lock(conn: &mut MySqlConnection, wait: &MySqlRow) -> Result<String> {
+    let table: String = wait.try_get("table_name")?;
+    let index: Option<String> = wait.try_get("index_name")?;
+    let Some(place) = wait.try_get::<Option<String>, _>("place")? else { return Ok(format!("a row of {table}")) };
+    if table == "lockkit_named" {
+        return Ok(format!("named lock {}", text_of(&place)));
+    }
+    let columns = sqlx::query_scalar(
+        "SELECT CAST(COLUMN_NAME AS CHAR)
+         FROM information_schema.STATISTICS
+         WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ? AND INDEX_NAME = ?
+         ORDER BY SEQ_IN_INDEX",
+    );
+    let columns: Vec<String> = columns.bind(&table).bind(&index).fetch_all(conn).await?;
+    let values: Vec<&str> = place.split(", ").collect();
+    // The values of another index than the primary key are followed by those of the primary key.
+    let row = if columns.is_empty() || values.len() < columns.len() {
+        place.clone()
+    } else {
+        columns.iter().zip(&values).map(|(column, value)| format!("{column}={value}")).collect::<Vec<_>>().join(", ")
+    };
+    Ok(format!("{table} ({row})"))
+}
+
+/// The text that the server writes in hexadecimal digits.
+fn text_of(place: &str) -> String {
+    let digits = place.strip_prefix("0x").unwrap_or_default();
+    let byte = |at: usize| digits.get(at..at + 2).and_then(|it| u8::from_str_radix(it, 16).ok());
+    let bytes: Option<Vec<u8>> = (0..digits.len()).step_by(2).map(byte).collect();
+    bytes.filter(|it| !it.is_empty()).and_then(|it| String::from_utf8(it).ok()).unwrap_or_else(|| place.to_owned())
+}
+
+async fn mysql_sessions(conn: &mut MySqlConnection, keys: &[Key]) -> Result<Vec<Wait>> {
+    let mut names = HashMap::new();
+    for key in keys {
+        let name = sqlx::query_scalar(AssertSqlSafe(format!("SELECT {NAME}"))).bind(key.as_str());
+        let name: String = name.fetch_one(&mut *conn).await?;
+        names.insert(name, format!("session lock {key}"));
+    }
+    let waits = sqlx::query(
+        "SELECT
+             CAST(w.PROCESSLIST_ID AS SIGNED) AS waiter,
+             CAST(w.PROCESSLIST_TIME * 1000 AS SIGNED) AS waits_ms,
+             CAST(p.OBJECT_NAME AS CHAR) AS name,
+             CAST(h.PROCESSLIST_ID AS SIGNED) AS holder
+         FROM performance_schema.metadata_locks AS p
+         JOIN performance_schema.metadata_locks AS g
+             ON g.OBJECT_TYPE = p.OBJECT_TYPE AND g.OBJECT_NAME = p.OBJECT_NAME AND g.LOCK_STATUS = 'GRANTED'
+         JOIN performance_schema.threads AS w ON w.THREAD_ID = p.OWNER_THREAD_ID
+         JOIN performance_schema.threads AS h ON h.THREAD_ID = g.OWNER_THREAD_ID
+         WHERE p.OBJECT_TYPE = 'USER LEVEL LOCK' AND p.LOCK_STATUS = 'PENDING' AND w.PROCESSLIST_DB = DATABASE()
+         ORDER BY waits_ms DESC",
+    );
+    let wait = |row: &MySqlRow| {
+        let name: String = row.try_get("name")?;
+        let lock = names.get(&name).cloned().unwrap_or_else(|| format!("session lock {name:.8}…"));
+        let holders = vec![row.try_get("holder")?];
+        Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders })
+    };
+    waits.fetch_all(conn).await?.iter().map(wait).collect()
+}
+
+async fn maria_sessions(conn: &mut MySqlConnection, keys: &[Key], unseen: &mut Vec<String>) -> Result<Vec<Wait>> {
+    let waiting = sqlx::query(
+        "SELECT CAST(ID AS SIGNED) AS waiter, CAST(TIME_MS AS SIGNED) AS waits_ms
+         FROM information_schema.PROCESSLIST
+         WHERE STATE = 'User lock' AND DB = DATABASE()
+         ORDER BY TIME_MS DESC",
+    );
+    let waiting = waiting.fetch_all(&mut *conn).await?;
+    let (mut holders, mut held) = (Vec::new(), Vec::new());
+    for key in keys {
+        let holder = sqlx::query_scalar(AssertSqlSafe(format!("SELECT CAST(IS_USED_LOCK({NAME}) AS SIGNED)")));
+        if let Some(holder) = holder.bind(key.as_str()).fetch_one(&mut *conn).await? {
+            holders.push(holder);
+            held.push(key.as_str());
+        }
+    }
+    if !waiting.is_empty() && (holders.len() != 1 || keys.len() != 1) {
+        let told = "MariaDB does not say which session lock a session waits for: name one key by --key";
+        unseen.push(told.to_owned());
+        (holders, held) = (Vec::new(), Vec::new());
+    }
+    let lock = if held.is_empty() { "a session lock".to_owned() } else { format!("session lock {}", held.join(", ")) };
+    let wait = |row: &MySqlRow| {
+        let (lock, holders) = (lock.clone(), holders.clone());
+        Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders })
+    };
+    waiting.iter().map(wait).collect()
+}
+
+pub(super) async fn sessions(conn: &mut MySqlConnection, ids: &[i64]) -> Result<Vec<Session>> {
+    let list = if is_maria(conn).await? { "information_schema.PROCESSLIST" } else { "performance_schema.processlist" };
+    let ids = ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let select = |transaction: &str, join: &str| {
+        format!(
+            "SELECT
+                 CAST(p.ID AS SIGNED) AS id,
+                 CAST(CONCAT(p.USER, '@', p.HOST) AS CHAR) AS name,
+                 CAST({transaction} AS SIGNED) AS transaction_ms,
+                 CAST(LOWER(p.COMMAND) AS CHAR) AS state,
+                 CAST(COALESCE(p.INFO, '') AS CHAR) AS statement
+             FROM {list} AS p {join}
+             WHERE FIND_IN_SET(p.ID, ?)"
+        )
+    };
+    let join = "LEFT JOIN information_schema.INNODB_TRX AS t ON t.trx_mysql_thread_id = p.ID";
+    let all = select("TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) * 1000", join);
+    let rows = match sqlx::query(AssertSqlSafe(all)).bind(&ids).fetch_all(&mut *conn).await {
+        Err(err) if is_denied(&err) => {
+            sqlx::query(AssertSqlSafe(select("NULL", ""))).bind(&ids).fetch_all(conn).await?
+        }
+        rows => rows?,
+    };
+    let session = |row: &MySqlRow| {
+        let id: i64 = row.try_get("id")?;
+        Ok(Session {
+            id,
+            name: row.try_get("name")?,
+            transaction_ms: row.try_get::<Option<i64>, _>("transaction_ms")?.and_then(|it| it.try_into().ok()),
+            state: row.try_get("state")?,
+            statement: row.try_get("statement")?,
+            end_by: format!("KILL {id};"),
+        })
+    };
+    rows.iter().map(session).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_read_from_its_digits() {
+        assert_eq!(text_of("0x6F726465723A37"), "order:7");
+        assert_eq!(text_of("supremum pseudo-record"), "supremum pseudo-record");
+        assert_eq!(text_of("0x"), "0x");
+        assert_eq!(text_of("0xFF"), "0xFF");
+    }
+}

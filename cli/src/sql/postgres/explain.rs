@@ -1,0 +1,130 @@
+//! Who waits for whom on PostgreSQL. The first session that waits for a row holds a lock on its place in the table, and
+//! the others wait for that lock, so the row can be read.
+
+use std::collections::HashMap;
+
+use lockkit::Key;
+use sqlx::{AssertSqlSafe, PgConnection, Result, Row, postgres::PgRow};
+
+use crate::explain::picture::{Session, Wait};
+
+pub(super) async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+    // Reading a row must not wait for the ALTER TABLE that is looked for.
+    sqlx::query("SET lock_timeout = '200ms'").execute(&mut *conn).await?;
+    let names = names(conn, keys).await?;
+    // `waitstart` is there from PostgreSQL 14 on.
+    let rows = sqlx::query(
+        "SELECT
+             w.pid::bigint AS waiter,
+             (extract(epoch FROM clock_timestamp()
+                 - coalesce((to_jsonb(w) ->> 'waitstart')::timestamptz, a.query_start)) * 1000)::bigint AS waits_ms,
+             w.locktype,
+             coalesce(w.relation, t.relation)::regclass::text AS table_name,
+             format('(%s,%s)', coalesce(w.page, t.page), coalesce(w.tuple, t.tuple)) AS place,
+             w.classid::bigint << 32 | w.objid::bigint AS number,
+             pg_blocking_pids(w.pid)::bigint[] AS holders
+         FROM pg_locks AS w
+         JOIN pg_stat_activity AS a ON a.pid = w.pid
+         LEFT JOIN LATERAL (
+             SELECT t.relation, t.page, t.tuple
+             FROM pg_locks AS t
+             WHERE t.pid = w.pid AND t.locktype = 'tuple' AND t.granted AND w.locktype = 'transactionid'
+             LIMIT 1
+         ) AS t ON true
+         WHERE NOT w.granted AND a.datname = current_database()
+         ORDER BY waits_ms DESC",
+    )
+    .fetch_all(&mut *conn)
+    .await?;
+    let mut waits = Vec::new();
+    for row in rows {
+        let lock = lock(conn, &row, &names).await?;
+        let waits_ms: Option<i64> = row.try_get("waits_ms")?;
+        waits.push(Wait {
+            waiter: row.try_get("waiter")?,
+            waits_ms: waits_ms.and_then(|it| it.try_into().ok()).unwrap_or(0),
+            lock,
+            holders: row.try_get("holders")?,
+        });
+    }
+    let unseen = sqlx::query_scalar(
+        "SELECT format('%I may not see what other users do: GRANT pg_monitor TO %I;', current_user, current_user)
+         WHERE NOT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')",
+    );
+    Ok((waits, unseen.fetch_all(conn).await?))
+}
+
+/// What the numbers of advisory locks mean.
+async fn names(conn: &mut PgConnection, keys: &[Key]) -> Result<HashMap<i64, String>> {
+    let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
+    let rows = sqlx::query(
+        "SELECT
+             ('x' || left(encode(sha256(convert_to('lockkit:' || kind || ':' || k, 'UTF8')), 'hex'), 16))
+                 ::bit(64)::bigint,
+             kind || ' lock ' || k
+         FROM unnest($1::text[]) AS k, unnest(ARRAY['named', 'session']) AS kind",
+    );
+    let rows = rows.bind(keys).fetch_all(conn).await?;
+    rows.iter().map(|it| Ok((it.try_get(0)?, it.try_get(1)?))).collect()
+}
+
+/// The lock that a session waits for, as people call it.
+async fn lock(conn: &mut PgConnection, wait: &PgRow, names: &HashMap<i64, String>) -> Result<String> {
+    let kind: String = wait.try_get("locktype")?;
+    let table: Option<String> = wait.try_get("table_name")?;
+    Ok(match (&*kind, table) {
+        ("advisory", _) => {
+            let number: i64 = wait.try_get("number")?;
+            names.get(&number).cloned().unwrap_or_else(|| format!("advisory lock {number}"))
+        }
+        ("tuple" | "transactionid", Some(table)) => match row_at(conn, &table, wait.try_get("place")?).await {
+            Some(row) => format!("{table} ({row})"),
+            None => format!("a row of {table}"),
+        },
+        ("transactionid", None) => "the end of a transaction".to_owned(),
+        (kind, Some(table)) => format!("{kind} {table}"),
+        (kind, None) => kind.to_owned(),
+    })
+}
+
+/// The primary key of the row at this place, if the user may read it.
+async fn row_at(conn: &mut PgConnection, table: &str, place: &str) -> Option<String> {
+    // The server has quoted the name.
+    let row = format!(
+        "SELECT (
+             SELECT string_agg(a.attname || '=' || coalesce(to_jsonb(r) ->> a.attname, 'NULL'), ', ' ORDER BY a.attnum)
+             FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+             WHERE i.indrelid = $1::regclass AND i.indisprimary
+         )
+         FROM {table} AS r
+         WHERE r.ctid = $2::tid"
+    );
+    let row = sqlx::query_scalar(AssertSqlSafe(row)).bind(table).bind(place);
+    row.fetch_optional(conn).await.ok().flatten().flatten()
+}
+
+pub(super) async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<Session>> {
+    let rows = sqlx::query(
+        "SELECT
+             pid::bigint AS id,
+             concat_ws(' ', usename || coalesce('@' || host(client_addr), ''), nullif(application_name, '')) AS name,
+             (extract(epoch FROM clock_timestamp() - xact_start) * 1000)::bigint AS transaction_ms,
+             coalesce(state, 'not visible') AS state,
+             CASE WHEN state IS NULL THEN '' ELSE query END AS statement,
+             format('SELECT pg_terminate_backend(%s);', pid) AS end_by
+         FROM pg_stat_activity
+         WHERE pid = ANY ($1)",
+    );
+    let rows = rows.bind(ids).fetch_all(conn).await?;
+    let session = |row: &PgRow| {
+        Ok(Session {
+            id: row.try_get("id")?,
+            name: row.try_get("name")?,
+            transaction_ms: row.try_get::<Option<i64>, _>("transaction_ms")?.and_then(|it| it.try_into().ok()),
+            state: row.try_get("state")?,
+            statement: row.try_get("statement")?,
+            end_by: row.try_get("end_by")?,
+        })
+    };
+    rows.iter().map(session).collect()
+}

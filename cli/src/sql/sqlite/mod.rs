@@ -1,0 +1,34 @@
+//! SQLite, which has one write lock and does not say who holds it.
+
+mod doctor;
+
+use lockkit::Key;
+use sqlx::{Result, Sqlite, SqliteConnection, SqlitePool};
+
+use super::Inspect;
+use crate::{
+    doctor::finding::{Finding, Plan},
+    explain::picture::{Session, Wait},
+};
+
+impl Inspect for Sqlite {
+    async fn waits(_conn: &mut SqliteConnection, _keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+        Ok((Vec::new(), vec!["SQLite does not say who holds its write lock, nor who waits for it".to_owned()]))
+    }
+
+    async fn sessions(_conn: &mut SqliteConnection, _ids: &[i64]) -> Result<Vec<Session>> {
+        Ok(Vec::new())
+    }
+
+    async fn findings(conn: &mut SqliteConnection, _role: Option<&str>) -> Result<Vec<Finding>> {
+        doctor::findings(conn).await
+    }
+
+    async fn session_locks(_pool: &SqlitePool) -> Option<lockkit::Result<()>> {
+        None
+    }
+
+    async fn plan(conn: &mut SqliteConnection, statement: &str) -> Result<Plan> {
+        doctor::plan(conn, statement).await
+    }
+}

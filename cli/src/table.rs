@@ -1,0 +1,108 @@
+//! Leases as a table, or as JSON.
+
+use std::{io::IsTerminal, time::Duration};
+
+use comfy_table::{ContentArrangement, Table, presets::NOTHING};
+use lockkit::store::LeaseInfo;
+use serde_json::{Value, json};
+
+/// A lease as JSON, with the keys that the manual names.
+pub(crate) fn json(lease: &LeaseInfo) -> Value {
+    json!({
+        "key": lease.key.as_str(),
+        "holder": lease.holder,
+        "fence": lease.fence.get(),
+        "acquired_at": humantime::format_rfc3339_millis(lease.acquired_at).to_string(),
+        "held_ms": millis(lease.held_for),
+        "expires_in_ms": millis(lease.expires_in),
+        "ttl_ms": lease.ttl.map(millis),
+        "renewals": lease.renewals,
+    })
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The leases, one a line.
+pub(crate) fn table(leases: &[LeaseInfo]) -> String {
+    let row = |lease: &LeaseInfo| {
+        [
+            printable(lease.key.as_str()),
+            printable(&lease.holder),
+            lease.fence.to_string(),
+            rounded(lease.held_for),
+            rounded(lease.expires_in),
+            lease.renewals.to_string(),
+        ]
+    };
+    columns(&["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED"], leases.iter().map(row))
+}
+
+/// A table with these headings. On a terminal it is as wide as that.
+pub(crate) fn columns<const N: usize>(headings: &[&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    if std::io::stdout().is_terminal() {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    }
+    table.set_header(*headings);
+    table.add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
+}
+
+/// A time as people say it: in whole seconds, or in milliseconds below one.
+pub(crate) fn rounded(time: Duration) -> String {
+    let whole = if time < Duration::from_secs(1) {
+        Duration::from_millis(millis(time))
+    } else {
+        Duration::from_secs(time.as_secs())
+    };
+    humantime::format_duration(whole).to_string()
+}
+
+/// Text of somebody else, without what moves the cursor of a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().flat_map(|it| if it.is_control() { it.escape_default().collect() } else { vec![it] }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    fn lease(key: &str) -> LeaseInfo {
+        let mut lease = LeaseInfo::new(key.into(), "api-3/811", 7.into(), SystemTime::UNIX_EPOCH);
+        (lease.held_for, lease.expires_in, lease.renewals) =
+            (Duration::from_millis(65_250), Duration::from_millis(250), 38);
+        lease
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_lease_and_nothing_that_moves_the_cursor() {
+        let leases = [lease("nightly"), lease("a\u{1b}[2J\nb")];
+        let lines: Vec<String> =
+            table(&leases).lines().map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(
+            lines,
+            [
+                "KEY HOLDER FENCE HELD LEFT RENEWED",
+                "nightly api-3/811 7 1m 5s 250ms 38",
+                "a\\u{1b}[2J\\nb api-3/811 7 1m 5s 250ms 38",
+            ]
+        );
+    }
+
+    #[test]
+    fn json_has_the_keys_of_the_manual() {
+        let expected = json!({
+            "key": "a\"b", "holder": "api-3/811", "fence": 7, "acquired_at": "1970-01-01T00:00:00.000Z",
+            "held_ms": 65_250, "expires_in_ms": 250, "ttl_ms": null, "renewals": 38,
+        });
+        assert_eq!(json(&lease("a\"b")), expected);
+    }
+}

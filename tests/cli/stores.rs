@@ -1,0 +1,45 @@
+//! Leases that are not in a database.
+
+use lockkit_redis::RedisStore;
+use lockkit_store_servers::{etcd::Etcd, redis::Redis, zookeeper::ZooKeeper};
+use rustix::process::Signal;
+
+use crate::{life::Running, lockkit, output};
+
+const ENDING: (&str, &str) = ("exit 0", "trap 'touch FOLDER/term; exit 0' TERM");
+
+/// A command on this store: its lease is stolen, and its `lockkit` is killed and stopped.
+async fn ends(store: &str) {
+    let on = ["--no-dotenv", "--store", store].map(str::to_owned);
+    let lost = async |name: &str, signal: Signal| {
+        let running = Running::start(&on, name, ENDING).await;
+        running.signal_lockkit(signal);
+        running.is_followed_without_overlap(&on).await;
+    };
+    let stolen = async { Running::start(&on, "stolen", ENDING).await.stolen(&on).await };
+    let (stolen, (), ()) = tokio::join!(stolen, lost("killed", Signal::KILL), lost("stopped", Signal::STOP));
+    println!("{store}: last sign of life {} ms after the theft", stolen / 1000);
+    let listed = output(lockkit(&on, &["ls"])).await;
+    assert_eq!((listed.status.code(), listed.stdout.len()), (Some(0), 0), "{listed:?}");
+}
+
+#[tokio::test]
+async fn a_command_ends_with_its_lease_in_redis() {
+    let server = Redis::start();
+    let store = RedisStore::connect(lockkit_redis::redis::Client::open(server.url()).expect("a URL")).await;
+    // An empty server may have forgotten leases, so it grants none at first.
+    store.expect("connect").declare_new().await.expect("say that it is new");
+    ends(&server.url()).await;
+}
+
+#[tokio::test]
+async fn a_command_ends_with_its_lease_in_zookeeper() {
+    let server = ZooKeeper::alone();
+    ends(&format!("zookeeper://{}/locks", server.host())).await;
+}
+
+#[tokio::test]
+async fn a_command_ends_with_its_lease_in_etcd() {
+    let server = Etcd::alone();
+    ends(&server.endpoints().join(",").replace("http://", "etcd://")).await;
+}
