@@ -105,7 +105,7 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub(crate) at_least: Duration,
 
-    /// From SIGTERM to SIGKILL; at most half of the ttl
+    /// From SIGTERM to SIGKILL; at most a third of the ttl
     #[arg(long, default_value = "5s", value_parser = humantime::parse_duration, value_name = "TIME")]
     pub(crate) grace: Duration,
 

@@ -54,7 +54,7 @@ fn a_wrong_command_line_ends_with_64_and_says_what_to_write() {
         (&["ls", "--store", "memcached://m"], "`memcached` is no store"),
         (&["migrate", "--store", "etcd://e"], "name a database by --url"),
         (&["run", "nightly"], "<COMMAND>"),
-        (&["run", "nightly", "--ttl", "3s", "--grace", "2s", "--", "true"], "--grace must be at most half of --ttl"),
+        (&["run", "nightly", "--ttl", "3s", "--grace", "1100ms", "--", "true"], "--grace must be at most a third"),
         (&["run", "nightly", "--wait", "soon", "--", "true"], "soon"),
         (&["steal", "nightly", "--yes"], "--fence"),
         (&["ls", "--url", "sqlite://x.db?mode=rwc", "--ttl"], "--ttl"),

@@ -33,7 +33,7 @@ impl Running {
         let trap = trap.replace("FOLDER", &path);
         let script = format!("(trap '' TERM; exec {beat} {path}/stubborn) & {trap}; {beat} {path}/other & wait");
         let key = format!("{name} '{ending}' \"<script>\"");
-        let run = ["run", &key, "--ttl", "3s", "--grace", "0.5s", "--", "sh", "-c", &script];
+        let run = ["run", &key, "--ttl", "4s", "--grace", "0.5s", "--", "sh", "-c", &script];
         let lockkit = lockkit(on, &run).spawn().expect("start lockkit");
         for name in ["stubborn", "other"] {
             there_is(&folder.path().join(name)).await;

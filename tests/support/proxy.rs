@@ -53,7 +53,8 @@ impl Proxy {
     pub fn start(url: &str) -> Self {
         let mut url = Url::parse(url).expect("a URL");
         let host = url.host_str().expect("the URL of a server");
-        let default_port = if url.scheme().starts_with("postgres") { 5432 } else { 3306 };
+        let is_postgres = url.scheme().starts_with("postgres");
+        let default_port = if is_postgres { 5432 } else { 3306 };
         let state = Arc::new(State {
             server: format!("{host}:{}", url.port().unwrap_or(default_port)),
             round_trips: AtomicU64::new(0),
@@ -74,6 +75,8 @@ impl Proxy {
         let listener = TcpListener::from_std(listener).expect("listen within the runtime");
         url.set_host(Some("127.0.0.1")).expect("a URL with a host");
         url.set_port(Some(port)).expect("a URL with a port");
+        // The proxy reads what is said. A server of the user's may offer encryption.
+        url.query_pairs_mut().append_pair("sslmode", if is_postgres { "disable" } else { "disabled" });
 
         let accepting = tokio::spawn(accept(listener, Arc::clone(&state)));
         Self { url: url.into(), state, accepting }

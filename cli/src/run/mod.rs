@@ -56,9 +56,12 @@ const RELEASING: Duration = Duration::from_secs(1);
 /// For how long a group that is killed may take to go.
 const DYING: Duration = Duration::from_secs(10);
 
+/// How long, at most, before the end of trust in the lease its command must be dead.
+const EARLY: Duration = Duration::from_secs(2);
+
 pub(crate) fn run(on: &On, mut args: RunArgs, secrets: &mut Secrets) -> Result<Exit> {
-    if args.grace > args.ttl / 2 {
-        tell("--grace must be at most half of --ttl, so that there is time to renew the lease");
+    if args.grace > args.ttl / 3 {
+        tell("--grace must be at most a third of --ttl, so that there is time to renew the lease");
         return Ok(Exit::Usage);
     }
     let holder = args.holder.get_or_insert_with(this_process).clone();
@@ -80,15 +83,18 @@ pub(crate) fn run(on: &On, mut args: RunArgs, secrets: &mut Secrets) -> Result<E
             }
             Err(err) => return Err(err),
         };
-        let trust = held.trusted_until().saturating_duration_since(Instant::now());
-        if trust < args.ttl / 2 {
-            // ZooKeeper: the rest of its session timeout is for its servers.
-            args.grace = args.grace.min(trust / 2);
-        }
         if args.verbose {
             tell(format_args!("`{}` is held, fence {}", printable(held.key()), held.fence()));
         }
-        let ended = execute(held.as_ref(), &args, &holder, &mut signals).await;
+        let mut ttl = args.ttl;
+        let trust = held.trusted_until().saturating_duration_since(Instant::now());
+        if trust < ttl / 2 {
+            // ZooKeeper: the rest of its session timeout is for its servers.
+            ttl = trust;
+        }
+        let watched =
+            Watched { held: held.as_ref(), ttl, grace: args.grace.min(ttl / 3), early: (ttl / 6).min(EARLY) };
+        let ended = execute(&watched, &args.command, &holder, &mut signals).await;
         // After that the lease ends by itself.
         let release_by = held.trusted_until().max(Instant::now() + RELEASING);
         let released = timeout_at(release_by.into(), held.release()).await;
@@ -115,15 +121,30 @@ pub(crate) fn run(on: &On, mut args: RunArgs, secrets: &mut Secrets) -> Result<E
     })
 }
 
+/// A lease, and how a command ends with it.
+struct Watched<'a> {
+    held: &'a dyn Held,
+    ttl: Duration,
+    grace: Duration,
+    /// How long before the end of trust it must be dead: a busy machine runs a process and delivers a signal late.
+    early: Duration,
+}
+
+impl Watched<'_> {
+    fn dead_by(&self) -> Instant {
+        self.held.trusted_until().checked_sub(self.early).unwrap_or_else(Instant::now)
+    }
+}
+
 /// Runs the command and ends what is left of it.
-async fn execute(held: &dyn Held, args: &RunArgs, holder: &str, signals: &mut Signals) -> Result<Exit> {
+async fn execute(watched: &Watched<'_>, command: &[OsString], holder: &str, signals: &mut Signals) -> Result<Exit> {
     let mut sentinel = Sentinel::start()?;
     let mut terminal = Terminal::of_stdin();
-    let mut group = Group::start(&args.command, environment(held, holder))?;
+    let mut group = Group::start(command, environment(watched.held, holder))?;
     let mut end = End::default();
-    let ended = supervise(held, args, signals, &mut group, &mut sentinel, &mut terminal, &mut end).await;
+    let ended = supervise(watched, signals, &mut group, &mut sentinel, &mut terminal, &mut end).await;
     // Also after an error: the lease is not given up while the command may run.
-    let finished = finish(held, args, &mut group, &end).await;
+    let finished = finish(watched, &mut group, &end).await;
     terminal.take_back();
     finished?;
     sentinel.dismiss();
@@ -138,8 +159,7 @@ async fn execute(held: &dyn Held, args: &RunArgs, holder: &str, signals: &mut Si
 
 /// Lets the command run until it ends, or ends it with the lease. What it has started may still run then.
 async fn supervise(
-    held: &dyn Held,
-    args: &RunArgs,
+    watched: &Watched<'_>,
     signals: &mut Signals,
     group: &mut Group,
     sentinel: &mut Sentinel,
@@ -147,15 +167,15 @@ async fn supervise(
     end: &mut End,
 ) -> Result<Exit> {
     // Without a sentinel the command does not start.
-    sentinel.guard(group, dead_by(held, args)).inspect_err(|_| group.signal(Signal::SIGKILL))?;
+    sentinel.guard(group, watched.dead_by()).inspect_err(|_| group.signal(Signal::SIGKILL))?;
     terminal.offer(group);
     group.go()?;
-    let mut lost = held.lost();
+    let mut lost = watched.held.lost();
     loop {
-        let (now, until) = (Instant::now(), dead_by(held, args));
+        let (now, until) = (Instant::now(), watched.dead_by());
         if end.kill_at.is_none() {
             sentinel.until(group, until)?;
-            if now + args.grace >= until {
+            if now + watched.grace >= until {
                 end.begin(group, until);
                 tell("the lease cannot be renewed: the command is ended before it expires");
             }
@@ -163,13 +183,13 @@ async fn supervise(
         if end.kill_at.is_some_and(|it| now >= it) {
             group.signal(Signal::SIGKILL);
         }
-        let look = args.ttl.div_f64(10.0).min(LOOK).min(until.saturating_duration_since(now + args.grace)).max(ENDING);
+        let look = (watched.ttl / 10).min(LOOK).min(until.saturating_duration_since(now + watched.grace)).max(ENDING);
         let next = if end.kill_at.is_some() { ENDING } else { look };
         select! {
             biased;
             change = group.changed() => match change? {
                 Change::Ended(exit) => return Ok(exit),
-                Change::Stopped(by) => terminal.stopped(group, by, || Instant::now() < dead_by(held, args)),
+                Change::Stopped(by) => terminal.stopped(group, by, || Instant::now() < watched.dead_by()),
                 Change::Other(pid) if sentinel.is(pid) => {
                     *sentinel = Sentinel::start()?;
                     sentinel.guard(group, end.kill_at.unwrap_or(until))?;
@@ -181,7 +201,7 @@ async fn supervise(
             },
             signal = signals.next() => group.signal(signal),
             reason = &mut lost, if end.kill_at.is_none() => {
-                let grace = if reason == LossReason::Stolen { args.grace } else { Duration::ZERO };
+                let grace = if reason == LossReason::Stolen { watched.grace } else { Duration::ZERO };
                 end.begin(group, Instant::now() + grace);
                 sentinel.until(group, Instant::now() + grace)?;
                 tell(format_args!("the lease is lost ({reason}): the command is ended"));
@@ -189,13 +209,6 @@ async fn supervise(
             () = sleep_until((now + next).into()) => {}
         }
     }
-}
-
-/// When the command must be dead: a little before another process can have the lease, because a busy machine delivers
-/// a signal late.
-fn dead_by(held: &dyn Held, args: &RunArgs) -> Instant {
-    let early = args.ttl.div_f64(20.0).min(Duration::from_millis(500));
-    held.trusted_until().checked_sub(early).unwrap_or_else(Instant::now)
 }
 
 /// The end of a command whose lease is lost.
@@ -213,20 +226,20 @@ impl End {
 }
 
 /// Ends what the command has left running. What cannot be killed keeps the lease for as long as it is renewed.
-async fn finish(held: &dyn Held, args: &RunArgs, group: &mut Group, end: &End) -> Result<()> {
+async fn finish(watched: &Watched<'_>, group: &mut Group, end: &End) -> Result<()> {
     if !group.is_there() {
         return Ok(());
     }
     let left = group.names();
     group.signal(Signal::SIGTERM);
     tell(format_args!("the command has left processes running, which are ended: {left}"));
-    let kill_at = end.kill_at.unwrap_or_else(|| dead_by(held, args).min(Instant::now() + args.grace));
+    let kill_at = end.kill_at.unwrap_or_else(|| watched.dead_by().min(Instant::now() + watched.grace));
     while group.is_there() {
         let now = Instant::now();
         if now >= kill_at {
             group.signal(Signal::SIGKILL);
         }
-        if now >= held.trusted_until().max(kill_at + DYING) {
+        if now >= watched.held.trusted_until().max(kill_at + DYING) {
             bail!("processes of the command cannot be killed: {}", group.names());
         }
         select! {

@@ -24,6 +24,7 @@ use nix::{
     time::{ClockId, clock_gettime},
     unistd::{Pid, read, setsid},
 };
+use rustix::process::setpriority_process;
 
 use super::group::Group;
 use crate::exit::{Exit, tell};
@@ -103,7 +104,8 @@ pub(crate) fn watch() -> Result<Exit> {
     nix::sys::prctl::set_name(&std::ffi::CString::new(NAME)?)?;
     // Signals of the terminal and of the group do not reach another session.
     _ = setsid();
-    // Whoever runs out of memory needs it. Only root may ask for that.
+    // A busy machine runs it first, and one that is out of memory ends it last. Only root may ask for that.
+    _ = setpriority_process(None, -20);
     _ = write("/proc/self/oom_score_adj", "-500");
     let mut watch = Watch::default();
     let mut unread = Vec::new();

@@ -19,7 +19,7 @@ pub(super) fn prepare(folder: &Path, port: u16) -> io::Result<Launch> {
 
     let mut command = mysqld(&root)?;
     server_arguments(&mut command, folder, port);
-    // A proxy between a test and its server reads what they say.
+    // Without TLS, as the other servers: else the features of a build decide whether its connections are encrypted.
     command.args(["--disable-log-bin", "--mysqlx=OFF", "--tls-version="]);
     Ok(Launch { commands: vec![command], url: format!("mysql://root@127.0.0.1:{port}"), stop: STOP })
 }
