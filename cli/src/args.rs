@@ -222,6 +222,10 @@ pub(crate) struct StealArgs {
     /// Only if it is held with this fence, as `ls` shows it
     #[arg(long)]
     pub(crate) fence: Option<u64>,
+
+    /// Only if its holder is dead: waits until the lease expires, and ends with 75 if it is renewed
+    #[arg(long, conflicts_with_all = ["yes", "fence"])]
+    pub(crate) if_dead: bool,
 }
 
 #[derive(Debug, clap::Args)]

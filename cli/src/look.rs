@@ -2,7 +2,7 @@
 
 use std::{
     io::{IsTerminal, Write, stderr, stdin, stdout},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, bail};
@@ -108,6 +108,9 @@ impl Act for Steal {
 
     async fn on<S: LeaseStore>(self, store: S) -> Result<Exit> {
         let (Self(args), leases) = (self, Leases::new(store));
+        if args.if_dead {
+            return died(&leases, &args.name).await;
+        }
         let Some(lease) = leases.show(&args.name).await? else { return Ok(not_held(&args.name)) };
         if args.fence.is_some_and(|it| lease.fence != Fence::from(it)) {
             eprintln!("lockkit: {}", another_holds(&lease));
@@ -135,6 +138,30 @@ impl Act for Steal {
             "lockkit: taken from {holder}, which learns of it at its next renewal; its commits under it fail now"
         );
         Ok(Exit::Success)
+    }
+}
+
+/// Waits until the lease is free or has been renewed. A lease that is free needs no theft: the next holder gets it.
+async fn died<S: LeaseStore>(leases: &Leases<S>, name: &str) -> Result<Exit> {
+    let Some(first) = leases.show(name).await? else {
+        eprintln!("lockkit: `{}` is free", printable(name));
+        return Ok(Exit::Success);
+    };
+    let expiry = Instant::now() + first.expires_in;
+    loop {
+        sleep(expiry.saturating_duration_since(Instant::now()).min(Duration::from_secs(1))).await;
+        let is_over = Instant::now() >= expiry;
+        match leases.show(name).await? {
+            None => {
+                eprintln!("lockkit: `{}` is free: {} did not renew it", printable(name), printable(&first.holder));
+                return Ok(Exit::Success);
+            }
+            Some(lease) if is_over || (lease.fence, lease.renewals) != (first.fence, first.renewals) => {
+                eprintln!("lockkit: {}: nothing was taken", another_holds(&lease));
+                return Ok(Exit::Busy);
+            }
+            Some(_) => {}
+        }
     }
 }
 

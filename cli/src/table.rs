@@ -17,7 +17,17 @@ pub(crate) fn json(lease: &LeaseInfo) -> Value {
         "expires_in_ms": millis(lease.expires_in),
         "ttl_ms": lease.ttl.map(millis),
         "renewals": lease.renewals,
+        "state": state(lease),
     })
+}
+
+/// What is to be expected of the holder. A renewal is due when a third of the ttl has passed.
+fn state(lease: &LeaseInfo) -> &'static str {
+    match lease.ttl {
+        _ if lease.is_released => "released",
+        Some(ttl) if lease.expires_in < ttl / 2 => "late",
+        _ => "held",
+    }
 }
 
 fn millis(time: Duration) -> u64 {
@@ -34,9 +44,10 @@ pub(crate) fn table(leases: &[LeaseInfo]) -> String {
             rounded(lease.held_for),
             rounded(lease.expires_in),
             lease.renewals.to_string(),
+            state(lease).to_owned(),
         ]
     };
-    columns(&["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED"], leases.iter().map(row))
+    columns(&["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED", "STATE"], leases.iter().map(row))
 }
 
 /// A table with these headings. On a terminal it is as wide as that.
@@ -90,18 +101,29 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "KEY HOLDER FENCE HELD LEFT RENEWED",
-                "nightly api-3/811 7 1m 5s 250ms 38",
-                "a\\u{1b}[2J\\nb api-3/811 7 1m 5s 250ms 38",
+                "KEY HOLDER FENCE HELD LEFT RENEWED STATE",
+                "nightly api-3/811 7 1m 5s 250ms 38 held",
+                "a\\u{1b}[2J\\nb api-3/811 7 1m 5s 250ms 38 held",
             ]
         );
+    }
+
+    #[test]
+    fn a_lease_that_is_not_renewed_in_time_is_late() {
+        let mut lease = lease("nightly");
+        let states = [400, 600].map(|ttl| {
+            lease.ttl = Some(Duration::from_millis(ttl));
+            state(&lease)
+        });
+        lease.is_released = true;
+        assert_eq!((states, state(&lease)), (["held", "late"], "released"));
     }
 
     #[test]
     fn json_has_the_keys_of_the_manual() {
         let expected = json!({
             "key": "a\"b", "holder": "api-3/811", "fence": 7, "acquired_at": "1970-01-01T00:00:00.000Z",
-            "held_ms": 65_250, "expires_in_ms": 250, "ttl_ms": null, "renewals": 38,
+            "held_ms": 65_250, "expires_in_ms": 250, "ttl_ms": null, "renewals": 38, "state": "held",
         });
         assert_eq!(json(&lease("a\"b")), expected);
     }

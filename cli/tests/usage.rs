@@ -5,6 +5,8 @@ use std::{
     fs,
     path::Path,
     process::{Command, Output},
+    thread::sleep,
+    time::Duration,
 };
 
 use tempfile::{TempDir, tempdir};
@@ -116,7 +118,10 @@ fn leases_are_listed_as_a_table_and_as_json() {
     assert_eq!(code, 0, "{said}");
     let lines: Vec<&str> = listed.lines().collect();
     assert_eq!(lines.len(), 4, "{listed}");
-    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED"]);
+    assert_eq!(
+        lines[0].split_whitespace().collect::<Vec<_>>(),
+        ["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "RENEWED", "STATE"]
+    );
     assert!(lines[1].contains(name), "{listed}");
     for line in &lines[2..] {
         let lease: serde_json::Value = serde_json::from_str(line).expect(line);
@@ -148,6 +153,24 @@ fn stealing_needs_the_fence_or_a_person() {
     assert_eq!(codes, "1\n79\n79\n0\n0\n79\n79\n", "{said}");
     assert!(said.contains("nobody is there to be asked: give --yes --fence"), "{said}");
     assert_eq!(code, 79, "the command was successful and its lease was not: {said}");
+}
+
+#[test]
+fn a_lease_is_taken_if_its_holder_is_dead_and_not_from_one_that_lives() {
+    let folder = migrated();
+    let if_dead = || ends(lockkit(folder.path(), &["steal", "nightly", "--if-dead"]));
+    let mut run = lockkit(folder.path(), &["run", "nightly", "--ttl", "2s", "--grace", "100ms", "--", "sh", "-c"]);
+    let mut run = run.args(["touch held; exec sleep 600"]).spawn().expect("start");
+    while !folder.path().join("held").exists() {
+        sleep(Duration::from_millis(10));
+    }
+    let (code, _, said) = if_dead();
+    assert_eq!((code, said.contains("nothing was taken")), (75, true), "{said}");
+    run.kill().expect("kill lockkit");
+    let (code, _, said) = if_dead();
+    assert_eq!((code, said.contains("did not renew it")), (0, true), "{said}");
+    assert_eq!(if_dead().0, 0, "it is free");
+    run.wait().expect("wait");
 }
 
 #[test]

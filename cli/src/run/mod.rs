@@ -92,8 +92,7 @@ pub(crate) fn run(on: &On, mut args: RunArgs, secrets: &mut Secrets) -> Result<E
             // ZooKeeper: the rest of its session timeout is for its servers.
             ttl = trust;
         }
-        let watched =
-            Watched { held: held.as_ref(), ttl, grace: args.grace.min(ttl / 3), early: (ttl / 6).min(EARLY) };
+        let watched = Watched { held: held.as_ref(), ttl, grace: args.grace.min(ttl / 3), early: (ttl / 6).min(EARLY) };
         let ended = execute(&watched, &args.command, &holder, &mut signals).await;
         // After that the lease ends by itself.
         let release_by = held.trusted_until().max(Instant::now() + RELEASING);
