@@ -175,6 +175,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "SQL")]
     pub(crate) query: Vec<String>,
 
+    /// Check that the server has room for so many processes with so many connections each, such as 12x10
+    #[arg(long, value_parser = pools, value_name = "NxM")]
+    pub(crate) pools: Option<(u32, u32)>,
+
     /// End with 1 if there are warnings
     #[arg(long)]
     pub(crate) strict: bool,
@@ -182,6 +186,11 @@ pub(crate) struct DoctorArgs {
     /// Print a JSON object for each finding, on a line of its own
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn pools(text: &str) -> Result<(u32, u32), String> {
+    let parsed = text.split_once('x').and_then(|(processes, each)| Some((processes.parse().ok()?, each.parse().ok()?)));
+    parsed.ok_or_else(|| "write processes x connections, such as 12x10".to_owned())
 }
 
 #[derive(Debug, clap::Args)]

@@ -73,6 +73,15 @@ on_every_database! {
 }
 
 on_every_server! {
+    async fn pools_that_are_too_large_for_the_server_are_found<S>(db: TestDb<S>) {
+        let (_, bad) = examined(&good::<S>(&db.url), &["--pools", "2x10"]).await;
+        assert_eq!(checks(&bad), usual::<S>());
+        let (code, bad) = examined(&good::<S>(&db.url), &["--pools", "1000x10", "--strict"]).await;
+        let found = bad.iter().find(|it| it["check"] == "connections").expect("it is found");
+        let mend = found["mend"].as_str().expect("a statement");
+        assert!(code == Some(1) && mend.contains("max_connections = 12500"), "{found}");
+    }
+
     async fn a_missing_privilege_is_found_and_granted_by_what_it_says<S>(db: TestDb<S>) {
         let user = User::new(&db).await;
         for table in ["lease", "stock", "stock_batch", "fence", "answer", "named"] {

@@ -1,5 +1,5 @@
-//! The command `lockkit` on every database and store. Cargo builds it with all tests; to run these alone, build it
-//! first: `cargo build -p lockkit-cli`.
+//! The command `lockkit` on every database and store. Cargo builds it with all tests; to run these alone, add
+//! `--test usage`, the tests in `cli/tests`, with which it is built.
 //!
 //! - `life` has the commands under a lease: whatever happens, they end before another one begins.
 //! - `signals` are what a person or a supervisor sends.
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn program() -> PathBuf {
     let test = env::current_exe().expect("the path of the test");
     let program = test.ancestors().nth(2).expect("target/debug/deps/cli").join("lockkit");
-    assert!(program.exists(), "`cargo build -p lockkit-cli` makes {}", program.display());
+    assert!(program.exists(), "`cargo test --workspace --test usage` makes {}", program.display());
     program
 }
 

@@ -17,7 +17,7 @@ use crate::{
     block_on,
     exit::Exit,
     secret::Secrets,
-    sql::Inspect,
+    sql::{Inspect, SetMost},
     table::printable,
     target::{ActOnDatabase, BadUrl, Target},
 };
@@ -82,6 +82,11 @@ impl ActOnDatabase for Examine<'_> {
                 }
             });
         }
+        if let Some(pools) = args.pools
+            && let Some((most, set)) = DB::most_connections(&mut conn).await.context("cannot look at the server")?
+        {
+            findings.push(connections(pools, most, set));
+        }
         drop(conn);
         if let Some(Err(err)) = DB::session_locks(&pool).await {
             findings.push(Finding::new(Level::Warn, "sessions", format!("session locks are refused: {err}")));
@@ -98,6 +103,18 @@ impl ActOnDatabase for Examine<'_> {
             _ => {}
         }
         Ok(findings)
+    }
+}
+
+/// Whether the pools of all processes fit into the server, which has a fifth of its connections for others.
+fn connections((processes, each): (u32, u32), most: u64, set: SetMost) -> Finding {
+    let wanted = u64::from(processes) * u64::from(each);
+    let what = format!("{processes} processes with {each} connections each take {wanted} of {most}");
+    if wanted * 5 > most * 4 {
+        let what = what + ": a process that gets none cannot renew its leases";
+        Finding::new(Level::Warn, "connections", what).mend(set((wanted * 5).div_ceil(4)))
+    } else {
+        Finding::new(Level::Ok, "connections", what)
     }
 }
 

@@ -26,11 +26,17 @@ pub(crate) trait Inspect: Dialect {
     /// What is wrong with the server, its settings, and the rights on lockkit's tables, of the user or of `role`.
     fn findings(conn: &mut Connection<Self>, role: Option<&str>) -> impl Future<Output = Result<Vec<Finding>>>;
 
+    /// How many connections the server has at most, and the statement that sets it. `None` where nothing limits them.
+    fn most_connections(conn: &mut Connection<Self>) -> impl Future<Output = Result<Option<(u64, SetMost)>>>;
+
     /// Whether session locks work. `None` where there are none.
     fn session_locks(pool: &Pool<Self>) -> impl Future<Output = Option<lockkit::Result<()>>>;
 
     /// How the server would run this statement.
     fn plan(conn: &mut Connection<Self>, statement: &str) -> impl Future<Output = Result<Plan>>;
 }
+
+/// Writes a statement.
+pub(crate) type SetMost = fn(u64) -> String;
 
 type Connection<DB> = <DB as Database>::Connection;

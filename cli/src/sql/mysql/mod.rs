@@ -6,7 +6,7 @@ mod explain;
 use lockkit::{Key, SessionLock};
 use sqlx::{MySql, MySqlConnection, MySqlPool, Result};
 
-use super::Inspect;
+use super::{Inspect, SetMost};
 use crate::{
     doctor::finding::{Finding, Plan},
     explain::picture::{Session, Wait},
@@ -23,6 +23,11 @@ impl Inspect for MySql {
 
     async fn findings(conn: &mut MySqlConnection, _role: Option<&str>) -> Result<Vec<Finding>> {
         doctor::findings(conn).await
+    }
+
+    async fn most_connections(conn: &mut MySqlConnection) -> Result<Option<(u64, SetMost)>> {
+        let most: u64 = sqlx::query_scalar("SELECT @@GLOBAL.max_connections").fetch_one(conn).await?;
+        Ok(Some((most, |most| format!("SET GLOBAL max_connections = {most};"))))
     }
 
     async fn session_locks(pool: &MySqlPool) -> Option<lockkit::Result<()>> {

@@ -6,7 +6,7 @@ mod explain;
 use lockkit::{Key, SessionLock};
 use sqlx::{PgConnection, PgPool, Postgres, Result};
 
-use super::Inspect;
+use super::{Inspect, SetMost};
 use crate::{
     doctor::finding::{Finding, Plan},
     explain::picture::{Session, Wait},
@@ -23,6 +23,15 @@ impl Inspect for Postgres {
 
     async fn findings(conn: &mut PgConnection, role: Option<&str>) -> Result<Vec<Finding>> {
         doctor::findings(conn, role).await
+    }
+
+    async fn most_connections(conn: &mut PgConnection) -> Result<Option<(u64, SetMost)>> {
+        let most: i32 = sqlx::query_scalar("SELECT current_setting('max_connections')::int")
+            .persistent(false)
+            .fetch_one(conn)
+            .await?;
+        let set = |most| format!("ALTER SYSTEM SET max_connections = {most}; -- and restart the server");
+        Ok(Some((most.unsigned_abs().into(), set)))
     }
 
     async fn session_locks(pool: &PgPool) -> Option<lockkit::Result<()>> {

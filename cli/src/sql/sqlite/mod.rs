@@ -5,7 +5,7 @@ mod doctor;
 use lockkit::Key;
 use sqlx::{Result, Sqlite, SqliteConnection, SqlitePool};
 
-use super::Inspect;
+use super::{Inspect, SetMost};
 use crate::{
     doctor::finding::{Finding, Plan},
     explain::picture::{Session, Wait},
@@ -22,6 +22,10 @@ impl Inspect for Sqlite {
 
     async fn findings(conn: &mut SqliteConnection, _role: Option<&str>) -> Result<Vec<Finding>> {
         doctor::findings(conn).await
+    }
+
+    async fn most_connections(_conn: &mut SqliteConnection) -> Result<Option<(u64, SetMost)>> {
+        Ok(None)
     }
 
     async fn session_locks(_pool: &SqlitePool) -> Option<lockkit::Result<()>> {
