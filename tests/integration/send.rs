@@ -10,8 +10,10 @@ use lockkit::{
 };
 use support::{TestDb, on_every_database, on_every_server};
 
-/// The size of a future in bytes that a task may have on its stack, or in its box.
-const MOST: usize = 6 * 1024;
+/// The size of a future in bytes that a task may have on its stack, or in its box. What sqlx does on a connection is
+/// larger with TLS, which the command `lockkit` has, and so all that is built with it: the largest, the deletion of a
+/// derived row on MySQL, has 6,816 bytes.
+const MOST: usize = 7 * 1024;
 
 /// Of set-up and repair, which may be larger.
 const SELDOM: [&str; 2] = ["Stock::put", "Stock::rebalance"];
