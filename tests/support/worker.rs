@@ -34,10 +34,10 @@ async fn main() {
         _ => {}
     }
     match *server {
-        Sqlite::NAME => run::<Sqlite>(url, work).await,
-        Postgres::NAME => run::<Postgres>(url, work).await,
-        MariaDb::NAME => run::<MariaDb>(url, work).await,
-        MySql::NAME => run::<MySql>(url, work).await,
+        Sqlite::NAME => Box::pin(run::<Sqlite>(url, work)).await,
+        Postgres::NAME => Box::pin(run::<Postgres>(url, work)).await,
+        MariaDb::NAME => Box::pin(run::<MariaDb>(url, work)).await,
+        MySql::NAME => Box::pin(run::<MySql>(url, work)).await,
         _ => panic!("{server} is not a server"),
     }
 }
