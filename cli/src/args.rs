@@ -113,7 +113,7 @@ pub(crate) struct RunArgs {
     #[arg(short = 'E', long, default_value_t = 75, value_name = "CODE")]
     pub(crate) busy_exit: u8,
 
-    /// The name that others see [default: user@host/process]
+    /// The name that others see; by default user@host/process
     #[arg(long, value_name = "TEXT")]
     pub(crate) holder: Option<String>,
 

@@ -12,9 +12,9 @@ use crate::{exit_code, lockkit, now, output, send, there_is, url};
 
 /// How the shell ends at SIGTERM: what it does, and whether it can say that it got it.
 const ENDINGS: [(&str, &str); 3] = [
-    ("exit 0", "trap 'touch FOLDER/term; exit 0' TERM"),
-    ("exit 3", "trap 'touch FOLDER/term; exit 3' TERM"),
-    ("signal", "trap 'touch FOLDER/term; trap - TERM; kill -TERM $$' TERM"),
+    ("exit 0", "trap ': >FOLDER/term; exit 0' TERM"),
+    ("exit 3", "trap ': >FOLDER/term; exit 3' TERM"),
+    ("signal", "trap ': >FOLDER/term; trap - TERM; kill -TERM $$' TERM"),
 ];
 
 /// A command that runs under a lease.
@@ -33,10 +33,15 @@ impl Running {
         let trap = trap.replace("FOLDER", &path);
         let script = format!("(trap '' TERM; exec {beat} {path}/stubborn) & {trap}; {beat} {path}/other & wait");
         let key = format!("{name} '{ending}' \"<script>\"");
-        let run = ["run", &key, "--ttl", "4s", "--grace", "0.5s", "--", "sh", "-c", &script];
+        let run = ["run", &key, "--ttl", "4s", "--grace", "1s", "--", "sh", "-c", &script];
         let lockkit = lockkit(on, &run).spawn().expect("start lockkit");
         for name in ["stubborn", "other"] {
-            there_is(&folder.path().join(name)).await;
+            let life = folder.path().join(name);
+            there_is(&life).await;
+            // It writes a moment after it has made the file.
+            while read_to_string(&life).expect("read").is_empty() {
+                sleep(Duration::from_millis(5)).await;
+            }
         }
         Self { key, ending, folder, lockkit }
     }

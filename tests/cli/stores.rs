@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::{life::Running, lockkit, output};
 
-const ENDING: (&str, &str) = ("exit 0", "trap 'touch FOLDER/term; exit 0' TERM");
+const ENDING: (&str, &str) = ("exit 0", "trap ': >FOLDER/term; exit 0' TERM");
 
 /// A command on this store: its lease is stolen, and its `lockkit` is killed and stopped.
 async fn ends(store: &str) {
