@@ -132,14 +132,13 @@ on_every_database! {
                 cases.spawn(async move {
                     let on = url(&db.url);
                     let running = Running::start(&on, loss, ending).await;
-                    let margin = match loss {
-                        "stolen" => running.stolen(&on).await,
-                        _ => {
-                            running.signal_lockkit(if loss == "killed" { Signal::KILL } else { Signal::STOP });
-                            let expiry = running.expiry(&db).await;
-                            running.is_followed_without_overlap(&on).await;
-                            running.margin(expiry)
-                        }
+                    let margin = if loss == "stolen" {
+                        running.stolen(&on).await
+                    } else {
+                        running.signal_lockkit(if loss == "killed" { Signal::KILL } else { Signal::STOP });
+                        let expiry = running.expiry(&db).await;
+                        running.is_followed_without_overlap(&on).await;
+                        running.margin(expiry)
                     };
                     ((loss, ending.0), margin)
                 });
