@@ -1,5 +1,7 @@
 //! Work that leaves the database: that it has begun is stored before it, its answer after it.
 
+#![allow(clippy::large_futures, reason = "sqlx's are larger in a build with TLS, as with the command `lockkit`")]
+
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
