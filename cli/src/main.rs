@@ -2,7 +2,7 @@
 //!
 //! - `args` is what the user writes, `target` the database or store that it names.
 //! - `look` has the commands that show leases and take one away, `table` writes them.
-//! - `explain/` shows who blocks whom, `doctor/` what harms locks; what they ask a database is in `sql/`.
+//! - `explain/` shows who blocks whom, `doctor` what harms locks; `lockkit-inspect` asks the database.
 //! - `run/` is the program under a lease: its process group, its signals and its sentinel.
 //! - `exit` says how a command ends.
 //!
@@ -16,7 +16,6 @@ mod look;
 mod migrate;
 mod run;
 mod secret;
-mod sql;
 mod table;
 mod target;
 

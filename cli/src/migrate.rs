@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use lockkit::{LeaseStore, dialect::write_migrations};
+use lockkit_inspect::Inspect;
 use sqlx::{MySql, Pool, Postgres, Sqlite};
 
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
     block_on,
     exit::Exit,
     secret::Secrets,
-    sql::Inspect,
     target::{ActOnDatabase, Database, Target},
 };
 

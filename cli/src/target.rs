@@ -5,12 +5,13 @@ use std::{env, future::Future, time::Duration};
 use anyhow::{Context, Result, anyhow};
 use lockkit::{Lease, LeaseStore, dialect::Dialect};
 use lockkit_etcd::EtcdStore;
+use lockkit_inspect::Inspect;
 use lockkit_redis::RedisStore;
 use lockkit_zookeeper::ZooKeeperStore;
 use sqlx::{MySql, Pool, Postgres, Sqlite, pool::PoolOptions};
 use thiserror::Error;
 
-use crate::{args::On, secret::Secrets, sql::Inspect};
+use crate::{args::On, secret::Secrets};
 
 /// A value on the command line that cannot be used.
 #[derive(Debug, Error)]

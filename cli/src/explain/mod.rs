@@ -1,33 +1,43 @@
 //! `explain`: who blocks whom now, as a tree: those who hold first, those who wait for them below.
 //!
-//! - `picture` is what is known, `tree` writes it. The questions are in `sql`.
+//! - `queue` is who waits for leases, `tree` writes it and the sessions of the database.
 
-pub(crate) mod picture;
+mod queue;
 mod tree;
 
 use anyhow::{Context, Result};
 use lockkit::{Error, Key, LeaseStore, Leases};
+use lockkit_inspect::{Inspect, Waits};
+use serde::Serialize;
 use sqlx::Pool;
 
-use self::picture::{Picture, queues};
+use self::queue::{Queue, queues};
 use crate::{
     args::{ExplainArgs, On},
     block_on,
     exit::Exit,
     secret::Secrets,
-    sql::Inspect,
     target::{ActOnDatabase, Target},
 };
+
+/// Who blocks whom.
+#[derive(Debug, Default, Serialize)]
+struct Picture {
+    #[serde(flatten)]
+    waits: Waits,
+    /// The leases that are waited for.
+    leases: Vec<Queue>,
+}
 
 pub(crate) fn explain(on: &On, args: &ExplainArgs, secrets: &mut Secrets) -> Result<Exit> {
     let keys = args.key.iter().map(|it| Key::from(it.as_str())).collect();
     let picture = block_on(Target::of(on, secrets)?.act_on_database(Look { keys }))?;
-    for unseen in &picture.unseen {
+    for unseen in &picture.waits.unseen {
         eprintln!("lockkit: {unseen}");
     }
     if args.json {
         println!("{}", serde_json::to_string(&picture)?);
-    } else if picture.waits.is_empty() && picture.leases.is_empty() {
+    } else if picture.waits.waits.is_empty() && picture.leases.is_empty() {
         eprintln!("lockkit: nobody waits");
     } else {
         println!("{}", tree::tree(&picture));
@@ -47,21 +57,17 @@ impl ActOnDatabase for Look {
         Pool<DB>: LeaseStore,
     {
         let mut conn = pool.acquire().await?;
-        let (waits, mut unseen) = DB::waits(&mut conn, &self.keys).await.context("cannot look for locks")?;
-        let mut ids: Vec<i64> = waits.iter().flat_map(|it| it.holders.iter().copied().chain([it.waiter])).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let sessions = DB::sessions(&mut conn, &ids).await.context("cannot look for sessions")?;
+        let mut waits = Waits::of::<DB>(&mut conn, &self.keys).await.context("cannot look for locks")?;
         drop(conn);
         let leases = match Leases::new(pool).list("").await {
             Ok(leases) => queues(&leases),
             // Row locks need no tables.
             Err(Error::NotMigrated { .. }) => Vec::new(),
             Err(err) => {
-                unseen.push(format!("leases are not shown: {err}"));
+                waits.unseen.push(format!("leases are not shown: {err}"));
                 Vec::new()
             }
         };
-        Ok(Picture { sessions, waits, leases, unseen })
+        Ok(Picture { waits, leases })
     }
 }

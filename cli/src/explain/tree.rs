@@ -2,7 +2,9 @@
 
 use std::{fmt::Write, time::Duration};
 
-use super::picture::{Picture, Session};
+use lockkit_inspect::Line;
+
+use super::Picture;
 use crate::table::{columns, printable, rounded};
 
 const HEADINGS: [&str; 5] = ["SESSION", "WAITS", "FOR", "TRANSACTION", "DOES"];
@@ -11,15 +13,8 @@ const HEADINGS: [&str; 5] = ["SESSION", "WAITS", "FOR", "TRANSACTION", "DOES"];
 const STATEMENT: usize = 30;
 
 /// The picture, and below it the statements that end the sessions which block the others.
-pub(crate) fn tree(picture: &Picture) -> String {
-    let mut rows = Vec::new();
-    let first = picture.first();
-    for id in &first {
-        // A session that waits for one whom the server does not name has no line above it.
-        let wait = picture.waits.iter().find(|it| it.waiter == *id);
-        let wait = wait.map(|it| (it.waits_ms, &*it.lock));
-        branch(picture, *id, wait, "", "", &mut vec![*id], &mut rows);
-    }
+pub(super) fn tree(picture: &Picture) -> String {
+    let mut rows: Vec<_> = picture.waits.lines().iter().map(row).collect();
     for queue in &picture.leases {
         let key = format!("lease {}", printable(&queue.key));
         rows.push(match &queue.holder {
@@ -36,55 +31,26 @@ pub(crate) fn tree(picture: &Picture) -> String {
         }
     }
     let mut text = columns(&HEADINGS, rows);
-    for id in first {
-        if let Some(session) = session(picture, id).filter(|_| picture.behind(id).next().is_some()) {
-            _ = write!(text, "\nto end session {id}: {}", session.end_by);
-        }
+    for session in picture.waits.blockers() {
+        _ = write!(text, "\nto end session {}: {}", session.id, session.end_by);
     }
     text
 }
 
-/// A session, and below it those who wait for it.
-fn branch(
-    picture: &Picture,
-    id: i64,
-    wait: Option<(u64, &str)>,
-    bar: &str,
-    below: &str,
-    path: &mut Vec<i64>,
-    rows: &mut Vec<[String; 5]>,
-) {
-    let found = session(picture, id);
-    let name = found.map_or_else(|| "a session that is not listed".to_owned(), |it| printable(&it.name));
-    rows.push([
-        format!("{bar}{id} {name}"),
-        wait.map(|it| time(it.0)).unwrap_or_default(),
-        wait.map(|it| printable(it.1)).unwrap_or_default(),
-        found.and_then(|it| it.transaction_ms).map(time).unwrap_or_default(),
-        found.map(does).unwrap_or_default(),
-    ]);
-    let behind: Vec<_> = picture.behind(id).filter(|it| !path.contains(&it.waiter)).collect();
-    for (at, wait) in behind.iter().enumerate() {
-        let (bar, rest) = if at + 1 == behind.len() { ("└ ", "  ") } else { ("├ ", "│ ") };
-        let (bar, rest) = (format!("{below}{bar}"), format!("{below}{rest}"));
-        path.push(wait.waiter);
-        branch(picture, wait.waiter, Some((wait.waits_ms, &wait.lock)), &bar, &rest, path, rows);
-        path.pop();
-    }
-}
-
-fn session(picture: &Picture, id: i64) -> Option<&Session> {
-    picture.sessions.iter().find(|it| it.id == id)
-}
-
-fn does(session: &Session) -> String {
-    let words: Vec<&str> = session.statement.split_whitespace().collect();
-    let statement = printable(&words.join(" "));
-    let mut short: String = statement.chars().take(STATEMENT).collect();
-    if short.len() < statement.len() {
-        short.push('…');
-    }
-    if short.is_empty() { session.state.clone() } else { format!("{}: {short}", session.state) }
+fn row(line: &Line<'_>) -> [String; 5] {
+    let Line { branches, id, session, wait, also } = line;
+    let name = session.map_or_else(|| "a session that is not listed".to_owned(), |it| printable(&it.name));
+    let lock = wait.map(|it| {
+        let also: String = also.iter().map(|id| format!(", also held by {id}")).collect();
+        printable(&it.lock) + &also
+    });
+    [
+        format!("{branches}{id} {name}"),
+        wait.map(|it| time(it.waits_ms)).unwrap_or_default(),
+        lock.unwrap_or_default(),
+        session.and_then(|it| it.transaction_ms).map(time).unwrap_or_default(),
+        session.map(|it| printable(&it.does(STATEMENT))).unwrap_or_default(),
+    ]
 }
 
 fn time(millis: u64) -> String {
@@ -93,8 +59,10 @@ fn time(millis: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lockkit_inspect::{Session, Wait, Waits};
+
     use super::*;
-    use crate::explain::picture::{Holder, Queue, Ticket, Wait};
+    use crate::explain::queue::{Holder, Queue, Ticket};
 
     fn session(id: i64, statement: &str) -> Session {
         Session {
@@ -115,15 +83,16 @@ mod tests {
             lock: format!("items (id={holder})"),
             holders: vec![holder],
         };
+        let mut waits = Waits::default();
+        waits.sessions = (1..=4).map(|id| session(id, "UPDATE items\n SET stock = 1")).collect();
+        waits.waits = vec![wait(2, 1), wait(3, 2), wait(4, 1)];
         let picture = Picture {
-            sessions: (1..=4).map(|id| session(id, "UPDATE items\n SET stock = 1")).collect(),
-            waits: vec![wait(2, 1), wait(3, 2), wait(4, 1)],
+            waits,
             leases: vec![Queue {
                 key: "nightly".to_owned(),
                 holder: Some(Holder { name: "api-3".to_owned(), fence: 7, held_ms: 60_000, expires_in_ms: 4000 }),
                 waiters: vec![Ticket { holder: "api-9".to_owned(), waits_ms: 900 }],
             }],
-            unseen: Vec::new(),
         };
         let lines: Vec<String> =
             tree(&picture).lines().map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
@@ -140,12 +109,5 @@ mod tests {
                 "to end session 1: KILL 1;",
             ]
         );
-    }
-
-    #[test]
-    fn sessions_that_wait_for_each_other_end_the_tree() {
-        let wait = |waiter, holder| Wait { waiter, waits_ms: 0, lock: String::new(), holders: vec![holder] };
-        let picture = Picture { waits: vec![wait(1, 2), wait(2, 1)], ..Picture::default() };
-        assert_eq!(tree(&picture).lines().count(), 3);
     }
 }

@@ -7,10 +7,7 @@ use lockkit::{Key, SessionLock};
 use sqlx::{PgConnection, PgPool, Postgres, Result};
 
 use super::{Inspect, SetMost};
-use crate::{
-    doctor::finding::{Finding, Plan},
-    explain::picture::{Session, Wait},
-};
+use crate::{Finding, Plan, Session, Wait};
 
 impl Inspect for Postgres {
     async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {

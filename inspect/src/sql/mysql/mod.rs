@@ -7,10 +7,7 @@ use lockkit::{Key, SessionLock};
 use sqlx::{MySql, MySqlConnection, MySqlPool, Result};
 
 use super::{Inspect, SetMost};
-use crate::{
-    doctor::finding::{Finding, Plan},
-    explain::picture::{Session, Wait},
-};
+use crate::{Finding, Plan, Session, Wait};
 
 impl Inspect for MySql {
     async fn waits(conn: &mut MySqlConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {

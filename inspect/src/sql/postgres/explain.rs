@@ -4,14 +4,16 @@
 use std::collections::HashMap;
 
 use lockkit::Key;
-use sqlx::{AssertSqlSafe, PgConnection, Result, Row, postgres::PgRow};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Result, Row, postgres::PgRow};
 
-use crate::explain::picture::{Session, Wait};
+use crate::{Session, Wait};
 
+/// In a transaction and without names for statements, so that it works behind a pooler and leaves no setting behind.
 pub(super) async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {
+    let mut tx = conn.begin().await?;
     // Reading a row must not wait for the ALTER TABLE that is looked for.
-    sqlx::query("SET lock_timeout = '200ms'").execute(&mut *conn).await?;
-    let names = names(conn, keys).await?;
+    sqlx::raw_sql("SET LOCAL lock_timeout = '200ms'").execute(&mut *tx).await?;
+    let names = names(&mut tx, keys).await?;
     // `waitstart` is there from PostgreSQL 14 on.
     let rows = sqlx::query(
         "SELECT
@@ -32,26 +34,40 @@ pub(super) async fn waits(conn: &mut PgConnection, keys: &[Key]) -> Result<(Vec<
              LIMIT 1
          ) AS t ON true
          WHERE NOT w.granted AND a.datname = current_database()
-         ORDER BY waits_ms DESC",
-    )
-    .fetch_all(&mut *conn)
-    .await?;
+         ORDER BY waits_ms DESC, w.pid",
+    );
+    let rows = rows.persistent(false).fetch_all(&mut *tx).await?;
+    let mut places = Places::default();
     let mut waits = Vec::new();
     for row in rows {
-        let lock = lock(conn, &row, &names).await?;
+        let lock = lock(&mut tx, &row, &names, &mut places).await?;
         let waits_ms: Option<i64> = row.try_get("waits_ms")?;
+        let mut holders: Vec<i64> = row.try_get("holders")?;
+        // A group of parallel workers is named once for each.
+        holders.sort_unstable();
+        holders.dedup();
         waits.push(Wait {
             waiter: row.try_get("waiter")?,
             waits_ms: waits_ms.and_then(|it| it.try_into().ok()).unwrap_or(0),
             lock,
-            holders: row.try_get("holders")?,
+            holders,
         });
     }
     let unseen = sqlx::query_scalar(
         "SELECT format('%I may not see what other users do: GRANT pg_monitor TO %I;', current_user, current_user)
          WHERE NOT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')",
     );
-    Ok((waits, unseen.fetch_all(conn).await?))
+    let unseen = unseen.persistent(false).fetch_all(&mut *tx).await?;
+    tx.rollback().await?;
+    Ok((waits, unseen))
+}
+
+/// The rows that were read, by table and place. After one that cannot be read no other is tried: a lock on the table
+/// would make each of them wait.
+#[derive(Debug, Default)]
+struct Places {
+    read: HashMap<(String, String), Option<String>>,
+    is_refused: bool,
 }
 
 /// What the numbers of advisory locks mean.
@@ -64,12 +80,17 @@ async fn names(conn: &mut PgConnection, keys: &[Key]) -> Result<HashMap<i64, Str
              kind || ' lock ' || k
          FROM unnest($1::text[]) AS k, unnest(ARRAY['named', 'session']) AS kind",
     );
-    let rows = rows.bind(keys).fetch_all(conn).await?;
+    let rows = rows.bind(keys).persistent(false).fetch_all(conn).await?;
     rows.iter().map(|it| Ok((it.try_get(0)?, it.try_get(1)?))).collect()
 }
 
 /// The lock that a session waits for, as people call it.
-async fn lock(conn: &mut PgConnection, wait: &PgRow, names: &HashMap<i64, String>) -> Result<String> {
+async fn lock(
+    conn: &mut PgConnection,
+    wait: &PgRow,
+    names: &HashMap<i64, String>,
+    places: &mut Places,
+) -> Result<String> {
     let kind: String = wait.try_get("locktype")?;
     let table: Option<String> = wait.try_get("table_name")?;
     Ok(match (&*kind, table) {
@@ -77,7 +98,7 @@ async fn lock(conn: &mut PgConnection, wait: &PgRow, names: &HashMap<i64, String
             let number: i64 = wait.try_get("number")?;
             names.get(&number).cloned().unwrap_or_else(|| format!("advisory lock {number}"))
         }
-        ("tuple" | "transactionid", Some(table)) => match row_at(conn, &table, wait.try_get("place")?).await {
+        ("tuple" | "transactionid", Some(table)) => match row_at(conn, &table, wait.try_get("place")?, places).await? {
             Some(row) => format!("{table} ({row})"),
             None => format!("a row of {table}"),
         },
@@ -88,9 +109,21 @@ async fn lock(conn: &mut PgConnection, wait: &PgRow, names: &HashMap<i64, String
 }
 
 /// The primary key of the row at this place, if the user may read it.
-async fn row_at(conn: &mut PgConnection, table: &str, place: &str) -> Option<String> {
+async fn row_at(
+    conn: &mut PgConnection,
+    table: &str,
+    place: String,
+    places: &mut Places,
+) -> Result<Option<String>> {
+    let at = (table.to_owned(), place);
+    if let Some(row) = places.read.get(&at) {
+        return Ok(row.clone());
+    }
+    if places.is_refused {
+        return Ok(None);
+    }
     // The server has quoted the name.
-    let row = format!(
+    let text = format!(
         "SELECT (
              SELECT string_agg(a.attname || '=' || coalesce(to_jsonb(r) ->> a.attname, 'NULL'), ', ' ORDER BY a.attnum)
              FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
@@ -99,8 +132,19 @@ async fn row_at(conn: &mut PgConnection, table: &str, place: &str) -> Option<Str
          FROM {table} AS r
          WHERE r.ctid = $2::tid"
     );
-    let row = sqlx::query_scalar(AssertSqlSafe(row)).bind(table).bind(place);
-    row.fetch_optional(conn).await.ok().flatten().flatten()
+    let mut savepoint = conn.begin().await?;
+    let row = sqlx::query_scalar(AssertSqlSafe(text)).bind(table).bind(&at.1).persistent(false);
+    let row = match row.fetch_optional(&mut *savepoint).await {
+        Ok(row) => row.flatten(),
+        Err(sqlx::Error::Database(_)) => {
+            places.is_refused = true;
+            None
+        }
+        Err(err) => return Err(err),
+    };
+    savepoint.rollback().await?;
+    places.read.insert(at, row.clone());
+    Ok(row)
 }
 
 pub(super) async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec<Session>> {
@@ -115,7 +159,7 @@ pub(super) async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec
          FROM pg_stat_activity
          WHERE pid = ANY ($1)",
     );
-    let rows = rows.bind(ids).fetch_all(conn).await?;
+    let rows = rows.bind(ids).persistent(false).fetch_all(conn).await?;
     let session = |row: &PgRow| {
         Ok(Session {
             id: row.try_get("id")?,

@@ -6,10 +6,7 @@ use lockkit::Key;
 use sqlx::{Result, Sqlite, SqliteConnection, SqlitePool};
 
 use super::{Inspect, SetMost};
-use crate::{
-    doctor::finding::{Finding, Plan},
-    explain::picture::{Session, Wait},
-};
+use crate::{Finding, Plan, Session, Wait};
 
 impl Inspect for Sqlite {
     async fn waits(_conn: &mut SqliteConnection, _keys: &[Key]) -> Result<(Vec<Wait>, Vec<String>)> {

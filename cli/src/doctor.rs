@@ -1,6 +1,4 @@
-//! `doctor`: what harms locks on this database, each with the statement that mends it. The questions are in `sql`.
-
-pub(crate) mod finding;
+//! `doctor`: what harms locks on this database, each with the statement that mends it. `lockkit-inspect` asks the database.
 
 use std::{
     process::id,
@@ -9,15 +7,14 @@ use std::{
 
 use anyhow::{Context, Result};
 use lockkit::{Error, LeaseStore, Leases};
+use lockkit_inspect::{Finding, Inspect, Level, Plan, SetMost};
 use sqlx::Pool;
 
-use self::finding::{Finding, Level, Plan};
 use crate::{
     args::{DoctorArgs, On},
     block_on,
     exit::Exit,
     secret::Secrets,
-    sql::{Inspect, SetMost},
     table::printable,
     target::{ActOnDatabase, BadUrl, Target},
 };

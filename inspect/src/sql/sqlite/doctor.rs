@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Result, Row, SqliteConnection};
 
-use crate::doctor::finding::{Finding, Level, Plan};
+use crate::{Finding, Level, Plan};
 
 pub(super) async fn findings(conn: &mut SqliteConnection) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();

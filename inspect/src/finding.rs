@@ -1,11 +1,12 @@
-//! What `doctor` finds, as data. Knows no database and no terminal.
+//! What is found to harm locks, as data.
 
 use serde::Serialize;
 
-/// How bad it is, the worst last.
+/// How bad a finding is, the worst last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Level {
+pub enum Level {
+    /// As it should be.
     Ok,
     /// To know, and nothing to mend.
     Note,
@@ -16,23 +17,27 @@ pub(crate) enum Level {
 }
 
 /// One finding.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Finding {
-    pub(crate) level: Level,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How bad it is.
+    pub level: Level,
     /// What was looked at, in a word.
-    pub(crate) check: &'static str,
+    pub check: &'static str,
     /// What is wrong, and what it does to locks.
-    pub(crate) what: String,
+    pub what: String,
     /// The statement that mends it.
-    pub(crate) mend: Option<String>,
+    pub mend: Option<String>,
 }
 
 impl Finding {
-    pub(crate) fn new(level: Level, check: &'static str, what: impl Into<String>) -> Self {
+    /// A finding that nothing mends.
+    pub fn new(level: Level, check: &'static str, what: impl Into<String>) -> Self {
         Self { level, check, what: what.into(), mend: None }
     }
 
-    pub(crate) fn mend(mut self, statement: impl Into<String>) -> Self {
+    /// The same, with the statement that mends it.
+    #[must_use]
+    pub fn mend(mut self, statement: impl Into<String>) -> Self {
         self.mend = Some(statement.into());
         self
     }
@@ -40,7 +45,8 @@ impl Finding {
 
 /// How a statement finds its rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Plan {
+pub enum Plan {
+    /// By an index.
     Index,
     /// It reads a whole table or index, in the database's words.
     Scan(String),

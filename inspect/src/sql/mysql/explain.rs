@@ -7,7 +7,7 @@ use lockkit::Key;
 use sqlx::{AssertSqlSafe, MySqlConnection, Result, Row, mysql::MySqlRow};
 
 use super::{is_denied, is_maria, user};
-use crate::explain::picture::{Session, Wait};
+use crate::{Session, Wait};
 
 /// The name of a session lock on the server.
 const NAME: &str = "SHA2(CONCAT('lockkit:session:', IF(@@lower_case_table_names = 0, DATABASE(), LOWER(DATABASE())), \

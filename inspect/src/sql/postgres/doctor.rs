@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Result, Row, postgres::PgRow};
 
-use crate::doctor::finding::{Finding, Level, Plan};
+use crate::{Finding, Level, Plan};
 
 const TABLES: [&str; 5] = ["lockkit_lease", "lockkit_stock", "lockkit_stock_batch", "lockkit_fence", "lockkit_answer"];
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use sqlx::{AssertSqlSafe, MySqlConnection, Result, Row};
 
 use super::{is_denied, is_maria, user};
-use crate::doctor::finding::{Finding, Level, Plan};
+use crate::{Finding, Level, Plan};
 
 /// The tables with a column of each.
 const TABLES: [(&str, &str); 6] = [

@@ -1,0 +1,60 @@
+//! What an operator asks a database. All SQL of this crate is in the folders below; they share no statement.
+
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::future::Future;
+
+use lockkit::{Key, dialect::Dialect};
+use sqlx::{Database, Pool, Result};
+
+use crate::{Finding, Plan, Session, Wait};
+
+/// A database, as an operator sees it. It is implemented for each one that a feature has switched on.
+///
+/// # Errors
+///
+/// Each of its functions fails if the connection does, or if the server refuses a statement. What a user lacks the right
+/// to see is no error: the answer says which statement grants it.
+///
+/// # Cancel safety
+///
+/// Each only reads, and a call that is dropped leaves no setting behind.
+pub trait Inspect: Dialect {
+    /// What each lock that a session waits for is called, and who has it, the one that has waited longest first. Leases
+    /// are not among them. The keys are those whose locks can be named, where the server knows a hash only. Also returns
+    /// what the user may not see, with the statement that grants it.
+    fn waits(
+        conn: &mut Connection<Self>,
+        keys: &[Key],
+    ) -> impl Future<Output = Result<(Vec<Wait>, Vec<String>)>> + Send;
+
+    /// The sessions with these numbers.
+    fn sessions(conn: &mut Connection<Self>, ids: &[i64]) -> impl Future<Output = Result<Vec<Session>>> + Send;
+
+    /// What is wrong with the server, its settings, and the rights on lockkit's tables, of the user or of `role`.
+    fn findings(
+        conn: &mut Connection<Self>,
+        role: Option<&str>,
+    ) -> impl Future<Output = Result<Vec<Finding>>> + Send;
+
+    /// How many connections the server has at most, and the statement that sets it. `None` where nothing limits them.
+    fn most_connections(
+        conn: &mut Connection<Self>,
+    ) -> impl Future<Output = Result<Option<(u64, SetMost)>>> + Send;
+
+    /// Whether session locks work. `None` where there are none.
+    fn session_locks(pool: &Pool<Self>) -> impl Future<Output = Option<lockkit::Result<()>>> + Send;
+
+    /// How the server would run this statement, which is not run.
+    fn plan(conn: &mut Connection<Self>, statement: &str) -> impl Future<Output = Result<Plan>> + Send;
+}
+
+/// Writes the statement that sets how many connections the server has at most.
+pub type SetMost = fn(u64) -> String;
+
+type Connection<DB> = <DB as Database>::Connection;
