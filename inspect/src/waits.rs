@@ -78,6 +78,18 @@ impl Session {
     }
 }
 
+impl Line<'_> {
+    /// What it waits for, and who holds that beside the one above it. Empty if it waits for nobody.
+    pub fn lock(&self) -> String {
+        let mut lock = self.wait.map(|it| it.lock.clone()).unwrap_or_default();
+        for id in &self.also {
+            lock.push_str(", also held by ");
+            lock.push_str(&id.to_string());
+        }
+        lock
+    }
+}
+
 impl Waits {
     /// The locks that are waited for now. Where the server knows a named or session lock by a hash only, `keys` has the
     /// keys that it can be.
@@ -190,10 +202,7 @@ mod tests {
 
     fn drawn(waits: Vec<Wait>) -> Vec<String> {
         let waits = Waits { waits, ..Waits::default() };
-        let draw = |it: Line<'_>| {
-            let also: String = it.also.iter().map(|it| format!(" and {it}")).collect();
-            format!("{}{}{also}", it.branches, it.id)
-        };
+        let draw = |it: Line<'_>| format!("{}{}{}", it.branches, it.id, it.lock());
         waits.lines().into_iter().map(draw).collect()
     }
 
@@ -201,7 +210,7 @@ mod tests {
     fn those_who_wait_are_below_those_who_hold() {
         assert_eq!(drawn(vec![wait(2, &[1]), wait(3, &[2]), wait(4, &[1])]), ["1", "├ 2", "│ └ 3", "└ 4"]);
         assert_eq!(drawn(vec![wait(2, &[1]), wait(4, &[3])]), ["1", "└ 2", "3", "└ 4"]);
-        assert_eq!(drawn(vec![wait(2, &[1, 5]), wait(3, &[2, 1])]), ["1", "├ 2 and 5", "└ 3", "5"]);
+        assert_eq!(drawn(vec![wait(2, &[1, 5]), wait(3, &[2, 1])]), ["1", "├ 2, also held by 5", "└ 3", "5"]);
     }
 
     #[test]

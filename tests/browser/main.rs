@@ -8,10 +8,15 @@ use std::time::Duration;
 
 use axum::{Router, http::request::Parts, response::Html, routing::get};
 use lockkit::testing::{MemoryStore, Operation};
-use lockkit::{Leases, LossReason};
+use lockkit::{Leases, LossReason, Tx};
 use lockkit_web::{Access, Inspector};
 use serde_json::json;
-use tokio::{net::TcpListener, task::JoinHandle, time::sleep};
+use support::{Postgres, Server, TestDb};
+use tokio::{
+    net::TcpListener,
+    task::{JoinHandle, JoinSet},
+    time::sleep,
+};
 
 use crate::driver::Browser;
 
@@ -128,6 +133,62 @@ async fn the_page_works_with_the_keyboard_and_a_screen_reader() {
     ] {
         assert_eq!(browser.spoken(selector).await, (role.to_owned(), label.to_owned()), "{selector}");
     }
+}
+
+/// A session has a row of stock 1, and each of the others has a row and waits for that of the one before.
+async fn chain_of_sessions(db: &TestDb<Postgres>) -> (Tx<sqlx::Postgres>, JoinSet<()>) {
+    db.execute("CREATE TABLE stock (item_id INT PRIMARY KEY, left_over INT)").await;
+    db.execute("INSERT INTO stock SELECT i, 9 FROM generate_series(1, 4) AS i").await;
+    let take = |item: usize| format!("UPDATE stock SET left_over = left_over - 1 WHERE item_id = {item}");
+    let mut sessions = Vec::new();
+    for item in 1..=4 {
+        let mut tx = lockkit::begin(&db.pool).await.unwrap();
+        let name = format!("SET LOCAL application_name = 'api-{item}'");
+        Postgres::execute(&mut tx, &name).await.unwrap();
+        Postgres::execute(&mut tx, &take(item)).await.unwrap();
+        sessions.push(tx);
+    }
+    let first = sessions.remove(0);
+    let mut waiting = JoinSet::new();
+    for (at, mut tx) in sessions.into_iter().enumerate() {
+        let take = take(at + 1);
+        waiting.spawn(async move {
+            Postgres::execute(&mut tx, &take).await.unwrap();
+            tx.commit().await.unwrap();
+        });
+        sleep(Duration::from_millis(50)).await;
+    }
+    (first, waiting)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sessions_of_the_database_are_a_tree_until_the_first_has_ended() {
+    let Some(db) = TestDb::<Postgres>::unless_left_out().await else { return };
+    let leases = Leases::builder(db.pool.clone()).holder("api-1").build().unwrap();
+    let _lease = leases.lease("nightly:invoices").acquire().await.unwrap();
+    let inspector = Inspector::new(leases.clone()).database(db.pool.clone()).access(operator);
+    let service = Service::of(Router::new().nest("/admin/locks", inspector.router())).await;
+    let browser = Browser::at(&service.url()).await;
+    browser.until("document.getElementById('nobody').checkVisibility()").await;
+    let (first, waiting) = chain_of_sessions(&db).await;
+    browser.until("document.querySelectorAll('#waits tbody tr').length === 4").await;
+    browser.until("!document.getElementById('nobody').checkVisibility()").await;
+    for (at, branches) in ["", "└ ", "  └ ", "    └ "].iter().enumerate() {
+        let row = format!("document.querySelectorAll('#waits tbody tr')[{at}]");
+        browser.until(&format!("{row}.cells[0].textContent.startsWith('{branches}')")).await;
+        browser.until(&format!("{row}.cells[0].textContent.endsWith('api-{}')", at + 1)).await;
+        if at > 0 {
+            browser.until(&format!("{row}.cells[2].textContent === 'stock (item_id={at})'")).await;
+        }
+    }
+    browser.until("document.getElementById('notes').textContent.includes('pg_terminate_backend')").await;
+    pictures::size(&browser, 1280, 420).await;
+    pictures::draw("sessions", &browser).await;
+    first.commit().await.unwrap();
+    waiting.join_all().await;
+    browser.until("document.getElementById('nobody').checkVisibility()").await;
+    browser.until("document.querySelectorAll('#waits tbody tr').length === 0").await;
+    assert_eq!(browser.console().await, [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

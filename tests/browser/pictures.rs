@@ -106,11 +106,7 @@ async fn ten_leases_move_one_holder_dies_and_one_is_robbed() {
     resume();
 
     let service = Service::of(app).await;
-    let size = async |width: u32, height: u32| {
-        let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
-        browser.set("Emulation.setDeviceMetricsOverride", size).await;
-    };
-    size(1280, 680).await;
+    size(&browser, 1280, 680).await;
     browser.open(&service.url()).await;
     browser.until("document.querySelectorAll('tbody tr').length === 10").await;
     browser.until(&row_has("nightly:invoices", "api-1/4711/9f3a (this process)")).await;
@@ -137,13 +133,18 @@ async fn ten_leases_move_one_holder_dies_and_one_is_robbed() {
     browser.set("Emulation.setEmulatedMedia", dark).await;
     draw("dark", &browser).await;
     browser.set("Emulation.setEmulatedMedia", json!({ "features": [] })).await;
-    size(400, 800).await;
+    size(&browser, 400, 800).await;
     browser.until("document.documentElement.scrollWidth === 400").await;
     draw("narrow", &browser).await;
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-async fn draw(name: &str, browser: &Browser) {
+pub(crate) async fn size(browser: &Browser, width: u32, height: u32) {
+    let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+    browser.set("Emulation.setDeviceMetricsOverride", size).await;
+}
+
+pub(crate) async fn draw(name: &str, browser: &Browser) {
     if std::env::var_os(DRAW).is_some() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/inspector");
         fs::create_dir_all(&folder).expect("make a folder");

@@ -13,8 +13,8 @@ use lockkit::testing::{MemoryStore, Operation};
 use lockkit::{LeaseStore, Leases, LossReason};
 use lockkit_web::{Access, Inspector};
 use serde_json::{Value, json};
-use support::{TestDb, on_every_database};
-use tokio::time::sleep;
+use support::{Server, TestDb, on_every_database, on_every_server};
+use tokio::{task::JoinSet, time::sleep};
 use tower::ServiceExt;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -364,5 +364,59 @@ on_every_database! {
         let body = json!({ "key": "nightly", "fence": shown["fence"] }).to_string();
         assert_eq!(steal(&app, &[], &body).await.status(), StatusCode::OK);
         assert_eq!(lease.lost().await, LossReason::Stolen);
+    }
+}
+
+on_every_server! {
+    async fn sessions_that_wait_are_a_tree_with_the_statement_that_ends_the_first<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE items (item_id INT PRIMARY KEY, note VARCHAR(20))").await;
+        db.execute("INSERT INTO items VALUES (1, '')").await;
+        let access = |_: &Parts| Access::ReadOnly;
+        // One connection: what the look left on it would be seen below.
+        let pool = db.pool_of(1).await;
+        let inspector = Inspector::new(Leases::new(db.pool.clone())).database(pool.clone()).access(access);
+        let app = Router::new().nest("/locks", inspector.router());
+        let view = leases_json(&app).await;
+        assert_eq!(view["sessions"], json!({ "lines": [], "notes": [] }));
+
+        let set = "UPDATE items SET note = '<b>' WHERE item_id = 1";
+        let mut first = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut first, set).await.unwrap();
+        let mut waiting = JoinSet::new();
+        for _ in 0..5 {
+            let mut tx = lockkit::begin(&db.pool).await.unwrap();
+            waiting.spawn(async move {
+                S::execute(&mut tx, set).await.unwrap();
+                tx.commit().await.unwrap();
+            });
+        }
+        let sessions = loop {
+            let sessions = leases_json(&app).await["sessions"].take();
+            if sessions["lines"].as_array().unwrap().len() == 6 {
+                break sessions;
+            }
+            sleep(SECOND).await;
+        };
+        let line = |at: usize| &sessions["lines"][at];
+        for at in 1..6 {
+            assert_eq!(line(at)["lock"], "items (item_id=1)", "{sessions}");
+            assert!(line(at)["does"].as_str().unwrap().ends_with(set) && line(at)["waits"].is_u64(), "{sessions}");
+        }
+        let ends = sessions["notes"].as_array().unwrap();
+        let id = line(0)["session"].as_str().unwrap().split(' ').next().unwrap();
+        let end = ends[0].as_str().unwrap().strip_prefix(&format!("To end session {id}: "));
+        let page = text(get(&app, "/locks").await).await;
+        assert!(page.contains("SET note = &#39;&lt;b&gt;&#39;") && !page.contains("<b>"), "{page}");
+
+        db.execute(end.unwrap_or_else(|| panic!("no statement that ends the first: {sessions}"))).await;
+        assert!(first.commit().await.is_err(), "it was ended");
+        waiting.join_all().await;
+        sleep(SECOND).await;
+        assert_eq!(leases_json(&app).await["sessions"]["lines"], json!([]));
+        if S::NAME == "PostgreSQL" {
+            let mut conn = pool.acquire().await.unwrap();
+            let limit = S::fetch_i64(&mut conn, "SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout'");
+            assert_eq!(limit.await.unwrap(), Some(0), "the setting of the look has stayed");
+        }
     }
 }

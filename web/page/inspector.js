@@ -113,7 +113,33 @@
     find('empty').hidden = view.rows.length > 0;
     table.hidden = view.rows.length === 0;
     find('legend').hidden = false;
+    showSessions(view.sessions);
     seen = view;
+  }
+
+  // The same elements as on a page without JavaScript.
+  function showSessions(sessions) {
+    find('sessions').hidden = !sessions;
+    if (!sessions) return;
+    const list = find('waits').tBodies[0], notes = find('notes'), time = ms => ms === null ? '' : span(ms);
+    const { lines } = sessions;
+    while (list.rows.length > lines.length) list.lastElementChild.remove();
+    lines.forEach((line, at) => {
+      const row = list.rows[at] || make('tr', '', list);
+      const texts = [line.session, time(line.waits), line.lock, time(line.transaction), line.does];
+      const labels = ['', 'Waits', 'For', 'Transaction', 'Does'];
+      texts.forEach((text, column) => {
+        let cell = row.cells[column];
+        if (!cell) {
+          cell = make(column ? 'td' : 'th', column === 2 || column === 4 ? 'wide' : '', row);
+          if (column) cell.dataset.label = labels[column]; else cell.scope = 'row';
+        }
+        set(cell, text);
+      });
+    });
+    while (notes.children.length > sessions.notes.length) notes.lastElementChild.remove();
+    sessions.notes.forEach((note, at) => set(notes.children[at] || make('li', '', notes), note));
+    find('nobody').hidden = lines.length > 0 || sessions.notes.length > 0;
   }
 
   function stale(why) {

@@ -33,6 +33,8 @@
 //! known from these reads: it is kept in memory for ten minutes, and only while somebody looks. A lease that was held
 //! for less than a second may not appear. A theft by other means than this page is shown as a release.
 //!
+//! With [`Inspector::database`] the read also asks who waits for whom, on a connection of that pool and for at most 2 s.
+//!
 //! At most 10,000 leases are read, and 200 are shown; the filter of the page selects among those that were read.
 //!
 //! # What a browser may do
@@ -65,26 +67,40 @@ mod looks;
 mod origin;
 mod page;
 mod routes;
+mod sessions;
 
 use std::{fmt, sync::Arc};
 
 use axum::{Router, http::request::Parts};
 use lockkit::{LeaseStore, Leases};
+use lockkit_inspect::Inspect;
+use sqlx::Pool;
 
 pub use self::access::Access;
-use self::{access::Gate, looks::Looks};
+use self::{access::Gate, looks::Looks, sessions::Database};
 
 /// Makes the routes of the page.
 #[must_use = "nest its router: `.nest(\"/locks\", inspector.router())`"]
 pub struct Inspector<S: LeaseStore> {
     leases: Leases<S>,
+    database: Option<Database>,
     gate: Gate,
 }
 
 impl<S: LeaseStore> Inspector<S> {
     /// A page about these leases, closed to all until [`access`](Self::access) opens it.
     pub fn new(leases: Leases<S>) -> Self {
-        Self { leases, gate: Gate::Closed }
+        Self { leases, database: None, gate: Gate::Closed }
+    }
+
+    /// Also shows which sessions of this database wait for which, with the row, the statement, and the statement that
+    /// ends the first. That needs the feature of this crate for the database: `postgres` or `mysql` (also MariaDB).
+    ///
+    /// All who may look see statements of all applications of the database, with the values that are written in them,
+    /// as far as the user of the pool may see them: on PostgreSQL with `pg_monitor`, on MySQL and MariaDB with `PROCESS`.
+    pub fn database<DB: Inspect>(mut self, pool: Pool<DB>) -> Self {
+        self.database = Some(Database::of(pool));
+        self
     }
 
     /// Who may look, and who may steal. The function is called for each request with its head: the headers, and the
@@ -100,12 +116,12 @@ impl<S: LeaseStore> Inspector<S> {
 
     /// The routes, to nest under a path or to serve alone. Its viewers share their reads of the leases.
     pub fn router<T: Clone + Send + Sync + 'static>(self) -> Router<T> {
-        routes::router(Arc::new(Looks::at(self.leases)), self.gate)
+        routes::router(Arc::new(Looks::at(self.leases, self.database)), self.gate)
     }
 }
 
 impl<S: LeaseStore> fmt::Debug for Inspector<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inspector").field("leases", &self.leases).field("gate", &self.gate).finish()
+        f.debug_struct("Inspector").field("leases", &self.leases).field("gate", &self.gate).finish_non_exhaustive()
     }
 }

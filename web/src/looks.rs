@@ -6,11 +6,15 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join;
 use lockkit::{Error, Fence, Key, LeaseStore, Leases, store::LeaseInfo};
 use serde::Serialize;
 use tokio::{sync, time::Instant};
 
-use crate::history::{End, History, Hold, SPAN};
+use crate::{
+    history::{End, History, Hold, SPAN},
+    sessions::{Database, Sessions},
+};
 
 /// How long before a viewer asks its read may have begun. A little less than the pause between two of its requests.
 const FRESH: Duration = Duration::from_millis(900);
@@ -22,6 +26,7 @@ const ROWS: usize = 200;
 #[derive(Debug)]
 pub(crate) struct Looks<S: LeaseStore> {
     leases: Leases<S>,
+    database: Option<Database>,
     started: Instant,
     /// Only one viewer reads at a time.
     turn: sync::Mutex<()>,
@@ -40,6 +45,8 @@ struct Seen {
     /// The number of requests of processes that have waited for a key for 50 ms. Each has a ticket, a lease beside that
     /// of the key.
     waiting: BTreeMap<Key, usize>,
+    /// `None` if no database is to be asked.
+    sessions: Option<Sessions>,
     history: History,
 }
 
@@ -55,6 +62,8 @@ pub(crate) struct View {
     /// How many rows there are beside those that are shown.
     pub(crate) more: usize,
     pub(crate) rows: Vec<Row>,
+    /// Who waits for whom in the database, if the application has named it.
+    pub(crate) sessions: Option<Sessions>,
 }
 
 /// One key.
@@ -97,8 +106,8 @@ struct Piece {
 }
 
 impl<S: LeaseStore> Looks<S> {
-    pub(crate) fn at(leases: Leases<S>) -> Self {
-        Self { leases, started: Instant::now(), turn: sync::Mutex::default(), seen: Mutex::default() }
+    pub(crate) fn at(leases: Leases<S>, database: Option<Database>) -> Self {
+        Self { leases, database, started: Instant::now(), turn: sync::Mutex::default(), seen: Mutex::default() }
     }
 
     /// The keys whose name or holder contains this text, after a new read of the leases if the last one is old. An
@@ -125,8 +134,10 @@ impl<S: LeaseStore> Looks<S> {
 
     async fn look(&self) {
         let begun = self.now();
-        let read = self.leases.list("").await;
+        let sessions = async { Some(self.database.as_ref()?.sessions().await) };
+        let (read, sessions) = join(self.leases.list(""), sessions).await;
         let mut seen = self.seen();
+        seen.sessions = sessions;
         (seen.looked, seen.at) = (Some(begun), self.now());
         match read {
             Ok(leases) => seen.add(leases),
@@ -184,7 +195,8 @@ impl Seen {
         // In the order of the keys, so that a row does not move when its state changes.
         found.sort_by_key(|(_, key, _)| *key);
         let rows = found.into_iter().map(|(state, key, of)| self.row(state, key, of)).collect();
-        View { now: millis(self.at), span: millis(SPAN), held, waiting, died, more, rows }
+        let sessions = self.sessions.clone();
+        View { now: millis(self.at), span: millis(SPAN), held, waiting, died, more, rows, sessions }
     }
 
     fn waiting(&self, key: &Key) -> usize {

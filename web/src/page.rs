@@ -2,7 +2,10 @@
 
 use std::fmt::{self, Write};
 
-use crate::looks::{Row, State, View};
+use crate::{
+    looks::{Row, State, View},
+    sessions::{SessionLine, Sessions},
+};
 
 const PAGE: &str = include_str!("../page/inspector.html");
 pub(crate) const STYLE: &str = include_str!("../page/inspector.css");
@@ -10,15 +13,14 @@ pub(crate) const SCRIPT: &str = include_str!("../page/inspector.js");
 
 /// The page with the leases as they are now. `path` is the one that the browser asked for.
 pub(crate) fn html(view: &Result<View, String>, contains: &str, may_steal: bool, path: &str) -> String {
-    let (mut rows, mut summary) = (String::new(), String::new());
+    let (mut rows, mut summary, mut sessions, mut notes) = Default::default();
     let written = match view {
-        Ok(View { held, waiting, died, more, rows: list, .. }) => {
-            let rows = list.iter().try_for_each(|row| write_row(&mut rows, row));
-            rows.and(write!(summary, "{held} held, {waiting} waiting, {died} died, {more} more not shown"))
-        }
+        Ok(view) => write_view(view, &mut summary, &mut rows, &mut sessions, &mut notes),
         Err(problem) => write!(summary, "{}", Escaped(problem)),
     };
     written.expect("BUG: a string can be written to");
+    let asked = view.as_ref().ok().and_then(|it| it.sessions.as_ref());
+    let hidden = |it| if it { " hidden" } else { "" };
     // The page may be at a path without a slash at its end. Links are relative to that: the service may be behind a
     // proxy that adds to its paths.
     let folder = match path.rsplit('/').next() {
@@ -38,11 +40,45 @@ pub(crate) fn html(view: &Result<View, String>, contains: &str, may_steal: bool,
             "contains" => &contains,
             "summary" => &summary,
             "rows" => &rows,
+            "hidden" => hidden(asked.is_none()),
+            "somebody" => hidden(!sessions.is_empty() || !notes.is_empty()),
+            "sessions" => &sessions,
+            "notes" => &notes,
             other => unreachable!("BUG: the page has a gap `{other}`"),
         });
         page.push_str(rest);
     }
     page
+}
+
+fn write_view(
+    view: &View,
+    summary: &mut String,
+    rows: &mut String,
+    sessions: &mut String,
+    notes: &mut String,
+) -> fmt::Result {
+    let View { held, waiting, died, more, .. } = view;
+    write!(summary, "{held} held, {waiting} waiting, {died} died, {more} more not shown")?;
+    view.rows.iter().try_for_each(|row| write_row(rows, row))?;
+    let Some(Sessions { lines, notes: said }) = &view.sessions else { return Ok(()) };
+    lines.iter().try_for_each(|line| write_session(sessions, line))?;
+    said.iter().try_for_each(|it| write!(notes, "<li>{}</li>", Escaped(it)))
+}
+
+fn write_session(out: &mut String, line: &SessionLine) -> fmt::Result {
+    let SessionLine { session, waits, lock, transaction, does } = line;
+    let span = |it: &Option<u64>| it.map(|it| Span(it).to_string()).unwrap_or_default();
+    write!(
+        out,
+        "<tr><th scope=\"row\">{}</th><td data-label=\"Waits\">{}</td><td data-label=\"For\" class=\"wide\">{}</td>\
+         <td data-label=\"Transaction\">{}</td><td data-label=\"Does\" class=\"wide\">{}</td></tr>",
+        Escaped(session),
+        span(waits),
+        Escaped(lock),
+        span(transaction),
+        Escaped(does),
+    )
 }
 
 fn write_row(out: &mut String, row: &Row) -> fmt::Result {

@@ -38,16 +38,12 @@ pub(super) fn tree(picture: &Picture) -> String {
 }
 
 fn row(line: &Line<'_>) -> [String; 5] {
-    let Line { branches, id, session, wait, also } = line;
+    let Line { branches, id, session, wait, .. } = line;
     let name = session.map_or_else(|| "a session that is not listed".to_owned(), |it| printable(&it.name));
-    let lock = wait.map(|it| {
-        let also: String = also.iter().map(|id| format!(", also held by {id}")).collect();
-        printable(&it.lock) + &also
-    });
     [
         format!("{branches}{id} {name}"),
         wait.map(|it| time(it.waits_ms)).unwrap_or_default(),
-        lock.unwrap_or_default(),
+        printable(&line.lock()),
         session.and_then(|it| it.transaction_ms).map(time).unwrap_or_default(),
         session.map(|it| printable(&it.does(STATEMENT))).unwrap_or_default(),
     ]
