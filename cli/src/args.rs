@@ -2,7 +2,7 @@
 
 #![expect(clippy::doc_markdown, reason = "the help is plain text")]
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Steal(StealArgs),
     /// End with 0 if the lease is held with this fence, and with 79 otherwise
     Check(CheckArgs),
+    /// Show the leases and who blocks whom on a page, until ctrl-c
+    Web(WebArgs),
     /// Make the tables of lockkit, or write their SQL into a folder
     Migrate(MigrateArgs),
     /// Print the completions for a shell
@@ -120,6 +122,17 @@ pub(crate) struct RunArgs {
     /// Say when the lease is taken and given back
     #[arg(short, long)]
     pub(crate) verbose: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct WebArgs {
+    /// Where to serve it; only this machine may reach that
+    #[arg(long, default_value = "127.0.0.1:8642", value_name = "ADDRESS")]
+    pub(crate) bind: SocketAddr,
+
+    /// Whoever sees the page may take leases away
+    #[arg(long)]
+    pub(crate) steal: bool,
 }
 
 const RUN_HELP: &str = "\

@@ -3,6 +3,7 @@
 //! - `args` is what the user writes, `target` the database or store that it names.
 //! - `look` has the commands that show leases and take one away, `table` writes them.
 //! - `explain/` shows who blocks whom, `doctor` what harms locks; `lockkit-inspect` asks the database.
+//! - `web` serves the page of `lockkit-web`.
 //! - `run/` is the program under a lease: its process group, its signals and its sentinel.
 //! - `exit` says how a command ends.
 //!
@@ -18,6 +19,7 @@ mod run;
 mod secret;
 mod table;
 mod target;
+mod web;
 
 use std::process::ExitCode;
 
@@ -62,6 +64,7 @@ fn execute(args: Args, secrets: &mut Secrets) -> Result<Exit> {
         Command::Show(args) => look::show(&on, args, secrets),
         Command::Steal(args) => look::steal(&on, args, secrets),
         Command::Check(args) => look::check(&on, args, secrets),
+        Command::Web(args) => web::web(&on, &args, secrets),
         Command::Migrate(args) => migrate::migrate(&on, &args, secrets),
         Command::Completions { shell } => {
             generate(shell, &mut Args::command(), "lockkit", &mut std::io::stdout());

@@ -55,6 +55,7 @@ fn a_wrong_command_line_ends_with_64_and_says_what_to_write() {
         (&["ls", "--url", "oracle://db"], "`oracle` is no database"),
         (&["ls", "--store", "memcached://m"], "`memcached` is no store"),
         (&["migrate", "--store", "etcd://e"], "name a database by --url"),
+        (&["web", "--url", "sqlite::memory:", "--bind", "0.0.0.0:0"], "bind 127.0.0.1"),
         (&["run", "nightly"], "<COMMAND>"),
         (&["run", "nightly", "--ttl", "3s", "--grace", "1100ms", "--", "true"], "--grace must be at most a third"),
         (&["run", "nightly", "--wait", "soon", "--", "true"], "soon"),

@@ -4,13 +4,14 @@
 //! - `life` has the commands under a lease: whatever happens, they end before another one begins.
 //! - `signals` are what a person or a supervisor sends.
 //! - `stores` has leases that are not in a database.
-//! - `explain` and `doctor` are what an operator asks.
+//! - `explain`, `doctor` and `web` are what an operator asks.
 
 mod doctor;
 mod explain;
 mod life;
 mod signals;
 mod stores;
+mod web;
 
 use std::{
     env,
