@@ -72,11 +72,13 @@ fn sql(file: &str, source: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_sql_of_the_command_stays_in_the_folders_of_databases() {
-    let mut files = files("cli/src", ".rs");
-    files.retain(|(path, _)| !is_of_a_database(path));
-    assert!(files.iter().any(|(path, _)| path == "explain/mod.rs"), "the command is there");
-    check(&files, sql);
+fn the_sql_for_operators_stays_in_the_folders_of_databases() {
+    for (folder, expected) in [("cli/src", "explain/mod.rs"), ("inspect/src", "waits.rs"), ("web/src", "looks.rs")] {
+        let mut files = files(folder, ".rs");
+        files.retain(|(path, _)| !is_of_a_database(path));
+        assert!(files.iter().any(|(path, _)| path == expected), "{folder} is there");
+        check(&files, sql);
+    }
 }
 
 #[test]

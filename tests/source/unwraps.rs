@@ -15,10 +15,9 @@ fn unsafe_and_unwrap(file: &str, source: &str) -> Vec<String> {
 
 #[test]
 fn nothing_is_unsafe_or_unwrapped() {
-    check(&files("axum/src", ".rs"), unsafe_and_unwrap);
-    check(&files("lockkit/src", ".rs"), unsafe_and_unwrap);
-    check(&files("lockkit-macros/src", ".rs"), unsafe_and_unwrap);
-    check(&files("web/src", ".rs"), unsafe_and_unwrap);
+    for folder in ["axum/src", "inspect/src", "lockkit/src", "lockkit-macros/src", "web/src"] {
+        check(&files(folder, ".rs"), unsafe_and_unwrap);
+    }
 }
 
 #[test]
