@@ -10,6 +10,7 @@ use lockkit::{
 use tokio::{sync::oneshot, time::timeout};
 
 use crate::{
+    plan::Kind,
     store::{Reply, Request, TxId, Write},
     world::Shared,
 };
@@ -24,6 +25,8 @@ pub(crate) struct Client {
     process: usize,
     generation: u32,
     profile: Profile,
+    /// Whether transactions can pin leases.
+    has_pins: bool,
 }
 
 impl fmt::Debug for Client {
@@ -35,23 +38,31 @@ impl fmt::Debug for Client {
 impl Client {
     pub(crate) fn new(world: &Shared, process: usize) -> Self {
         let mut profile = Profile::default();
-        let generation = {
+        let (generation, has_pins) = {
             let world = world.lock();
             profile.batches = world.settings.batches;
             profile.shows_writes_at_once = world.settings.shows_writes_at_once;
-            world.places[process].generation
+            if world.settings.kind.has_sessions() {
+                (profile.queues, profile.batches) = (true, false);
+            }
+            (world.places[process].generation, world.settings.kind == Kind::Sql)
         };
-        Self { world: world.clone(), process, generation, profile }
+        Self { world: world.clone(), process, generation, profile, has_pins }
     }
 
     /// Sends a request, and waits for its answer.
     async fn call(&self, request: Request, key: Option<&Key>) -> Result<Reply> {
         let (sender, receiver) = oneshot::channel();
         self.world.lock().send(self.process, self.generation, request, sender);
-        receiver.await.ok().flatten().ok_or_else(|| {
-            let source = io::Error::new(io::ErrorKind::ConnectionReset, "the connection broke");
-            Error::database("talking to the simulated store", key, Fault::Unavailable, source)
-        })
+        let unavailable = |kind, why| {
+            let source = io::Error::new(kind, why);
+            Err(Error::database("talking to the simulated store", key, Fault::Unavailable, source))
+        };
+        match receiver.await.ok().flatten() {
+            None => unavailable(io::ErrorKind::ConnectionReset, "the connection broke"),
+            Some(Reply::Unknown) => unavailable(io::ErrorKind::TimedOut, "the store cannot say it for now"),
+            Some(reply) => Ok(reply),
+        }
     }
 
     async fn answers(&self, request: Request) -> Result<Vec<Answer>> {
@@ -59,6 +70,26 @@ impl Client {
             Reply::Answers(answers) => Ok(answers),
             other => unexpected(&other),
         }
+    }
+
+    /// Takes one lease after the other, as lockkit does for a store that has no such operation.
+    async fn acquire_in_order(&self, claims: &[Claim]) -> Result<AcquiredAll> {
+        let mut grants = Vec::new();
+        for claim in claims {
+            let acquired = self.lease_acquire(claim).await;
+            if let Ok(Acquired::Granted(grant)) = acquired {
+                grants.push(grant);
+                continue;
+            }
+            for Claim { key, token, .. } in &claims[..grants.len()] {
+                self.lease_release(key, *token, Duration::ZERO).await?;
+            }
+            return acquired.map(|it| match it {
+                Acquired::Held { free_in } => AcquiredAll::Held { key: claim.key.clone(), free_in },
+                Acquired::Granted(_) => unreachable!("it was not granted"),
+            });
+        }
+        Ok(AcquiredAll::Granted(grants))
     }
 
     /// Begins a transaction.
@@ -87,6 +118,9 @@ impl LeaseStore for Client {
     }
 
     async fn lease_acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll> {
+        if self.profile.queues {
+            return self.acquire_in_order(claims).await;
+        }
         match self.call(Request::Acquire(claims.to_vec()), None).await? {
             Reply::All(answer) => Ok(answer),
             other => unexpected(&other),
@@ -118,7 +152,7 @@ impl LeaseStore for Client {
 
     async fn lease_release_unpinned(&self, key: &Key, token: Token) -> Result<Answer> {
         let release = Release::new(key.clone(), token, Duration::ZERO);
-        Ok(self.answers(Request::ReleaseUnpinned(vec![release])).await?[0])
+        Ok(self.lease_release_all_unpinned(&[release]).await?[0])
     }
 
     async fn lease_release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
@@ -126,7 +160,9 @@ impl LeaseStore for Client {
     }
 
     async fn lease_release_all_unpinned(&self, releases: &[Release]) -> Result<Vec<Answer>> {
-        self.answers(Request::ReleaseUnpinned(releases.to_vec())).await
+        let releases = releases.to_vec();
+        let request = if self.has_pins { Request::ReleaseUnpinned(releases) } else { Request::Release(releases) };
+        self.answers(request).await
     }
 
     async fn lease_list(&self, prefix: &str, limit: u32) -> Result<Vec<LeaseRecord>> {
@@ -172,6 +208,11 @@ impl Tx {
     /// Locks the row of a lease. Returns whether it was there.
     pub(crate) async fn pin(&self, key: &Key, token: Token) -> Result<bool> {
         self.row(Request::Pin(self.id, key.clone(), token), key).await
+    }
+
+    /// The fence guard. Returns whether it has let this fence in.
+    pub(crate) async fn guard(&self, key: &Key, fence: u64) -> Result<bool> {
+        self.row(Request::Guard(self.id, key.clone(), fence), key).await
     }
 
     /// The number that the key has now.

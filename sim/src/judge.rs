@@ -14,6 +14,7 @@ use lockkit::{
     store::{Acquired, AcquiredAll, Answer, Claim, Token},
     testing::simulation::{observer, token, trusts},
 };
+use tokio::time::Instant;
 
 use crate::{
     client::Client,
@@ -92,6 +93,9 @@ pub(crate) struct Judge {
     fences: BTreeMap<Key, u64>,
     /// Which process claimed each token.
     owners: BTreeMap<Token, usize>,
+    /// The tokens that the store may have forgotten, with whether there was a quarantine, until they are renewed. Their
+    /// holders trust them without a row.
+    forgotten: BTreeMap<Token, bool>,
     /// When an operator has taken each token away, and how many operators of a process are about to.
     stolen: BTreeMap<Token, u64>,
     stealing: BTreeMap<(usize, Key), u32>,
@@ -111,13 +115,15 @@ impl Judge {
     pub(crate) fn new(plan: &Plan) -> Self {
         let is_calm = plan.is_calm();
         let longest_ttl = 1000 * plan.longest_ttl();
+        let quarantine = if plan.forgets() { longest_ttl } else { 2000 * plan.settings.session };
         Self {
+            forgotten: BTreeMap::new(),
             violations: Vec::new(),
-            is_exclusive: plan.profile != Profile::Forward,
+            is_exclusive: plan.profile != Profile::Forward || plan.settings.kind.has_sessions(),
             is_calm,
             is_faultless: plan.is_faultless(),
             is_undisturbed: plan.is_undisturbed(),
-            late: if is_calm { LATE } else { LATE_AFTER_FAULTS + longest_ttl / 2 },
+            late: if is_calm { LATE } else { LATE_AFTER_FAULTS + longest_ttl / 2 + quarantine },
             calm_since: Some(0),
             longest_ttl,
             ttls: BTreeMap::new(),
@@ -172,6 +178,11 @@ impl Judge {
                     }
                 }
             }
+            (Request::Renew(renewals), Reply::Answers(answers)) => {
+                for (renewal, _) in renewals.iter().zip(answers).filter(|(_, it)| **it == Answer::Done) {
+                    self.forgotten.remove(&renewal.token);
+                }
+            }
             (_, Reply::All(AcquiredAll::Held { key, free_in: Some(free_in) }))
                 if free_in.as_micros() > u128::from(self.longest_ttl_of(key)) =>
             {
@@ -180,6 +191,18 @@ impl Judge {
             _ => {}
         }
         self.free_since = None;
+    }
+
+    /// The store may have forgotten these tokens.
+    pub(crate) fn forgets(&mut self, tokens: Vec<Token>, is_noticed: bool) {
+        for token in tokens {
+            *self.forgotten.entry(token).or_insert(true) &= is_noticed;
+        }
+    }
+
+    /// Whether the store promises that nobody else is granted the lease while this one is trusted.
+    fn is_promised(&self, token: Token) -> bool {
+        !self.stolen.contains_key(&token) && self.forgotten.get(&token) != Some(&false)
     }
 
     /// The longest ttl of a lease or ticket with this key, in microseconds.
@@ -245,7 +268,8 @@ impl World {
         self.log_of(process, || format!("HAS `{key}` with fence {}, as {number}", short(fence)));
         self.counts.leases += 1;
         let last = self.judge.fences.get(&key).copied().unwrap_or(0);
-        if is_trusted && self.judge.is_exclusive && !self.judge.stolen.contains_key(&token) && fence <= last {
+        let is_promised = self.judge.is_exclusive && self.judge.is_promised(token) && !self.store.fences_may_fall();
+        if is_trusted && is_promised && fence <= last {
             self.violation(format!("`{key}` was given out with fence {} after {}", short(fence), short(last)));
         }
         if !is_trusted {
@@ -291,7 +315,7 @@ impl World {
         }
         let at = self.time_of(process);
         let of_process = |it: &Token| self.judge.owners.get(it) == Some(&process);
-        let left: Vec<_> = self.store.held(at).into_iter().filter(|(_, token)| of_process(token)).collect();
+        let left: Vec<_> = self.held(at).into_iter().filter(|(_, token)| of_process(token)).collect();
         if self.judge.is_faultless && !(well && left.is_empty()) {
             self.violation(format!("p{process} has closed (well: {well}) and left {left:?}"));
         }
@@ -352,12 +376,12 @@ impl World {
                 found.push(format!("p{process} trusts `{key}` again that it had lost, lease {}", it.number));
             }
             it.is_lost |= !is_trusted;
-            let stolen = self.judge.stolen.get(&it.token);
+            let (stolen, is_promised) = (self.judge.stolen.get(&it.token), self.judge.is_promised(it.token));
             let ttl = self.judge.ttls.get(&it.token).copied().unwrap_or(self.judge.longest_ttl);
             if is_trusted && stolen.is_some_and(|it| at > it + ttl) {
                 found.push(format!("p{process} still trusts lease {} of `{key}`, which was stolen", it.number));
             }
-            if !is_trusted || it.is_over || stolen.is_some() {
+            if !is_trusted || it.is_over || !is_promised {
                 continue;
             }
             if let Some(other) = trusted.insert(key.clone(), it.number)
@@ -365,7 +389,8 @@ impl World {
             {
                 found.push(format!("p{process} trusts two leases of `{key}`, {other} and {}", it.number));
             }
-            if self.judge.is_exclusive && !self.store.holds(key, it.token, at) {
+            let is_forgotten = self.judge.forgotten.contains_key(&it.token);
+            if self.judge.is_exclusive && !is_forgotten && !self.holds(key, it.token, at) {
                 let row = self
                     .store
                     .expires_in(key, at)
@@ -376,10 +401,47 @@ impl World {
         }
         handles.retain(|it| !it.is_lost || at < it.since + WATCHED_FOR);
         self.judge.handles.insert(process, handles);
-        // A clock that was set back brings rows back that nobody trusts.
-        if self.judge.is_exclusive && !self.store.was_stepped() {
+        if self.judge.is_exclusive {
             found.extend(self.shared_wrongly(at));
         }
+        for what in found {
+            self.violation(what);
+        }
+    }
+
+    /// The leases that are trusted at this time, also by processes whose clocks stand elsewhere.
+    fn trusted_at(&self, at: u64) -> impl Iterator<Item = (usize, &Handle)> {
+        let handles = self.judge.handles.iter().flat_map(|(process, it)| it.iter().map(|it| (*process, it)));
+        handles.filter(move |(process, it)| {
+            let until = || self.clock(*process).time(Instant::from_std(it.lease.trusted_until()));
+            !it.is_over && !it.is_lost && it.since <= at && until() > at
+        })
+    }
+
+    /// Finds grants of leases that others still trust.
+    pub(crate) fn find_doubles(&mut self, request: &Request, reply: &Reply) {
+        let granted: Vec<_> = match (request, reply) {
+            (Request::Acquire(claims), Reply::All(AcquiredAll::Granted(_))) => claims.iter().collect(),
+            (Request::AcquireEach(claims), Reply::Each(answers)) => {
+                let answers = claims.iter().zip(answers);
+                answers.filter(|(_, it)| matches!(it, Some(Acquired::Granted(_)))).map(|(it, _)| it).collect()
+            }
+            _ => return,
+        };
+        let mut found = Vec::new();
+        let mut excused = 0;
+        for (process, it) in self.trusted_at(self.now) {
+            let is_same = |claim: &&Claim| claim.key == *it.lease.key() && claim.token != it.token;
+            if !granted.iter().any(|it| is_same(it)) || self.judge.stolen.contains_key(&it.token) {
+                continue;
+            }
+            if self.judge.is_exclusive && self.judge.is_promised(it.token) {
+                found.push(format!("`{}` is granted while p{process} trusts lease {}", it.lease.key(), it.number));
+            } else {
+                excused += 1;
+            }
+        }
+        self.counts.doubles += excused;
         for what in found {
             self.violation(what);
         }
@@ -388,12 +450,8 @@ impl World {
     /// Readers beside a writer, and more permits than there are.
     fn shared_wrongly(&self, at: u64) -> Vec<String> {
         let mut held: BTreeMap<&Kind, usize> = BTreeMap::new();
-        for it in self.judge.handles.values().flatten().filter(|it| it.kind != Kind::Alone && !it.is_over) {
-            // Of other processes, the store says whether they still have it: their clocks stand elsewhere.
-            if !it.is_lost
-                && !self.judge.stolen.contains_key(&it.token)
-                && self.store.holds(it.lease.key(), it.token, at)
-            {
+        for (_, it) in self.trusted_at(at).filter(|(_, it)| it.kind != Kind::Alone) {
+            if self.judge.is_promised(it.token) {
                 *held.entry(&it.kind).or_default() += 1;
             }
         }

@@ -14,7 +14,7 @@ use std::{
 use clap::{Parser, Subcommand};
 use lockkit_sim::{
     Counts,
-    plan::{Bug, Plan, Profile},
+    plan::{Bug, Kind, Plan, Profile},
     run,
     shrink::{fails_alike, shrink},
 };
@@ -58,6 +58,9 @@ enum Command {
         /// Only this kind of trouble.
         #[arg(long)]
         profile: Option<Profile>,
+        /// Only this kind of store.
+        #[arg(long)]
+        store: Option<Kind>,
         /// A promise that the store breaks.
         #[arg(long)]
         bug: Option<Bug>,
@@ -75,6 +78,9 @@ struct Which {
     /// The kind of trouble, if it is not that of the seed.
     #[arg(long)]
     profile: Option<Profile>,
+    /// The kind of store, if it is not that of the seed.
+    #[arg(long)]
+    store: Option<Kind>,
     /// A promise that the store breaks.
     #[arg(long)]
     bug: Option<Bug>,
@@ -82,7 +88,7 @@ struct Which {
 
 impl Which {
     fn plan(&self) -> Plan {
-        let mut plan = Plan::of(self.seed, self.profile);
+        let mut plan = Plan::of(self.seed, self.profile, self.store);
         plan.settings.bug = self.bug;
         plan
     }
@@ -99,10 +105,10 @@ fn main() -> ExitCode {
             };
             replay(&shrink(&plan, |it| fails_alike(it, &violation)), true)
         }
-        Command::Soak { minutes, schedules, from, keep_going, profile, bug, threads } => {
+        Command::Soak { minutes, schedules, from, keep_going, profile, store, bug, threads } => {
             let from = from.unwrap_or_else(fresh_seed);
             let limit = Duration::from_secs_f64(60.0 * minutes);
-            let plan = |nth| Which { seed: from + nth, profile, bug }.plan();
+            let plan = |nth| Which { seed: from + nth, profile, store, bug }.plan();
             println!("from seed {from}");
             soak(plan, schedules.unwrap_or(u64::MAX), limit, keep_going, threads)
         }

@@ -50,6 +50,36 @@ impl Profile {
     }
 }
 
+/// The kind of store that a run imitates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Kind {
+    /// A table of PostgreSQL.
+    Sql,
+    /// One Redis server, or the master of several.
+    Redis,
+    /// An ensemble of ZooKeeper.
+    ZooKeeper,
+    /// A cluster of etcd.
+    Etcd,
+}
+
+impl Kind {
+    /// That of a seed. Half of the seeds have `Sql`.
+    fn of(seed: u64) -> Self {
+        match seed / 10 % 6 {
+            0..3 => Self::Sql,
+            3 => Self::Redis,
+            4 => Self::ZooKeeper,
+            _ => Self::Etcd,
+        }
+    }
+
+    /// Whether claims live in a session of their process.
+    pub(crate) fn has_sessions(self) -> bool {
+        matches!(self, Self::ZooKeeper | Self::Etcd)
+    }
+}
+
 /// A schedule: everything that a run depends on. Times are in milliseconds.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -68,6 +98,9 @@ pub struct Plan {
 /// What all processes have in common.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
+    pub kind: Kind,
+    /// After how long without a sign of life a session ends, in milliseconds.
+    pub session: u64,
     /// The ttl of the leases, in milliseconds.
     pub ttl: u64,
     /// The wait of requests that do not set their own, in milliseconds.
@@ -111,6 +144,14 @@ pub enum Bug {
     KeepsLateExpiries,
     /// A claim that arrives twice sets the expiry of its lease back to its own ttl.
     ShortensByRepeats,
+    /// A server that has lost its memory grants leases at once.
+    GrantsAtOnce,
+    /// A grant has the next number as its fence, whatever the clock says.
+    CountsFences,
+    /// The guard of a transaction refuses no fence.
+    GuardsNothing,
+    /// A process that was stopped trusts its session in ZooKeeper as if it had not been.
+    TrustsAfterSilence,
 }
 
 /// A process.
@@ -168,6 +209,11 @@ pub enum Fault {
     Step { by: i64 },
     /// The store restarts: open transactions end.
     Restart,
+    /// The replica that is promoted next gets no more writes.
+    Lags,
+    /// As `Restart`, of a server that remembers what the replica has got, or nothing. If that is not noticed, there is
+    /// no quarantine.
+    Forgets { is_noticed: bool },
 }
 
 /// One operation of a task, after a pause.
@@ -368,8 +414,8 @@ struct Mixture {
 }
 
 impl Plan {
-    /// The schedule of this seed, with the trouble of the seed, or this one.
-    pub fn of(seed: u64, profile: Option<Profile>) -> Self {
+    /// The schedule of this seed, with the trouble and the kind of store of the seed, or these.
+    pub fn of(seed: u64, profile: Option<Profile>, kind: Option<Kind>) -> Self {
         let random = &mut Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let nth = usize::try_from(seed % 10).unwrap_or(0);
         let profile = profile.unwrap_or(Profile::ALL[nth]);
@@ -390,11 +436,19 @@ impl Plan {
             ttl: *pick(random, &[120, 300, 1000, 3000]),
             longest_hold: *pick(random, &[2, 20, 200, 500]),
         };
+        let kind = kind.unwrap_or(Kind::of(seed));
         let settings = Settings {
+            kind,
+            session: match kind {
+                Kind::Sql | Kind::Redis => 0,
+                Kind::ZooKeeper => [1000, 2000, 4000][usize::try_from(seed / 60 % 3).unwrap_or(0)],
+                // That of the longest ttl: a quarter longer, in whole seconds.
+                Kind::Etcd => (3 * mix.ttl * 5 / 4).div_ceil(1000).max(2) * 1000,
+            },
             ttl: mix.ttl,
             wait: if mix.short_waits { 1000 } else { 20_000 },
             hand_over: *pick(random, &[0, 1, 32, 32, 400]),
-            notifies: *pick(random, &[0.0, 1.0, 0.7]),
+            notifies: if kind.has_sessions() { 1.0 } else { *pick(random, &[0.0, 1.0, 0.7]) },
             batches: random.bool(),
             shows_writes_at_once: random.u32(..10) < 9,
             bug: None,
@@ -420,6 +474,11 @@ impl Plan {
     /// Whether no lease may be lost but by theft.
     pub(crate) fn is_undisturbed(&self) -> bool {
         self.is_faultless() && !self.has(&|it| matches!(it, What::Close))
+    }
+
+    /// Whether the store loses its memory at some time.
+    pub(crate) fn forgets(&self) -> bool {
+        self.faults.iter().any(|(_, it)| matches!(it, Fault::Forgets { .. }))
     }
 
     /// Whether the only errors are those that the tasks ask for.
@@ -557,7 +616,11 @@ fn faults(random: &mut Rng, profile: Profile, mix: Mixture, settings: Settings, 
         if profile.has(Profile::Stop) && random.u32(..4) > 0 {
             for _ in 0..random.usize(1..=2) {
                 let lasts = [random.u64(1..50), random.u64(1..=ttl), random.u64(ttl..=3 * ttl)];
-                let lasts = *pick(random, &lasts);
+                let mut lasts = *pick(random, &lasts);
+                // Most of what a stop can break is at the end of its session.
+                if settings.kind.has_sessions() && random.bool() {
+                    lasts = random.u64(settings.session / 2..=settings.session * 5 / 4);
+                }
                 faults.push((random.u64(1..=horizon), Fault::Stop { process, lasts }));
             }
         }
@@ -577,7 +640,15 @@ fn faults(random: &mut Rng, profile: Profile, mix: Mixture, settings: Settings, 
         }
     }
     if profile.has(Profile::Restart) && random.u32(..4) > 0 {
-        faults.push((random.u64(1..=horizon), Fault::Restart));
+        let at = random.u64(1..=horizon);
+        if settings.kind == Kind::Redis && random.u32(..4) > 0 {
+            if random.u32(..3) > 0 {
+                faults.push((at, Fault::Lags));
+            }
+            faults.push((at + random.u64(0..=ttl), Fault::Forgets { is_noticed: random.u32(..4) > 0 }));
+        } else {
+            faults.push((at, Fault::Restart));
+        }
     }
     faults.sort_by_key(|(at, _)| *at);
     faults

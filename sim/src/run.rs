@@ -75,7 +75,7 @@ struct Process {
 
 impl<'p> Run<'p> {
     fn new(plan: &'p Plan, is_logged: bool) -> Self {
-        let mut world = World::new(plan.settings, Judge::new(plan), plan.seed, is_logged);
+        let mut world = World::new(plan, Judge::new(plan), is_logged);
         let mut processes = Vec::new();
         for number in 0..plan.processes.len() {
             world.add_process(Link::GOOD);
@@ -182,12 +182,22 @@ impl<'p> Run<'p> {
     }
 
     fn handle(&mut self, event: Event) {
+        let Some(event) = self.world.lock().defers(event) else { return };
         match event {
             Event::Arrives { call, is_first } => self.world.lock().arrives(call, is_first),
             Event::IsAnswered { call } => self.world.lock().answers(call),
             Event::Freed { process, key } => self.world.lock().freed(process, &key),
             Event::Ends(tx) => self.world.lock().end(tx),
             Event::IdlesAt(tx) => self.world.lock().idles(tx),
+            Event::SessionEnds(id) => self.world.lock().session_ends(id),
+            Event::Reports(id) => self.world.lock().reports(id),
+            Event::MinHoldEnds => self.world.lock().min_hold_ends(),
+            Event::Agent { process, generation, timer } => {
+                let mut world = self.world.lock();
+                if world.places[process].generation == generation {
+                    world.has_timer(process, timer);
+                }
+            }
             Event::Continues { process } => {
                 self.go_on(process);
                 self.world.lock().note_fault();
@@ -211,6 +221,7 @@ impl<'p> Run<'p> {
             Fault::Stop { process, lasts } => {
                 if !world.places[process].is_stopped && self.processes[process].runtime.is_some() {
                     world.places[process].is_stopped = true;
+                    world.stops_agent(process);
                     let until = world.now + lasts * MS;
                     world.plan(until, Event::Continues { process });
                 }
@@ -227,6 +238,13 @@ impl<'p> Run<'p> {
             }
             Fault::Step { by } => world.store.step(by * 1000),
             Fault::Restart => world.restart_store(),
+            Fault::Lags => world.store.lags(),
+            Fault::Forgets { is_noticed } => {
+                world.restart_store();
+                let now = world.now;
+                let forgotten = world.store.forget(is_noticed, now);
+                world.judge.forgets(forgotten, is_noticed);
+            }
         }
     }
 
@@ -236,6 +254,9 @@ impl<'p> Run<'p> {
             let mut world = self.world.lock();
             let was_stopped = std::mem::replace(&mut world.places[process].is_stopped, false);
             world.log("fault", || format!("p{process} goes on"));
+            if was_stopped {
+                world.wakes_agent(process);
+            }
             (world.clock(process).shows(world.now), was_stopped)
         };
         if was_stopped {
@@ -278,12 +299,12 @@ impl<'p> Run<'p> {
 
     /// Waits until nothing can be left of the operations, and looks whether something is.
     fn rest(&mut self) {
-        let at = self.world.lock().now + 2 * self.plan.longest_ttl() * MS + REST;
+        let at = self.world.lock().now + 2 * (self.plan.longest_ttl() + self.plan.settings.session) * MS + REST;
         self.drive(at);
         let mut found = Vec::new();
         {
             let world = self.world.lock();
-            let (held, open) = (world.store.held(at), world.store.open_transactions());
+            let (held, open) = (world.held(at), world.store.open_transactions());
             if !held.is_empty() {
                 found.push(format!("leases are left: {held:?}"));
             }
@@ -304,6 +325,7 @@ impl<'p> Run<'p> {
         for what in found {
             self.world.lock().violation(what);
         }
+        self.world.lock().store.declare_new();
     }
 
     /// Every process gets every lease soon.

@@ -1,5 +1,6 @@
 //! The store: rows, transactions and data, at times that the caller gives. It imitates lockkit's statements on
-//! PostgreSQL: which row locks they take, which they wait for, and which they skip.
+//! PostgreSQL: which row locks they take, which they wait for, and which they skip; or lockkit's scripts on Redis, which
+//! may forget rows. The data are in a database in any case.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +13,10 @@ use lockkit::{
     testing::simulation::Pin,
 };
 
-use crate::plan::Bug;
+use crate::{
+    plan::{Bug, Plan, Settings},
+    sessions::SessionId,
+};
 
 /// How many fences belong to each grant.
 pub(crate) const FENCES: u64 = 256;
@@ -37,11 +41,23 @@ pub(crate) enum Request {
     Sweep(Duration, u32),
     Begin(TxId),
     Pin(TxId, Key, Token),
+    /// The fence guard: `lockkit::guard`.
+    Guard(TxId, Key, u64),
     RenewInTx(TxId, Renewal),
     ReleaseInTx(TxId, Release, Pin),
     Read(TxId, Key),
     Commit(TxId, Vec<Write>),
     RollBack(TxId),
+    /// Of the client of a session: opens one, joins it on another connection, and gives a sign of life.
+    Open(SessionId),
+    Connect,
+    Ping,
+    /// Removes the claim, if it was created by this time.
+    GiveUp {
+        key: Key,
+        token: Token,
+        created_by: u64,
+    },
 }
 
 impl Request {
@@ -50,6 +66,7 @@ impl Request {
         match self {
             Self::Begin(tx)
             | Self::Pin(tx, ..)
+            | Self::Guard(tx, ..)
             | Self::RenewInTx(tx, _)
             | Self::ReleaseInTx(tx, ..)
             | Self::Read(tx, _)
@@ -88,6 +105,10 @@ pub(crate) enum Reply {
     Done,
     /// There is no such transaction, or not any more.
     NoTransaction,
+    /// The store cannot say it for now. Nothing was changed.
+    Unknown,
+    /// The session has ended.
+    Expired,
 }
 
 /// The write of a section: it has read this value under this fence, and writes the next one.
@@ -139,6 +160,7 @@ impl Obstacle {
 #[derive(Debug, Default)]
 struct Tx {
     pins: BTreeSet<Key>,
+    guards: BTreeMap<Key, u64>,
     changes: BTreeMap<Key, Change>,
 }
 
@@ -150,8 +172,18 @@ pub(crate) struct Store {
     /// Those that have ended, so that a late message does not begin one again.
     ended: BTreeSet<TxId>,
     data: BTreeMap<Key, u64>,
-    /// How far the clock was set.
+    /// The greatest fence that the guard has let in, of each key.
+    guarded: BTreeMap<Key, u64>,
+    /// What is left of the rows when the store forgets them.
+    replica: BTreeMap<Key, Row>,
+    /// How long a store that has forgotten rows grants nothing, from its first claim or list on, and until when.
+    quarantine: i64,
+    is_another: bool,
+    grants_from: i64,
+    has_forgotten: bool,
+    /// How far the clock was set, and how far back at most.
     stepped: i64,
+    was_set_back: bool,
     bug: Option<Bug>,
     /// Draws what a statement may do or not, such as which of two plans it has.
     random: fastrand::Rng,
@@ -211,8 +243,16 @@ impl Row {
 }
 
 impl Store {
-    pub(crate) fn new(random: fastrand::Rng, bug: Option<Bug>) -> Self {
+    pub(crate) fn new(random: fastrand::Rng, plan: &Plan) -> Self {
+        let Settings { bug, .. } = plan.settings;
         Self {
+            guarded: BTreeMap::new(),
+            replica: BTreeMap::new(),
+            quarantine: 1000 * plan.longest_ttl().cast_signed(),
+            is_another: false,
+            grants_from: 0,
+            has_forgotten: false,
+            was_set_back: false,
             rows: BTreeMap::new(),
             open: BTreeMap::new(),
             ended: BTreeSet::new(),
@@ -235,7 +275,11 @@ impl Store {
         Some(match request {
             Request::Acquire(claims) => Reply::All(self.acquire_all(claims, now)),
             Request::AcquireEach(claims) => Reply::Each(claims.iter().map(|it| self.acquire_each(it, now)).collect()),
-            Request::Look(key) => Reply::Found(self.row(key, now).and_then(|it| it.record(key, now))),
+            Request::Look(key) => {
+                let is_quarantined = self.is_quarantined(now);
+                let found = self.row(key, now).and_then(|it| it.record(key, now));
+                if is_quarantined && found.is_none() { Reply::Unknown } else { Reply::Found(found) }
+            }
             Request::Renew(renewals) => Reply::Answers(renewals.iter().map(|it| self.renew(it, now)).collect()),
             Request::Release(releases) => {
                 Reply::Answers(releases.iter().map(|it| self.release(it, true, now)).collect())
@@ -243,6 +287,7 @@ impl Store {
             Request::ReleaseUnpinned(releases) => {
                 Reply::Answers(releases.iter().map(|it| self.release(it, false, now)).collect())
             }
+            Request::List(..) if self.is_quarantined(now) => Reply::Unknown,
             Request::List(prefix, limit) => Reply::List(self.list(prefix, *limit, now)),
             Request::Sweep(retention, limit) => Reply::Number(self.sweep(*retention, *limit, now)),
             Request::Begin(tx) => {
@@ -256,6 +301,7 @@ impl Store {
                 Reply::Done
             }
             Request::Pin(tx, ..)
+            | Request::Guard(tx, ..)
             | Request::RenewInTx(tx, _)
             | Request::ReleaseInTx(tx, ..)
             | Request::Read(tx, _)
@@ -265,9 +311,11 @@ impl Store {
                 Reply::NoTransaction
             }
             Request::Pin(tx, key, token) => Reply::Row(self.pin(*tx, key, *token, now)?),
+            Request::Guard(tx, key, fence) => Reply::Row(self.guard(*tx, key, *fence)?),
             Request::RenewInTx(tx, renewal) => Reply::Answers(vec![self.renew_in_tx(*tx, renewal, now)]),
             Request::ReleaseInTx(tx, release, pin) => Reply::Row(self.release_in_tx(*tx, release, *pin, now)?),
             Request::Read(_, key) => Reply::Number(self.value(key)),
+            Request::Open(_) | Request::Connect | Request::Ping | Request::GiveUp { .. } => Reply::Done,
             Request::Commit(tx, writes) => {
                 self.commit(*tx, writes, now);
                 Reply::Done
@@ -302,6 +350,12 @@ impl Store {
         if self.has(Bug::GrantsTheHeld) {
             return None;
         }
+        let quarantined = if self.is_quarantined(now) { self.grants_from } else { now };
+        if let Some(free_in) = u64::try_from(quarantined - now).ok().filter(|it| *it > 0)
+            && !self.row(&claim.key, now).is_some_and(|it| it.is_held(now))
+        {
+            return Some(Obstacle::Held(Duration::from_micros(free_in)));
+        }
         let row = self.row(&claim.key, now)?;
         if row.is_held(now) && row.token != Some(claim.token) {
             return Some(Obstacle::Held(time(row.expires - now)));
@@ -321,6 +375,7 @@ impl Store {
         let before = self.rows.remove(key);
         let number = match &before {
             Some(before) if self.has(Bug::RepeatsFences) => before.fence,
+            before if self.has(Bug::CountsFences) => before.as_ref().map_or(1, |it| it.fence) + FENCES.cast_signed(),
             before => before.as_ref().map_or(now, |it| now.max(it.fence + FENCES.cast_signed())),
         };
         let row = Row {
@@ -333,8 +388,10 @@ impl Store {
             renewals: 0,
         };
         self.rows.insert(key.clone(), row);
+        let may_fall = self.fences_may_fall();
         if let Some(last) = self.fences.insert(key.clone(), number)
             && last + FENCES.cast_signed() > number
+            && !may_fall
         {
             self.violations.push(format!("a grant of `{key}` has fence {number} after {last}"));
         }
@@ -407,6 +464,18 @@ impl Store {
         Some(is_held)
     }
 
+    /// Waits for every transaction that has passed it, so that the next one reads what this one writes.
+    fn guard(&mut self, tx: TxId, key: &Key, fence: u64) -> Option<bool> {
+        if self.open.iter().any(|(id, it)| *id != tx && it.guards.contains_key(key)) {
+            return None;
+        }
+        let is_let_in = self.guarded.get(key).is_none_or(|it| *it <= fence) || self.has(Bug::GuardsNothing);
+        if is_let_in && let Some(tx) = self.open.get_mut(&tx) {
+            tx.guards.insert(key.clone(), fence);
+        }
+        Some(is_let_in)
+    }
+
     fn renew_in_tx(&mut self, tx: TxId, Renewal { key, token, ttl, .. }: &Renewal, now: i64) -> Answer {
         let is_changed = self.is_changed(key, Some(tx));
         let Some(row) = self.row(key, now).filter(|it| it.is_held_by(*token, now)) else { return Answer::Gone };
@@ -443,10 +512,13 @@ impl Store {
             self.end(tx, now);
             return;
         }
-        let pins = self.open.get(&tx).map(|it| it.pins.clone()).unwrap_or_default();
+        let (pins, guards) = self.open.get(&tx).map(|it| (it.pins.clone(), it.guards.clone())).unwrap_or_default();
         let changes = self.end(tx, now);
+        for (key, fence) in &guards {
+            self.guarded.insert(key.clone(), *fence);
+        }
         for Write { key, .. } in writes {
-            if !pins.contains(key) && !changes.contains_key(key) {
+            if !pins.contains(key) && !changes.contains_key(key) && !guards.contains_key(key) {
                 self.violations.push(format!("a commit has written `{key}` without the row of its lease"));
             }
         }
@@ -473,8 +545,9 @@ impl Store {
                 self.violations.push(format!("lost update: {what}"));
             }
             *value = read + 1;
+            // The guard lets a holder in several times.
             if let Some(last) = self.committed.insert(key.clone(), *fence)
-                && last >= *fence
+                && (last > *fence || last == *fence && !guards.contains_key(key))
             {
                 self.violations.push(format!("stale commit: of `{key}` under fence {fence} after {last}"));
             }
@@ -484,7 +557,7 @@ impl Store {
     /// Ends the transaction, and returns what it has changed.
     fn end(&mut self, tx: TxId, now: i64) -> BTreeMap<Key, Change> {
         self.ended.insert(tx);
-        let Tx { pins, changes } = self.open.remove(&tx).unwrap_or_default();
+        let Tx { pins, guards: _, changes } = self.open.remove(&tx).unwrap_or_default();
         for key in pins.iter().chain(changes.keys()) {
             self.unlocked.insert(key.clone(), now);
         }
@@ -498,6 +571,15 @@ impl Store {
             row.cut(now);
         }
         Some(row)
+    }
+
+    /// Whether nothing is granted, because leases may be forgotten. The first claim or list notices it.
+    fn is_quarantined(&mut self, now: i64) -> bool {
+        if std::mem::take(&mut self.is_another) && !self.has(Bug::GrantsAtOnce) {
+            self.grants_from = now + self.quarantine;
+        }
+        self.grants_from = self.grants_from.min(now + self.quarantine);
+        self.grants_from > now
     }
 
     fn has(&self, bug: Bug) -> bool {
@@ -530,12 +612,34 @@ impl Store {
         BEGINNING + at.cast_signed() + self.stepped
     }
 
-    pub(crate) fn was_stepped(&self) -> bool {
-        self.stepped != 0
+    /// Whether a fence may be lower than an earlier one of its key.
+    pub(crate) fn fences_may_fall(&self) -> bool {
+        self.has_forgotten && self.was_set_back
     }
 
     pub(crate) fn step(&mut self, micros: i64) {
         self.stepped += micros;
+        self.was_set_back |= micros < 0;
+    }
+
+    /// The replica has got all that was written so far, and gets no more.
+    pub(crate) fn lags(&mut self) {
+        self.replica = self.rows.clone();
+    }
+
+    /// The server restarts or its replica is promoted. Returns the tokens of which it may not know any more, or not as
+    /// much.
+    pub(crate) fn forget(&mut self, is_noticed: bool, at: u64) -> Vec<Token> {
+        let now = self.clock(at);
+        (self.has_forgotten, self.is_another) = (true, is_noticed);
+        let replica = std::mem::take(&mut self.replica);
+        let rows = std::mem::replace(&mut self.rows, replica);
+        rows.into_values().filter(|it| it.is_held(now)).filter_map(|it| it.token).collect()
+    }
+
+    /// An operator declares that nothing was forgotten.
+    pub(crate) fn declare_new(&mut self) {
+        (self.is_another, self.grants_from) = (false, 0);
     }
 
     /// Ends all transactions, as a server that restarts.

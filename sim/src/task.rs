@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use crate::{
     client::{Client, Tx},
     judge::{Kind, short},
-    plan::{Body, End, Fate, Name, Op, Section, Settings, Stale, Terms, What, Work},
+    plan::{Body, End, Fate, Kind as Store, Name, Op, Section, Settings, Stale, Terms, What, Work},
     store::Write,
     world::Shared,
 };
@@ -161,6 +161,11 @@ impl Task {
         }
     }
 
+    /// Whether the leases are rows that a transaction can lock. Otherwise its data are in another system than they.
+    fn has_rows(&self) -> bool {
+        self.settings.kind == Store::Sql
+    }
+
     /// Whether nothing but its holder can have ended the lease.
     fn is_safe(&self, lease: &Lease<Client>) -> bool {
         let world = self.world.lock();
@@ -243,6 +248,7 @@ impl Task {
         let leases = self.leases.all(["b", "a"]).wait(ms(20_000)).acquire().await?;
         let numbers: Vec<_> = leases.leases().iter().map(|it| self.has(it, Kind::Alone)).collect();
         sleep(ms(hold)).await;
+        let commits = commits && self.has_rows();
         let tx = if commits { timeout(STATEMENT_LIMIT, self.leases.store().begin()).await.ok() } else { None };
         self.gives_all_up(&numbers);
         let Some(Ok(mut tx)) = tx else {
@@ -393,19 +399,30 @@ impl Task {
         };
         let began = async {
             let tx = self.leases.store().begin().await?;
-            if section.verifies {
-                simulation::verify(&lease, tx.pin(&key, token(&lease))).await?;
-            }
+            let is_let_in = if !self.has_rows() {
+                tx.guard(&key, fence).await?
+            } else {
+                if section.verifies {
+                    simulation::verify(&lease, tx.pin(&key, token(&lease))).await?;
+                }
+                true
+            };
             let read = tx.read(&key).await?;
-            Ok::<_, Error>((tx, read))
+            Ok::<_, Error>(is_let_in.then_some((tx, read)))
         };
-        let Ok(Ok((mut tx, read))) = timeout(STATEMENT_LIMIT, began).await else {
+        let Ok(Ok(Some((mut tx, read)))) = timeout(STATEMENT_LIMIT, began).await else {
             gives_up();
             return;
         };
         sleep(ms(section.pause)).await;
         gives_up();
-        match section.fate {
+        // The row of the lease or the guard keeps others out until its end.
+        let is_protected = section.verifies || !self.has_rows();
+        let fate = match section.fate {
+            Fate::Commits if !self.has_rows() => Fate::CommitsAlone,
+            fate => fate,
+        };
+        match fate {
             Fate::RollsBack => {
                 drop(tx);
                 drop(lease.release().await);
@@ -413,7 +430,7 @@ impl Task {
             Fate::LeaseFirst => {
                 drop(lease);
                 sleep(ms(10)).await;
-                if section.verifies {
+                if is_protected {
                     tx.write(Write { key: key.clone(), read, fence });
                     self.commits_alone(tx, &key).await;
                 }

@@ -12,7 +12,7 @@ use std::{
 
 use lockkit::{
     Key,
-    store::{AcquiredAll, Claim, Release, Renewal},
+    store::{AcquiredAll, Claim, Release, Renewal, Token},
 };
 use tokio::{
     sync::{Notify, oneshot},
@@ -20,8 +20,10 @@ use tokio::{
 };
 
 use crate::{
+    agent::{Agent, Prepared, Timer, of_session},
     judge::{Judge, short},
-    plan::{Fault, Link, Op, Settings},
+    plan::{Fault, Link, Op, Plan, Settings},
+    sessions::{SessionId, Sessions},
     store::{Reply, Request, Store, TxId},
 };
 
@@ -41,6 +43,14 @@ pub(crate) enum Event {
     Ends(TxId),
     /// The server ends a transaction in which nothing was sent for long.
     IdlesAt(TxId),
+    /// A session ends, unless it lives longer by now.
+    SessionEnds(SessionId),
+    /// A follower reports to the leader that the client of a session lives.
+    Reports(SessionId),
+    /// The least holding time of a lease ends.
+    MinHoldEnds,
+    /// The client of a session has something to do.
+    Agent { process: usize, generation: u32, timer: Timer },
     /// One of the faults of the plan.
     Fault(Fault),
     /// A process that was stopped goes on.
@@ -51,19 +61,23 @@ pub(crate) enum Event {
 
 /// A request on its way to the store, or its answer on its way back.
 #[derive(Debug)]
-struct Call {
-    process: usize,
+pub(crate) struct Call {
+    pub(crate) process: usize,
     generation: u32,
-    request: Request,
+    pub(crate) request: Request,
+    pub(crate) sent: u64,
     back: u64,
-    outcome: Outcome,
-    answer: Option<oneshot::Sender<Option<Reply>>>,
-    reply: Option<Reply>,
+    pub(crate) outcome: Outcome,
+    pub(crate) answer: Option<oneshot::Sender<Option<Reply>>>,
+    pub(crate) reply: Option<Reply>,
+    /// The session that it belongs to, and whether it makes it live longer. 0 for none.
+    pub(crate) session: SessionId,
+    pub(crate) extends: bool,
 }
 
 /// What becomes of the answer of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     Answered,
     /// The caller learns that the connection broke.
     Broken,
@@ -83,6 +97,8 @@ pub(crate) struct Place {
     pub(crate) sent: Arc<Notify>,
     /// Waits for releases, by key.
     listeners: BTreeMap<Key, Vec<oneshot::Sender<()>>>,
+    /// Its client of a store with sessions.
+    pub(crate) agent: Agent,
 }
 
 /// The monotonic clock of a process, which starts with it and has a rate of its own.
@@ -108,7 +124,7 @@ impl Clock {
     }
 
     /// The time of the run at which the clock shows this.
-    fn time(&self, shown: Instant) -> u64 {
+    pub(crate) fn time(&self, shown: Instant) -> u64 {
         let elapsed = i128::try_from(shown.saturating_duration_since(self.began).as_micros()).unwrap_or(i128::MAX);
         self.at + u64::try_from(elapsed * 1_000_000 / i128::from(1_000_000 + self.fast_ppm)).unwrap_or(u64::MAX)
     }
@@ -129,17 +145,20 @@ pub struct Counts {
     pub commits: [u64; 3],
     /// Leases that their holder found lost.
     pub losses: u64,
+    /// Grants of a lease that a holder still trusted, where the store does not promise that there is none.
+    pub doubles: u64,
 }
 
 impl Counts {
     /// Adds those of another run.
     pub fn add(&mut self, other: &Self) {
-        let Self { calls, lost, leases, handed_over, commits, losses } = other;
+        let Self { calls, lost, leases, handed_over, commits, losses, doubles } = other;
         self.calls += calls;
         self.lost += lost;
         self.leases += leases;
         self.handed_over += handed_over;
         self.losses += losses;
+        self.doubles += doubles;
         for (sum, it) in self.commits.iter_mut().zip(commits) {
             *sum += it;
         }
@@ -167,9 +186,11 @@ pub(crate) struct World {
     planned: BTreeMap<(u64, u64), Event>,
     /// The last number that was given to an event, a call, a transaction or a lease.
     last_number: u64,
-    random: fastrand::Rng,
+    pub(crate) random: fastrand::Rng,
     pub(crate) settings: Settings,
     pub(crate) store: Store,
+    /// The servers of a store with sessions. Otherwise the leases are in `store`.
+    pub(crate) sessions: Option<Sessions>,
     pub(crate) places: Vec<Place>,
     calls: BTreeMap<u64, Call>,
     /// Calls that wait in the store for the end of a transaction.
@@ -186,15 +207,19 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(settings: Settings, judge: Judge, seed: u64, is_logged: bool) -> Self {
-        let mut random = fastrand::Rng::with_seed(seed ^ 0xfeed);
+    pub(crate) fn new(plan: &Plan, judge: Judge, is_logged: bool) -> Self {
+        let mut random = fastrand::Rng::with_seed(plan.seed ^ 0xfeed);
         Self {
             now: 0,
             planned: BTreeMap::new(),
             last_number: 0,
-            store: Store::new(random.fork(), settings.bug),
+            store: Store::new(random.fork(), plan),
             random,
-            settings,
+            settings: plan.settings,
+            sessions: plan.settings.kind.has_sessions().then(|| {
+                let Settings { kind, session, .. } = plan.settings;
+                Sessions::new(kind, 1000 * session)
+            }),
             places: Vec::new(),
             calls: BTreeMap::new(),
             blocked: Vec::new(),
@@ -202,7 +227,7 @@ impl World {
             arrivals: BTreeMap::new(),
             judge,
             counts: Counts::default(),
-            digest: seed,
+            digest: plan.seed,
             timeline: is_logged.then(Vec::new),
         }
     }
@@ -216,6 +241,7 @@ impl World {
             clock,
             sent: Arc::default(),
             listeners: BTreeMap::new(),
+            agent: Agent::default(),
         });
     }
 
@@ -226,6 +252,9 @@ impl World {
         place.clock = clock;
         place.sent = Arc::default();
         place.listeners.clear();
+        if self.sessions.is_some() {
+            self.starts_agent(process);
+        }
     }
 
     pub(crate) fn clock(&self, process: usize) -> Clock {
@@ -282,6 +311,10 @@ impl World {
     /// What a process does at its own time.
     pub(crate) fn log_of(&mut self, process: usize, what: impl FnOnce() -> String) {
         let at = self.time_of(process);
+        self.log_at(at, process, what);
+    }
+
+    fn log_at(&mut self, at: u64, process: usize, what: impl FnOnce() -> String) {
         if let Some(timeline) = &mut self.timeline {
             timeline.push(format!("{:>10} p{process:<5} {}", shown(at), what()));
         }
@@ -305,13 +338,66 @@ impl World {
         request: Request,
         answer: oneshot::Sender<Option<Reply>>,
     ) {
+        let at = self.time_of(process);
+        self.send_at(process, generation, request, answer, at);
+    }
+
+    pub(crate) fn send_at(
+        &mut self,
+        process: usize,
+        generation: u32,
+        request: Request,
+        answer: oneshot::Sender<Option<Reply>>,
+        at: u64,
+    ) {
         // A process that was killed may still run while it is taken down.
         if self.places[process].generation != generation {
             self.silenced.push(answer);
             return;
         }
-        let at = self.time_of(process);
-        let link = self.places[process].link;
+        self.counts.calls += 1;
+        self.places[process].sent.notify_one();
+        let prepared = if self.sessions.is_some() && request.tx().is_none() {
+            self.prepares(process, request, answer, at)
+        } else {
+            Prepared::Send(request, answer)
+        };
+        match prepared {
+            Prepared::Send(request, answer) => self.transmit(process, request, Some(answer), at),
+            Prepared::Answer(reply, answer) => {
+                let call = self.number();
+                let (generation, outcome, answer) = (self.places[process].generation, Outcome::Answered, Some(answer));
+                let (request, reply) = (Request::Ping, Some(reply));
+                let (sent, back, session, extends) = (at, 0, 0, false);
+                let local =
+                    Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
+                self.calls.insert(call, local);
+                self.plan(at, Event::IsAnswered { call });
+            }
+            Prepared::Parked => {}
+        }
+    }
+
+    /// Sends a request to the store.
+    pub(crate) fn transmit(
+        &mut self,
+        process: usize,
+        request: Request,
+        answer: Option<oneshot::Sender<Option<Reply>>>,
+        at: u64,
+    ) {
+        let mut link = self.places[process].link;
+        let generation = self.places[process].generation;
+        let session = match (&self.sessions, &request) {
+            (Some(_), Request::Open(id)) => *id,
+            (Some(_), request) if request.tx().is_none() => self.places[process].agent.session().unwrap_or(0),
+            _ => 0,
+        };
+        let silence = if session == 0 { 0 } else { self.settings.session * 1000 * 3 / 8 };
+        if session != 0 {
+            link = of_session(link, self.settings.session * 1000);
+        }
+        let extends = session != 0 && self.extends_session(process, &request, at);
         let (call, there, back) = (self.number(), self.travel(link), self.travel(link));
         let chance = |random: &mut fastrand::Rng, of: f64| of > 0.0 && random.f64() < of;
         let is_lost = chance(&mut self.random, link.lost_requests);
@@ -320,18 +406,18 @@ impl World {
         } else {
             Outcome::Answered
         };
-        self.counts.calls += 1;
-        self.counts.lost += u64::from(outcome != Outcome::Answered);
+        self.counts.lost += u64::from(outcome != Outcome::Answered && answer.is_some());
         self.digest([at, call, process as u64]);
         let fate = match outcome {
             Outcome::Answered => "",
             _ if is_lost => ", lost",
             _ => ", answer lost",
         };
-        self.log_of(process, || format!("sends  #{call} {}{fate}", brief(&request)));
+        self.log_at(at, process, || format!("sends  #{call} {}{fate}", brief(&request)));
         let mut arrives = at + there;
-        if let Some(tx) = request.tx() {
-            let last = self.arrivals.entry(tx).or_default();
+        // The messages of a connection arrive in their order.
+        if let Some(lane) = request.tx().or((session != 0).then_some(u64::MAX - process as u64)) {
+            let last = self.arrivals.entry(lane).or_default();
             arrives = arrives.max(*last + 1);
             *last = arrives;
         }
@@ -339,19 +425,23 @@ impl World {
             let again = arrives + self.travel(link) + self.travel(link);
             let second = self.number();
             let request = request.clone();
+            let (sent, outcome, answer, reply) = (at, Outcome::Silent, None, None);
             let repeated =
-                Call { process, generation, request, back, outcome: Outcome::Silent, answer: None, reply: None };
+                Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
             self.calls.insert(second, repeated);
             self.plan(again, Event::Arrives { call: second, is_first: false });
         }
-        self.calls
-            .insert(call, Call { process, generation, request, back, outcome, answer: Some(answer), reply: None });
+        let back = if outcome == Outcome::Silent { back + silence } else { back };
+        let (sent, reply) = (at, None);
+        self.calls.insert(
+            call,
+            Call { process, generation, request, sent, back, outcome, answer, reply, session, extends },
+        );
         if is_lost {
             self.plan(arrives + back, Event::IsAnswered { call });
         } else {
             self.plan(arrives, Event::Arrives { call, is_first: true });
         }
-        self.places[process].sent.notify_one();
     }
 
     /// How long one message travels.
@@ -363,6 +453,10 @@ impl World {
 
     /// A call reaches the store.
     pub(crate) fn arrives(&mut self, call: u64, is_first: bool) {
+        if self.calls.get(&call).is_some_and(|it| it.session != 0) {
+            self.arrives_in_session(call);
+            return;
+        }
         let Some(Call { request, process, back, .. }) = self.calls.get(&call) else { return };
         let (request, process, back) = (request.clone(), *process, *back);
         if let (false, Request::Acquire(claims)) = (is_first, &request)
@@ -382,6 +476,7 @@ impl World {
         self.log("store", || format!("does   #{call} of p{process}: {} → {}", brief(&request), said(&reply)));
         self.digest([self.now, call, 1]);
         self.judge.executed(process, &request, &reply, self.now);
+        self.find_doubles(&request, &reply);
         self.after_change();
         if let Request::Begin(tx) = request {
             self.plan(self.now + IDLE_LIMIT, Event::IdlesAt(tx));
@@ -397,9 +492,91 @@ impl World {
         }
     }
 
+    fn arrives_in_session(&mut self, call: u64) {
+        let Some(mut it) = self.calls.remove(&call) else { return };
+        if let (Some(Claim { key, .. }), Some(sessions)) = (claimed(&it.request), &self.sessions) {
+            self.judge.before_claim(sessions.free_since(key));
+        }
+        let (process, back) = (it.process, it.back);
+        let reply = self.reaches_servers(&it).unwrap_or(Reply::Expired);
+        self.log("store", || format!("does   #{call} of p{process}: {} → {}", brief(&it.request), said(&reply)));
+        self.digest([self.now, call, 1]);
+        self.judge.executed(process, &it.request, &reply, self.now);
+        self.find_doubles(&it.request, &reply);
+        self.after_change();
+        it.reply = Some(reply);
+        self.calls.insert(call, it);
+        self.plan(self.now + back, Event::IsAnswered { call });
+    }
+
+    pub(crate) fn session_ends(&mut self, id: SessionId) {
+        let now = self.now;
+        let Some(sessions) = &mut self.sessions else { return };
+        match sessions.expires(id) {
+            Some(expires) if expires > now => self.plan(expires, Event::SessionEnds(id)),
+            Some(_) => {
+                sessions.ends(id, now);
+                self.log("store", || format!("ends session {id}"));
+                self.after_change();
+            }
+            None => {}
+        }
+    }
+
+    pub(crate) fn reports(&mut self, id: SessionId) {
+        let now = self.now;
+        if let Some(sessions) = &mut self.sessions {
+            sessions.reports(id, now);
+        }
+    }
+
+    pub(crate) fn min_hold_ends(&mut self) {
+        let now = self.now;
+        if let Some(sessions) = &mut self.sessions {
+            sessions.end_min_holds(now);
+        }
+        self.after_change();
+    }
+
+    /// The calls on such a connection get no answers.
+    pub(crate) fn break_calls(&mut self, such: impl Fn(&Call) -> bool) {
+        let calls = self.calls.iter_mut().filter(|(_, it)| it.outcome == Outcome::Answered && such(it));
+        let broken: Vec<_> = calls
+            .map(|(call, it)| {
+                it.outcome = Outcome::Broken;
+                *call
+            })
+            .collect();
+        for call in broken {
+            self.plan(self.now, Event::IsAnswered { call });
+        }
+    }
+
+    /// The process of a call.
+    pub(crate) fn process_of(&self, call: u64) -> Option<usize> {
+        self.calls.get(&call).map(|it| it.process)
+    }
+
+    /// Whether the servers have answered the call of a session.
+    pub(crate) fn is_answered(&self, call: u64) -> bool {
+        self.calls.get(&call).is_some_and(|it| it.session != 0 && it.outcome == Outcome::Answered)
+    }
+
+    /// Whether the token holds the lease at this time.
+    pub(crate) fn holds(&self, key: &Key, token: Token, at: u64) -> bool {
+        self.sessions.as_ref().map_or_else(|| self.store.holds(key, token, at), |it| it.holds(key, token))
+    }
+
+    /// The leases that are held at this time, and the claims that wait in the store.
+    pub(crate) fn held(&self, at: u64) -> Vec<(Key, Token)> {
+        self.sessions.as_ref().map_or_else(|| self.store.held(at), Sessions::held)
+    }
+
     /// Notifies listeners, and collects what the store found wrong.
     fn after_change(&mut self) {
-        for key in self.store.take_freed() {
+        let mut freed = self.store.take_freed();
+        freed.extend(self.sessions.iter_mut().flat_map(Sessions::take_freed));
+        for key in freed {
             for process in 0..self.places.len() {
                 if self.random.f64() < self.settings.notifies {
                     let delay = self.random.u64(100..20_000);
@@ -451,6 +628,15 @@ impl World {
     pub(crate) fn restart_store(&mut self) {
         self.store.restart();
         self.blocked.clear();
+        let now = self.now;
+        if let Some(sessions) = &mut self.sessions {
+            sessions.elects(now);
+        }
+        for process in 0..self.places.len() {
+            if !self.places[process].is_stopped {
+                self.breaks_connection(process, None);
+            }
+        }
         let broken: Vec<_> = self.calls.iter().filter(|(_, it)| it.reply.is_none()).map(|(call, _)| *call).collect();
         for call in broken {
             if let Some(it) = self.calls.get_mut(&call) {
@@ -462,12 +648,16 @@ impl World {
 
     /// The answer of a call arrives.
     pub(crate) fn answers(&mut self, call: u64) {
-        let Some(Call { process, generation, outcome, answer, reply, .. }) = self.calls.remove(&call) else { return };
-        let Some(answer) = answer else { return };
-        if self.places[process].generation != generation {
+        let Some(mut it) = self.calls.remove(&call) else { return };
+        let process = it.process;
+        if self.places[process].generation != it.generation || it.answer.is_none() && it.session == 0 {
             return;
         }
         self.digest([self.now, call, 2]);
+        if it.session != 0 {
+            (it.reply, it.outcome) = (self.hears(process, &it), Outcome::Answered);
+        }
+        let Call { outcome, answer: Some(answer), reply, .. } = it else { return };
         match outcome {
             Outcome::Silent => self.silenced.push(answer),
             Outcome::Broken => drop(answer.send(None)),
@@ -515,6 +705,7 @@ fn brief(request: &Request) -> String {
         Request::Renew(it) => ("renew", renewals(it)),
         Request::Release(it) => ("release", releases(it)),
         Request::ReleaseUnpinned(it) => ("release unpinned", releases(it)),
+        Request::Guard(_, key, fence) => return format!("guard {key} with fence {}", short(*fence)),
         Request::Pin(_, key, token) => ("pin", vec![(key.clone(), *token)]),
         Request::RenewInTx(_, it) => ("renew in tx", vec![(it.key.clone(), it.token)]),
         Request::ReleaseInTx(_, it, _) => ("release in tx", vec![(it.key.clone(), it.token)]),

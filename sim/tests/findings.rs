@@ -1,7 +1,7 @@
 //! Defects that a simulation has found, each as the schedules that showed it. All of them failed before the mend.
 
 use lockkit_sim::{
-    plan::{Bug, End, Fault, Link, Name, Op, Plan, Process, Profile, Settings, Terms, What, Work},
+    plan::{Bug, End, Fault, Kind, Link, Name, Op, Plan, Process, Profile, Settings, Terms, What, Work},
     run,
 };
 
@@ -9,6 +9,8 @@ const TTL: u64 = 120;
 
 fn plan(profile: Profile, processes: Vec<Vec<Vec<Op>>>) -> Plan {
     let settings = Settings {
+        kind: Kind::Sql,
+        session: 0,
         ttl: TTL,
         wait: 20_000,
         hand_over: 32,

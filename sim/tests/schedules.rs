@@ -11,7 +11,7 @@ use std::{
 
 use lockkit_sim::{
     Counts,
-    plan::{Bug, Fault, Plan, Profile},
+    plan::{Bug, Fault, Kind, Plan, Profile},
     run,
     shrink::{fails_alike, shrink},
 };
@@ -31,7 +31,7 @@ fn violations(from: u64, count: u64) -> (Counts, Vec<(u64, String)>) {
                     if seed >= from + count || found.lock().unwrap().1.len() >= 10 {
                         return;
                     }
-                    let outcome = run(&Plan::of(seed, None), false);
+                    let outcome = run(&Plan::of(seed, None, None), false);
                     let mut found = found.lock().unwrap();
                     found.0.add(&outcome.counts);
                     found.1.extend(outcome.violations.into_iter().take(1).map(|it| (seed, it)));
@@ -47,7 +47,7 @@ fn leases_keep_their_promises() {
     let (counts, found) = violations(1, SCHEDULES);
     println!("{SCHEDULES} schedules: {counts:?}");
     if let Some((seed, violation)) = found.first() {
-        let least = shrink(&Plan::of(*seed, None), |it| fails_alike(it, violation));
+        let least = shrink(&Plan::of(*seed, None, None), |it| fails_alike(it, violation));
         let replay = format!("cargo run -p lockkit-sim -- run -v --seed {seed}");
         panic!("{} failed: {found:#?}\n`{replay}` replays the first, of which this is left: {least:#?}", found.len());
     }
@@ -58,7 +58,7 @@ fn leases_keep_their_promises() {
 #[test]
 fn a_seed_repeats_its_run() {
     for seed in 0..100 {
-        let digests = [0, 1].map(|_| thread::spawn(move || run(&Plan::of(seed, None), false).digest).join().unwrap());
+        let digests = [0, 1].map(|_| thread::spawn(move || run(&Plan::of(seed, None, None), false).digest).join().unwrap());
         assert_eq!(digests[0], digests[1], "seed {seed}");
     }
 }
@@ -66,34 +66,37 @@ fn a_seed_repeats_its_run() {
 #[test]
 fn a_failing_plan_is_made_as_small_as_it_can_be() {
     let has_stop = |plan: &Plan| plan.faults.iter().any(|(_, it)| matches!(it, Fault::Stop { .. }));
-    let plan = (0..100).map(|seed| Plan::of(seed, Some(Profile::Mix))).find(has_stop).unwrap();
+    let plan = (0..100).map(|seed| Plan::of(seed, Some(Profile::Mix), None)).find(has_stop).unwrap();
     let least = shrink(&plan, has_stop);
     assert_eq!(least.faults.len(), 1);
     assert!(least.processes.iter().all(|it| it.tasks.is_empty()), "{least:#?}");
 }
 
 /// The bugs of a store that seeds find, each with the trouble in which it shows.
-const CAUGHT: [(Bug, Profile); 11] = [
-    (Bug::GrantsTheHeld, Profile::Calm),
-    (Bug::GrantsTheLocked, Profile::Stop),
-    (Bug::RepeatsFences, Profile::Calm),
-    (Bug::SkipsRenewals, Profile::Calm),
-    (Bug::RenewsByName, Profile::Steal),
-    (Bug::ReleasesByName, Profile::Stop),
-    (Bug::SkipsReleases, Profile::Calm),
-    (Bug::ReleasesThePinned, Profile::Steal),
-    (Bug::LosesCommits, Profile::Calm),
-    (Bug::CommitsForAnyone, Profile::Steal),
-    (Bug::KeepsLateExpiries, Profile::Back),
+const CAUGHT: [(Bug, Kind, Profile); 14] = [
+    (Bug::GrantsTheHeld, Kind::Sql, Profile::Calm),
+    (Bug::GrantsTheLocked, Kind::Sql, Profile::Stop),
+    (Bug::RepeatsFences, Kind::Sql, Profile::Calm),
+    (Bug::SkipsRenewals, Kind::Sql, Profile::Calm),
+    (Bug::RenewsByName, Kind::Sql, Profile::Steal),
+    (Bug::ReleasesByName, Kind::Sql, Profile::Stop),
+    (Bug::SkipsReleases, Kind::Sql, Profile::Calm),
+    (Bug::ReleasesThePinned, Kind::Sql, Profile::Steal),
+    (Bug::LosesCommits, Kind::Sql, Profile::Calm),
+    (Bug::CommitsForAnyone, Kind::Sql, Profile::Steal),
+    (Bug::KeepsLateExpiries, Kind::Sql, Profile::Back),
+    (Bug::GrantsAtOnce, Kind::Redis, Profile::Restart),
+    (Bug::CountsFences, Kind::Redis, Profile::Restart),
+    (Bug::GuardsNothing, Kind::Redis, Profile::Stop),
 ];
 
 #[test]
 fn a_store_that_breaks_a_promise_is_caught() {
     thread::scope(|scope| {
-        for (bug, profile) in CAUGHT {
+        for (bug, kind, profile) in CAUGHT {
             scope.spawn(move || {
                 let caught = (0..2000).find(|seed| {
-                    let mut plan = Plan::of(*seed, Some(profile));
+                    let mut plan = Plan::of(*seed, Some(profile), Some(kind));
                     plan.settings.bug = Some(bug);
                     !run(&plan, false).violations.is_empty()
                 });
