@@ -143,7 +143,11 @@ impl World {
             {
                 return Prepared::Answer(Reply::Answers(vec![Answer::Gone; releases.len()]), answer);
             }
-            Request::Acquire(_) if is_doubtful && at < agent.doubted_until => {
+            Request::Acquire(claims) if is_doubtful && at < agent.doubted_until => {
+                let left: Vec<_> = claims.iter().filter(|it| agent.claims.contains_key(&it.token)).cloned().collect();
+                for Claim { key, token, .. } in left {
+                    self.takes_back(process, &key, token);
+                }
                 return Prepared::Answer(Reply::Unknown, answer);
             }
             Request::Acquire(claims) => {

@@ -369,8 +369,7 @@ impl World {
                 let (generation, outcome, answer) = (self.places[process].generation, Outcome::Answered, Some(answer));
                 let (request, reply) = (Request::Ping, Some(reply));
                 let (sent, back, session, extends) = (at, 0, 0, false);
-                let local =
-                    Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
+                let local = Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
                 self.calls.insert(call, local);
                 self.plan(at, Event::IsAnswered { call });
             }
@@ -426,17 +425,14 @@ impl World {
             let second = self.number();
             let request = request.clone();
             let (sent, outcome, answer, reply) = (at, Outcome::Silent, None, None);
-            let repeated =
-                Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
+            let repeated = Call { process, generation, request, sent, back, outcome, answer, reply, session, extends };
             self.calls.insert(second, repeated);
             self.plan(again, Event::Arrives { call: second, is_first: false });
         }
         let back = if outcome == Outcome::Silent { back + silence } else { back };
         let (sent, reply) = (at, None);
-        self.calls.insert(
-            call,
-            Call { process, generation, request, sent, back, outcome, answer, reply, session, extends },
-        );
+        self.calls
+            .insert(call, Call { process, generation, request, sent, back, outcome, answer, reply, session, extends });
         if is_lost {
             self.plan(arrives + back, Event::IsAnswered { call });
         } else {

@@ -58,7 +58,8 @@ fn leases_keep_their_promises() {
 #[test]
 fn a_seed_repeats_its_run() {
     for seed in 0..100 {
-        let digests = [0, 1].map(|_| thread::spawn(move || run(&Plan::of(seed, None, None), false).digest).join().unwrap());
+        let digests =
+            [0, 1].map(|_| thread::spawn(move || run(&Plan::of(seed, None, None), false).digest).join().unwrap());
         assert_eq!(digests[0], digests[1], "seed {seed}");
     }
 }

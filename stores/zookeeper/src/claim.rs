@@ -19,6 +19,7 @@ use crate::{
     error::{Failure, Foreign},
     layout::{Place, queue},
     note::{Content, Last, Note},
+    pulse::Stopped,
     session::{Session, Shared, in_session},
     wake::keep_place,
 };
@@ -93,6 +94,11 @@ impl Shared {
         let token = claim.token;
         for _ in 0..TRIES {
             let sent = Instant::now();
+            if let Some(Stopped { lasted, left }) = session.pulse().stopped(sent) {
+                let reason =
+                    format!("the process did not run for {lasted:?}, so its session may end for {left:?} more");
+                return Err(Failure::Silence(reason));
+            }
             let phase = self.claims().get(token).filter(|it| it.session == session.number).map(|it| it.phase.clone());
             let (waiting, view) = match phase {
                 Some(Phase::Claiming) => match self.create(session, claim, dir).await? {

@@ -41,6 +41,10 @@
 //! the servers' default minimum, if all servers have the same tick and session limits, and if no `observerMaster` is
 //! between the client and the leader.
 //!
+//! A process that was stopped for more than a fifth of the session timeout (SIGSTOP, a paused machine) is granted
+//! nothing at first: a claim is an error until the client has another connection, or for half of the session timeout.
+//! Requests that wait go on afterwards. Leases that it still trusts are renewed.
+//!
 //! A renewal is confirmed by a write, because a server that is cut off from the others still answers reads. All
 //! leases of a process that are due are renewed with one write and one read per lease, sent together.
 //!
@@ -69,6 +73,7 @@ mod key;
 mod layout;
 mod look;
 mod note;
+mod pulse;
 mod release;
 mod remove;
 mod renew;

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
@@ -9,9 +10,9 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{oneshot, watch},
-    time::{sleep, timeout},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout},
 };
-use zookeeper_client::{Acls, Client, Connector, CreateMode, Error as Zk, MultiWriteError};
+use zookeeper_client::{Acls, Client, Connector, CreateMode, Error as Zk, MultiWriteError, SessionState};
 
 use crate::{
     builder::shown,
@@ -19,6 +20,7 @@ use crate::{
     error::{ConnectError, Failure, Unfit},
     key::escape,
     layout::Layout,
+    pulse::Pulse,
     remove::Stray,
     watch::Room,
 };
@@ -58,6 +60,9 @@ pub(crate) struct Session {
     pub(crate) number: u64,
     /// How long a process may trust in the session after the start of a request that a write confirmed.
     pub(crate) trusted: Duration,
+    /// The longest silence on a connection.
+    silence: Duration,
+    pulse: Mutex<Pulse>,
     /// Room for watches.
     pub(crate) watches: Room,
 }
@@ -72,10 +77,38 @@ impl Settings {
         let connector = self.connector.clone().with_session_timeout(self.session_timeout);
         let opening = connector.with_connection_timeout(self.silence()).connect(&self.hosts);
         // The client's own limit is the session timeout.
-        let client = timeout(self.session_timeout * 2, opening).await.map_err(|_| Zk::Timeout)??;
-        let trusted = trusted(client.session_timeout(), self.silence());
-        Ok(Arc::new(Session { client, number, trusted, watches: Room::default() }))
+        let mut opening = pin!(timeout(self.session_timeout * 2, opening));
+        let (mut last, mut beats) = (Instant::now(), beats(self.silence()));
+        let client = loop {
+            tokio::select! {
+                biased;
+                client = &mut opening => break client.map_err(|_| Zk::Timeout)??,
+                // A stop meanwhile may be after the session has begun.
+                _ = beats.tick() => {
+                    let now = Instant::now();
+                    if now - last <= Pulse::longest(self.silence()) {
+                        last = now;
+                    }
+                }
+            }
+        };
+        let session = client.session_timeout();
+        let silence = silence_of_client(session, self.silence());
+        let (trusted, pulse) = (trusted(session, silence), Mutex::new(Pulse::new(last, session, silence)));
+        Ok(Arc::new(Session { client, number, trusted, silence, pulse, watches: Room::default() }))
     }
+}
+
+/// Ticks as often as the client does, so that a stop is noticed.
+fn beats(silence: Duration) -> Interval {
+    let mut beats = interval((silence / 8).max(Duration::from_millis(1)));
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beats
+}
+
+/// The longest silence as the client counts: two fifths of the session timeout if the silence set here is too long.
+fn silence_of_client(session: Duration, silence: Duration) -> Duration {
+    if silence > session * 3 / 5 { session * 2 / 5 } else { silence }
 }
 
 /// How long a session lives at least after a sign of life, as this process counts.
@@ -84,9 +117,9 @@ impl Settings {
 /// is two ticks at least with the servers' defaults: a quarter of the session timeout. If the follower dies before
 /// its next report, the leader knows only of an earlier sign of life. A server that hangs before it reads the next one
 /// is left after the longest silence, which the client checks eight times in that time: nine eighths of it.
+///
+/// [`Pulse`] sees to it that the process does give signs of life.
 fn trusted(session: Duration, silence: Duration) -> Duration {
-    // As the client does: two fifths of the session timeout if the silence set here is too long.
-    let silence = if silence > session * 3 / 5 { session * 2 / 5 } else { silence };
     let gap = silence * 9 / 8;
     session.saturating_sub(session / 4).saturating_sub(gap)
 }
@@ -158,7 +191,7 @@ impl Shared {
         let reason = match self.current() {
             None => "the session has ended, and no new one could be opened so far".to_owned(),
             Some(session) => match session.client.state() {
-                zookeeper_client::SessionState::SyncConnected => return None,
+                SessionState::SyncConnected => return None,
                 state => format!("the session is {state}"),
             },
         };
@@ -167,6 +200,10 @@ impl Shared {
 }
 
 impl Session {
+    pub(crate) fn pulse(&self) -> MutexGuard<'_, Pulse> {
+        lock(&self.pulse)
+    }
+
     /// Writes something that changes nothing. An answer proves that the session was alive when this was called: the
     /// leader had a quorum then, and this session was not expired. Reads sent after it see all that was written
     /// before.
@@ -246,14 +283,12 @@ async fn open_first(settings: Settings) -> Result<Arc<Shared>, ConnectError> {
 /// Opens another session whenever one ends.
 async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
     for number in 1.. {
-        let Some(mut states) = shared.current().map(|it| it.client.state_watcher()) else { return };
-        let mut state = states.state();
-        while !state.is_terminated() {
-            state = tokio::select! {
-                state = states.changed() => state,
-                _ = &mut closing => return,
-            };
-        }
+        let Some(session) = shared.current() else { return };
+        let state = tokio::select! {
+            state = ends(&session) => state,
+            _ = &mut closing => return,
+        };
+        drop(session);
         let hosts = shown(&shared.settings.hosts);
         tracing::warn!(target: TARGET, hosts, %state, "the session with ZooKeeper has ended");
         shared.end_session();
@@ -262,6 +297,29 @@ async fn serve(shared: &Arc<Shared>, mut closing: oneshot::Receiver<()>) {
             _ = &mut closing => return,
         }
     }
+}
+
+/// Waits until the session ends, and notes meanwhile that this thread runs.
+async fn ends(session: &Session) -> SessionState {
+    let mut states = session.client.state_watcher();
+    let mut beats = beats(session.silence);
+    let mut state = states.state();
+    let mut left = None;
+    while !state.is_terminated() {
+        state = tokio::select! {
+            state = states.changed() => state,
+            _ = beats.tick() => states.state(),
+        };
+        let now = Instant::now();
+        let mut pulse = session.pulse();
+        pulse.beat(now);
+        if state == SessionState::SyncConnected {
+            left.take().into_iter().for_each(|since| pulse.reconnected(since));
+        } else {
+            left.get_or_insert(now);
+        }
+    }
+    state
 }
 
 /// Closes the session, so that ZooKeeper frees what is left at once.
@@ -307,7 +365,8 @@ mod tests {
         let seconds = Duration::from_secs;
         assert_eq!(trusted(seconds(24), seconds(8)), seconds(9));
         // The server has cut the session timeout, so the client uses its own silence.
-        assert_eq!(trusted(seconds(20), seconds(20)), seconds(6));
+        assert_eq!(silence_of_client(seconds(20), seconds(20)), seconds(8));
+        assert_eq!(trusted(seconds(20), seconds(8)), seconds(6));
         // The server has raised it.
         assert!(trusted(seconds(4), Duration::from_millis(300)) > Duration::from_millis(2600));
     }

@@ -75,6 +75,12 @@ impl ZooKeeperStore {
         ZooKeeperStoreBuilder::new(hosts)
     }
 
+    /// The runtime of the session's thread.
+    #[cfg(test)]
+    pub(crate) fn runtime(&self) -> tokio::runtime::Handle {
+        self.shared.runtime.clone()
+    }
+
     pub(crate) fn new(shared: Arc<Shared>, open: oneshot::Sender<()>) -> Self {
         Self { shared, _open: Arc::new(open) }
     }
