@@ -209,7 +209,7 @@ impl World {
     }
 
     /// The client receives the answer to a call, or learns that there will be none. Returns what the caller gets.
-    pub(crate) fn hears(&mut self, process: usize, call: &Call) -> Option<Reply> {
+    pub(crate) fn hears(&mut self, process: usize, call: &Call) -> Reply {
         let (now, sent) = (self.now, call.sent);
         let is_gone = call.answer.as_ref().is_none_or(oneshot::Sender::is_closed);
         let agent = &mut self.places[process].agent;
@@ -226,12 +226,12 @@ impl World {
                 _ => {}
             }
             self.breaks_connection(process, Some(call.session));
-            return Some(Reply::Unknown);
+            return Reply::Unknown;
         };
         agent.heard = now;
         if matches!(reply, Reply::Expired) {
             self.loses_session(process, call.session);
-            return Some(Reply::Unknown);
+            return Reply::Unknown;
         }
         if call.extends {
             let timeout = self.sessions.as_ref().map_or(0, |it| it.timeout);
@@ -283,14 +283,14 @@ impl World {
                     agent.claims.remove(&release.token);
                 }
             }
-            Request::GiveUp { token, created_by, .. } => {
-                if agent.claims.get(token).is_some_and(|it| it.given_up == Some(*created_by)) {
-                    agent.claims.remove(token);
-                }
+            Request::GiveUp { token, created_by, .. }
+                if agent.claims.get(token).is_some_and(|it| it.given_up == Some(*created_by)) =>
+            {
+                agent.claims.remove(token);
             }
             _ => {}
         }
-        Some(reply)
+        reply
     }
 
     fn takes_back(&mut self, process: usize, key: &Key, token: Token) {

@@ -432,7 +432,7 @@ impl World {
         let mut excused = 0;
         for (process, it) in self.trusted_at(self.now) {
             let is_same = |claim: &&Claim| claim.key == *it.lease.key() && claim.token != it.token;
-            if !granted.iter().any(|it| is_same(it)) || self.judge.stolen.contains_key(&it.token) {
+            if !granted.iter().any(is_same) || self.judge.stolen.contains_key(&it.token) {
                 continue;
             }
             if self.judge.is_exclusive && self.judge.is_promised(it.token) {

@@ -225,7 +225,7 @@ impl Sessions {
         let held_for = Duration::from_micros(at - granted.unwrap_or(at));
         if granted.is_some() && held_for < *min_hold {
             (child.token, child.holder) = (Token::nobody(), String::new());
-            (child.ttl, child.granted) = (*min_hold - held_for, Some(at));
+            (child.ttl, child.granted) = (min_hold.saturating_sub(held_for), Some(at));
             return Answer::Done;
         }
         self.remove(at, |it, child| it == key && child.token == *token);

@@ -399,14 +399,10 @@ impl Task {
         };
         let began = async {
             let tx = self.leases.store().begin().await?;
-            let is_let_in = if !self.has_rows() {
-                tx.guard(&key, fence).await?
-            } else {
-                if section.verifies {
-                    simulation::verify(&lease, tx.pin(&key, token(&lease))).await?;
-                }
-                true
-            };
+            let is_let_in = self.has_rows() || tx.guard(&key, fence).await?;
+            if self.has_rows() && section.verifies {
+                simulation::verify(&lease, tx.pin(&key, token(&lease))).await?;
+            }
             let read = tx.read(&key).await?;
             Ok::<_, Error>(is_let_in.then_some((tx, read)))
         };

@@ -651,7 +651,7 @@ impl World {
         }
         self.digest([self.now, call, 2]);
         if it.session != 0 {
-            (it.reply, it.outcome) = (self.hears(process, &it), Outcome::Answered);
+            (it.reply, it.outcome) = (Some(self.hears(process, &it)), Outcome::Answered);
         }
         let Call { outcome, answer: Some(answer), reply, .. } = it else { return };
         match outcome {

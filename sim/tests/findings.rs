@@ -108,6 +108,28 @@ fn a_claim_that_arrives_twice_leaves_an_extended_lease_as_it_is() {
 }
 
 #[test]
+fn a_process_that_was_stopped_takes_no_lease_in_a_session_that_is_about_to_end() {
+    let plans = || {
+        // The second process is stopped while it waits, and goes on at about the end of its session. It notices no
+        // silence, because it was notified of the release meanwhile.
+        (900..1250).step_by(10).flat_map(|lasts| (0..4).map(move |seed| (lasts, seed))).map(|(lasts, seed)| {
+            let mut plan = plan(Profile::Stop, vec![vec![at(0, holds(400))], vec![at(10, holds(300))]]);
+            (plan.settings.kind, plan.settings.session, plan.settings.notifies) = (Kind::ZooKeeper, 1000, 1.0);
+            plan.seed = seed;
+            plan.faults.push((100, Fault::Stop { process: 1, lasts }));
+            plan
+        })
+    };
+    // The client of the simulation knows that it was stopped, as that of `lockkit-zookeeper` does (`pulse`).
+    all_pass(plans());
+    let mut broken = plans().map(|mut plan| {
+        plan.settings.bug = Some(Bug::TrustsAfterSilence);
+        plan
+    });
+    assert!(broken.any(|plan| !run(&plan, false).violations.is_empty()), "a client that does not is not noticed");
+}
+
+#[test]
 fn steal_if_spares_the_holder_to_whom_the_lease_was_handed_over_since_its_look() {
     // The first task releases the lease at about 30 ms, and so hands it over to the second.
     all_pass((15..45).flat_map(|steals| (0..10).map(move |seed| (steals, seed))).map(|(steals, seed)| {

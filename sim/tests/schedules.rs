@@ -74,7 +74,7 @@ fn a_failing_plan_is_made_as_small_as_it_can_be() {
 }
 
 /// The bugs of a store that seeds find, each with the trouble in which it shows.
-const CAUGHT: [(Bug, Kind, Profile); 14] = [
+const CAUGHT: [(Bug, Kind, Profile); 15] = [
     (Bug::GrantsTheHeld, Kind::Sql, Profile::Calm),
     (Bug::GrantsTheLocked, Kind::Sql, Profile::Stop),
     (Bug::RepeatsFences, Kind::Sql, Profile::Calm),
@@ -89,6 +89,7 @@ const CAUGHT: [(Bug, Kind, Profile); 14] = [
     (Bug::GrantsAtOnce, Kind::Redis, Profile::Restart),
     (Bug::CountsFences, Kind::Redis, Profile::Restart),
     (Bug::GuardsNothing, Kind::Redis, Profile::Stop),
+    (Bug::TrustsAfterSilence, Kind::ZooKeeper, Profile::Stop),
 ];
 
 #[test]
