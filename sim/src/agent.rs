@@ -340,8 +340,9 @@ impl World {
 
     pub(crate) fn has_timer(&mut self, process: usize, timer: Timer) {
         let (now, kind) = (self.now, self.settings.kind);
-        let Some(sessions) = &self.sessions else { return };
+        let Some(sessions) = &mut self.sessions else { return };
         let (every, silence) = (ping_every(sessions, kind), sessions.timeout * 3 / 8);
+        let is_good = self.places[process].link == Link::GOOD;
         let agent = &mut self.places[process].agent;
         match timer {
             Timer::Ping => {
@@ -352,6 +353,17 @@ impl World {
                 }
                 if is_silent {
                     self.breaks_connection(process, None);
+                } else if let Some(id) = agent.session.filter(|it| sessions.expires(*it).is_some())
+                    && (is_good && agent.is_connected)
+                {
+                    // As if it took no time, which saves two thirds of the events of a run.
+                    agent.heard = now;
+                    if kind == Kind::Etcd {
+                        sessions.extends(id, now);
+                        agent.known_until = now + sessions.timeout;
+                    } else if let Some(reported) = sessions.touches(id, now) {
+                        self.plan(reported, Event::Reports(id));
+                    }
                 } else if agent.session.is_some() && agent.is_connected {
                     self.sends_own(process, Request::Ping);
                 }
@@ -433,7 +445,7 @@ impl World {
 }
 
 fn ping_every(sessions: &Sessions, kind: Kind) -> u64 {
-    if kind == Kind::Etcd { sessions.timeout / 5 } else { sessions.timeout / 8 }
+    if kind == Kind::Etcd { sessions.timeout / 5 } else { sessions.timeout / 6 }
 }
 
 /// The link of a connection of a session: what is slow is bounded by the silence after which its client leaves it.
