@@ -1,5 +1,5 @@
-//! The servers of a store with sessions, ZooKeeper or etcd: the claims to a key stand in a queue, and those of a session
-//! end with it. When a session expires is their decision, and no time of theirs is in an answer.
+//! The servers of a store with sessions, ZooKeeper or etcd: the claims to a key stand in a queue, and those of a
+//! session end with it. When a session expires is their decision, and no time of theirs is in an answer.
 
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,6 @@
 //! The store: rows, transactions and data, at times that the caller gives. It imitates lockkit's statements on
-//! PostgreSQL: which row locks they take, which they wait for, and which they skip; or lockkit's scripts on Redis, which
-//! may forget rows. The data are in a database in any case.
+//! PostgreSQL: which row locks they take, which they wait for, and which they skip; or lockkit's scripts on Redis,
+//! which may forget rows. The data are in a database in any case.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
