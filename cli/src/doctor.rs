@@ -1,4 +1,4 @@
-//! `doctor`: what harms locks on this database, each with the statement that mends it. `lockkit-inspect` asks the database.
+//! `doctor`: what harms locks on this database, each with the statement that mends it. `lockkit-inspect` looks.
 
 use std::{
     process::id,
@@ -9,15 +9,19 @@ use anyhow::{Context, Result};
 use lockkit::{Error, LeaseStore, Leases};
 use lockkit_inspect::{Finding, Inspect, Level, Plan, SetMost};
 use sqlx::Pool;
+use tokio::time::timeout;
 
 use crate::{
     args::{DoctorArgs, On},
     block_on,
-    exit::Exit,
+    exit::{Exit, print},
     secret::Secrets,
     table::printable,
     target::{ActOnDatabase, BadUrl, Target},
 };
+
+/// How long the server may take to plan a statement.
+const PLANNING: Duration = Duration::from_secs(5);
 
 /// How often a lease is acquired to see how long that takes.
 const ROUNDS: usize = 50;
@@ -27,7 +31,7 @@ pub(crate) fn doctor(on: &On, args: &DoctorArgs, secrets: &mut Secrets) -> Resul
     findings.sort_by_key(|it| std::cmp::Reverse(it.level));
     for finding in &findings {
         if args.json {
-            println!("{}", serde_json::to_string(finding)?);
+            print(&serde_json::to_string(finding)?)?;
             continue;
         }
         let level = match finding.level {
@@ -36,9 +40,9 @@ pub(crate) fn doctor(on: &On, args: &DoctorArgs, secrets: &mut Secrets) -> Resul
             Level::Warn => "warn",
             Level::Fail => "FAIL",
         };
-        println!("{level:<5} {:<12} {}", finding.check, printable(&finding.what));
+        print(&format!("{level:<5} {:<12} {}", finding.check, printable(&finding.what)))?;
         if let Some(mend) = &finding.mend {
-            println!("{:19}{}", "", printable(mend));
+            print(&format!("{:19}{}", "", printable(mend)))?;
         }
     }
     let worst = findings.iter().map(|it| it.level).max();
@@ -67,7 +71,15 @@ impl ActOnDatabase for Examine<'_> {
             if statement.contains(';') {
                 return Err(BadUrl("--query takes one statement".to_owned()).into());
             }
-            let plan = DB::plan(&mut conn, statement).await.with_context(|| format!("cannot plan `{statement}`"))?;
+            if !Plan::is_for(statement) {
+                return Err(
+                    BadUrl(format!("--query takes a SELECT, UPDATE, DELETE or INSERT, not `{statement}`")).into()
+                );
+            }
+            let plan = timeout(PLANNING, DB::plan(&mut conn, statement)).await.with_context(|| {
+                format!("the server has not planned `{statement}` within {PLANNING:?}: a table of it may be locked")
+            })?;
+            let plan = plan.with_context(|| format!("cannot plan `{statement}`"))?;
             findings.push(match plan {
                 Plan::Index => Finding::new(Level::Ok, "query", format!("an index serves `{statement}`")),
                 Plan::Scan(plan) => {

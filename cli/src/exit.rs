@@ -2,14 +2,14 @@
 
 use std::{
     fmt::Display,
-    io::{Write, stderr},
-    process::ExitCode,
+    io::{ErrorKind, Write, stderr, stdout},
+    process::{ExitCode, exit},
 };
 
-use anyhow::Error;
+use anyhow::{Context, Error};
 use lockkit::Fault;
 
-use crate::target::{BadUrl, Unreachable};
+use crate::target::{BadUrl, Quarantined, Unreachable};
 
 /// What the exit code says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,18 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// Prints lines of data. The reader may have seen enough, as `head` has: then the command ends, and all is well.
+pub(crate) fn print(text: &str) -> Result<(), Error> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    let mut out = stdout().lock();
+    match writeln!(out, "{}", text.trim_end_matches('\n')).and_then(|()| out.flush()) {
+        Err(err) if err.kind() == ErrorKind::BrokenPipe => exit(Exit::Success.code().into()),
+        written => written.context("cannot write to stdout"),
+    }
+}
+
 /// Tells the user. Unlike `eprintln!`, does not panic if nobody listens any more.
 pub(crate) fn tell(text: impl Display) {
     _ = writeln!(stderr(), "lockkit: {text}");
@@ -71,7 +83,7 @@ pub(crate) fn of(err: &Error) -> Exit {
     if err.is::<BadUrl>() {
         return Exit::Usage;
     }
-    if err.is::<Unreachable>() {
+    if err.is::<Unreachable>() || err.is::<Quarantined>() {
         return Exit::Unavailable;
     }
     match err.downcast_ref::<lockkit::Error>() {

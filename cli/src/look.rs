@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::{
     args::{CheckArgs, LsArgs, On, ShowArgs, StealArgs},
     block_on,
-    exit::Exit,
+    exit::{Exit, print},
     secret::Secrets,
     table::{json, printable, rounded, table},
     target::{Act, Target},
@@ -61,10 +61,7 @@ impl Act for Ls<'_> {
                 // The cursor goes to the top, and what was there is cleared.
                 text.insert_str(0, "\u{1b}[H\u{1b}[2J");
             }
-            // A reader that has seen enough, as `head`, is no error.
-            if stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush()).is_err() {
-                return Ok(Exit::Success);
-            }
+            print(&text)?;
             let Some(every) = args.watch else { return Ok(Exit::Success) };
             sleep(every.max(Duration::from_millis(100))).await;
         }
@@ -80,7 +77,7 @@ impl Act for Show {
         let Self(args) = self;
         let Some(lease) = Leases::new(store).show(&args.name).await? else { return Ok(not_held(&args.name)) };
         let text = if args.json { json(&lease).to_string() } else { table(&[lease]) };
-        println!("{text}");
+        print(&text)?;
         Ok(Exit::Success)
     }
 }

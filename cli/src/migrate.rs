@@ -10,7 +10,7 @@ use sqlx::{MySql, Pool, Postgres, Sqlite};
 use crate::{
     args::{MigrateArgs, On},
     block_on,
-    exit::Exit,
+    exit::{Exit, print, tell},
     secret::Secrets,
     target::{ActOnDatabase, Database, Target},
 };
@@ -21,7 +21,7 @@ pub(crate) fn migrate(on: &On, args: &MigrateArgs, secrets: &mut Secrets) -> Res
         return write(&target, folder);
     }
     block_on(target.act_on_database(Migrate))?;
-    eprintln!("lockkit: the tables are there");
+    tell("the tables are there");
     Ok(Exit::Success)
 }
 
@@ -46,6 +46,6 @@ fn write(target: &Target, folder: &PathBuf) -> Result<Exit> {
         Database::Sqlite => write_migrations::<Sqlite>(folder),
     }
     .with_context(|| format!("cannot write the migrations to {}", folder.display()))?;
-    println!("{}", folder.display());
+    print(&folder.display().to_string())?;
     Ok(Exit::Success)
 }

@@ -23,6 +23,11 @@ pub(crate) struct BadUrl(pub(crate) String);
 #[error("{0} cannot be reached")]
 pub(crate) struct Unreachable(String);
 
+/// A server that grants no lease yet.
+#[derive(Debug, Error)]
+#[error("this Redis server is new or was restarted, and may have forgotten leases: it grants none for {0} s more")]
+pub(crate) struct Quarantined(u64);
+
 /// How long a connection is tried for. A server that starts refuses for a moment.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -134,7 +139,15 @@ impl Target {
                 let client = lockkit_redis::redis::Client::open(self.url.as_str());
                 let client =
                     client.map_err(|err| anyhow!(BadUrl(format!("the URL of Redis is not understood: {err}"))))?;
-                act.on(RedisStore::connect(client).await.context(Unreachable("Redis".to_owned()))?).await
+                let store = RedisStore::connect(client).await.context(Unreachable("Redis".to_owned()))?;
+                let acted = act.on(store.clone()).await;
+                match acted {
+                    Err(err) if err.downcast_ref::<lockkit::Error>().is_some_and(lockkit::Error::is_contended) => {
+                        let left = store.quarantined_for().await?;
+                        Err(if left.is_zero() { err } else { Quarantined(left.as_secs() + 1).into() })
+                    }
+                    acted => acted,
+                }
             }
             "zookeeper" => {
                 let (hosts, root) = rest.split_once('/').unwrap_or((rest, "locks"));
@@ -163,7 +176,10 @@ impl Target {
             Some(rest) => format!("mysql:{rest}"),
             None => self.url.clone(),
         };
-        options.connect(&url).await.context(Unreachable("the database".to_owned()))
+        match options.connect(&url).await {
+            Err(sqlx::Error::Configuration(why)) => Err(BadUrl(format!("the URL is not understood: {why}")).into()),
+            pool => pool.context(Unreachable("the database".to_owned())),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! `web`: the page of `lockkit-web`, for those who have no service to nest it in.
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use axum::http::{HeaderMap, header, request::Parts};
@@ -13,7 +13,7 @@ use tokio::{net::TcpListener, signal::ctrl_c};
 use crate::{
     args::{On, WebArgs},
     block_on,
-    exit::Exit,
+    exit::{Exit, tell},
     secret::Secrets,
     target::{Act, ActOnDatabase, BadUrl, Target},
 };
@@ -58,11 +58,11 @@ impl Page<'_> {
         let address = listener.local_addr()?;
         let by = args.steal.then(|| std::env::var("USER").unwrap_or_else(|_| "lockkit web".to_owned()));
         let access = move |parts: &Parts| match &by {
-            _ if !is_meant(&parts.headers, address) => Access::None,
+            _ if !is_meant(&parts.headers) => Access::None,
             Some(by) => Access::Steal { by: by.clone() },
             None => Access::ReadOnly,
         };
-        eprintln!("lockkit: http://{address}/");
+        tell(format_args!("http://{address}/"));
         // Its connections have an end, so those that are open need not be waited for.
         tokio::select! {
             served = axum::serve(listener, inspector.access(access).router::<()>()) => served?,
@@ -72,10 +72,16 @@ impl Page<'_> {
     }
 }
 
-/// Whether the browser was told to go to this address: the name of another web site can be made to point to it.
-fn is_meant(headers: &HeaderMap, address: SocketAddr) -> bool {
+/// Whether the browser was told to go to this machine: the name of another web site can be made to point to it. The
+/// port may be that of a tunnel.
+fn is_meant(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST).and_then(|it| it.to_str().ok()).unwrap_or_default();
-    host == address.to_string() || host == format!("localhost:{}", address.port())
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|it| it.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let ip = name.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(name).parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|it| it.is_loopback())
 }
 
 #[cfg(test)]
@@ -84,14 +90,18 @@ mod tests {
 
     #[test]
     fn a_name_of_another_site_is_not_meant() {
-        let address = "127.0.0.1:8642".parse().expect("an address");
         let is_meant = |host: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::HOST, header::HeaderValue::from_static(host));
-            is_meant(&headers, address)
+            is_meant(&headers)
         };
-        assert!(is_meant("127.0.0.1:8642") && is_meant("localhost:8642"));
-        assert!(!is_meant("evil.example:8642") && !is_meant("127.0.0.1.evil.example:8642") && !is_meant("localhost"));
-        assert!(!super::is_meant(&HeaderMap::new(), address));
+        for host in ["127.0.0.1:8642", "localhost:9000", "localhost", "[::1]:8642", "127.0.0.1"] {
+            assert!(is_meant(host), "{host}");
+        }
+        for host in ["evil.example:8642", "127.0.0.1.evil.example:8642", "localhost.evil.example", "", "10.0.0.1:8642"]
+        {
+            assert!(!is_meant(host), "{host}");
+        }
+        assert!(!super::is_meant(&HeaderMap::new()));
     }
 }

@@ -51,3 +51,30 @@ pub enum Plan {
     /// It reads a whole table or index, in the database's words.
     Scan(String),
 }
+
+impl Plan {
+    /// Whether a statement can be planned without being run: it begins with `SELECT`, `UPDATE`, `DELETE`, `INSERT`,
+    /// `REPLACE` or `WITH`. Other words, such as `ANALYZE`, could be options of the server's EXPLAIN.
+    pub fn is_for(statement: &str) -> bool {
+        let word: String = statement.trim_start().chars().take_while(char::is_ascii_alphabetic).collect();
+        let words = ["SELECT", "UPDATE", "DELETE", "INSERT", "REPLACE", "WITH"];
+        words.iter().any(|it| it.eq_ignore_ascii_case(&word))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_statement_that_is_not_an_option_is_planned() {
+        for statement in ["select 1", " UPDATE t SET a = 1", "with x as (select 1) select * from x"] {
+            assert!(Plan::is_for(statement), "{statement}");
+        }
+        for statement in
+            ["ANALYZE DELETE FROM t", "(ANALYZE) SELECT 1", "VERBOSE SELECT 1", "/**/ SELECT 1", "", "selects"]
+        {
+            assert!(!Plan::is_for(statement), "{statement}");
+        }
+    }
+}

@@ -15,7 +15,7 @@ use self::queue::{Queue, queues};
 use crate::{
     args::{ExplainArgs, On},
     block_on,
-    exit::Exit,
+    exit::{Exit, print, tell},
     secret::Secrets,
     target::{ActOnDatabase, Target},
 };
@@ -33,14 +33,14 @@ pub(crate) fn explain(on: &On, args: &ExplainArgs, secrets: &mut Secrets) -> Res
     let keys = args.key.iter().map(|it| Key::from(it.as_str())).collect();
     let picture = block_on(Target::of(on, secrets)?.act_on_database(Look { keys }))?;
     for unseen in &picture.waits.unseen {
-        eprintln!("lockkit: {unseen}");
+        tell(unseen);
     }
     if args.json {
-        println!("{}", serde_json::to_string(&picture)?);
+        print(&serde_json::to_string(&picture)?)?;
     } else if picture.waits.waits.is_empty() && picture.leases.is_empty() {
-        eprintln!("lockkit: nobody waits");
+        tell("nobody waits");
     } else {
-        println!("{}", tree::tree(&picture));
+        print(&tree::tree(&picture))?;
     }
     Ok(Exit::Success)
 }

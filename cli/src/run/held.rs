@@ -1,6 +1,6 @@
 //! The lease, whatever store it is in.
 
-use std::{future::Future, pin::Pin, time::Instant};
+use std::{cell::OnceCell, future::Future, pin::Pin, time::Instant};
 
 use anyhow::Result;
 use lockkit::{Lease, LeaseRequest, LeaseStore, Leases, LossReason, Released, Wait};
@@ -59,22 +59,32 @@ impl<S: LeaseStore> Held for Of<S> {
     }
 }
 
+/// Gives back what a request has taken that was dropped.
+pub(super) type GiveBack = Box<dyn Fn() -> Answer<'static, ()>>;
+
 /// Acquires the lease that the user wants.
 pub(super) struct Acquire<'a> {
     pub(super) args: &'a RunArgs,
     pub(super) database: Option<Database>,
+    /// Is set before the request is sent.
+    pub(super) give_back: &'a OnceCell<GiveBack>,
 }
 
 impl Act for Acquire<'_> {
     type Output = Box<dyn Held>;
 
     async fn on<S: LeaseStore>(self, store: S) -> Result<Box<dyn Held>> {
-        let Self { args, database } = self;
+        let Self { args, database, give_back } = self;
         let mut builder = Leases::builder(store).ttl(args.ttl).sweep_every(None);
         if let Some(holder) = &args.holder {
             builder = builder.holder(holder);
         }
         let leases = builder.build()?;
+        let closed = leases.clone();
+        _ = give_back.set(Box::new(move || {
+            let leases = closed.clone();
+            Box::pin(async move { _ = leases.close().await })
+        }));
         let mut request: LeaseRequest<S> = match args.permits {
             Some(permits) => leases.semaphore(&args.name, permits),
             None if args.shared => leases.rw(&args.name).read(),

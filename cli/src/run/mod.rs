@@ -14,6 +14,7 @@ mod signals;
 mod terminal;
 
 use std::{
+    cell::OnceCell,
     env,
     ffi::OsString,
     process::id,
@@ -25,7 +26,7 @@ use lockkit::{LossReason, Released};
 use nix::sys::signal::{Signal, kill};
 use tokio::{
     select,
-    time::{sleep_until, timeout_at},
+    time::{sleep_until, timeout, timeout_at},
 };
 
 use self::{
@@ -70,12 +71,24 @@ pub(crate) fn run(on: &On, mut args: RunArgs, secrets: &mut Secrets) -> Result<E
     block_on(async {
         // Before the wait: a signal ends it, and the command never starts.
         let mut signals = Signals::new()?;
+        let give_back = OnceCell::new();
+        let acquire = Acquire { args: &args, database: target.database, give_back: &give_back };
         let acquired = select! {
             biased;
-            signal = signals.next() => return Ok(ended_by(signal)),
-            acquired = target.act(Acquire { args: &args, database: target.database }) => acquired,
+            signal = signals.next() => Err(signal),
+            acquired = target.act(acquire) => Ok(acquired),
         };
         let held = match acquired {
+            Err(signal) => {
+                // The request was dropped, and may have been granted on the way.
+                if let Some(give_back) = give_back.get() {
+                    _ = timeout(RELEASING, give_back()).await;
+                }
+                return Ok(ended_by(signal));
+            }
+            Ok(acquired) => acquired,
+        };
+        let held = match held {
             Ok(held) => held,
             Err(err) if err.downcast_ref::<lockkit::Error>().is_some_and(lockkit::Error::is_contended) => {
                 tell(printable(&secrets.hidden_in(&err.to_string())));
@@ -98,6 +111,9 @@ pub(crate) fn run(on: &On, mut args: RunArgs, secrets: &mut Secrets) -> Result<E
         let release_by = held.trusted_until().max(Instant::now() + RELEASING);
         let released = timeout_at(release_by.into(), held.release()).await;
         let exit = ended?;
+        if args.verbose && matches!(released, Ok(Ok(Released::WhileHeld))) {
+            tell("the lease is given back");
+        }
         match released {
             Ok(Ok(Released::AlreadyLost)) if exit != Exit::Lost => {
                 tell("the lease was lost before the command ended");
@@ -138,7 +154,7 @@ impl Watched<'_> {
 /// Runs the command and ends what is left of it.
 async fn execute(watched: &Watched<'_>, command: &[OsString], holder: &str, signals: &mut Signals) -> Result<Exit> {
     let mut sentinel = Sentinel::start()?;
-    let mut terminal = Terminal::of_stdin();
+    let mut terminal = Terminal::of_session();
     let mut group = Group::start(command, environment(watched.held, holder))?;
     let mut end = End::default();
     let ended = supervise(watched, signals, &mut group, &mut sentinel, &mut terminal, &mut end).await;

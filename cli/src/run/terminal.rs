@@ -2,8 +2,8 @@
 //! and it can read.
 
 use std::{
-    io::{IsTerminal, Stdin, stdin, stdout},
-    os::fd::AsFd,
+    fs::{File, OpenOptions},
+    io::{IsTerminal, stdin, stdout},
 };
 
 use nix::{
@@ -17,20 +17,20 @@ use super::group::Group;
 #[derive(Debug)]
 pub(super) struct Terminal {
     /// `None` unless this process was in the foreground there.
-    stdin: Option<Stdin>,
+    file: Option<File>,
     is_given: bool,
 }
 
 impl Terminal {
-    pub(super) fn of_stdin() -> Self {
-        let stdin = stdin();
-        let is_ours = stdin.is_terminal() && tcgetpgrp(stdin.as_fd()) == Ok(getpgrp());
-        Self { stdin: is_ours.then_some(stdin), is_given: false }
+    /// That of the session, also if input comes from elsewhere: what asks for a password opens it by its name.
+    pub(super) fn of_session() -> Self {
+        let file = OpenOptions::new().read(true).write(true).open("/dev/tty").ok();
+        Self { file: file.filter(|it| tcgetpgrp(it) == Ok(getpgrp())), is_given: false }
     }
 
-    /// Gives the terminal to the command, unless a pager may need it: then the command gets it when it asks.
+    /// Gives the terminal to the command, unless others of a pipe may need it: then the command gets it when it asks.
     pub(super) fn offer(&mut self, group: &Group) {
-        if stdout().is_terminal() {
+        if stdin().is_terminal() && stdout().is_terminal() {
             self.give_to(group);
         }
     }
@@ -52,7 +52,7 @@ impl Terminal {
     /// The command was stopped, by ctrl-z, say. So this process stops too, and the shell prompts. When the shell goes
     /// on with it, so does the command, if the lease is still held; else the sentinel has killed it, or does so now.
     pub(super) fn stopped(&mut self, group: &Group, by: Signal, is_held: impl Fn() -> bool) {
-        if self.stdin.is_none() {
+        if self.file.is_none() {
             return;
         }
         if matches!(by, Signal::SIGTTIN | Signal::SIGTTOU) && self.is_foreground() {
@@ -68,23 +68,23 @@ impl Terminal {
     }
 
     fn is_foreground(&self) -> bool {
-        self.stdin.as_ref().is_some_and(|it| tcgetpgrp(it.as_fd()) == Ok(getpgrp()))
+        self.file.as_ref().is_some_and(|it| tcgetpgrp(it) == Ok(getpgrp()))
     }
 
     fn give_to(&mut self, group: &Group) {
-        self.is_given = self.stdin.is_some();
+        self.is_given = self.file.is_some();
         self.make_foreground(group.id());
     }
 
     fn make_foreground(&self, group: Pid) {
-        let Some(terminal) = &self.stdin else { return };
+        let Some(terminal) = &self.file else { return };
         // A process in the background is stopped when it changes the foreground, unless it blocks this signal. The
         // command must not inherit that.
         let mut blocked = SigSet::empty();
         blocked.add(Signal::SIGTTOU);
         _ = blocked.thread_block();
         // A terminal that has been closed needs no owner.
-        _ = tcsetpgrp(terminal.as_fd(), group);
+        _ = tcsetpgrp(terminal, group);
         _ = blocked.thread_unblock();
     }
 }

@@ -37,20 +37,15 @@ pub trait Inspect: Dialect {
     fn sessions(conn: &mut Connection<Self>, ids: &[i64]) -> impl Future<Output = Result<Vec<Session>>> + Send;
 
     /// What is wrong with the server, its settings, and the rights on lockkit's tables, of the user or of `role`.
-    fn findings(
-        conn: &mut Connection<Self>,
-        role: Option<&str>,
-    ) -> impl Future<Output = Result<Vec<Finding>>> + Send;
+    fn findings(conn: &mut Connection<Self>, role: Option<&str>) -> impl Future<Output = Result<Vec<Finding>>> + Send;
 
     /// How many connections the server has at most, and the statement that sets it. `None` where nothing limits them.
-    fn most_connections(
-        conn: &mut Connection<Self>,
-    ) -> impl Future<Output = Result<Option<(u64, SetMost)>>> + Send;
+    fn most_connections(conn: &mut Connection<Self>) -> impl Future<Output = Result<Option<(u64, SetMost)>>> + Send;
 
     /// Whether session locks work. `None` where there are none.
     fn session_locks(pool: &Pool<Self>) -> impl Future<Output = Option<lockkit::Result<()>>> + Send;
 
-    /// How the server would run this statement, which is not run.
+    /// How the server would run this statement, for which [`Plan::is_for`] holds. The statement is not run.
     fn plan(conn: &mut Connection<Self>, statement: &str) -> impl Future<Output = Result<Plan>> + Send;
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use sqlx::{AssertSqlSafe, MySqlConnection, Result, Row};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Result, Row};
 
 use super::{is_denied, is_maria, user};
 use crate::{Finding, Level, Plan};
@@ -125,8 +125,16 @@ fn numbers(version: &str) -> [u32; 3] {
 
 pub(super) async fn plan(conn: &mut MySqlConnection, statement: &str) -> Result<Plan> {
     let explain = if is_maria(conn).await? { "EXPLAIN" } else { "EXPLAIN FORMAT=TRADITIONAL" };
-    for row in sqlx::query(AssertSqlSafe(format!("{explain} {statement}"))).fetch_all(conn).await? {
+    // MariaDB runs the functions of a derived table to plan it. What they write is undone.
+    let mut tx = conn.begin().await?;
+    let rows = sqlx::query(AssertSqlSafe(format!("{explain} {statement}"))).fetch_all(&mut *tx).await?;
+    tx.rollback().await?;
+    for row in rows {
         let kind: Option<String> = row.try_get("type")?;
+        let extra: Option<String> = row.try_get("Extra")?;
+        if let Some(extra) = extra.filter(|it| it.contains("Deleting all rows")) {
+            return Ok(Plan::Scan(extra));
+        }
         if let Some(kind) = kind.filter(|it| matches!(&**it, "ALL" | "index")) {
             let table: Option<String> = row.try_get("table")?;
             return Ok(Plan::Scan(format!("{} is read with type {kind}", table.unwrap_or_default())));

@@ -123,6 +123,7 @@ fn text_of(place: &str) -> String {
     bytes.filter(|it| !it.is_empty()).and_then(|it| String::from_utf8(it).ok()).unwrap_or_else(|| place.to_owned())
 }
 
+/// Waits for session locks, and for tables that another session reads, writes or alters.
 async fn mysql_sessions(conn: &mut MySqlConnection, keys: &[Key]) -> Result<Vec<Wait>> {
     let mut names = HashMap::new();
     for key in keys {
@@ -134,33 +135,48 @@ async fn mysql_sessions(conn: &mut MySqlConnection, keys: &[Key]) -> Result<Vec<
         "SELECT
              CAST(w.PROCESSLIST_ID AS SIGNED) AS waiter,
              CAST(w.PROCESSLIST_TIME * 1000 AS SIGNED) AS waits_ms,
+             p.OBJECT_TYPE = 'TABLE' AS is_table,
              CAST(p.OBJECT_NAME AS CHAR) AS name,
-             CAST(h.PROCESSLIST_ID AS SIGNED) AS holder
+             CAST(GROUP_CONCAT(DISTINCT h.PROCESSLIST_ID) AS CHAR) AS holders
          FROM performance_schema.metadata_locks AS p
          JOIN performance_schema.metadata_locks AS g
-             ON g.OBJECT_TYPE = p.OBJECT_TYPE AND g.OBJECT_NAME = p.OBJECT_NAME AND g.LOCK_STATUS = 'GRANTED'
+             ON g.OBJECT_TYPE = p.OBJECT_TYPE AND g.OBJECT_SCHEMA <=> p.OBJECT_SCHEMA AND g.OBJECT_NAME = p.OBJECT_NAME
+             AND g.LOCK_STATUS = 'GRANTED' AND g.OWNER_THREAD_ID <> p.OWNER_THREAD_ID
          JOIN performance_schema.threads AS w ON w.THREAD_ID = p.OWNER_THREAD_ID
          JOIN performance_schema.threads AS h ON h.THREAD_ID = g.OWNER_THREAD_ID
-         WHERE p.OBJECT_TYPE = 'USER LEVEL LOCK' AND p.LOCK_STATUS = 'PENDING' AND w.PROCESSLIST_DB = DATABASE()
+         WHERE p.OBJECT_TYPE IN ('TABLE', 'USER LEVEL LOCK') AND p.LOCK_STATUS = 'PENDING'
+             AND w.PROCESSLIST_DB = DATABASE()
+         GROUP BY waiter, waits_ms, is_table, name
          ORDER BY waits_ms DESC",
     );
     let wait = |row: &MySqlRow| {
         let name: String = row.try_get("name")?;
-        let lock = names.get(&name).cloned().unwrap_or_else(|| format!("session lock {name:.8}…"));
-        let holders = vec![row.try_get("holder")?];
+        let lock = match names.get(&name) {
+            _ if row.try_get("is_table")? => format!("the table {name}"),
+            Some(lock) => lock.clone(),
+            None => format!("session lock {name:.8}…"),
+        };
+        let holders: String = row.try_get("holders")?;
+        let holders = holders.split(',').filter_map(|it| it.parse().ok()).collect();
         Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders })
     };
     waits.fetch_all(conn).await?.iter().map(wait).collect()
 }
 
 async fn maria_sessions(conn: &mut MySqlConnection, keys: &[Key], unseen: &mut Vec<String>) -> Result<Vec<Wait>> {
-    let waiting = sqlx::query(
-        "SELECT CAST(ID AS SIGNED) AS waiter, CAST(TIME_MS AS SIGNED) AS waits_ms
+    let all = sqlx::query(
+        "SELECT
+             CAST(ID AS SIGNED) AS waiter,
+             CAST(TIME_MS AS SIGNED) AS waits_ms,
+             STATE = 'Waiting for table metadata lock' AS is_table
          FROM information_schema.PROCESSLIST
-         WHERE STATE = 'User lock' AND DB = DATABASE()
+         WHERE STATE IN ('User lock', 'Waiting for table metadata lock') AND DB = DATABASE()
          ORDER BY TIME_MS DESC",
     );
-    let waiting = waiting.fetch_all(&mut *conn).await?;
+    let (mut waiting, mut tables) = (Vec::new(), Vec::new());
+    for row in all.fetch_all(&mut *conn).await? {
+        if row.try_get("is_table")? { tables.push(row) } else { waiting.push(row) }
+    }
     let (mut holders, mut held) = (Vec::new(), Vec::new());
     for key in keys {
         let holder = sqlx::query_scalar(AssertSqlSafe(format!("SELECT CAST(IS_USED_LOCK({NAME}) AS SIGNED)")));
@@ -179,7 +195,16 @@ async fn maria_sessions(conn: &mut MySqlConnection, keys: &[Key], unseen: &mut V
         let (lock, holders) = (lock.clone(), holders.clone());
         Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders })
     };
-    waiting.iter().map(wait).collect()
+    if !tables.is_empty() {
+        let told = "MariaDB does not say who uses the table that a session waits for: INSTALL SONAME \
+                    'metadata_lock_info'; and look into information_schema.METADATA_LOCK_INFO";
+        unseen.push(told.to_owned());
+    }
+    let table = |row: &MySqlRow| {
+        let lock = "a table that others use".to_owned();
+        Ok(Wait { waiter: row.try_get("waiter")?, waits_ms: millis(row)?, lock, holders: Vec::new() })
+    };
+    waiting.iter().map(wait).chain(tables.iter().map(table)).collect()
 }
 
 pub(super) async fn sessions(conn: &mut MySqlConnection, ids: &[i64]) -> Result<Vec<Session>> {

@@ -132,7 +132,8 @@ async fn settings(conn: &mut PgConnection) -> Result<Vec<Finding>> {
 pub(super) async fn plan(conn: &mut PgConnection, statement: &str) -> Result<Plan> {
     let mut tx = conn.begin().await?;
     // A small table is scanned whatever indexes it has.
-    sqlx::query("SET LOCAL enable_seqscan = off").persistent(false).execute(&mut *tx).await?;
+    let set = "SET TRANSACTION READ ONLY; SET LOCAL enable_seqscan = off; SET LOCAL lock_timeout = '2s'";
+    sqlx::raw_sql(set).execute(&mut *tx).await?;
     let plan = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {statement}"))).persistent(false);
     let plan: Vec<String> = plan.fetch_all(&mut *tx).await?;
     tx.rollback().await?;

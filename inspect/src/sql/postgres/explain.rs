@@ -109,12 +109,7 @@ async fn lock(
 }
 
 /// The primary key of the row at this place, if the user may read it.
-async fn row_at(
-    conn: &mut PgConnection,
-    table: &str,
-    place: String,
-    places: &mut Places,
-) -> Result<Option<String>> {
+async fn row_at(conn: &mut PgConnection, table: &str, place: String, places: &mut Places) -> Result<Option<String>> {
     let at = (table.to_owned(), place);
     if let Some(row) = places.read.get(&at) {
         return Ok(row.clone());
@@ -159,7 +154,7 @@ pub(super) async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec
          FROM pg_stat_activity
          WHERE pid = ANY ($1)",
     );
-    let rows = rows.bind(ids).persistent(false).fetch_all(conn).await?;
+    let rows = rows.bind(ids).persistent(false).fetch_all(&mut *conn).await?;
     let session = |row: &PgRow| {
         Ok(Session {
             id: row.try_get("id")?,
@@ -170,5 +165,34 @@ pub(super) async fn sessions(conn: &mut PgConnection, ids: &[i64]) -> Result<Vec
             end_by: row.try_get("end_by")?,
         })
     };
-    rows.iter().map(session).collect()
+    let mut sessions: Vec<Session> = rows.iter().map(session).collect::<Result<_>>()?;
+    if ids.contains(&PREPARED) {
+        sessions.extend(prepared(conn).await?);
+    }
+    Ok(sessions)
+}
+
+/// What the server calls the holder of a lock that belongs to no session.
+const PREPARED: i64 = 0;
+
+/// The prepared transactions of this database as one session, because the server does not tell them apart.
+async fn prepared(conn: &mut PgConnection) -> Result<Option<Session>> {
+    let row = sqlx::query(
+        "SELECT
+             'prepared: ' || string_agg(gid, ', ' ORDER BY prepared) AS name,
+             (extract(epoch FROM clock_timestamp() - min(prepared)) * 1000)::bigint AS transaction_ms,
+             string_agg(format('ROLLBACK PREPARED %L;', gid), ' ' ORDER BY prepared) AS end_by
+         FROM pg_prepared_xacts
+         WHERE database = current_database()
+         HAVING count(*) > 0",
+    );
+    let Some(row) = row.persistent(false).fetch_optional(conn).await? else { return Ok(None) };
+    Ok(Some(Session {
+        id: PREPARED,
+        name: row.try_get("name")?,
+        transaction_ms: row.try_get::<Option<i64>, _>("transaction_ms")?.and_then(|it| it.try_into().ok()),
+        state: "prepared".to_owned(),
+        statement: String::new(),
+        end_by: row.try_get("end_by")?,
+    }))
 }
