@@ -4,7 +4,7 @@
 use std::{
     fs,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     thread::sleep,
     time::Duration,
 };
@@ -28,6 +28,11 @@ fn migrated() -> TempDir {
 
 /// The exit code, and what was written to stdout and stderr.
 fn ends(mut command: Command) -> (i32, String, String) {
+    ends_writing(&mut command)
+}
+
+/// The same, where stdout may be something else.
+fn ends_writing(command: &mut Command) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().expect("run lockkit");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     (status.code().expect("no signal ended it"), text(stdout), text(stderr))
@@ -200,4 +205,23 @@ fn completions_and_manual_pages_name_the_commands() {
     assert_eq!(ends(lockkit(folder.path(), &["man", "pages"])).0, 0);
     let page = fs::read_to_string(folder.path().join("pages/lockkit-run.1")).expect("the page of `run`");
     assert!(page.contains("LOCKKIT_GUARD"), "{page}");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error_and_a_full_disk_is_one() {
+    let folder = migrated();
+    for arguments in [&["doctor"][..], &["ls", "--json"], &["explain", "--json"]] {
+        let mut run =
+            lockkit(folder.path(), &[&["run", "nightly", "--", env!("CARGO_BIN_EXE_lockkit")], arguments].concat());
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start");
+        drop(run.stdout.take());
+        let ended = run.wait_with_output().expect("wait");
+        let said = String::from_utf8(ended.stderr).expect("UTF-8");
+        assert!(ended.status.success() && !said.contains("panicked"), "{arguments:?}: {said}");
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("open /dev/full");
+        let mut run =
+            lockkit(folder.path(), &[&["run", "nightly", "--", env!("CARGO_BIN_EXE_lockkit")], arguments].concat());
+        let (code, _, said) = ends_writing(run.stdout(full));
+        assert_eq!((code, said.contains("cannot write to stdout")), (1, true), "{arguments:?}: {said}");
+    }
 }

@@ -142,3 +142,24 @@ on_databases! { [sqlite]
         assert_eq!(examined(&db.url, &["--strict"]).await.0, Some(0));
     }
 }
+
+on_every_server! {
+    async fn a_statement_is_planned_and_never_run<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE item (id INT PRIMARY KEY, stock INT)").await;
+        db.execute("INSERT INTO item VALUES (1, 1)").await;
+        for option in ["ANALYZE DELETE FROM item", "(ANALYZE) DELETE FROM item", "/**/ DELETE FROM item"] {
+            let refused = output(lockkit(&url(&db.url), &["doctor", "--query", option])).await;
+            assert_eq!(refused.status.code(), Some(64), "{refused:?}");
+        }
+        let (code, bad) = examined(&good::<S>(&db.url), &["--query", "DELETE FROM item"]).await;
+        assert!(code == Some(2) && checks(&bad).contains(&("fail", "query")), "{bad:?}");
+        if S::NAME != "PostgreSQL" {
+            let writes = "CREATE FUNCTION writes() RETURNS INT MODIFIES SQL DATA BEGIN \
+                          INSERT INTO item VALUES (2, 2); RETURN 2; END";
+            db.execute(writes).await;
+            let query = "SELECT * FROM (SELECT writes() AS id) AS d";
+            output(lockkit(&url(&db.url), &["doctor", "--query", query])).await;
+        }
+        assert_eq!(db.fetch_i64("SELECT count(*) FROM item").await, Some(1));
+    }
+}

@@ -142,3 +142,29 @@ on_every_server! {
         user.delete(&db).await;
     }
 }
+
+on_every_server! {
+    async fn a_session_that_waits_for_a_table_is_shown<S>(db: TestDb<S>) {
+        db.execute("CREATE TABLE items (item_id INT PRIMARY KEY, stock INT)").await;
+        let mut reader = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut reader, "SELECT * FROM items").await.unwrap();
+        let id = S::fetch_i64(&mut reader, id_of::<S>()).await.unwrap().expect("a number");
+        let pool = db.pool.clone();
+        let altered = tokio::spawn(async move {
+            let mut conn = pool.acquire().await.unwrap();
+            S::execute(&mut conn, "ALTER TABLE items ADD more INT").await.unwrap();
+        });
+        let on = url(&db.url);
+        let picture = picture(&on, &[], |it| it["waits"] != serde_json::json!([])).await;
+        let wait = &picture["waits"][0];
+        if S::NAME == "MariaDB" {
+            assert_eq!((&wait["lock"], &wait["holders"]), (&"a table that others use".into(), &serde_json::json!([])));
+            assert!(picture["unseen"][0].as_str().unwrap().contains("metadata_lock_info"), "{picture}");
+        } else {
+            assert!(wait["lock"].as_str().unwrap().contains("items"), "{picture}");
+            assert_eq!(wait["holders"], serde_json::json!([id]), "{picture}");
+        }
+        reader.commit().await.unwrap();
+        timeout(PATIENCE, altered).await.expect("it goes on").unwrap();
+    }
+}

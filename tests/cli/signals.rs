@@ -3,7 +3,7 @@
 use std::{fs, fs::read_to_string, process::Stdio, time::Duration};
 
 use rustix::process::Signal;
-use support::{TestDb, on_databases};
+use support::{Server, TestDb, on_databases};
 use tempfile::tempdir;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
@@ -51,6 +51,23 @@ on_databases! { [postgres]
         assert!(!fs::exists(&ran).expect("look"), "neither command has run");
     }
 
+    async fn a_signal_while_a_request_is_answered_leaves_no_lease<S>(db: TestDb<S>) {
+        let mut blocking = lockkit::begin(&db.pool).await.unwrap();
+        S::execute(&mut blocking, "LOCK TABLE lockkit_lease IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        let run = ["run", "nightly", "--", "touch", "/dev/null/never"];
+        let mut asking = lockkit(&url(&db.url), &run).spawn().expect("start");
+        let asks = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'lockkit_lease'::regclass";
+        while S::fetch_i64(&mut blocking, asks).await.unwrap() == Some(0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        send(&asking, Signal::TERM);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        blocking.commit().await.unwrap();
+        assert_eq!(exit_code(&mut asking).await, Some(128 + 15));
+        let next = output(lockkit(&url(&db.url), &["run", "nightly", "--nonblock", "--", "true"])).await;
+        assert!(next.status.success(), "{next:?}");
+    }
+
     async fn a_signal_reaches_the_command_and_all_that_it_has_started_once<S>(db: TestDb<S>) {
         let folder = tempdir().expect("a folder");
         let path = folder.path().display();
@@ -96,6 +113,19 @@ on_databases! { [postgres]
         let line = timeout(PATIENCE, lines.next_line()).await.expect("a line").expect("read");
         assert_eq!(line.as_deref(), Some("piped"));
         assert_eq!(exit_code(&mut run).await, Some(0));
+    }
+
+    async fn a_command_whose_input_comes_from_elsewhere_asks_the_terminal<S>(db: TestDb<S>) {
+        let folder = tempdir().expect("a folder");
+        let path = folder.path().display();
+        let script = format!("touch {path}/ready; read -r line </dev/tty; test $line = typed");
+        let run = format!("{} run nightly --url '{}' -- sh -c '{script}' </dev/null", program().display(), db.url);
+        let mut terminal = Command::new("script");
+        terminal.args(["-qec", &run, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
+        let mut terminal = terminal.spawn().expect("start script, of bsdutils");
+        there_is(&folder.path().join("ready")).await;
+        press(&mut terminal, b"typed\n").await;
+        assert_eq!(exit_code(&mut terminal).await, Some(0));
     }
 
     async fn a_command_that_ctrl_z_stops_for_too_long_is_killed<S>(db: TestDb<S>) {

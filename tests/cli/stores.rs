@@ -27,7 +27,11 @@ async fn ends(store: &str) {
 async fn a_command_ends_with_its_lease_in_redis() {
     let server = Redis::start();
     let store = RedisStore::connect(lockkit_redis::redis::Client::open(server.url()).expect("a URL")).await;
-    // An empty server may have forgotten leases, so it grants none at first.
+    // An empty server may have forgotten leases, so it grants none at first. Nobody else has them.
+    let on = ["--no-dotenv", "--store", &server.url()].map(str::to_owned);
+    let refused = output(lockkit(&on, &["run", "nightly", "--nonblock", "--busy-exit", "0", "--", "true"])).await;
+    let said = String::from_utf8(refused.stderr).expect("UTF-8");
+    assert_eq!((refused.status.code(), said.contains("may have forgotten leases")), (Some(69), true), "{said}");
     store.expect("connect").declare_new().await.expect("say that it is new");
     ends(&server.url()).await;
 }
