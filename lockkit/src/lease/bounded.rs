@@ -36,7 +36,7 @@ const LEAST: Duration = Duration::from_millis(500);
 /// How long a store may take to find out why it did not answer.
 const REASON_LIMIT: Duration = Duration::from_millis(1200);
 
-/// Time limit per lease where a store acquires or releases leases one after the other.
+/// Time limit per lease where a store acquires leases one after the other.
 const EACH: Duration = Duration::from_millis(100);
 
 /// Time limit of an answer about a lease of this ttl: half of the ttl, between 500 ms and 5 s. A later grant would
@@ -121,7 +121,8 @@ impl<S: LeaseStore> Bounded<S> {
     /// Returns `None` if no answer came. The limit grows with the number of claims, because a store may take one lease
     /// after the other.
     pub(crate) async fn acquire_all(&self, claims: &[Claim]) -> Result<Option<AcquiredAll>> {
-        let limit = claims.first().map_or(LIMIT, |it| limit_for(it.ttl)).max(EACH * saturated(claims.len()));
+        let each = EACH * u32::try_from(claims.len()).unwrap_or(u32::MAX);
+        let limit = claims.first().map_or(LIMIT, |it| limit_for(it.ttl)).max(each);
         self.answer(limit, self.store.lease_acquire_all(claims)).await.transpose()
     }
 
@@ -171,10 +172,8 @@ impl<S: LeaseStore> Bounded<S> {
         }
     }
 
-    /// The limit grows with the number of releases, because a store may release one lease after the other.
     pub(crate) async fn release_all(&self, releases: &[Release]) -> Result<Vec<Answer>> {
-        let limit = LIMIT.max(EACH * saturated(releases.len()));
-        let answer = self.answer(limit, self.store.lease_release_all(releases)).await;
+        let answer = self.answer(LIMIT, self.store.lease_release_all(releases)).await;
         self.or_silence("releasing leases", releases.first().map(|it| &it.key), answer).await
     }
 
@@ -197,6 +196,11 @@ impl<S: LeaseStore> Bounded<S> {
     /// Records that no answer came, and returns the reason.
     pub(crate) async fn silence(&self, doing: &'static str, key: Option<&Key>) -> Error {
         self.unanswered(Instant::now());
+        self.reason(doing, key).await
+    }
+
+    /// Why no answer came.
+    async fn reason(&self, doing: &'static str, key: Option<&Key>) -> Error {
         let reason = timeout(REASON_LIMIT, self.store.unanswered()).await.ok().flatten();
         reason.unwrap_or_else(|| no_answer(doing, key))
     }
@@ -217,13 +221,10 @@ impl<S: LeaseStore> Bounded<S> {
     async fn or_silence<T>(&self, doing: &'static str, key: Option<&Key>, answer: Option<Result<T>>) -> Result<T> {
         match answer {
             Some(answer) => answer,
-            None => Err(self.silence(doing, key).await),
+            // The call has recorded the silence, from the time at which it was sent.
+            None => Err(self.reason(doing, key).await),
         }
     }
-}
-
-fn saturated(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 /// Refuses a ttl that leaves no room for its margin and a few renewals, or that is too long for the store.
@@ -241,4 +242,67 @@ pub(super) fn check_ttl<S: LeaseStore>(store: &Bounded<S>, ttl: Duration) -> Res
 /// Pause before a release without an answer is retried.
 pub(super) fn retry_pause(ttl: Duration) -> Duration {
     (ttl / 10).clamp(BUSY_PAUSE, Duration::from_secs(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        Leases,
+        testing::{Failure, MemoryStore, Operation},
+    };
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn an_answer_may_take_half_of_the_ttl_within_limits() {
+        let limits = [SECOND / 10, 4 * SECOND, 60 * SECOND].map(limit_for);
+        assert_eq!(limits, [SECOND / 2, 2 * SECOND, 5 * SECOND]);
+    }
+
+    #[test]
+    fn a_release_is_repeated_after_a_tenth_of_the_ttl_within_limits() {
+        let pauses = [SECOND / 20, 4 * SECOND, 60 * SECOND].map(retry_pause);
+        assert_eq!(pauses, [SECOND / 100, SECOND * 2 / 5, SECOND]);
+    }
+
+    #[test]
+    fn a_claim_that_waited_for_all_of_the_store_or_for_an_answer_was_not_answered() {
+        let error =
+            |fault| Error::database("acquiring lease", None, fault, io::Error::from(ErrorKind::ConnectionReset));
+        assert!(is_silence(&error(Fault::Contended)) && is_silence(&no_answer("acquiring lease", None)));
+        assert!(!is_silence(&error(Fault::Unavailable)) && !is_silence(&error(Fault::Deadlock)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_begins_with_the_first_unanswered_call_since_the_last_answer() {
+        let (store, key) = (Bounded::new(MemoryStore::new()), Key::from("k"));
+        let look = async || store.look(&key, LIMIT).await.is_ok();
+        assert_eq!(store.unreachable_for(), None);
+
+        store.unbounded().faults().script(Operation::Look, [Failure::Silent]);
+        let later = async {
+            sleep(SECOND).await;
+            look().await
+        };
+        assert_eq!(tokio::join!(look(), later), (false, true));
+        assert_eq!(store.unreachable_for(), None, "a later call was answered");
+
+        store.unbounded().faults().script(Operation::Look, [Failure::Silent; 2]);
+        assert!(!look().await && !look().await);
+        assert_eq!(store.unreachable_for(), Some(2 * LIMIT));
+        assert!(look().await);
+        assert_eq!(store.unreachable_for(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_claims_together_have_the_time_of_one_after_the_other() {
+        let leases = Leases::builder(MemoryStore::new()).ttl(60 * SECOND).wait(Duration::ZERO).build().unwrap();
+        for (keys, latency, in_time) in [(100, 9, true), (100, 11, false), (2, 6, false)] {
+            leases.store().faults().script(Operation::Acquire, [Failure::Slow(latency * SECOND)]);
+            let keys: Vec<_> = (0..keys).map(|it| format!("{latency}-{it}")).collect();
+            assert_eq!(leases.all(keys).try_acquire().await.is_ok(), in_time, "{latency} s");
+        }
+    }
 }
