@@ -12,7 +12,7 @@ use crate::{
         ending::{Owned, Released, release},
         life::{kept::Kept, state::Event},
         queue::Queue,
-        store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Release, Renewal},
+        store::{Answer, BUSY_PAUSE, LeaseStore, Previous, Renewal},
     },
     observe::{Strategy, holding},
     value::{
@@ -241,8 +241,7 @@ impl<S: LeaseStore> Lease<S> {
         // Dropped before that, and so released in the background while it still counts.
         let Self { kept, inner, owner: _owner } = self;
         let pin = inner.keeper.begin_release(&kept);
-        let release = Release { min_hold: Duration::ZERO, ..kept.release() };
-        inner.store().release_now(&release, pin, limit_for(kept.ttl())).await?;
+        inner.store().release_now(&kept.release(), pin, limit_for(kept.ttl())).await?;
         kept.on(Event::Released);
         Ok(())
     }
