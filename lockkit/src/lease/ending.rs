@@ -260,4 +260,12 @@ mod tests {
             assert!(waiting.await.unwrap().is_err());
         }
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_lease_is_released_once_if_the_store_answers() {
+        let leases = leases();
+        drop(leases.lease("k").acquire().await.unwrap());
+        sleep(2 * TTL).await;
+        assert_eq!(leases.store().faults().calls(Operation::Release), 1);
+    }
 }

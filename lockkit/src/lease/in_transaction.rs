@@ -426,4 +426,49 @@ mod tests {
         closing.await.unwrap().unwrap();
         assert_eq!(leases.show("k").await.unwrap(), None);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_renews_the_lease_only_for_a_waiter_who_can_have_it_and_only_alone() {
+        let leases = leases();
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let wants_another_ttl = tokio::spawn(leases.lease("k").ttl(2 * TTL).acquire());
+        sleep(TTL / 1000).await;
+        assert!(!lease.begin_commit(true).hands_over());
+        drop(lease);
+        let lease = wants_another_ttl.await.unwrap().unwrap();
+        let _suits = tokio::spawn(leases.lease("k").ttl(2 * TTL).acquire());
+        sleep(TTL / 1000).await;
+        assert!(!lease.begin_commit(false).hands_over());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_misses_the_row_that_a_commit_has_released_is_no_loss() {
+        for row_released in [false, true] {
+            let leases = leases();
+            let lease = leases.lease("k").acquire().await.unwrap();
+            let mut committing = lease.begin_commit(true);
+            if row_released {
+                committing.get_mut().row_released();
+            }
+            lease.kept().on(Event::Gone);
+            let expected = if row_released { LossReason::Released } else { LossReason::Stolen };
+            assert_eq!(lease.kept().lost(), Some(expected));
+            Committing::committed(committing);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_knows_of_the_pin_of_another_transaction_and_not_of_its_own() {
+        let leases = leases();
+        for (answer, pin) in [(None, Pin::No), (Some(true), Pin::Certain)] {
+            let lease = leases.lease("k").acquire().await.unwrap();
+            if let Some(is_there) = answer {
+                lease.verify_by(async { Ok(is_there) }).await.unwrap();
+            }
+            let committing = lease.begin_commit(false);
+            assert_eq!(committing.pin(), pin);
+            drop((lease, committing));
+            sleep(TTL).await;
+        }
+    }
 }

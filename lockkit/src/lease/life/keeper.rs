@@ -658,3 +658,136 @@ async fn sweep_all<S: LeaseStore>(shared: Arc<Shared<S>>, retention: Duration) {
         observe::tolerated("sweeping leases", &err);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::{
+        Leases, LossReason,
+        testing::{Failure, MemoryStore, Operation},
+    };
+
+    const TTL: Duration = Duration::from_secs(10);
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn leases(store: &MemoryStore) -> Leases<MemoryStore> {
+        Leases::builder(store.client()).ttl(TTL).build().unwrap()
+    }
+
+    /// How many statements have renewed leases.
+    fn renewals(leases: &Leases<MemoryStore>) -> u64 {
+        leases.store().faults().calls(Operation::Renew)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_renewed_after_a_quarter_to_a_third_of_its_ttl() {
+        let leases = leases(&MemoryStore::new());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        sleep(100 * TTL).await;
+        assert!((300..=401).contains(&renewals(&leases)), "{}", renewals(&leases));
+        assert!(lease.is_trusted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_renewed_with_others_once_half_of_its_pause_is_over() {
+        let leases = leases(&MemoryStore::new());
+        let _others = leases.lease("k").acquire().await.unwrap();
+        // A pause of 15 to 20 s, of which the last 10 s may be cut.
+        let _long = leases.lease("long").ttl(6 * TTL).acquire().await.unwrap();
+        sleep(60 * TTL).await;
+        let renewed = leases.show("long").await.unwrap().unwrap().renewals;
+        assert!((30..=120).contains(&renewed), "{renewed}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_with_a_short_ttl_is_renewed_beside_one_with_a_long_ttl() {
+        let leases = leases(&MemoryStore::new());
+        let _long = leases.lease("long").ttl(HOUR).acquire().await.unwrap();
+        tokio::task::yield_now().await;
+        let short = leases.lease("short").acquire().await.unwrap();
+        sleep(10 * TTL).await;
+        assert!(short.is_trusted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_extended_lease_is_renewed_at_the_pace_of_its_new_ttl() {
+        let leases = leases(&MemoryStore::new());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        lease.extend(10 * TTL).await.unwrap();
+        let extended = renewals(&leases);
+        sleep(10 * TTL / 7).await;
+        assert_eq!(renewals(&leases), extended, "half of the pause is a sixth of the ttl");
+        sleep(100 * TTL).await;
+        assert!(lease.is_trusted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_grant_is_renewed_in_the_first_third_of_what_is_left() {
+        for _ in 0..5 {
+            let leases = leases(&MemoryStore::new());
+            leases.store().faults().script(Operation::Acquire, [Failure::Slow(TTL * 48 / 100)]);
+            let lease = leases.lease("k").acquire().await.unwrap();
+            let left = lease.trusted_until().duration_since(Instant::now().into_std());
+            sleep(left / 3 + TTL / 1000).await;
+            assert_eq!(renewals(&leases), 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_renewal_is_repeated_after_a_quarter_of_the_pause() {
+        let leases = leases(&MemoryStore::new());
+        let lease = leases.lease("k").ttl(TTL / 5).acquire().await.unwrap();
+        leases.store().faults().partition();
+        assert_eq!(lease.lost().await, LossReason::Unreachable);
+        assert!((7..=12).contains(&renewals(&leases)), "{}", renewals(&leases));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_released_or_dropped_is_not_renewed_any_more() {
+        let leases = leases(&MemoryStore::new());
+        leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(leases.health().held, 0);
+        let dropped = leases.lease("k").acquire().await.unwrap();
+        assert_eq!(leases.health().held, 1);
+        // Its release has not been sent.
+        drop(dropped);
+        assert_eq!(leases.health().held, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn old_keys_are_swept_in_batches_until_the_leases_are_closed() {
+        let store = MemoryStore::new();
+        for number in 0..=2 * SWEEP_BATCH {
+            let claim = Claim::new(format!("k{number}"), Token::random(), "holder", TTL);
+            store.lease_acquire(&claim).await.unwrap();
+            store.lease_release(&claim.key, claim.token, Duration::ZERO).await.unwrap();
+        }
+        sleep(30 * 24 * HOUR).await;
+        let leases = Leases::builder(store.client()).ttl(24 * HOUR).sweep_every(HOUR).build().unwrap();
+        let sweeps = || leases.store().faults().calls(Operation::Sweep);
+        let _lease = leases.lease("k").acquire().await.unwrap();
+        sleep(HOUR).await;
+        assert_eq!(sweeps(), 3);
+        assert_eq!(store.lease_sweep(24 * HOUR, 1).await.unwrap(), 0, "nothing is left");
+        // The lease of the sweep is free again.
+        sleep(2 * HOUR).await;
+        assert!(sweeps() > 3);
+        leases.close().await.unwrap();
+        let closed = sweeps();
+        sleep(10 * HOUR).await;
+        assert_eq!(sweeps(), closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_task_ends_with_the_leases() {
+        let leases = leases(&MemoryStore::new());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        lease.release().await.unwrap();
+        drop(leases);
+        // Far less than until the next sweep.
+        sleep(TTL).await;
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+    }
+}

@@ -376,4 +376,43 @@ mod tests {
         kept.on(Event::Released);
         assert!(timeout(2 * TTL, lost).await.is_err());
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_is_handed_over_while_more_than_a_third_of_its_ttl_is_left() {
+        let claim = Claim::new("k", Token::random(), "holder", TTL);
+        let terms = kept().terms;
+        let mut grant = Grant::from(Fence::from(1));
+        // The store has granted less than was asked for.
+        (grant.spare_fences, grant.ttl) = (1, Some(TTL / 4));
+        let kept = Kept::new(claim, grant, Instant::now(), terms.clone());
+        let suits =
+            || kept.suits(&Wants { ttl: TTL, terms: terms.clone() }, HandOver { times: 1, at_least: Duration::ZERO });
+        sleep_until(kept.granted + TTL * 16 / 100).await;
+        assert!(suits());
+        sleep_until(kept.granted + TTL * 17 / 100).await;
+        assert!(!suits() && !kept.is_lost());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn min_hold_counts_from_the_grant_of_the_store() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        // Granted after a second, which is known after another.
+        here.store().faults().script(Operation::Acquire, [Failure::Slow(TTL / 5)]);
+        let asked = Instant::now();
+        let lease = here.lease("k").min_hold(TTL).acquire().await.unwrap();
+        lease.release().await.unwrap();
+        let _next = there.lease("k").acquire().await.unwrap();
+        let taken = asked.elapsed();
+        assert!(taken >= TTL * 11 / 10 && taken < TTL * 115 / 100, "{taken:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_its_caller_never_got_is_free_before_its_min_hold() {
+        let store = MemoryStore::new();
+        let (here, there) = (Leases::new(store.client()), Leases::new(store.client()));
+        here.store().faults().script(Operation::Acquire, [Failure::Slow(TTL / 5)]);
+        assert!(timeout(TTL / 10, here.lease("k").min_hold(TTL).acquire()).await.is_err());
+        let _next = timeout(TTL / 2, there.lease("k").acquire()).await.unwrap().unwrap();
+    }
 }

@@ -365,6 +365,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn within_a_moment_a_lease_is_handed_on_for_as_long_as_its_fences_last() {
+        const CALLERS: u64 = 600;
+        let store = MemoryStore::new();
+        let leases = leases(&store);
+        let mut last = leases.lease("k").acquire().await.unwrap();
+        let callers: Vec<_> = (0..CALLERS).map(|_| waiting(leases.lease("k"))).collect();
+        sleep(SECOND / 1000).await;
+        let before = leases.store().faults().calls(Operation::Release);
+        for caller in callers {
+            let fence = last.fence();
+            drop(last);
+            last = caller.await.unwrap();
+            assert!(last.fence() > fence);
+        }
+        drop(last);
+        sleep(SECOND).await;
+        let released = leases.store().faults().calls(Operation::Release) - before;
+        assert_eq!(released, (CALLERS + 1).div_ceil(256), "a grant has 256 fences");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn other_processes_wait_for_half_of_the_ttl_at_most() {
         let store = MemoryStore::new();
         let leases = leases(&store);
@@ -659,5 +680,67 @@ mod tests {
         sleep(20 * SECOND).await;
         assert!(next.is_trusted());
         assert_eq!(leases.show("k").await.unwrap().unwrap().fence, next.fence());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_extended_by_its_own_ttl_is_still_handed_on() {
+        let leases = leases(&MemoryStore::new());
+        let lease = leases.lease("k").ttl(10 * SECOND).acquire().await.unwrap();
+        lease.extend(10 * SECOND).await.unwrap();
+        let next = waiting(leases.lease("k").ttl(10 * SECOND));
+        sleep(SECOND).await;
+        lease.release().await.unwrap();
+        let _next = next.await.unwrap();
+        assert_eq!(leases.store().faults().calls(Operation::Release), 0);
+    }
+
+    #[test]
+    fn queues_that_nobody_uses_are_forgotten() {
+        let (queues, used) = (Queues::<u32>::default(), Key::from("used"));
+        let queue = queues.queue(&used);
+        for number in 0..10_000 {
+            drop(queues.queue(&format!("k{number}").into()));
+        }
+        assert!(queues.queues.lock().len() < 100);
+        assert!(Arc::ptr_eq(&queue, &queues.queue(&used)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lower_fence_is_late_while_the_holder_lives_and_a_new_beginning_after_it() {
+        let leases = leases(&MemoryStore::new());
+        let lease = leases.lease("k").acquire().await.unwrap();
+        let (queues, key) = (Queues::<u32>::default(), Key::from("k"));
+        let queue = queues.queue(&key);
+        assert!(queue.granted(Fence::from(9), Arc::downgrade(&lease.kept)));
+        assert_eq!(queues.fence_of(&key, lease.kept.token), Some(lease.fence()));
+        assert_eq!(queues.fence_of(&key, Token::random()), None);
+        assert!(!queues.granted_otherwise(&key, Fence::from(5)) && !queues.granted_otherwise(&key, Fence::from(6)));
+        drop(lease);
+        sleep(SECOND).await;
+        // It may have been late. The next one was granted by a store that was set up anew.
+        assert!(!queues.granted_otherwise(&key, Fence::from(5)) && queues.granted_otherwise(&key, Fence::from(6)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_is_alone_seldom_looks_for_the_tickets_of_others() {
+        let leases = leases(&MemoryStore::new());
+        for _ in 0..1000 {
+            leases.lease("k").acquire().await.unwrap().release().await.unwrap();
+            sleep(SECOND / 1000).await;
+        }
+        let looks = leases.store().faults().calls(Operation::List);
+        assert!((10..=30).contains(&looks), "{looks}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_of_several_leases_wakes_the_requests_for_one_of_them() {
+        let leases = leases(&MemoryStore::new());
+        let both = leases.all(["k", "l"]).acquire().await.unwrap();
+        let next = waiting(leases.lease("l"));
+        sleep(10 * SECOND).await;
+        let released = Instant::now();
+        both.release().await.unwrap();
+        let _next = next.await.unwrap();
+        assert_eq!(released.elapsed(), Duration::ZERO, "it does not poll");
     }
 }

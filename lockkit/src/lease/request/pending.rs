@@ -253,3 +253,64 @@ impl<S: LeaseStore> Default for Pending<S> {
         Self { waits: false, asked: OnceLock::new(), taken: Mutex::new(taken) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use tokio::time::sleep;
+
+    use crate::{lease::store::LeaseInfo, testing::MemoryStore};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const TTL: Duration = Duration::from_secs(10);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_expiry_of_the_holder_moves_the_queue_and_the_jitter_of_answers_does_not() {
+        let mut progress = Progress { seen: None, moved: Instant::now(), expires: None, free_since: None };
+        let mut expected = |free_in: Option<Duration>, moves: bool| {
+            progress.held(free_in);
+            assert_eq!(progress.moved == Instant::now(), moves, "{free_in:?}");
+        };
+        for (free_in, moves) in [
+            (Some(TTL), true),
+            (Some(TTL - SECOND), false),
+            (Some(TTL - 2 * SECOND + ANSWERS_DIFFER), false),
+            (Some(TTL - 2 * SECOND), true),
+            (None, true),
+            (None, false),
+            (Some(TTL), true),
+        ] {
+            sleep(SECOND).await;
+            expected(free_in, moves);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_is_dead_if_its_lease_ends_after_it_was_seen_in_its_last_half() {
+        let (alive, late) = (TTL / 2, TTL / 2 - Duration::from_nanos(1));
+        for (token, expires_in, is_dead) in
+            [(Token::random(), late, true), (Token::random(), alive, false), (Token::nobody(), late, false)]
+        {
+            let info = LeaseInfo {
+                key: Key::from("k"),
+                holder: "holder".to_owned(),
+                fence: Fence::from(1),
+                acquired_at: SystemTime::UNIX_EPOCH,
+                held_for: TTL - expires_in,
+                expires_in,
+                renewals: 0,
+                ttl: Some(TTL),
+                is_this_process: false,
+                is_released: false,
+            };
+            let pending = Pending::<MemoryStore>::default();
+            pending.saw(&LeaseRecord::new(token, info));
+            assert_eq!(pending.let_expire(), None, "it may be renewed");
+            sleep(expires_in).await;
+            assert_eq!(pending.let_expire().is_some(), is_dead, "{expires_in:?}");
+        }
+    }
+}
