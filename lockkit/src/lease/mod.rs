@@ -27,8 +27,6 @@ pub(crate) mod in_transaction;
 pub(crate) mod inner;
 pub(crate) mod leases;
 pub(crate) mod life;
-#[cfg(test)]
-mod profiles;
 pub(crate) mod queue;
 pub(crate) mod request;
 pub(crate) mod store;
