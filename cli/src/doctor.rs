@@ -73,7 +73,7 @@ impl ActOnDatabase for Examine<'_> {
             }
             if !Plan::is_for(statement) {
                 return Err(
-                    BadUrl(format!("--query takes a SELECT, UPDATE, DELETE or INSERT, not `{statement}`")).into()
+                    BadUrl(format!("--query takes a statement that reads or writes rows, not `{statement}`")).into()
                 );
             }
             let plan = timeout(PLANNING, DB::plan(&mut conn, statement)).await.with_context(|| {

@@ -6,7 +6,7 @@
 //! use lockkit_inspect::Waits;
 //!
 //! # async fn f(pool: &sqlx::PgPool) -> sqlx::Result<()> {
-//! let waits = Waits::of(&mut *pool.acquire().await?, &[]).await?;
+//! let waits = Waits::of::<sqlx::Postgres>(&mut *pool.acquire().await?, &[]).await?;
 //! for line in waits.lines() {
 //!     println!("{}{}", line.branches, line.session.map_or("not listed", |it| &it.name));
 //! }

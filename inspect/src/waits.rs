@@ -96,7 +96,8 @@ impl Waits {
     ///
     /// # Errors
     ///
-    /// The connection failed, or the server refused a statement. What the user may not see is in [`unseen`](Self::unseen).
+    /// The connection failed, or the server refused a statement. What the user may not see is in
+    /// [`unseen`](Self::unseen).
     ///
     /// # Cancel safety
     ///
@@ -110,9 +111,9 @@ impl Waits {
         Ok(Self { sessions, waits, unseen })
     }
 
-    /// The sessions as a tree: those who hold first, and below each those who wait for it. Each session has one line. One
-    /// that waits for several is below the nearest to the top: in a queue of a hundred for one row, the first is below
-    /// the holder, and all others below that one.
+    /// The sessions as a tree: those who hold first, and below each those who wait for it. Each session has one line.
+    /// One that waits for several is below the nearest to the top: in a queue of a hundred for one row, the first is
+    /// below the holder, and all others below that one.
     pub fn lines(&self) -> Vec<Line<'_>> {
         let Tree { tops, below } = self.tree();
         let sessions: HashMap<i64, &Session> = self.sessions.iter().map(|it| (it.id, it)).collect();

@@ -33,7 +33,7 @@
 //! known from these reads: it is kept in memory for ten minutes, and only while somebody looks. A lease that was held
 //! for less than a second may not appear. A theft by other means than this page is shown as a release.
 //!
-//! With [`Inspector::database`] the read also asks who waits for whom, on a connection of that pool and for at most 2 s.
+//! With [`Inspector::database`] the read also asks who waits for whom, on a connection of that pool, for at most 2 s.
 //!
 //! At most 10,000 leases are read, and 200 are shown; the filter of the page selects among those that were read.
 //!
@@ -97,7 +97,8 @@ impl<S: LeaseStore> Inspector<S> {
     /// ends the first. That needs the feature of this crate for the database: `postgres` or `mysql` (also MariaDB).
     ///
     /// All who may look see statements of all applications of the database, with the values that are written in them,
-    /// as far as the user of the pool may see them: on PostgreSQL with `pg_monitor`, on MySQL and MariaDB with `PROCESS`.
+    /// as far as the user of the pool may see them: on PostgreSQL with `pg_monitor`, on MySQL and MariaDB with
+    /// `PROCESS`.
     pub fn database<DB: Inspect>(mut self, pool: Pool<DB>) -> Self {
         self.database = Some(Database::of(pool));
         self

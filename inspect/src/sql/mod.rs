@@ -18,16 +18,16 @@ use crate::{Finding, Plan, Session, Wait};
 ///
 /// # Errors
 ///
-/// Each of its functions fails if the connection does, or if the server refuses a statement. What a user lacks the right
-/// to see is no error: the answer says which statement grants it.
+/// Each of its functions fails if the connection does, or if the server refuses a statement. What a user lacks the
+/// right to see is no error: the answer says which statement grants it.
 ///
 /// # Cancel safety
 ///
 /// Each only reads, and a call that is dropped leaves no setting behind.
 pub trait Inspect: Dialect {
     /// What each lock that a session waits for is called, and who has it, the one that has waited longest first. Leases
-    /// are not among them. The keys are those whose locks can be named, where the server knows a hash only. Also returns
-    /// what the user may not see, with the statement that grants it.
+    /// are not among them. The keys are those whose locks can be named, where the server knows a hash only. Also
+    /// returns what the user may not see, with the statement that grants it.
     fn waits(
         conn: &mut Connection<Self>,
         keys: &[Key],

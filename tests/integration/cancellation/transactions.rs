@@ -193,7 +193,11 @@ on_every_database! {
         let count = async |of: &str| db.fetch_i64(&format!("SELECT COUNT(*) FROM {of}")).await.unwrap();
         let (mut first_attempts, mut later_attempts) = (0, 0);
         let mut key = 0;
-        for repeats in [false, true] {
+        // On a busy machine a request may end before it is dropped often enough.
+        for repeats in [false, true, true, true, true] {
+            if later_attempts > 0 {
+                break;
+            }
             // With a new key for each drop, or with the one that the drops before have begun.
             let name = if repeats { "of a key that has begun" } else { "of a new key" };
             let outside = async || {

@@ -62,6 +62,8 @@ pub fn make_member(command: &mut Command, member: usize, members: &[SocketAddr],
         .arg(format!("--loose-group-replication-local-address={here}"))
         .arg(format!("--loose-group-replication-group-seeds={}", seeds.join(",")))
         .arg(format!("--loose-group-replication-ip-allowlist={}", hosts.join(",")))
+        // A group refuses to start without TLS, although it uses none.
+        .arg("--tls-version=TLSv1.2,TLSv1.3")
         .arg("--loose-group-replication-recovery-get-public-key=ON")
         .arg(format!("--loose-group-replication-single-primary-mode={}", on(one_primary)))
         .arg(format!("--loose-group-replication-enforce-update-everywhere-checks={}", on(!one_primary)));
