@@ -57,8 +57,7 @@ impl Plan {
     /// `REPLACE` or `WITH`. Other words, such as `ANALYZE`, could be options of the server's EXPLAIN.
     pub fn is_for(statement: &str) -> bool {
         let word: String = statement.trim_start().chars().take_while(char::is_ascii_alphabetic).collect();
-        let words = ["SELECT", "UPDATE", "DELETE", "INSERT", "REPLACE", "WITH"];
-        words.iter().any(|it| it.eq_ignore_ascii_case(&word))
+        ["select", "update", "delete", "insert", "replace", "with"].contains(&&*word.to_ascii_lowercase())
     }
 }
 
