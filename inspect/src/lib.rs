@@ -26,4 +26,4 @@ mod waits;
 
 pub use finding::{Finding, Level, Plan};
 pub use sql::{Inspect, SetMost};
-pub use waits::{Line, Session, Wait, Waits};
+pub use waits::{Line, Session, Wait, Waits, waited_for};

@@ -188,6 +188,13 @@ impl Waits {
     }
 }
 
+/// The key of the lease for which the owner of this one waits: a ticket of the lease `k` is the lease `k/queue/7`.
+/// `None` if it is no ticket.
+pub fn waited_for(ticket: &str) -> Option<&str> {
+    let (key, number) = ticket.rsplit_once("/queue/")?;
+    (!number.is_empty() && number.bytes().all(|it| it.is_ascii_digit())).then_some(key)
+}
+
 struct Tree {
     tops: Vec<i64>,
     below: HashMap<i64, Vec<i64>>,

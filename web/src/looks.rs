@@ -8,6 +8,7 @@ use std::{
 
 use futures_util::future::join;
 use lockkit::{Error, Fence, Key, LeaseStore, Leases, store::LeaseInfo};
+use lockkit_inspect::waited_for;
 use serde::Serialize;
 use tokio::{sync, time::Instant};
 
@@ -171,8 +172,8 @@ impl Seen {
         self.waiting.clear();
         self.held.clear();
         for lease in leases {
-            match waits_for(&lease.key) {
-                Some(key) => *self.waiting.entry(key).or_default() += 1,
+            match waited_for(&lease.key) {
+                Some(key) => *self.waiting.entry(Key::from(key)).or_default() += 1,
                 None => _ = self.held.insert(lease.key.clone(), lease),
             }
         }
@@ -263,12 +264,6 @@ impl Piece {
         let (fence, holder) = (hold.fence.to_string(), hold.holder.clone());
         Self { from: millis(hold.from), to: millis(hold.to), fence, holder, end }
     }
-}
-
-/// The key that the owner of this ticket waits for. `None` if it is no ticket.
-fn waits_for(ticket: &Key) -> Option<Key> {
-    let (key, number) = ticket.rsplit_once("/queue/")?;
-    number.bytes().all(|it| it.is_ascii_digit()).then(|| Key::from(key))
 }
 
 fn millis(duration: Duration) -> u64 {

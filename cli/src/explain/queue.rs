@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockkit::store::LeaseInfo;
+use lockkit_inspect::waited_for;
 use serde::Serialize;
 
 /// A lease with the tickets of the processes that wait for it, the oldest first.
@@ -30,14 +31,10 @@ pub(crate) struct Ticket {
     pub(crate) waits_ms: u64,
 }
 
-/// The leases that have tickets. A ticket of the lease `k` is the lease `k/queue/7`.
+/// The leases that have tickets.
 pub(crate) fn queues(leases: &[LeaseInfo]) -> Vec<Queue> {
-    let mut tickets: Vec<(&str, &LeaseInfo)> = leases
-        .iter()
-        .filter_map(|it| it.key.as_str().rsplit_once("/queue/").map(|(key, number)| (key, number, it)))
-        .filter(|(_, number, _)| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
-        .map(|(key, _, ticket)| (key, ticket))
-        .collect();
+    let mut tickets: Vec<(&str, &LeaseInfo)> =
+        leases.iter().filter_map(|ticket| Some((waited_for(ticket.key.as_str())?, ticket))).collect();
     tickets.sort_by_key(|(key, ticket)| (*key, ticket.fence));
     let mut queues: Vec<Queue> = Vec::new();
     for (key, ticket) in tickets {
