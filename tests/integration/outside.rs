@@ -493,11 +493,12 @@ on_databases! { [postgres]
     }
 
     async fn that_work_has_begun_is_on_disk_before_the_work<S>(db: TestDb<S>) {
-        db.execute("CREATE TABLE committed (with_setting TEXT)").await;
+        db.execute("CREATE TABLE committed (number BIGINT PRIMARY KEY, with_setting TEXT)").await;
         db.execute(
             "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
              BEGIN
-                 INSERT INTO committed VALUES (current_setting('synchronous_commit'));
+                 INSERT INTO committed VALUES (txid_current(), current_setting('synchronous_commit'))
+                     ON CONFLICT DO NOTHING;
                  RETURN NULL;
              END $$",
         )
@@ -508,7 +509,8 @@ on_databases! { [postgres]
              DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()",
         )
         .await;
-        let committed = async || db.fetch_text("SELECT string_agg(with_setting, ', ') FROM committed").await.unwrap();
+        let committed = "SELECT string_agg(with_setting, ', ' ORDER BY number) FROM committed";
+        let committed = async || db.fetch_text(committed).await.unwrap();
         for (setting, of_begin) in [("off", "on"), ("local", "local"), ("on", "on"), ("remote_apply", "remote_apply")] {
             let options: PgConnectOptions = db.url.parse().unwrap();
             let options = options.options([("synchronous_commit", setting)]);

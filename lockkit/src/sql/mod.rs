@@ -64,7 +64,7 @@ pub(crate) use fence_guard::GUARD_SECONDS;
 #[cfg(feature = "idempotent")]
 pub use idempotent::ops::IdempotentOps;
 #[cfg(feature = "idempotent")]
-pub(crate) use idempotent::ops::{IdempotentStatements, Mark, StoredAnswer};
+pub(crate) use idempotent::ops::{IdempotentStatements, StoredAnswer};
 pub use lease::LeaseOps;
 pub(crate) use lease::LeaseStatements;
 pub use listen::ListenOps;

@@ -83,7 +83,7 @@ impl NamedLock {
     /// The lock of the answer with this key.
     #[cfg(feature = "idempotent")]
     pub(super) fn of_answer(key: Key, wait: Wait) -> Self {
-        Self { of: Names::Answers, key, sharing: Sharing::Alone, wait: Some(wait) }
+        Self { of: Names::Answers { have_begun: false }, key, sharing: Sharing::Alone, wait: Some(wait) }
     }
 
     /// Takes the lock shared, as readers do. It excludes exclusive holders only, so no reader sees a half-finished
@@ -325,10 +325,8 @@ pub trait NamedStatements: Database {
 pub enum Granted {
     /// The name may have had a holder before.
     Known,
-    /// The lock is a row, which this transaction has inserted.
+    /// The name had no row, and this transaction has inserted it.
     New,
-    /// As `Known`, to the transaction with this number.
-    In(i64),
 }
 
 /// Whose names they are: two locks of one name in different sets are two locks.
@@ -336,8 +334,8 @@ pub enum Granted {
 pub enum Names {
     /// Of [`NamedLock`]s.
     Locks,
-    /// Of stored answers.
-    Answers,
+    /// Of stored answers. The row of work outside of the database that has begun is there.
+    Answers { have_begun: bool },
 }
 
 impl Names {
@@ -345,21 +343,21 @@ impl Names {
     fn kind(self) -> &'static str {
         match self {
             Self::Locks => "named lock",
-            Self::Answers => "the lock of the answer",
+            Self::Answers { .. } => "the lock of the answer",
         }
     }
 
     fn taking(self) -> &'static str {
         match self {
             Self::Locks => "taking named lock",
-            Self::Answers => "taking the lock of the answer",
+            Self::Answers { .. } => "taking the lock of the answer",
         }
     }
 
     fn strategy(self) -> Strategy {
         match self {
             Self::Locks => Strategy::Named,
-            Self::Answers => Strategy::Idempotent,
+            Self::Answers { .. } => Strategy::Idempotent,
         }
     }
 }

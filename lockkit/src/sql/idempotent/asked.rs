@@ -16,7 +16,7 @@ use crate::{
         idempotent::{
             answer::Forms,
             fingerprint::Fingerprint,
-            ops::{IdempotentOps, Mark, StoredAnswer},
+            ops::{IdempotentOps, StoredAnswer},
         },
         in_step,
         named::NamedLock,
@@ -69,7 +69,7 @@ pub(super) struct Earlier {
 pub(super) enum Looked<DB: Dialect> {
     Answer(Vec<u8>),
     /// No answer, and this transaction has the lock of the key.
-    Locked(Tx<DB>, Option<Mark>, Option<Earlier>),
+    Locked(Tx<DB>, Option<Earlier>),
 }
 
 impl<DB: IdempotentOps> Asked<'_, DB> {
@@ -109,22 +109,21 @@ impl<DB: IdempotentOps> Asked<'_, DB> {
                 NamedLock::of_answer(key.clone(), wait).locked(&mut tx).await?
             };
             if granted == Granted::New {
-                // The row of the lock is that of the answer.
-                return Ok((None, None));
+                // The new row is that of the answer.
+                return Ok(None);
             }
             // Another request may have stored its answer since.
-            let looked = DB::answer_look_locked(tx.for_query(), key, granted).await;
+            let looked = DB::answer_look_locked(tx.for_query(), key).await;
             let looked = looked.map_err(|err| failed_on_own_table::<DB>(LOOKING, Some(key), err));
-            let (mark, row) = note_answer(&mut tx, looked)?;
-            Ok((Some(mark), self.found(row)?))
+            self.found(note_answer(&mut tx, looked)?)
         };
         match locked.await {
-            Ok((_, Some(Found::Answer(answer)))) => {
+            Ok(Some(Found::Answer(answer))) => {
                 tx.undo().await;
                 Ok(Looked::Answer(answer))
             }
-            Ok((mark, Some(Found::Begun(earlier)))) => Ok(Looked::Locked(tx, mark, Some(earlier))),
-            Ok((mark, None)) => Ok(Looked::Locked(tx, mark, None)),
+            Ok(Some(Found::Begun(earlier))) => Ok(Looked::Locked(tx, Some(earlier))),
+            Ok(None) => Ok(Looked::Locked(tx, None)),
             Err(err) => {
                 tx.undo().await;
                 Err(err)
@@ -194,8 +193,8 @@ pub struct Answering {
     pub(super) fingerprint: Fingerprint,
     pub(super) keep: Duration,
     pub(super) most: usize,
-    /// Of the transaction of the work.
-    pub(super) mark: Option<Mark>,
+    /// Whether the answer is stored in the transaction that looked for it, which is marked.
+    pub(super) is_marked: bool,
 }
 
 impl Answering {
@@ -226,7 +225,7 @@ impl Answering {
             tx.undo().await;
             return done.map(Ok);
         };
-        let (keeps_work, is_marked) = (done.is_ok(), self.mark.is_some());
+        let keeps_work = done.is_ok();
         let stored = async {
             let text = text?;
             if !keeps_work {
@@ -239,7 +238,7 @@ impl Answering {
             tx.undo().await;
             return Err(err.into());
         }
-        if is_marked {
+        if self.is_marked {
             // The answer was stored because this transaction is open.
             tx.commit_seen_open().await?;
         } else {
@@ -257,7 +256,7 @@ impl Answering {
 
     /// Stores that the work has begun.
     pub(super) async fn begin<DB: IdempotentOps>(&self, tx: &mut Tx<DB>) -> Result<()> {
-        let Self { key, fingerprint, keep, most: _, mark: _ } = self;
+        let Self { key, fingerprint, keep, most: _, is_marked: _ } = self;
         let begun = DB::answer_begin(tx.for_query(), key, fingerprint.as_bytes(), (*keep).clamp(BEGUN, LONGEST)).await;
         note_answer(tx, begun.map_err(|err| failed_on_own_table::<DB>(BEGINNING, Some(key), err)))
     }
@@ -267,8 +266,14 @@ impl Answering {
         if DB::ONE_WRITER {
             return Ok(());
         }
-        let locked =
-            DB::named_lock(tx.for_query(), Names::Answers, &self.key, Sharing::Alone, STORE_LIMIT.into()).await;
+        let locked = DB::named_lock(
+            tx.for_query(),
+            Names::Answers { have_begun: true },
+            &self.key,
+            Sharing::Alone,
+            STORE_LIMIT.into(),
+        )
+        .await;
         // It is no other request that has the lock then, which `Error::Contended` would say.
         let locked = locked.map(drop).map_err(|err| match DB::fault(&err) {
             Fault::NoTransaction => Error::TransactionEnded { source: err.into() },
@@ -279,16 +284,16 @@ impl Answering {
 
     /// Stores the answer, if the transaction of the work is still open. Callers [bound](Self::in_time) it.
     pub(super) async fn store<DB: IdempotentOps>(&self, tx: &mut Tx<DB>, answer: &[u8]) -> Result<()> {
-        let Self { key, fingerprint, keep, most: _, mark } = self;
+        let Self { key, fingerprint, keep, most: _, is_marked } = self;
         let stored = async {
             let conn = tx.for_query();
             // Otherwise an answer would be stored whose work the body has rolled back. Where the commit checks, nothing
             // that runs after the end of a transaction is committed.
-            if !DB::CHECKED_LAST && mark.is_none() {
+            if !DB::CHECKED_LAST && !is_marked {
                 DB::check_open(conn).await.map_err(check_failed::<DB>)?;
             }
             let keep = (*keep).min(LONGEST);
-            match DB::answer_store(conn, key, fingerprint.as_bytes(), answer, keep, *mark).await {
+            match DB::answer_store(conn, key, fingerprint.as_bytes(), answer, keep, *is_marked).await {
                 Ok(true) => Ok(()),
                 Ok(false) => {
                     if DB::CHECKED_LAST {
@@ -297,7 +302,7 @@ impl Answering {
                     Err(Error::TransactionEnded { source: OtherTransaction.into() })
                 }
                 // The table was there when the mark was made.
-                Err(err) if mark.is_some() && matches!(DB::fault(&err), Fault::NoTransaction | Fault::NoTable) => {
+                Err(err) if *is_marked && matches!(DB::fault(&err), Fault::NoTransaction | Fault::NoTable) => {
                     Err(check_failed::<DB>(err))
                 }
                 Err(err) => Err(failed_on_own_table::<DB>(STORING, Some(key), err)),

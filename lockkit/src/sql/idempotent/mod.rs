@@ -279,11 +279,11 @@ impl Idempotent {
         let (mut answering, wait) = self.checked()?;
         let Answering { key, fingerprint, .. } = &answering;
         let asked = Asked { pool, key, fingerprint: *fingerprint, at };
-        let (mut tx, mark, earlier) = match asked.begin(wait).await? {
+        let (mut tx, earlier) = match asked.begin(wait).await? {
             Looked::Answer(text) => return Ok(Begun::Before(Stored { key: answering.key, text })),
-            Looked::Locked(tx, mark, earlier) => (tx, mark, earlier),
+            Looked::Locked(tx, earlier) => (tx, earlier),
         };
-        answering.mark = mark;
+        answering.is_marked = true;
         let marked = match earlier {
             Some(_) => Err(of_outside()),
             None if forms.have_errs() => answering.mark(&mut tx).await,
@@ -315,7 +315,7 @@ impl Idempotent {
             option: "request",
             reason: format!("cannot be written as JSON, so its hash cannot be stored: {err}"),
         })?;
-        Ok((Answering { key, fingerprint, keep, most, mark: None }, wait))
+        Ok((Answering { key, fingerprint, keep, most, is_marked: false }, wait))
     }
 }
 

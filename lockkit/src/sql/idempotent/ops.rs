@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use crate::{
-    sql::{Driver, Granted, NamedOps},
+    sql::{Driver, NamedOps},
     value::key::Key,
 };
 
@@ -27,12 +27,12 @@ pub trait IdempotentStatements: Driver {
         key: &Key,
     ) -> impl Future<Output = sqlx::Result<Option<StoredAnswer>>> + Send;
 
-    /// The same in the transaction that was granted the lock of the key, and a mark of this transaction.
+    /// The same in the transaction that has the lock of the key. If there is no such row, marks the transaction for
+    /// `answer_store`, as the new row of a [`Granted::New`](crate::sql::Granted) does.
     fn answer_look_locked(
         conn: &mut Self::Connection,
         key: &Key,
-        granted: Granted,
-    ) -> impl Future<Output = sqlx::Result<(Mark, Option<StoredAnswer>)>> + Send;
+    ) -> impl Future<Output = sqlx::Result<Option<StoredAnswer>>> + Send;
 
     /// Stores that work has begun, in place of an answer that has expired. Keeps the time of an attempt that began
     /// before. The transaction has the lock of the key, and has found no answer.
@@ -46,15 +46,15 @@ pub trait IdempotentStatements: Driver {
     /// Stores the answer, in place of one that has expired or of work that has begun. The transaction has the lock of
     /// the key.
     ///
-    /// Stores nothing and fails or returns `false` if the row of the lock is gone or, with a mark, if another
-    /// transaction is open, or none.
+    /// Stores nothing and fails or returns `false` if the row of the lock is gone or, in a marked transaction, if
+    /// another one is open now, or none.
     fn answer_store(
         conn: &mut Self::Connection,
         key: &Key,
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-        mark: Option<Mark>,
+        is_marked: bool,
     ) -> impl Future<Output = sqlx::Result<bool>> + Send;
 
     /// Marks the place in the transaction that `answer_undo` returns to.
@@ -63,15 +63,6 @@ pub trait IdempotentStatements: Driver {
     /// Rolls back what the transaction has done since `answer_mark`, and keeps the locks that it had then. Fails if the
     /// transaction has ended since.
     fn answer_undo(conn: &mut Self::Connection) -> impl Future<Output = sqlx::Result<()>> + Send;
-}
-
-/// What tells the transaction that has the lock of a key from others on its connection.
-#[derive(Debug, Clone, Copy)]
-pub enum Mark {
-    /// A savepoint.
-    Savepoint,
-    /// The number of the transaction, and whether it has found a row of the key, even one that has expired.
-    Number { number: i64, has_row: bool },
 }
 
 /// The row of a key.

@@ -259,7 +259,7 @@ impl Idempotent {
         let begun = async {
             let (mut tx, earlier) = match asked.begin(wait).await? {
                 Looked::Answer(text) => return Ok(Err(text)),
-                Looked::Locked(tx, _, earlier) => (tx, earlier),
+                Looked::Locked(tx, earlier) => (tx, earlier),
             };
             if let Err(err) = answering.begin(&mut tx).await {
                 tx.undo().await;

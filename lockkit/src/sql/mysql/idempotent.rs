@@ -9,7 +9,7 @@ use super::{
     text::{Statement, Value, literal, named},
 };
 use crate::{
-    sql::{Granted, IdempotentStatements, Mark, StoredAnswer, units::micros},
+    sql::{IdempotentStatements, StoredAnswer, units::micros},
     value::key::Key,
 };
 
@@ -30,14 +30,10 @@ impl IdempotentStatements for MySql {
         row.as_ref().map(stored).transpose()
     }
 
-    async fn answer_look_locked(
-        conn: &mut MySqlConnection,
-        key: &Key,
-        _granted: Granted,
-    ) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+    async fn answer_look_locked(conn: &mut MySqlConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
         // The mark of a transaction is the savepoint of `begin`, which the commit looks for.
         let row = look().with(&[("name", &key.as_bytes())]).fetch_optional(conn).await?;
-        Ok((Mark::Savepoint, row.as_ref().map(stored).transpose()?))
+        row.as_ref().map(stored).transpose()
     }
 
     async fn answer_begin(
@@ -66,7 +62,7 @@ impl IdempotentStatements for MySql {
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-        _mark: Option<Mark>,
+        _is_marked: bool,
     ) -> sqlx::Result<bool> {
         // The row is there: the lock has inserted it, if no answer had expired. It is gone if its transaction was
         // rolled back since.

@@ -27,7 +27,7 @@ use crate::{
 fn table(of: Names) -> &'static str {
     match of {
         Names::Locks => "lockkit_named",
-        Names::Answers => "lockkit_answer",
+        Names::Answers { .. } => "lockkit_answer",
     }
 }
 
@@ -38,12 +38,12 @@ fn table(of: Names) -> &'static str {
 /// statement that acquires a lease.
 fn named_at_once(of: Names) -> &'static Statement {
     match of {
-        Names::Locks => named!("{}", insert_at_once(Names::Locks, ":name")),
-        Names::Answers => named!("{}", insert_at_once(Names::Answers, ":name")),
+        Names::Locks => named!("{}", insert_at_once("lockkit_named", ":name")),
+        Names::Answers { .. } => named!("{}", insert_at_once("lockkit_answer", ":name")),
     }
 }
 
-fn insert_at_once(of: Names, name: &str) -> String {
+fn insert_at_once(table: &str, name: &str) -> String {
     format!(
         "{at_once}
          INSERT INTO {table} (name)
@@ -52,9 +52,8 @@ fn insert_at_once(of: Names, name: &str) -> String {
          WHERE {is_free}
          ON DUPLICATE KEY UPDATE name = IF(LAST_INSERT_ID(1), VALUES(name), VALUES(name))",
         at_once = settings_on_maria("innodb_lock_wait_timeout = 0"),
-        table = table(of),
         is_free = for_each(
-            &format!("NOT EXISTS (SELECT 1 FROM {table} WHERE name = {name} FOR UPDATE NOWAIT)", table = table(of)),
+            &format!("NOT EXISTS (SELECT 1 FROM {table} WHERE name = {name} FOR UPDATE NOWAIT)"),
             &format!("{name} IS NOT NULL")
         ),
     )
@@ -134,7 +133,7 @@ impl NamedStatements for MySql {
             format!("{before}SELECT {hint}1 FROM {table} WHERE name = :name {strength} {waiting}", table = table(of));
         let look = Statement::new(&look);
         // Most answers have a new name, most other locks a known one.
-        let mut inserts_next = of == Names::Answers;
+        let mut inserts_next = of == Names::Answers { have_begun: false };
         loop {
             if !std::mem::replace(&mut inserts_next, false)
                 && look.with(&[("name", &key.as_bytes())]).fetch_optional(&mut *conn).await?.is_some()
@@ -152,7 +151,7 @@ impl NamedStatements for MySql {
     fn named_text(of: Names, key: &Key, _sharing: Sharing, wait: Wait) -> String {
         // To share a row that may not exist yet takes several statements, each of which depends on the last answer.
         match wait {
-            Wait::Never => insert_at_once(of, &literal(key)),
+            Wait::Never => insert_at_once(table(of), &literal(key)),
             Wait::AtMost(bound) => insert_within(of, key, bound.as_secs().max(1)),
             Wait::Unbounded => insert(of, &literal(key)),
         }

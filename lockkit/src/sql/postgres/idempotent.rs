@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use sqlx::{Executor, PgConnection, Postgres, Row, postgres::PgRow};
 
-use super::{NOW, Session, pooler};
+use super::{NOW, Session, Standby, pooler};
 use crate::{
-    sql::{Granted, IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
+    sql::{IdempotentStatements, StoredAnswer, statement::statement, units::micros},
     value::key::Key,
 };
 
@@ -21,24 +21,23 @@ impl IdempotentStatements for Postgres {
         row.as_ref().map(stored).transpose()
     }
 
-    async fn answer_look_locked(
-        conn: &mut PgConnection,
-        key: &Key,
-        granted: Granted,
-    ) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
-        let Granted::In(number) = granted else { unreachable!("BUG: the lock of an answer reports its transaction") };
-        let look = statement!(
-            "SELECT fingerprint, answer, made_us, {NOW} - made_us AS age_us, keep_until_us > {NOW} AS is_kept
-             FROM lockkit_answer
-             WHERE name = $1"
+    async fn answer_look_locked(conn: &mut PgConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
+        let found = Self::answer_look(conn, &Session::default(), key).await?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        let mark = statement!(
+            "INSERT INTO lockkit_answer AS a (name, fingerprint, made_us, keep_until_us)
+             VALUES ($1, '', txid_current(), 0)
+             ON CONFLICT (name) DO UPDATE SET
+                 answer = NULL, made_us = excluded.made_us, keep_until_us = excluded.keep_until_us
+             WHERE a.keep_until_us <= {NOW}"
         );
-        let row = pooler::query(look).bind(key.as_str()).fetch_optional(conn).await?;
-        let mark = Mark::Number { number, has_row: row.is_some() };
-        let found = match row {
-            Some(row) if row.try_get("is_kept")? => Some(stored(&row)?),
-            _ => None,
-        };
-        Ok((mark, found))
+        if pooler::query(mark).bind(key.as_str()).execute(conn).await?.rows_affected() == 0 {
+            // There is an answer: a pooler has sent the look to a server that had not seen it.
+            return Err(sqlx::Error::Configuration(Standby.into()));
+        }
+        Ok(None)
     }
 
     async fn answer_begin(conn: &mut PgConnection, key: &Key, fingerprint: &[u8], keep: Duration) -> sqlx::Result<()> {
@@ -65,38 +64,26 @@ impl IdempotentStatements for Postgres {
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-        mark: Option<Mark>,
+        is_marked: bool,
     ) -> sqlx::Result<bool> {
-        macro_rules! store {
-            ($over:expr) => {
-                // No transaction has the number 0. A transaction that has failed refuses the statement.
-                statement!(
-                    "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
-                     SELECT $1, $2, $3, {NOW}, {NOW} + $4
-                     WHERE $5 IN (0, txid_current()){over}",
-                    over = $over
-                )
-            };
-        }
-        let (number, has_row) = match mark {
-            Some(Mark::Number { number, has_row }) => (number, has_row),
-            Some(Mark::Savepoint) | None => (0, true),
-        };
-        // Without ON CONFLICT, PostgreSQL need not look for a row twice, nor confirm that there was none.
-        let store = if has_row {
-            // A pooler may have sent the look to a standby that had not seen the last answer.
-            store!(format!(
-                "
-                     ON CONFLICT (name) DO UPDATE SET
-                         fingerprint = excluded.fingerprint, answer = excluded.answer,
-                         made_us = excluded.made_us, keep_until_us = excluded.keep_until_us
-                     WHERE $5 = 0 OR lockkit_answer.answer IS NULL OR lockkit_answer.keep_until_us <= {NOW}"
-            ))
+        let store = if is_marked {
+            // `pg_current_xact_id` is not in PostgreSQL 12. A transaction that has failed refuses the statement.
+            statement!(
+                "UPDATE lockkit_answer
+                 SET fingerprint = $2, answer = $3, made_us = {NOW}, keep_until_us = {NOW} + $4
+                 WHERE name = $1 AND keep_until_us = 0 AND made_us = txid_current()"
+            )
         } else {
-            store!("")
+            statement!(
+                "INSERT INTO lockkit_answer (name, fingerprint, answer, made_us, keep_until_us)
+                 VALUES ($1, $2, $3, {NOW}, {NOW} + $4)
+                 ON CONFLICT (name) DO UPDATE SET
+                     fingerprint = excluded.fingerprint, answer = excluded.answer,
+                     made_us = excluded.made_us, keep_until_us = excluded.keep_until_us"
+            )
         };
         let store = pooler::query(store).bind(key.as_str()).bind(fingerprint).bind(answer);
-        Ok(store.bind(micros(keep)).bind(number).execute(conn).await?.rows_affected() == 1)
+        Ok(store.bind(micros(keep)).execute(conn).await?.rows_affected() == 1)
     }
 
     async fn answer_mark(conn: &mut PgConnection) -> sqlx::Result<()> {

@@ -1,4 +1,7 @@
 //! Named locks on PostgreSQL.
+//!
+//! The lock of an answer is an advisory lock, too. Nearly each answer has a new name, so the first statement also
+//! inserts its row: the row is proof that there is no answer, and marks the transaction.
 
 use sqlx::{PgConnection, Postgres, Row, postgres::PgRow};
 
@@ -12,34 +15,36 @@ use crate::{
 fn number(of: Names, key: &Key) -> i64 {
     let namespace = match of {
         Names::Locks => "named",
-        Names::Answers => "answer",
+        Names::Answers { .. } => "answer",
     };
     advisory_number(namespace, key)
 }
 
+/// Takes the lock of an answer and inserts its row, which has expired and holds the number of this transaction. Does
+/// neither if another transaction has the lock, and only takes the lock if there is a row.
+const INSERT_IF_FREE: &str = "
+    INSERT INTO lockkit_answer (name, fingerprint, made_us, keep_until_us)
+    SELECT $2, '', txid_current(), 0
+    WHERE pg_try_advisory_xact_lock($1)
+    ON CONFLICT (name) DO NOTHING";
+
 /// The statements that take an advisory lock until the end of the transaction: one that waits, and one that only tries.
-/// Each also says whether the server is a standby: a pooler may send a function there. That of an answer reports the
-/// number of its transaction.
-fn lock_functions(of: Names, sharing: Sharing) -> (&'static str, &'static str) {
-    match (of, sharing) {
-        (Names::Locks, Sharing::Alone) => (
+/// Each also says whether the server is a standby: a pooler may send a function there.
+fn lock_functions(sharing: Sharing) -> (&'static str, &'static str) {
+    match sharing {
+        Sharing::Alone => (
             "SELECT pg_advisory_xact_lock($1), pg_is_in_recovery()",
             "SELECT pg_try_advisory_xact_lock($1), pg_is_in_recovery()",
         ),
-        (Names::Locks, Sharing::Shared) => (
+        Sharing::Shared => (
             "SELECT pg_advisory_xact_lock_shared($1), pg_is_in_recovery()",
             "SELECT pg_try_advisory_xact_lock_shared($1), pg_is_in_recovery()",
-        ),
-        // `pg_current_xact_id` is not in PostgreSQL 12.
-        (Names::Answers, _) => (
-            "SELECT pg_advisory_xact_lock($1), pg_is_in_recovery(), txid_current()",
-            "SELECT pg_try_advisory_xact_lock($1), pg_is_in_recovery(), txid_current()",
         ),
     }
 }
 
 /// The expression that restores the bound depends on the lock, so it is evaluated after the wait.
-fn bounded(function: &str, number: &str) -> String {
+fn bounded(function: &str) -> String {
     format!(
         "WITH was AS MATERIALIZED (
              SELECT current_setting('lock_timeout') AS v
@@ -47,19 +52,16 @@ fn bounded(function: &str, number: &str) -> String {
              SELECT was.v, set_config('lock_timeout', $2, true) FROM was
          )
          SELECT set_config('lock_timeout', CASE WHEN {function}($1) IS NULL THEN v ELSE v END, true),
-                pg_is_in_recovery(){number}
+                pg_is_in_recovery()
          FROM bound"
     )
 }
 
-fn granted(of: Names, row: &PgRow) -> sqlx::Result<Granted> {
+fn granted(row: &PgRow) -> sqlx::Result<Granted> {
     if row.try_get(1)? {
         return Err(sqlx::Error::Configuration(Standby.into()));
     }
-    Ok(match of {
-        Names::Locks => Granted::Known,
-        Names::Answers => Granted::In(row.try_get(2)?),
-    })
+    Ok(Granted::Known)
 }
 
 impl NamedStatements for Postgres {
@@ -71,31 +73,32 @@ impl NamedStatements for Postgres {
         wait: Wait,
     ) -> sqlx::Result<Option<Granted>> {
         let number = number(of, key);
-        let (lock, lock_if_free) = lock_functions(of, sharing);
+        let (lock, lock_if_free) = lock_functions(sharing);
+        if of == (Names::Answers { have_begun: false }) {
+            let inserted = pooler::query(INSERT_IF_FREE).bind(number).bind(key.as_str()).execute(&mut *conn).await?;
+            if inserted.rows_affected() == 1 {
+                return Ok(Some(Granted::New));
+            }
+        }
         let tries = async |conn: &mut PgConnection| {
             let row = pooler::query(lock_if_free).bind(number).fetch_one(conn).await?;
-            let granted = granted(of, &row)?;
+            let granted = granted(&row)?;
             Ok(row.try_get::<bool, _>(0)?.then_some(granted))
         };
         match wait {
-            Wait::Unbounded => granted(of, &pooler::query(lock).bind(number).fetch_one(conn).await?).map(Some),
+            Wait::Unbounded => granted(&pooler::query(lock).bind(number).fetch_one(conn).await?).map(Some),
             Wait::Never => tries(conn).await,
             Wait::AtMost(_) => {
                 // Most locks are free. Setting and restoring a bound costs as much as the lock.
                 if let Some(granted) = tries(&mut *conn).await? {
                     return Ok(Some(granted));
                 }
-                let sql = match (of, sharing) {
-                    (Names::Locks, Sharing::Alone) => statement!("{lock}", lock = bounded("pg_advisory_xact_lock", "")),
-                    (Names::Locks, Sharing::Shared) => {
-                        statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared", ""))
-                    }
-                    (Names::Answers, _) => {
-                        statement!("{lock}", lock = bounded("pg_advisory_xact_lock", ", txid_current()"))
-                    }
+                let sql = match sharing {
+                    Sharing::Alone => statement!("{lock}", lock = bounded("pg_advisory_xact_lock")),
+                    Sharing::Shared => statement!("{lock}", lock = bounded("pg_advisory_xact_lock_shared")),
                 };
                 let row = pooler::query(sql).bind(number).bind(lock_timeout(wait)).fetch_one(conn).await?;
-                granted(of, &row).map(Some)
+                granted(&row).map(Some)
             }
         }
     }
@@ -103,9 +106,9 @@ impl NamedStatements for Postgres {
     fn named_text(of: Names, key: &Key, sharing: Sharing, wait: Wait) -> String {
         let number = format!("CAST('{}' AS bigint)", number(of, key));
         let sql = match (wait, sharing) {
-            (Wait::Unbounded, _) => lock_functions(of, sharing).0.to_owned(),
-            (_, Sharing::Alone) => bounded("pg_advisory_xact_lock", ""),
-            (_, Sharing::Shared) => bounded("pg_advisory_xact_lock_shared", ""),
+            (Wait::Unbounded, _) => lock_functions(sharing).0.to_owned(),
+            (_, Sharing::Alone) => bounded("pg_advisory_xact_lock"),
+            (_, Sharing::Shared) => bounded("pg_advisory_xact_lock_shared"),
         };
         // 0 would switch the bound off.
         let bound = if wait == Wait::Never { "1ms".to_owned() } else { lock_timeout(wait) };

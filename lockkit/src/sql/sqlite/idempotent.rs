@@ -6,7 +6,7 @@ use sqlx::{Executor, Row, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use super::{NOW, Session};
 use crate::{
-    sql::{Granted, IdempotentStatements, Mark, StoredAnswer, statement::statement, units::micros},
+    sql::{IdempotentStatements, StoredAnswer, statement::statement, units::micros},
     value::key::Key,
 };
 
@@ -21,11 +21,7 @@ impl IdempotentStatements for Sqlite {
         row.as_ref().map(stored).transpose()
     }
 
-    async fn answer_look_locked(
-        conn: &mut SqliteConnection,
-        key: &Key,
-        _granted: Granted,
-    ) -> sqlx::Result<(Mark, Option<StoredAnswer>)> {
+    async fn answer_look_locked(conn: &mut SqliteConnection, key: &Key) -> sqlx::Result<Option<StoredAnswer>> {
         // The savepoint ends with its transaction, and is the place that `answer_undo` returns to. In one message: each
         // costs a change of threads.
         let look = statement!(
@@ -35,7 +31,7 @@ impl IdempotentStatements for Sqlite {
              WHERE name = ?1 AND keep_until_us > {NOW}"
         );
         let row = sqlx::query(look).bind(key.as_str()).fetch_optional(conn).await?;
-        Ok((Mark::Savepoint, row.as_ref().map(stored).transpose()?))
+        row.as_ref().map(stored).transpose()
     }
 
     async fn answer_begin(
@@ -62,7 +58,7 @@ impl IdempotentStatements for Sqlite {
         fingerprint: &[u8],
         answer: &[u8],
         keep: Duration,
-        mark: Option<Mark>,
+        is_marked: bool,
     ) -> sqlx::Result<bool> {
         macro_rules! store {
             ($before:literal) => {
@@ -77,7 +73,7 @@ impl IdempotentStatements for Sqlite {
             };
         }
         // If a statement fails, the rest of the message is not run.
-        let store = if mark.is_some() { store!("RELEASE lockkit_answer; ") } else { store!("") };
+        let store = if is_marked { store!("RELEASE lockkit_answer; ") } else { store!("") };
         let store = sqlx::query(store).bind(key.as_str()).bind(fingerprint).bind(answer);
         store.bind(micros(keep)).execute(conn).await.map(|_| true)
     }
