@@ -55,17 +55,17 @@ use proc_macro::TokenStream;
 ///         Ok(stock - 1)
 ///     }
 ///
-///     /// Locks a name, because the order has no row yet: one order per user.
+///     /// Locks a name, because the order has no row yet: at most three orders per user.
 ///     #[with_lock(named, on = &self.db, key = "order:{user_id}", wait = "2s", tx = tx)]
-///     async fn order_once(&self, user_id: i64) -> Result<bool, OrderError> {
+///     async fn order(&self, user_id: i64) -> Result<bool, OrderError> {
 ///         let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM t_orders WHERE user_id = ?")
 ///             .bind(user_id)
 ///             .fetch_one(&mut *tx)
 ///             .await?;
-///         if orders == 0 {
+///         if orders < 3 {
 ///             sqlx::query("INSERT INTO t_orders VALUES (?)").bind(user_id).execute(&mut *tx).await?;
 ///         }
-///         Ok(orders == 0)
+///         Ok(orders < 3)
 ///     }
 ///
 ///     /// Holds a lease, because it takes long; another process that comes at the same time does nothing.
@@ -106,8 +106,10 @@ use proc_macro::TokenStream;
 /// let orders = Orders { leases: Leases::new(db.clone()), db };
 /// assert_eq!(orders.sell(7).await?, 0);
 /// assert!(matches!(orders.sell(7).await, Err(OrderError::SoldOut)));
-/// assert!(orders.order_once(42).await?);
-/// assert!(!orders.order_once(42).await?);
+/// for _ in 0..3 {
+///     assert!(orders.order(42).await?);
+/// }
+/// assert!(!orders.order(42).await?);
 /// assert!(orders.nightly().await?.is_some());
 /// orders.restock(7, 5).await?;
 /// assert_eq!(orders.sell(7).await?, 4);

@@ -6,7 +6,7 @@
 //! | | holds | for how long | use it when | use another when |
 //! |---|---|---|---|---|
 //! | [`RowLock`] | your own rows, `FOR UPDATE` | one transaction | the rows exist: read, check, write | the work calls other services |
-//! | [`NamedLock`] | a name | one transaction | there is no row yet ("one order per user") | the work outlives a transaction |
+//! | [`NamedLock`] | a name | one transaction | there is no row yet ("at most three orders per user") | the work outlives a transaction |
 //! | [`Leases`] | a row with owner, expiry and fence | its ttl, renewed | work spans transactions or services; jobs | the work is one short transaction |
 //! | [`SessionLock`] | a name, on its own connection | until released or cut off | a leader, freed at once by a crash | on SQLite; behind a pooler; for rows |
 //! | [`VersionedStruct`], [`VersionedRow`], [`OrConflict`] | nothing | – | conflicts are rare, reads dominate | the row is hot |

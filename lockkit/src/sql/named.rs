@@ -28,8 +28,9 @@ const BACKSTOP: Duration = Duration::from_secs(2);
 
 /// Locks a name for the rest of a transaction.
 ///
-/// Use it where there is no row to lock yet, as in "one order per user": lock the user's name, look, insert, commit.
-/// For rows that exist use [`RowLock`](crate::RowLock); for work that outlives a transaction, a [lease](crate::Leases).
+/// Use it where there is no row to lock yet, as in "at most three orders per user": lock the user's name, count,
+/// insert, commit. For at most one row a `UNIQUE` constraint is enough. For rows that exist use
+/// [`RowLock`](crate::RowLock); for work that outlives a transaction, a [lease](crate::Leases).
 ///
 /// | database | what is locked |
 /// |---|---|
@@ -59,7 +60,7 @@ const BACKSTOP: Duration = Duration::from_secs(2);
 /// NamedLock::new(format!("order:{user_id}")).wait(Duration::from_secs(2)).lock(&mut tx).await?;
 /// let ordered: i64 =
 ///     sqlx::query_scalar("SELECT count(*) FROM orders WHERE user_id = ?").bind(user_id).fetch_one(&mut *tx).await?;
-/// if ordered == 0 {
+/// if ordered < 3 {
 ///     sqlx::query("INSERT INTO orders VALUES (?)").bind(user_id).execute(&mut *tx).await?;
 /// }
 /// tx.commit().await?;
